@@ -58,8 +58,8 @@ def micro_batches() -> None:
 
 
 def scaling() -> None:
-    row("recipe", "GPUs", "batch", "GiB a GPU", "launches: host, device", "communication", "step", "tokens/s", "MFU",
-        "hours", "data")
+    row("recipe", "GPUs", "batch", "GiB a GPU", "launches: host, device", "communication: waits", "step", "tokens/s",
+        "MFU", "hours", "data")
     row(*["---"] * 11)
     for recipe, cases in SCALING:
         for gpus, more in cases.items():
@@ -69,7 +69,7 @@ def scaling() -> None:
             row(recipe, f"{gpus:,}", f"{batch.micro_batch_size} × {batch.gradient_accumulation_steps} × {gpus:,}",
                 f"{step.memory.total / 2**30:.0f}",
                 f"{micro.launches:,}: {micro.host_seconds * 1e3:.0f}, {micro.device_seconds * 1e3:.0f} ms",
-                f"{step.communication_seconds * 1e3:.1f} ms", f"{step.seconds:.3g} s",
+                f"{step.communication_seconds * 1e3:.1f}: {step.waiting_seconds * 1e3:.1f} ms", f"{step.seconds:.3g} s",
                 f"{step.tokens_per_second / 1e6:.2f} M", f"{mfu:.0%}",
                 f"{estimator.seconds_of_run(step) / 3600:,.3g}",
                 f"{step.tokens_per_second * 4.1 / 1e6:,.0f} MB/s")
@@ -78,7 +78,7 @@ def scaling() -> None:
 def stages() -> None:
     from cloze.launch.tools.plan import make_estimator
 
-    row("BERT-large at 512, 64 GPUs", "GiB a GPU", "micro-batch", "communication", "tokens/s")
+    row("BERT-large at 512, 64 GPUs", "GiB a GPU", "micro-batch", "communication: waits", "tokens/s")
     row(*["---"] * 5)
     config = cli.parse("plan", ["--config", "bert-large-phase2", "--device", "h100", "--gpus", "64",
                                 "--train.global_batch_size", "16384"])
@@ -86,7 +86,8 @@ def stages() -> None:
     for stage in estimator.stages():
         step = estimator.step(stage, estimator.largest_micro_batch(stage))
         row(f"stage {stage}", f"{step.memory.total / 2**30:.0f}", step.batch.micro_batch_size,
-            f"{step.communication_seconds * 1e3:.0f} ms", f"{step.tokens_per_second / 1e6:.2f} M")
+            f"{step.communication_seconds * 1e3:.0f}: {step.waiting_seconds * 1e3:.0f} ms",
+            f"{step.tokens_per_second / 1e6:.2f} M")
 
 
 if __name__ == "__main__":

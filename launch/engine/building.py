@@ -21,8 +21,8 @@ from cloze.launch.engine.repairs import (
     grow_scale_after_step,
     import_muon_without_compiler,
     skip_infinite_steps,
-    sum_gradients_at_once,
 )
+from cloze.launch.engine.summing import sum_gradients
 from cloze.launch.engine.versions import check_deepspeed
 from cloze.launch.system import distributed
 from cloze.pipeline.errors import UserError
@@ -50,7 +50,7 @@ def build_engine(
     model.to(device)
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
     forget_left_world()
-    deepspeed.comm.comm.cdb.new_group = distributed.new_group  # gradients are reduced in a group that it makes
+    deepspeed.comm.comm.cdb.new_group = distributed.new_group  # in which stages 1 to 3 reduce gradients
     optimizer = build_optimizer(model, config.optimizer, config.train.peak_rate,
                                 states_on_cpu="offload_optimizer" in made["zero_optimization"])
     try:
@@ -68,7 +68,7 @@ def build_engine(
         grow_scale_after_step(engine.optimizer)
     if not engine.zero_optimization():
         skip_infinite_steps(engine, device)
-        sum_gradients_at_once(engine)
+        sum_gradients(engine)
     return engine
 
 

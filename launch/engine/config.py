@@ -25,6 +25,7 @@ COUNTED_ON = {
     "gradient_allreduce_op": ("mean", "the loss counts on gradients that are averaged over the processes"),
     "gradient_predivide_factor": (1.0, "gradients are summed in fp32, which needs no factor, and at stage 3 "
                                        "DeepSpeed does not take back every one"),
+    "prescale_gradients": (False, "gradients are summed in fp32, and divided after it"),
     "managed_gradient_accumulation": (True, "the run tells DeepSpeed which micro-batch is a step's last"),
     "zero_optimization.compute_grad_norm": (True, "by its norm an infinite or NaN gradient is known, and skipped"),
 }

@@ -84,20 +84,6 @@ def skip_infinite_steps(engine: deepspeed.DeepSpeedEngine, device: torch.device)
         optimizer.step = step_if_finite
 
 
-def sum_gradients_at_once(engine: deepspeed.DeepSpeedEngine) -> None:
-    """Let stage 0 copy what was summed back into all gradients at once; DeepSpeed would launch a kernel for each.
-
-    The sum over one process is there already: nothing is copied.
-    """
-
-    def sum_and_copy(gradients: list[torch.Tensor], group: Any, world_size: int | None = None) -> None:
-        if engine.dp_world_size > 1:
-            summed = engine.allreduce_bucket(gradients, group, world_size)
-            torch._foreach_copy_(gradients, engine.unflatten(summed, gradients))
-
-    engine.allreduce_and_copy = sum_and_copy
-
-
 # Of DynamicLossScaler, what the configuration says; the rest is where the scale stands.
 _SCALE_CONSTANTS = ("scale_factor", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis")
 

@@ -15,8 +15,9 @@ from cloze.pipeline.errors import UserError
 # What launch/engine/repairs.py and state.py replace, call or read. Where another version calls a function by another
 # name, a replacement would have no effect, silently.
 _INNER = {
-    DeepSpeedEngine: ("allreduce_and_copy", "allreduce_bucket", "clip_fp32_gradients", "torch_autocast_dtype",
-                      "torch_autocast_enabled", "set_gradient_accumulation_boundary"),
+    DeepSpeedEngine: ("backward", "buffered_allreduce_fallback", "clip_fp32_gradients",
+                      "is_gradient_accumulation_boundary", "set_gradient_accumulation_boundary",
+                      "torch_autocast_dtype", "torch_autocast_enabled"),
     DeepSpeedZeroOptimizer: ("_update_scale", "load_hp_checkpoint_state_from_checkpoint_dir"),
     DeepSpeedZeroOptimizer_Stage3: ("_update_scale", "load_hp_checkpoint_state_from_checkpoint_dir_stage3"),
 }

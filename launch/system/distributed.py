@@ -131,6 +131,15 @@ def reduce_sum(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def begin_sum(values: torch.Tensor) -> Callable[[], object]:
+    """Start the sum of `values` over all ranks, in place, and return immediately.
+
+    Returns:
+        A function that waits for the sum; on a GPU the current stream waits, not the host.
+    """
+    return dist.all_reduce(values, async_op=True).wait
+
+
 def from_main(value: Number, device: torch.device) -> Number:
     """Rank 0's number on every rank, exactly; on the other ranks only the type of the argument is used."""
     box = torch.tensor([value], dtype=torch.float64 if isinstance(value, float) else torch.int64, device=device)

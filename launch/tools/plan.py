@@ -85,13 +85,14 @@ def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> dict:
         "micro_step_device_seconds": step.micro.device_seconds, "micro_step_host_seconds": step.micro.host_seconds,
         "device_seconds_by_kind": step.micro.by_kind, "optimizer_seconds": step.optimizer.seconds,
         "gradient_seconds": step.gradient_seconds, "communication_seconds": step.communication_seconds,
+        "communication_waiting_seconds": step.waiting_seconds,
         "step_seconds": step.seconds, "tokens_per_second": step.tokens_per_second,
         "mfu": step.flops / step.seconds / (machine.flops * gpus), "hours": hours,
         "tokens": step.tokens * seconds / step.seconds,
         "checkpoint_bytes": estimator.checkpoint_bytes(config.zero.stage),
         "data_bytes_per_second": step.tokens_per_second * assumptions.SHARD_BYTES_A_TOKEN,
         "cost": None if config.price_per_hour is None else config.price_per_hour * gpus * hours,
-        "communication_share": step.communication_seconds / step.seconds,
+        "communication_share": step.waiting_seconds / step.seconds,
         "stages": (stages := {stage: _stage(estimator, stage) for stage in estimator.stages()}),
         "fastest_stage": max(stages, key=lambda stage: stages[stage].get("tokens_per_second", 0.0)),
     }
@@ -145,8 +146,9 @@ def _time_rows(config: PlanConfig, step: Step, figures: dict) -> list[tuple[str,
         ("launches", f"{micro.launches:,} a micro-step, {micro.host_seconds * 1e3:.1f} ms of the host: {waits}"),
         ("optimizer", f"{step.optimizer.seconds * 1e3:.1f} ms a step, and {step.gradient_seconds * 1e3:.1f} ms for "
                       "passes over gradients and copies of weights"),
-        ("communication", f"{step.communication_seconds * 1e3:.1f} ms a step, {figures['communication_share']:.0%} of "
-                          "it, none of it hidden"),
+        ("communication", f"{step.communication_seconds * 1e3:.1f} ms a step, which is longer by "
+                          f"{step.waiting_seconds * 1e3:.1f} ms for it ({figures['communication_share']:.0%}); the "
+                          "rest runs beside backward"),
         ("step", f"{step.seconds:.3g} s for {step.tokens:,.0f} tokens"),
         ("speed", f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / gpus:,.0f} a device; MFU "
                   f"{figures['mfu']:.1%}"),

@@ -34,6 +34,7 @@ TESTED_IN = {
     "launch/engine/building.py": "tests/distributed/test_exactness.py",
     "launch/engine/repairs.py": "tests/distributed/test_skipping.py",
     "launch/engine/state.py": "tests/distributed/test_precision.py",
+    "launch/engine/summing.py": "tests/distributed/test_summing.py",
     "launch/pretrain/command.py": "tests/distributed/test_resume.py",
     "launch/run/runs.py": "tests/distributed/test_resume.py",
     "launch/training/callbacks.py": f"{L}/system/test_own_classes.py",

@@ -28,6 +28,9 @@ class Case:
     mixed: bool = False
     objective: str = "masked"
     ema_decay: float | None = None
+    preset: str | None = None
+    """Whose shape the model has, with as many layers; None: a small one."""
+    world_size: int = WORLD_SIZE
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,14 @@ def configuration(case: Case):
         hidden_dropout_prob=case.hidden_dropout, attention_probs_dropout_prob=case.attention_dropout,
         position_embedding=case.position_embedding,
     )
+    if case.preset is not None:
+        model = replace(BertConfig.preset(case.preset, vocab_size=30522), num_hidden_layers=case.layers)
     if case.objective == "replaced_tokens":
         model = replace(model, embedding_size=64, pooler=False)
     config = PretrainConfig(data="", output="", model=model, objective=case.objective)
     micro_batch_size = len(LENGTHS[0])
     train = replace(
-        config.train, global_batch_size=batch_size(WORLD_SIZE), micro_batch_size=micro_batch_size,
+        config.train, global_batch_size=batch_size(case.world_size), micro_batch_size=micro_batch_size,
         max_steps=9, learning_rate=1e-4, precision=case.precision, loss_reduction=case.loss_reduction,
         gradient_checkpointing=case.gradient_checkpointing,
     )

@@ -58,6 +58,8 @@ class Log:
         """Copies between host and device: way -> times."""
         self.collectives: list[tuple[str, str, int]] = []
         """(operator, dtype, bytes) of each, in order."""
+        self.queued: list[int] = []
+        """Kernels that were queued before each collective."""
         self.misplaced: collections.Counter = collections.Counter()
         """Operators that were given tensors of both devices, and collectives that were given the host's."""
         self.peak_bytes = self.held_bytes
@@ -284,6 +286,7 @@ def watch(answer: float = 0.0):
             if not largest.is_cuda:
                 LOG.misplaced[name] += 1
             dtype = str(largest.dtype).removeprefix("torch.")
+            LOG.queued.append(LOG.launches.total())
             LOG.collectives.append((name.strip("_"), dtype, largest.numel() * largest.element_size()))
 
         @staticmethod

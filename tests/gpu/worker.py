@@ -38,6 +38,7 @@ class Report:
     launches: dict[str, int]
     copies: dict[str, int]
     collectives: list[tuple[str, str, int]]
+    queued: list[int]
     misplaced: dict[str, int]
     parameters: int
     optimizer: str
@@ -175,12 +176,13 @@ def report(case: Case) -> Report:
 
     from tests.gpu.fake_cuda import LOG, on_the_host, watch
 
-    join(0, WORLD_SIZE)
+    os.environ["WORLD_SIZE"] = str(case.world_size)
+    join(0, case.world_size)
     stop = types.SimpleNamespace(wanted=0.0)
     LOG.listening = False
     with FakeTensorMode(allow_non_fake_inputs=True), watch(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = trainer_of(configuration(case), mixed=case.mixed)
+        trainer = trainer_of(configuration(case), case.world_size, case.mixed)
         trainer.engine.train()
         if trainer.average:
             trainer.average.begin()
@@ -195,8 +197,9 @@ def report(case: Case) -> Report:
         from cloze.launch.engine.state import base_optimizer
 
         return Report(
-            dict(LOG.waits), LOG.events, dict(LOG.launches), dict(LOG.copies), LOG.collectives, dict(LOG.misplaced),
-            len(list(trainer.engine.module.parameters())), type(base_optimizer(trainer.engine)).__name__,
+            dict(LOG.waits), LOG.events, dict(LOG.launches), dict(LOG.copies), LOG.collectives, LOG.queued,
+            dict(LOG.misplaced), len(list(trainer.engine.module.parameters())),
+            type(base_optimizer(trainer.engine)).__name__,
         )
 
 

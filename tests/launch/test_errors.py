@@ -113,6 +113,7 @@ def error_of(capsys, *arguments) -> str:
         (["--deepspeed", '{"zero_optimization": null}'], "deepspeed.zero_optimization: found None, expected"),
         (["--deepspeed", '{"gradient_allreduce_op": "sum"}'], "found 'sum', expected 'mean': the loss counts on"),
         (["--deepspeed", '{"gradient_predivide_factor": 2}'], "gradient_predivide_factor: found 2, expected 1.0: "),
+        (["--deepspeed", '{"prescale_gradients": true}'], "prescale_gradients: found True, expected False: "),
         (["--deepspeed", '{"managed_gradient_accumulation": false}'], "found False, expected True: the run tells"),
         (["--zero.stage", "2", "--deepspeed", '{"zero_optimization": {"compute_grad_norm": false}}'],
          "deepspeed.zero_optimization.compute_grad_norm: found False, expected True: by its norm"),

@@ -67,6 +67,9 @@ CPU_CONTEXT_BYTES = 160 * 2**20
 # InfiniBand), and what each of them takes, however small it is, for each doubling of the processes.
 COLLECTIVE = 0.8
 COLLECTIVE_SECONDS = 20e-6
+# Share of a GPU's processors that a collective takes from what is computed beside it: 20 of an H800's 132 where all
+# other computing was arranged around it (DeepSeek-V3, arXiv 2412.19437, section 3.2.2†); NCCL takes as many or fewer.
+COLLECTIVE_PROCESSORS = 20 / 132
 # Of each process's network card: 400 Gbit/s, one card a GPU, as machines of eight H100 have them.
 NETWORK_GIGABYTES = 50.0
 

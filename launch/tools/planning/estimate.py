@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import accumulate
 
 import torch
 
 from cloze.launch.config import BatchArithmetic, PretrainConfig
 from cloze.launch.engine.optimizers import build_optimizer
+from cloze.launch.engine.summing import BUCKET_BYTES, groups
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.table import make_objective
 from cloze.launch.pretrain.probing import MASKED_MARGIN, SPARE_SHARE
-from cloze.launch.tools.planning.assumptions import COLLECTIVE, COLLECTIVE_SECONDS
+from cloze.launch.tools.planning.assumptions import COLLECTIVE, COLLECTIVE_PROCESSORS, COLLECTIVE_SECONDS
 from cloze.launch.tools.planning.machines import Machine
 from cloze.launch.tools.planning.memory import Memory, memory, traffic, weights_are_16_bit
-from cloze.launch.tools.planning.roofline import Cost, cost
+from cloze.launch.tools.planning.roofline import Cost, cost, kernel_seconds
 from cloze.launch.tools.planning.trace import Batch, ModelRun, Trace, kernel_of, trace_micro_step, trace_optimizer
 from cloze.pipeline.errors import UserError
 
@@ -89,6 +92,24 @@ class Cluster:
         return sent / (rate * COLLECTIVE) + count * rounds * COLLECTIVE_SECONDS
 
 
+def waited_for(sums: Sequence[float], parts: Sequence[float], backward: float) -> float:
+    """Seconds by which the sums of gradients that start during the last backward make a step longer.
+
+    Each sum starts when its gradients are complete and the previous sum has ended. A sum that runs beside backward takes
+    some of the GPU's processors from it.
+
+    Args:
+        sums: seconds of each sum.
+        parts: for each sum, the share of backward (0 to 1) that is done when its gradients are complete.
+        backward: seconds of the last backward.
+    """
+    ended = 0.0
+    for seconds, part in zip(sums, parts, strict=True):
+        ended = max(ended, part * backward) + seconds
+    left = max(0.0, ended - backward)
+    return left + COLLECTIVE_PROCESSORS * (sum(sums) - left)
+
+
 @dataclass(frozen=True)
 class Step:
     """Times in seconds and counts of one optimizer step of one process."""
@@ -102,6 +123,8 @@ class Step:
     gradient_seconds: float
     """Passes over the gradients, their norm, clipping, copies for their sum, and the 16-bit copies of the weights."""
     communication_seconds: float
+    waiting_seconds: float
+    """Communication that makes the step longer; the rest runs beside backward."""
     seconds: float
     tokens: float
     """Of all processes."""
@@ -146,9 +169,15 @@ class Estimator:
     @cached_property
     def parameters(self) -> int:
         """Number of trained parameters, shared ones counted once."""
+        return sum(self.buckets)
+
+    @cached_property
+    def buckets(self) -> list[int]:
+        """Number of gradients in each bucket of stage 0, in the order in which the buckets are sent."""
         objective = self.objective  # which loads a teacher: not there
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in objective.build_model().parameters())
+            parameters = list(objective.build_model().parameters())
+        return [sum(each.numel() for each in group) for group in reversed(groups(parameters, BUCKET_BYTES))]
 
     @cached_property
     def frozen_parameters(self) -> int:
@@ -231,22 +260,38 @@ class Estimator:
         if stage:  # its own share of the weights, in few flat tensors
             seconds = optimizer.device_seconds / self.cluster.processes
             optimizer = replace(optimizer, device_seconds=seconds, seconds=seconds)
-        sent, count = traffic(stage, self.parameters, self.cluster.processes, batch.gradient_accumulation_steps,
-                              precision=train.precision)
-        communication = self.cluster.collective_seconds(sent, count)
+        communication, waiting = self._communication(stage, batch, trace, micro)
         passes = self._gradient_bytes(stage) / machine.bandwidth + cost(machine, Trace(trace.once)).device_seconds
-        seconds = batch.gradient_accumulation_steps * micro.seconds + optimizer.seconds + passes + communication
+        seconds = batch.gradient_accumulation_steps * micro.seconds + optimizer.seconds + passes + waiting
         needed = self.memory(stage, batch.micro_batch_size)
         tokens = train.global_batch_size * self.lengths.mean
         flops = train.global_batch_size * self.flops_of_sequence
-        return Step(batch, needed, self.fits(needed), micro, optimizer, passes, communication, seconds, tokens, flops)
+        return Step(batch, needed, self.fits(needed), micro, optimizer, passes, communication, waiting, seconds, tokens,
+                    flops)
+
+    def _communication(self, stage: int, batch: BatchArithmetic, trace: Trace, micro: Cost) -> tuple[float, float]:
+        """Seconds of communication in a step, and the seconds by which it makes the step longer."""
+        cluster = self.cluster
+        if stage or cluster.machine.is_cpu or cluster.processes == 1:
+            sent, count = traffic(stage, self.parameters, cluster.processes, batch.gradient_accumulation_steps,
+                                  precision=self.config.train.precision)
+            seconds = cluster.collective_seconds(sent, count)
+            return seconds, seconds
+        sums = [cluster.collective_seconds(traffic(0, size, cluster.processes, 1, precision="fp32")[0], 1)
+                for size in self.buckets]
+        # The last bucket is complete at the end of backward, the others in proportion to their share of the weights.
+        inner = sum(self.buckets[:-1])
+        parts = [done / inner for done in accumulate(self.buckets[:-1])] + [1.0]
+        by_kernel = [kernel_seconds(cluster.machine, kernel) for kernel in trace.kernels]
+        backward = sum(by_kernel[trace.forward:]) / sum(by_kernel) * micro.seconds
+        return sum(sums), waited_for(sums, parts, backward)
 
     def _gradient_bytes(self, stage: int) -> float:
         """Moved by the norm (read), clipping (read, written) and, of several processes, the copy of all gradients into
-        one buffer, its division and the copy back.
+        buffers, their division and, from stage 1 on, the copy back.
         """
         size = 4 * self.parameters / (self.cluster.processes if stage else 1)
-        return size * (3 + (6 if self.cluster.processes > 1 else 0))
+        return size * (3 + ((6 if stage else 4) if self.cluster.processes > 1 else 0))
 
     def stages(self) -> list[int]:
         """The ZeRO stages that the optimizer and the precision allow."""

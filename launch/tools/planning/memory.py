@@ -79,7 +79,9 @@ def memory(stage: int, count: int, processes: int, activations: int, *, precisio
 def _bucket(stage: int, count: int, activations: int, halved: bool) -> int:
     """Bytes of the gradients on their way to the other processes, beyond those of activations that are gone then."""
     flat = 4 * min(count, BUCKET_ELEMENTS)
-    if stage < 2:  # made after the last backward
+    if stage == 0:  # gradients move into what is sent, and less at a time than backward has freed by then
+        return 0
+    if stage == 1:  # made after the last backward
         return max(0, flat - activations)
     if stage == 2:  # and in their own dtype, from which they are cast
         return flat + (2 * min(count, BUCKET_ELEMENTS) if halved else 0)

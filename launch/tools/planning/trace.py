@@ -70,6 +70,8 @@ class Trace:
     kernels: list[Kernel] = field(default_factory=list)
     once: list[Kernel] = field(default_factory=list)
     """Those that a step does once, however many micro-steps it has: copies of weights."""
+    forward: int = 0
+    """How many of `kernels`, the first ones, are forward's."""
     peak_bytes: int = 0
     """The most that tensors made in it have held at once."""
 
@@ -380,6 +382,7 @@ def trace_micro_step(run: ModelRun, batch: Batch) -> Trace:
             with torch.autocast("cpu", run.autocast or torch.bfloat16, enabled=run.autocast is not None):
                 output = model(**inputs)
             loss = run.loss(output, inputs)
+            trace.forward = len(trace.kernels)
             loss.backward()
             del output, loss
     return trace

@@ -65,10 +65,11 @@ def test_a_build_of_a_known_version_passes(monkeypatch):
 
 
 def test_a_repair_whose_function_has_another_name_is_not_made_silently(monkeypatch):
-    monkeypatch.delattr(DeepSpeedEngine, "allreduce_and_copy")
-    with pytest.raises(UserError, match="without DeepSpeedEngine.allreduce_and_copy, expected"):
+    monkeypatch.delattr(DeepSpeedEngine, "buffered_allreduce_fallback")
+    without = "without DeepSpeedEngine.buffered_allreduce_fallback, expected"
+    with pytest.raises(UserError, match=without):
         check_deepspeed()
     monkeypatch.setattr(versions.metadata, "requires", lambda name: (_ for _ in ()).throw(
         versions.metadata.PackageNotFoundError(name)))
-    with pytest.raises(UserError, match="without DeepSpeedEngine.allreduce_and_copy, expected a version that Cloze"):
+    with pytest.raises(UserError, match=f"{without} a version that Cloze"):
         check_deepspeed()

@@ -1,0 +1,157 @@
+"""The sum of gradients over the ranks at ZeRO stage 0, overlapped with the last backward of a step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import deepspeed
+import torch
+from torch import Tensor, nn
+
+from cloze.launch.system import distributed
+
+# Bytes from which on a bucket takes no further gradient. Of 16, 32, 64, 128 and 256 MiB this gives the shortest step at
+# 1,024 GPUs, or one within 0.1% of it (docs/scaling.md): each sum has a latency of some 200 us there, and fewer, larger
+# sums overlap less. Not configurable: NCCL's order of addition depends on it, and an interrupted run has to end with the
+# same bits as an uninterrupted one.
+BUCKET_BYTES = 64 << 20
+# Number of fp32 elements in one vectorized load of a GPU, to which gradients are aligned in a bucket.
+_ALIGNED = 4
+
+
+def sum_gradients(engine: deepspeed.DeepSpeedEngine) -> None:
+    """Replace DeepSpeed's sum after the last backward by `GradientSums`; gradients become means over the ranks."""
+    backward, world_size = engine.backward, engine.dp_world_size
+    sums: GradientSums | None = None
+
+    def learning() -> list[nn.Parameter]:  # which may change from step to step in fine-tuning
+        return [parameter for parameter in engine.module.parameters() if parameter.requires_grad and parameter.numel()]
+
+    def backward_and_sum(loss: Tensor, **options: Any) -> Any:
+        nonlocal sums
+        if not engine.is_gradient_accumulation_boundary():
+            return backward(loss, **options)
+        sums = GradientSums(learning(), world_size, BUCKET_BYTES)
+        try:
+            with sums.sending():
+                return backward(loss, **options)  # DeepSpeed calls `finish` at its end
+        finally:
+            sums = None  # also after an error
+
+    def finish(*_: Any, **__: Any) -> None:
+        assert sums is not None, "DeepSpeed sums in the last backward of a step"
+        sums.finish()
+
+    if world_size == 1:
+        engine.buffered_allreduce_fallback = lambda *_, **__: _complete(learning())
+    else:
+        engine.backward, engine.buffered_allreduce_fallback = backward_and_sum, finish
+
+
+class GradientSums:
+    """The sums of one step's gradients, bucket by bucket from the last parameters to the first, during backward.
+
+    Ranks may compute gradients in different orders and lack some of them. Buckets therefore depend on the parameters
+    alone and are sent in a fixed order.
+
+    Args:
+        parameters: the trained parameters, in the order of the model.
+        size: bytes from which on a bucket takes no further parameter.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], world_size: int, size: int) -> None:
+        self._world_size, self._num_sent = world_size, 0
+        self._buckets = [_Bucket(group) for group in reversed(groups(parameters, size))]
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """Context around backward, in which a bucket is sent as soon as all of its gradients are complete."""
+        hooks = [parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
+                 for bucket in self._buckets for parameter in bucket.parameters]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _arrived(self, bucket: _Bucket, parameter: Tensor) -> None:
+        if bucket.is_sent:
+            raise RuntimeError(f"a gradient of shape {tuple(parameter.shape)} was added to after it had been sent to "
+                               "other ranks, expected backward to come to each parameter once")
+        bucket.missing.discard(parameter)
+        while self._num_sent < len(self._buckets) and not self._buckets[self._num_sent].missing:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        self._buckets[self._num_sent].send()
+        self._num_sent += 1
+
+    def finish(self) -> None:
+        """After backward: send the remaining buckets, wait for all sums and divide them by the world size."""
+        while self._num_sent < len(self._buckets):
+            self._send_next()
+        for bucket in self._buckets:
+            bucket.finish(self._world_size)
+
+
+def groups(parameters: Sequence[nn.Parameter], size: int) -> list[list[nn.Parameter]]:
+    """Parameters of each bucket, in the order of the model.
+
+    Buckets are filled from the first parameter on: the word embedding, whose gradient is complete last, exceeds `size`
+    bytes in large models and has a bucket of its own; the incomplete bucket at the end is sent first.
+    """
+    found: list[list[nn.Parameter]] = []
+    held = size
+    for parameter in parameters:
+        if held >= size:
+            found.append([])
+            held = 0
+        found[-1].append(parameter)
+        held += parameter.nbytes
+    return found
+
+
+def _complete(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """The gradients; a missing one becomes zeros, since other ranks may have one and the optimizer reads all."""
+    gradients = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradients.append(parameter.grad)
+    return gradients
+
+
+class _Bucket:
+    """Gradients that are sent together."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        # Parameters whose size would leave the next one unaligned come last.
+        self.parameters = sorted(parameters, key=lambda parameter: parameter.numel() % _ALIGNED != 0)
+        self.missing: set[Tensor] = set(self.parameters)
+        """Parameters whose gradients backward has not completed."""
+        self._flat: Tensor | None = None
+        self._wait: Callable[[], object] | None = None
+
+    @property
+    def is_sent(self) -> bool:
+        return self._flat is not None
+
+    @torch.no_grad()
+    def send(self) -> None:
+        """Start the sum. From then on the gradients are views of the buffer that is sent, so none exists twice or is
+        copied back."""
+        gradients = _complete(self.parameters)
+        self._flat = torch.cat([gradient.flatten() for gradient in gradients])
+        parts = self._flat.split([gradient.numel() for gradient in gradients])
+        for parameter, part in zip(self.parameters, parts, strict=True):
+            parameter.grad = part.view(parameter.shape)
+        self._wait = distributed.begin_sum(self._flat)
+
+    def finish(self, world_size: int) -> None:
+        """Wait for the sum (on a GPU only its stream waits, not the host) and divide it."""
+        assert self._flat is not None and self._wait is not None, "it was sent"
+        self._wait()
+        self._flat.mul_(1.0 / world_size)
