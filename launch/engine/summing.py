@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from cloze.launch.system import distributed
 
 # Bytes from which on a bucket takes no further gradient. Of 16, 32, 64, 128 and 256 MiB this gives the shortest step at
-# 1,024 GPUs, or one within 0.1% of it (docs/scaling.md): each sum has a latency of some 200 us there, and fewer, larger
-# sums overlap less. Not configurable: NCCL's order of addition depends on it, and an interrupted run has to end with the
-# same bits as an uninterrupted one.
+# 1,024 GPUs, or one within 0.1% of it (docs/scaling.md): a sum has a latency of some 200 us there, and fewer, larger
+# sums overlap less. Not configurable: NCCL adds in an order that depends on it, and an interrupted run has to end with
+# the bits of an uninterrupted one.
 BUCKET_BYTES = 64 << 20
 # Number of fp32 elements in one vectorized load of a GPU, to which gradients are aligned in a bucket.
 _ALIGNED = 4

@@ -95,8 +95,8 @@ class Cluster:
 def waited_for(sums: Sequence[float], parts: Sequence[float], backward: float) -> float:
     """Seconds by which the sums of gradients that start during the last backward make a step longer.
 
-    Each sum starts when its gradients are complete and the previous sum has ended. A sum that runs beside backward takes
-    some of the GPU's processors from it.
+    Each sum starts when its gradients are complete and the previous sum has ended. Beside backward it takes some of the
+    GPU's processors from it.
 
     Args:
         sums: seconds of each sum.
