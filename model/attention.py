@@ -194,7 +194,7 @@ def _layout(
     config: BertConfig, kernel: str, batch_size: int, length: int, offsets: Tensor | None,
     indices: tuple[Tensor | None, Tensor | None], seen: Tensor | None, device: torch.device, dtype: torch.dtype,
 ) -> Layout:
-    """Combine padding, causality, windows and ALiBi to one bias for global and one for local layers."""
+    """Combine padding, causality, windows and ALiBi into one bias for global and one for local layers."""
     window, causal = config.local_attention_window, config.is_decoder
     bias = local_bias = None
     if kernel != "varlen":  # the varlen kernel takes offsets, causality and window instead
@@ -280,8 +280,8 @@ def _seeded_sdpa(
 
 @cache
 def leave_graphs() -> None:
-    """Exclude seeded SDPA from compiled graphs, which cannot set a generator's state and would compile the seed in.
-    Call it right before layers are compiled, since it imports the compiler.
+    """Exclude seeded SDPA and the eager kernel's dropout from compiled graphs, which cannot set a generator's state and
+    would compile the seed in. Call it right before layers are compiled, since it imports the compiler.
     """
     global _seeded_sdpa, dropout
     _seeded_sdpa, dropout = map(torch.compiler.disable, (_seeded_sdpa, dropout))

@@ -77,7 +77,7 @@ class CheckpointManager:
 
     @property
     def leads(self) -> bool:
-        """Whether this process converts and removes checkpoints in the folder."""
+        """Whether this process makes room in the folder, publishes there and converts checkpoints."""
         return self._for.leads if self._for else self.environment.is_main
 
     @property
@@ -165,8 +165,8 @@ class CheckpointManager:
         return distributed.together(what, self.folder, self.device)
 
     def votes(self) -> int:
-        """This rank's vote for `publish`, which all ranks call when every rank has voted: 1 if this rank has finished
-        or failed writing its part of an unpublished checkpoint.
+        """This rank's votes for `publish`, which all ranks call once the votes of all add up to the world size: 1 if
+        this rank has finished or failed writing its part of an unpublished checkpoint.
         """
         return int(self._writing is not None and self._writing.writer.done())
 

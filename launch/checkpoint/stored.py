@@ -245,7 +245,9 @@ class StoredCheckpoints(CheckpointManager):
         aside.mkdir()  # DeepSpeed does not create it on every machine
 
     def votes(self) -> int:
-        """As in CheckpointManager; also 1 when a checkpoint waits and this rank has finished its upload."""
+        """As in CheckpointManager; also 1 if a checkpoint waits and this rank has finished its upload. The world size,
+        which makes all ranks publish at once, if an upload failed, another job has the run or the store is silent.
+        """
         if not self._store_given_up and (self._thread.failure or self._run.lost() or self._run.away()):
             return self.environment.world_size
         if self._writing is not None:

@@ -15,8 +15,8 @@ class ExportConfig:
     """Turn a run's newest good checkpoint into a Hugging Face folder."""
 
     run: str
-    """Folder of a run of pretraining, or its URL in an object store; or of a fine-tuning, or of a model, which are
-    copied."""
+    """Folder of a pretraining or fine-tuning run, its URL in an object store, or a model folder; fine-tuned models and
+    model folders are copied."""
     output: str | None = None
     """Folder to write, which must not exist yet or be empty; null: RUN-hf."""
     step: int | Literal["best"] | None = None
@@ -72,7 +72,7 @@ class DoctorConfig:
     output: str | None = None
     """Folder where runs will be written, to be tried; null: none."""
     timeout_seconds: float = 60.0
-    """What does not answer in so many seconds counts as hanging, at least 1."""
+    """Seconds after which a check without an answer counts as hanging, at least 1."""
 
     def __post_init__(self) -> None:
         at_least("doctor", self, timeout_seconds=1)

@@ -22,8 +22,8 @@ class EmbeddingConfig:
     """Whether a text of another row counts as a negative of a row that has the same text as its anchor or positive;
     false: it is left out of that row's softmax."""
     dimensions: list[int] = field(default_factory=list)
-    """Smaller sizes of the vectors, at least 1 each: their first so many numbers, as vectors of their own, have the
-    same loss, and the losses of all sizes are summed (Matryoshka; Kusupati et al. 2022, arXiv 2205.13147)."""
+    """Smaller vector sizes, at least 1 each: the first numbers of each vector, as a vector of their own, get the same
+    loss, and the losses of all sizes are summed (Matryoshka; Kusupati et al. 2022, arXiv 2205.13147)."""
     scored_columns: list[str] = field(default_factory=list)
     """The two text columns of files with scores; empty: sentence1 and sentence2, or sentence_A and sentence_B, or the
     first two of text_columns."""

@@ -50,7 +50,7 @@ class FinetuneConfig(RunConfig, HubConfig):
     """A fine-tuning run."""
 
     task: str
-    """What is learned, of one's own: classification, pair-classification, regression, pair-regression, multi-label,
+    """The task, for data of your own: classification, pair-classification, regression, pair-regression, multi-label,
     label-columns, ner, pos, squad, squad2, multiple-choice or embed (vectors of texts); or a known data set: sst2,
     cola, mnli, qnli, rte, wnli, qqp, mrpc, stsb, sick-entailment, sick-relatedness, swag or rocstories."""
     model: str
@@ -139,7 +139,7 @@ class FinetuneConfig(RunConfig, HubConfig):
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     """The loss and the sizes of vectors (embed)."""
     train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
-    """In which portions and with which numbers is trained."""
+    """Batch sizes, learning rate and precision."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimizer and its constants; Adam's bias correction is on (Mosbach et al. 2021, arXiv 2006.04884)."""
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(warmup_share=0.1))

@@ -75,15 +75,16 @@ class PretrainConfig(RunConfig):
     """Shape of the model; a file of configs/model/ or single fields."""
     objective: str = "masked"
     """What is minimised. masked: masked tokens, and next sentences if the data has pairs; span_boundary: these, and
-    each masked token from those around its span; distillation: these, and what a teacher says of them
-    (objective_options.teacher; docs/recipes.md has both); or a class of your own by its dotted name, as
-    my_module.MyObjective, in a file of the current folder or installed (docs/python.md)."""
+    each masked token from those around its span; distillation: masked tokens, and a teacher's outputs for them
+    (objective_options.teacher); replaced_tokens: ELECTRA's generator and discriminator (docs/recipes.md has all
+    three); or a class of your own by its dotted name, as my_module.MyObjective, in a file of the current folder or
+    installed (docs/python.md)."""
     objective_options: dict[str, Any] = field(default_factory=dict)
     """What the objective's class is made with beside the configuration, by name."""
     callbacks: list[str] = field(default_factory=list, metadata=FREE)
     """Classes of your own that are called during the run, by their dotted names (docs/python.md)."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    """How much is trained, in which portions and with which numbers."""
+    """Steps, batch sizes, learning rate and precision."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     """How much is masked, where the shards leave that to the run."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -92,13 +92,13 @@ class MonitorConfig:
     profile_steps: list[int] = field(default_factory=list)
     """First and last of the steps, from 0, that torch.profiler records into RUN/profile; empty: none."""
     store_seconds: float = 30.0
-    """Time after which what a run tells (curves, events, status, heartbeats) goes to the object store that its output
-    is in, above 0."""
+    """Seconds between two uploads of curves, events, status and heartbeats to the object store of the output, above 0.
+    """
     heartbeat_seconds: float = 10.0
-    """Time between two writings of each process's heartbeat file, above 0."""
+    """Seconds between two writes of each process's heartbeat file, above 0."""
     hang_seconds: float = 600.0
-    """Time without progress after which a process says where it stands, with stack traces: above heartbeat_seconds. Of
-    several processes it is warned of 1800 and more, after which collectives end the run."""
+    """Seconds without progress after which a process reports where it is, with stack traces; above heartbeat_seconds.
+    With several processes 1800 or more gives a warning, since collectives end the run then."""
 
     def __post_init__(self) -> None:
         at_least("monitor", self, inspect_every_steps=0, examples=0)

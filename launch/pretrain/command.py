@@ -126,7 +126,7 @@ def resolve_run(config: PretrainConfig, world_size: int) -> ResolvedRun:
         UserError: the configuration is wrong, or does not fit the data.
     """
     data, model = open_data(config)
-    run_masking(config, data)  # also checks that the cache's folder can be written
+    run_masking(config, data)  # also checks that masking.* is not set for shards that hold their masks
     config = replace(config, model=model, train=config.train.on(world_size).for_size(encoder_weights(model)))
     config = replace(config, data_streams=choose_data_streams(config, world_size))
     objective = make_objective(config)
@@ -188,7 +188,8 @@ def take_word_vectors(path: Path, tokenizer: Tokenizer, model: BertPreTrained, c
     theirs.
 
     Raises:
-        UserError, ModelError: there is no such file, or its vectors are not (tokens, embedding size) of the model.
+        UserError, ModelError: there is no such file, it contains none of the tokens, or its vectors do not have the
+            width of the model's embeddings.
     """
     tokens = tokenizer.tokens
     numbers = {token: number for number, token in enumerate(tokens) if token and number != model.config.pad_token_id}
@@ -237,6 +238,11 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
     return trainer
 
 
+def _millions(count: float) -> str:
+    """In millions, with four digits at least."""
+    return f"{count / 1e6:,.1f}" if count >= 1e9 else f"{count / 1e6:.4g}"
+
+
 def _print_facts(config: PretrainConfig, data: TrainingData, objective: Objective, process: Process, engine: Engine,
                  parameters: int) -> None:
     tokens, samples = data.num_tokens, data.num_samples
@@ -252,7 +258,7 @@ def _print_facts(config: PretrainConfig, data: TrainingData, objective: Objectiv
                           zip(data.names or ("",), data.manifests, strict=True))
     process.console.facts(f"cloze pretrain -> {process.shown(config).output}", [
         ("parameters", f"{parameters:,}"),
-        ("FLOPs a token", f"{per_token / 1e6:,.4g} M, forward and backward"),
+        ("FLOPs a token", f"{_millions(per_token)} M, forward and backward"),
         *data.described(),
         *running.training_facts(config, process, engine, epochs),
         *cache_facts(config, data),

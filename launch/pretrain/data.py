@@ -1,5 +1,4 @@
-"""Training and validation data of a pretraining run: opens prepared folders and checks that they fit each other.
-"""
+"""Training and validation data of a pretraining run: opened and checked to fit each other and the model."""
 
 from __future__ import annotations
 

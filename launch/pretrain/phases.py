@@ -228,7 +228,7 @@ class Start:
 
     def __init__(self, config: PretrainConfig, manifest: Manifest, model: nn.Module, checkpoints: CheckpointManager,
                  console: Console) -> None:
-        place = to_place(config.init_from or "")  # only a source with a step is a run
+        place = to_place(config.init_from or "")  # never empty: a Start is only made if init_from is set
         path = place if isinstance(place, Path) else bring_source(place, checkpoints, console.warn)
         theirs = CheckpointManager(path / runs.CHECKPOINTS, checkpoints.environment, checkpoints.device,
                                    warn=console.warn, run=checkpoints)

@@ -69,7 +69,7 @@ def whole_counts(shares: Sequence[float], period: int) -> np.ndarray:
 
 
 class _Pattern:
-    """The sources of a phase by the point on the circle, and their prefix counts."""
+    """The sources of a phase by the number of steps on the circle, and their prefix counts."""
 
     def __init__(self, shares: Sequence[float], streams: int, period: int):
         self.counts = whole_counts(shares, period)
@@ -79,7 +79,7 @@ class _Pattern:
         # Positions of each source in a period, ascending.
         self.places = [np.flatnonzero(self.sources == source) for source in range(len(shares))]
         points = period // streams * (np.arange(streams) * _spreading(streams) % streams)
-        self.starts = points * pow(step, -1, period) % period  # the first point of each stream, in steps
+        self.starts = points * pow(step, -1, period) % period  # steps after which each stream begins
         rows = period // streams  # number of rows (one number of all streams) until each point occurred once
         of_rows = self.sources[(np.arange(rows)[:, None] + self.starts) % period]
         by_row = np.bincount((of_rows + len(shares) * np.arange(rows)[:, None]).ravel(), minlength=rows * len(shares))
@@ -102,7 +102,7 @@ class _Pattern:
         return turns[:, None] * self.before_row[-1] + self.before_row[rest]
 
     def numbers(self, source: int, stream: int, count: np.ndarray) -> np.ndarray:
-        """The numbers at which a stream has its samples number `count` (from 0) of a source."""
+        """The numbers at which a stream has its samples number `count` (from 0) of a source whose share is not 0."""
         at, start = self.places[source], int(self.starts[stream])
         turns, place = np.divmod(count + int(np.searchsorted(at, start)), len(at))
         return turns * len(self.sources) + at[place] - start

@@ -1,4 +1,4 @@
-"""Decompression of input files (gzip, bz2, xz, zstd) as one stream of bytes; damaged and truncated files are errors."""
+"""Decompression of input (gzip, bz2, xz, zstd, lz4) as one stream of bytes; damaged or truncated files are errors."""
 
 import bz2
 import io

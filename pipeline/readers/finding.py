@@ -1,4 +1,4 @@
-"""Finds the input files by files, folders and globs; unreadable files are errors, never skipped."""
+"""Finds the input files that files, folders and globs name; an unreadable file is an error, never skipped."""
 
 import fnmatch
 import os
@@ -228,7 +228,7 @@ def _walk(top: Path, written: list[str]) -> Iterator[tuple[Path, dict[str, str |
     And of those that the folder calls files, and no links, their places without any: no call to the system for each.
     Linked folders come last, so that a folder's own name goes before that of a link to it.
     """
-    waiting: deque[str] = deque([str(top)])  # first folders, then linked folders
+    waiting: deque[str] = deque([str(top)])  # folders to enter; linked ones wait in `linked` until it is empty
     linked, seen = deque[str](), set()
     while waiting or linked:
         place = (waiting or linked).popleft()

@@ -12,7 +12,7 @@ from cloze.pipeline.records import Masks, Samples, SpecialTokens
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-_SAMPLES_AT_ONCE = 4096  # tokens whose masks are drawn together, so that the arrays stay in the cache
+_SAMPLES_AT_ONCE = 4096  # samples whose masks are drawn together, so that the arrays stay in the cache
 _SELECT, _LENGTH, _REPLACE, _RANDOM_ID = range(4)  # purposes, so that different decisions are independent
 
 

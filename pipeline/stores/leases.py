@@ -3,7 +3,7 @@
 The holder rewrites the object every few seconds. A process that wants the lease watches the object: if it has not
 changed for the lease's duration, by the watcher's own clock, its holder is gone, and the lease is taken over with a
 conditional write. Clocks of different machines are never compared. A holder that could not renew in time learns it from
-`Lease.check`, before work that only one process may do, and from `Lease.silence`, by which a long job must end.
+`Lease.check`, before work that only one process may do, and from `Lease.silence`, which says why a long job must end.
 """
 
 import json
