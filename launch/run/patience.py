@@ -45,7 +45,7 @@ class Patience:
                     raise StoreAway(f"{error}; expected an answer within checkpoint.store_patience_seconds = "
                                     f"{self._seconds:g} of the first failure") from error
                 if failed is None:
-                    self._warn(f"{error}; the training goes on, and the upload is tried again for {left:.0f} s")
+                    self._warn(f"{error}; training continues, and the upload is repeated for {left:.0f} s")
                     failed = now
                 self._ended.wait(min(_REST_SECONDS, left))
             else:

@@ -132,8 +132,8 @@ class Shipper:
             except (UserError, OSError) as error:
                 if not self._warned:
                     self._warned = True
-                    self._warn(f"the run's curves and status do not arrive in the store; the run goes on, and they are "
-                               f"sent when they can be ({error})")
+                    self._warn("the run's curves and status could not be uploaded to the store; the run continues, and "
+                               f"they are sent later ({error})")
 
 
 def send_rest(folder: Path, log: StorePath, attempt: str) -> None:

@@ -325,7 +325,7 @@ def peak_warning(device: torch.device) -> str:
         return (f"the data sheet's rate for {device_name(device)!r} in launch/system/data_sheets.py is too low; "
                 "correct it there")
     return (f"the peak in {_file()} was measured while the machine was busy, or clocked lower than now; it is measured "
-            "anew, and the higher value kept")
+            "again, and the higher value kept")
 
 
 def measured_anew(device: torch.device, dtype: torch.dtype, keep: bool) -> float | None:

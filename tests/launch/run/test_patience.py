@@ -30,7 +30,7 @@ def test_the_time_is_counted_from_the_first_failure(monkeypatch):
     warned = []
     wait = Patience(0.2, warned.append, threading.Event())
     assert wait(failing([0.4, 0.0, 0.0])) == "sent"
-    assert len(warned) == 2 and "tried again for 0 s" in warned[0] and warned[1] == "the store answers again"
+    assert len(warned) == 2 and "repeated for 0 s" in warned[0] and warned[1] == "the store answers again"
     with pytest.raises(StoreAway, match="no answer; expected an answer within checkpoint.store_patience_seconds = 0.2"):
         wait(failing([0.0, 0.3, 0.0]))
 
