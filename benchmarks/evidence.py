@@ -5,7 +5,7 @@
 --data holds sst2, cola, rte, sick (TSV), wnut17 (CoNLL) and xquad (SQuAD JSON). Every fine-tuning is a real `cloze
 finetune` process of one thread; transformers' are of its own Trainer over its own model classes, from our export of
 the same weights, with the same data, rate, batch, epochs and dropout. Seeds are done one after another over all
-tasks, so that a table can be made at any time: the same command goes on where it was stopped, and --table_only makes
+tasks, so that a table can be made at any time: the same command continues where it was stopped, and --table_only makes
 the table of what there is. Written to --output: results.json, table.md, spread.svg; with --page the table goes into
 DIR/results.md, between its marks, and the picture beside it as results.svg.
 

@@ -9,7 +9,7 @@ four times the FLOPs, which are not counted; it has a row of its own. Optimizer,
 same for all and were tuned for none. Then each model is fine-tuned by `benchmarks/evidence.py` (which says how:
 --data as there), as is a model of random weights; size `small` is not. Of every model the mean vectors of its last
 layer are compared with SICK's test file as they are: Spearman's correlation of cosines with scores. What is done is
-not done again, so that the same command goes on where it was stopped. Written to --output: results.json, table.md;
+not done again, so that the same command continues where it was stopped. Written to --output: results.json, table.md;
 with --page the table goes into DIR/results.md, between its marks.
 
 CPU minutes are those of the pretraining process that has reached the end. The held-out loss is that of masked tokens,

@@ -122,7 +122,7 @@ COMMANDS = {
                   "cloze sweep --config small --data runs/shards --output runs/rates "
                   "--grid learning_rate=1e-3,2e-3 --run 0")),
     "deepspeed-config": Command(
-        "print what DeepSpeed would be given", "cloze.launch.pretrain.command:print_deepspeed_config",
+        "print DeepSpeed's configuration", "cloze.launch.pretrain.command:print_deepspeed_config",
         "cloze.launch.config:DeepSpeedConfig", configs="pretrain", prepares=True,
         main=("processes", *_RUN_FIELDS, "zero.stage"),
         examples=("cloze deepspeed-config --config bert-base-phase1 --processes 8",)),
@@ -134,10 +134,10 @@ COMMANDS = {
         main=("device", "gpus", "data", "model", *_RUN_FIELDS, "zero.stage", "price_per_hour"),
         examples=("cloze plan --config bert-base-phase1 --device a100-80gb --gpus 8 --price_per_hour 2",)),
     "runs": Command(
-        "list the runs in a folder and how they stand", "cloze.launch.tools.status:list_runs",
+        "list the runs in a folder and their states", "cloze.launch.tools.status:list_runs",
         "cloze.launch.config:RunsConfig", main=("folder", "json"), examples=("cloze runs runs",)),
     "status": Command(
-        "show how a run stands, or follow it", "cloze.launch.tools.status:show_status",
+        "show the state of a run, or follow it", "cloze.launch.tools.status:show_status",
         "cloze.launch.config:StatusConfig", main=("follow",),
         examples=("cloze status runs/small --follow",)),
     "export": Command(
@@ -170,7 +170,7 @@ COMMANDS = {
         "answer questions from a text", "AnswerConfig", "context top_k",
         "cloze predict answer runs/squad 'Who came?' --context 'Ada came at noon.'"),
     "predict choose": _prediction(
-        "choose which text goes on with another best", "ChooseConfig", "",
+        "choose which text best continues another", "ChooseConfig", "",
         "cloze predict choose runs/swag 'She opened the door.' 'It was raining.' 'Doors are eaten.'"),
     "predict similarity": _prediction(
         "how alike texts are", "SimilarityConfig", "pooling",
@@ -197,7 +197,7 @@ COMMANDS = {
         examples=("cloze serve runs/own --port 8000",
                   "cloze serve runs/own --host 0.0.0.0 --api_key_file keys.txt")),
     "tokenize": Command(
-        "show what a model is given for texts", "cloze.launch.predict.tokenize:tokenize",
+        "show a model's input for texts", "cloze.launch.predict.tokenize:tokenize",
         "cloze.launch.predict.config:TokenizeConfig", words="text", main=("text", "pair", "file"),
         checks="cloze.launch.predict.precheck:check_inputs",
         examples=("cloze tokenize runs/small 'The capital of [MASK] is Paris.'",)),
@@ -206,10 +206,10 @@ COMMANDS = {
         "cloze.launch.config:DoctorConfig", main=("data", "output"),
         examples=("cloze doctor", "torchrun --nproc-per-node 2 -m cloze doctor --output runs")),
     "quickstart": Command(
-        "the whole chain in minutes, on text that every Python has", "cloze.launch.tools.quickstart:quickstart",
+        "the whole pipeline in minutes, on text included in Python", "cloze.launch.tools.quickstart:quickstart",
         "cloze.launch.config:QuickstartConfig", main=("output", "processes"), examples=("cloze quickstart",)),
     "completion": Command(
-        "print what makes a shell complete commands, fields and values", "cloze.launch.cli:print_completion",
+        "print a shell's completion script for commands, fields and values", "cloze.launch.cli:print_completion",
         "cloze.launch.config:CompletionConfig",
         examples=("cloze completion bash > ~/.local/share/bash-completion/completions/cloze",
                   "cloze completion fish > ~/.config/fish/completions/cloze.fish")),
@@ -327,7 +327,7 @@ def _said_of_loss(error: RuntimeError) -> str | None:
         return None
     reason = str(error).strip().splitlines()[0]
     return (f"rank {read_environment().rank}: found other processes gone, expected them in a collective ({reason}); "
-            "the message of the one that ended first says why")
+            "see the message of the process that ended first")
 
 
 def _waits(said: bool) -> bool:

@@ -86,7 +86,7 @@ class BertModel(InFolders):
         if tokens is None or (input_ids is not None and inputs_embeds is not None):
             raise ModelError("input_ids, inputs_embeds: expected exactly one of them")
         if sequence_offsets is not None and attention_mask is not None:
-            raise ModelError("attention_mask: found one with sequence_offsets, which say who is who; "
+            raise ModelError("attention_mask: found one with sequence_offsets, which define the sequences; "
                              "leave it out")
         longest = _longest(tokens, sequence_offsets, max_sequence_length)
         check_length(self.config, longest)

@@ -319,7 +319,7 @@ class HeadConfig:
         check_kinds("head", self)
         if self.pieces != "none" and not 0 < self.piece_step <= self.piece_length - 2:
             raise ModelError(f"head.piece_step: found {self.piece_step} with head.piece_length = {self.piece_length}, "
-                             "expected 1 to two less, or tokens between two of them would be in none")
+                             "expected 1 to two less, so that every token is in a piece")
         if self.layers != "last" and self.pooling == "pooler":
             raise ModelError(f"head.layers: found {self.layers} with head.pooling = pooler, expected cls, mean or max: "
                              "the pooler was trained on the last layer alone")

@@ -26,7 +26,7 @@ def load_yaml(text: str, load: Callable[[str], Any] = yaml.safe_load, *, name: s
             values = _expanded(yaml.compose(text, yaml.SafeLoader), {})
             if values > MOST_VALUES:
                 raise UserError(f"{name}: found YAML whose aliases expand to {values:,} values, expected at most "
-                                f"{MOST_VALUES:,}; write out what is meant")
+                                f"{MOST_VALUES:,}; write the values out")
         return load(text)
     except RecursionError as error:
         raise UserError(f"{name}: found values that are nested too deep, or contain themselves, expected sections of "

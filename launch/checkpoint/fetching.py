@@ -93,8 +93,8 @@ def fetch_run(place: StorePath, step: int | Literal["best"] | None = None, count
         fetch_objects(place, [each.key[start:] for each in (place / runs.MODEL).objects()], folder)
         return folder
     if "train_file" in runs.fields_of(folder):
-        raise UserError(f"{place}: found a run of `cloze finetune` without its model, which it leaves at its end, "
-                        "expected a complete one; the command that started it goes on with it")
+        raise UserError(f"{place}: found a run of `cloze finetune` without its model, which is written at the end, "
+                        "expected a complete one; the command that started it resumes it")
     commits = read_commits(place / runs.CHECKPOINTS / COMMITS)
     if isinstance(step, int):
         newest = step if step in commits and _fetched(place, folder, step, commits, warn) else None
@@ -129,7 +129,7 @@ def _fetched(place: StorePath, folder: Path, step: int, commits: dict[int, Commi
             for name, (size, digest) in index["files"].items():
                 fetch(step_place(place, step) / commits[step].folder, size, digest, target / name)
         except Damaged as damage:
-            warn(f"{place}: step {step} is damaged ({damage}); passed over")
+            warn(f"{place}: step {step} is damaged ({damage}); skipped")
             target.rename(target.with_name(target.name + ".tmp"))
             return False
         describe(target, {name: tuple(each) for name, each in index["files"].items()}, index["state"])

@@ -103,7 +103,7 @@ class CheckpointManager:
                 problem = damage(self.path(step))
                 (self._damaged if problem else self._good).add(step)
                 if problem:
-                    self.warn(f"{self.path(step)}: damaged ({problem}); passed over")
+                    self.warn(f"{self.path(step)}: damaged ({problem}); skipped")
             if step in self._good:
                 yield step
 
@@ -122,7 +122,7 @@ class CheckpointManager:
             aside = final.with_name(final.name + ".tmp")
             with readable_errors(final):
                 os.replace(aside if aside.is_dir() and damage(aside) is None else replaced, final)
-            self.warn(f"{final}: an earlier process died while it replaced this checkpoint; it is taken up again")
+            self.warn(f"{final}: an earlier process died while it replaced this checkpoint; completed the replacement")
 
     def agree_on_latest(self) -> int | None:
         """Rank 0's `latest`, on every rank, after `finish_replacements`. Collective."""

@@ -113,7 +113,7 @@ class StoredCheckpoints(CheckpointManager):
             problems = self._fetch(step, index)
             for rank, problem in enumerate(problems):
                 if problem:
-                    self.warn(f"{self._place}: step {step} is damaged (process {rank}: {problem}); passed over")
+                    self.warn(f"{self._place}: step {step} is damaged (process {rank}: {problem}); skipped")
             if not any(problems):
                 self._good.add(step)
                 self._best_committed = index["state"]["best_step"]
@@ -138,9 +138,9 @@ class StoredCheckpoints(CheckpointManager):
         with self._together("begin a run"):
             if is_first(attempt) and self.leads and super().steps():
                 raise UserError(
-                    f"checkpoint.scratch: found checkpoints in {self.folder.resolve()}, of a run of which nothing is "
-                    f"left in {self._run.place}, expected none at a first start; remove {self.folder.resolve()}, or "
-                    "choose another --output")
+                    f"checkpoint.scratch: found checkpoints in {self.folder.resolve()}, of a run that no longer "
+                    f"exists in {self._run.place}, expected none at a first start; remove {self.folder.resolve()}, "
+                    "or choose another --output")
         if log:
             self._thread.submit(self._remove_uncommitted)
 
@@ -162,14 +162,14 @@ class StoredCheckpoints(CheckpointManager):
             return None
         step, files = whole[0].step, {name: each for part in whole for name, each in part.files.items()}
         if not take_shared(self.path(step), whole, self._ranks_by_machine, self.environment.rank, self.device):
-            self.warn(f"{self.path(step)}: what one machine has of it did not arrive on another as it was written; "
+            self.warn(f"{self.path(step)}: the files copied from another machine differ from what was written; "
                       "passed over")
             return None
         mine = {name: each for name, each in files.items() if (owner_of(name) or 0) == self.environment.rank}
         self._waiting = _Published(step, files, mine, read_state(self.path(step)))
         self._good.add(step)
         where = "this machine's scratch" if len(whole) == 1 else f"the scratch of {len(whole)} machines"
-        self._say(f"step {step} lies on {where} and not in the store yet: going on from it")
+        self._say(f"step {step} is on {where} and not in the store yet: resuming from it")
         return step
 
     def _agree_on_index(self, step: int) -> dict | None:
@@ -180,7 +180,7 @@ class StoredCheckpoints(CheckpointManager):
                 try:
                     sent = json.dumps(read_index(self._place, step, self._run.log.commits[step]))
                 except Damaged as error:
-                    self.warn(f"{self._place}: step {step} is damaged ({error}); passed over")
+                    self.warn(f"{self._place}: step {step} is damaged ({error}); skipped")
         sent = distributed.gather_texts(sent, self.device)[0]
         return json.loads(sent) if sent else None
 
@@ -192,7 +192,7 @@ class StoredCheckpoints(CheckpointManager):
         problems = ["its index, see above"] if index is None else self._fetch(step, index, whole=True)
         if any(problems):
             raise UserError(f"{self._place}: found step {step} damaged ({next(filter(None, problems))}), expected what "
-                            "was uploaded; run the same command again, which goes on from an older one")
+                            "was uploaded; run the same command again, which resumes from an older one")
         return step
 
     def _fetch(self, step: int, index: dict, whole: bool = False) -> list[str]:
@@ -282,7 +282,7 @@ class StoredCheckpoints(CheckpointManager):
         with self._together("upload a checkpoint"):
             if lost is not None:
                 raise TakenOver(f"output: found {self._run.place} held by another job ({lost}), expected this one to "
-                                "hold it to the end; this one ends, and nothing of it counts from there on")
+                                "hold it to the end; this one ends, and none of its later steps is kept")
             if failure is not None and not isinstance(failure, StoreAway):
                 raise UserError(f"{failure}; {self._kept()}")
         self._store_failure = self._store_failure or failure or self._run.away()
@@ -297,8 +297,8 @@ class StoredCheckpoints(CheckpointManager):
         """Raise UserError with the failure and the folder of the last checkpoint. Collective."""
         with self._together("reach the store"):
             if self._store_failure is not None:
-                raise UserError(f"{self._store_failure}; {self._kept()}: the same command on the same machines goes on "
-                                "from it")
+                raise UserError(f"{self._store_failure}; {self._kept()}: the same command on the "
+                                "same machines resumes from it")
         raise AssertionError("unreachable: the rank for which all give up has raised")
 
     def save(self, engine: Engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor],
@@ -343,7 +343,7 @@ class StoredCheckpoints(CheckpointManager):
 
     def _upload(self, published: _Published, name: str) -> None:
         """Upload this rank's files; on rank 0 wait for those of the others, and commit. Runs in the thread."""
-        began, silent = time.monotonic(), self._patience.waited
+        began, failures = time.monotonic(), self._patience.failures
         folder = step_place(self._place, published.step) / name
         for file, (size, digest) in published.mine.items():
             upload(self.path(published.step) / file, size, digest, folder, self._patience)
@@ -364,14 +364,15 @@ class StoredCheckpoints(CheckpointManager):
         self._best_committed = published.state["best_step"]
         if before is not None:
             self._delete(published.step, before)
-        self._report_time(published.step, num_bytes, time.monotonic() - began - (self._patience.waited - silent))
+        if self._patience.failures == failures:  # otherwise it is the time of an outage
+            self._report_time(published.step, num_bytes, time.monotonic() - began)
 
     def _report_time(self, step: int, num_bytes: int, seconds: float) -> None:
         """Report the time of the first upload; warn once if an upload takes longer than a stopped job has left."""
         if not self._measured:
             self._measured = True
-            self._say(f"{self._run.place}: step {step} is there after {seconds:.1f} s ({num_bytes / 1e6:,.1f} MB); a "
-                      "stop takes as long, so give the job more time than that between its signal and its end")
+            self._say(f"{self._run.place}: step {step} was uploaded after {seconds:.1f} s ({num_bytes / 1e6:,.1f} MB); "
+                      "a stop takes as long, so give the job more time than that between its signal and its end")
         short = [f"{name} = {given:g}" for name, given in self._run.graces.items() if given < seconds]
         if short and not self._warned_short:
             self._warned_short = True

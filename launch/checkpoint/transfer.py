@@ -137,7 +137,7 @@ class StoreThread:
                 if self._ended.is_set():  # the interpreter starts no more threads
                     return
                 self._failure = UserError(f"the thread that uploads checkpoints has failed ({type(error).__name__}: "
-                                          f"{error}), expected it to go on")
+                                          f"{error}), expected it to keep running")
                 raise
             finally:
                 with self._lock:

@@ -214,7 +214,7 @@ class FinetuneConfig(RunConfig, HubConfig):
         every = self.evaluation.every_steps
         if every != EvaluationConfig.every_steps and self.evaluate_every_epochs is not None:
             raise UserError(f"evaluation.every_steps: found {every} beside evaluate_every_epochs = "
-                            f"{self.evaluate_every_epochs:g}, which decides the same, expected one of them; add "
+                            f"{self.evaluate_every_epochs:g}, which sets the same, expected only one of them; add "
                             "--evaluate_every_epochs null")
         if self.max_length is not None and self.max_length > positions:
             raise UserError(f"max_length: found {self.max_length}, expected at most {positions}, the positions of "

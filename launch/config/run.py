@@ -54,8 +54,8 @@ def check_sections(config: RunConfig) -> None:
                         "--zero.stage 0")
     if config.train.time_budget_hours is not None:
         if (warmup := config.schedule.warmup_steps) is not None:
-            raise UserError(f"schedule.warmup_steps: found {warmup} with train.time_budget_hours, which is no number "
-                            "of steps, expected null; use --schedule.warmup_steps null --schedule.warmup_share 0.06")
+            raise UserError(f"schedule.warmup_steps: found {warmup} with train.time_budget_hours, which does not "
+                            "count steps, expected null; use --schedule.warmup_steps null --schedule.warmup_share 0.06")
         if config.schedule.name == "exponential":
             raise UserError("schedule.name: found exponential with train.time_budget_hours, expected a schedule that "
                             "counts no steps")

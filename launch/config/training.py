@@ -276,7 +276,7 @@ class BatchArithmetic:
                 near = f"{less} or {less + world_size}" if less else world_size
                 dividing = _nearest_divisors(math.gcd(*train.batch_sizes.values()), world_size)
                 raise UserError(f"train.{name}: found {size}, expected a multiple of the {world_size} processes; set "
-                                f"it to {near}, or, as a run that goes on must, take another number of processes: "
+                                f"it to {near}, or, for a run that is resumed, use another number of processes: "
                                 + " or ".join(map(str, dividing)))
         share = math.gcd(*train.batch_sizes.values()) // world_size
         wished = train.micro_batch_size if isinstance(train.micro_batch_size, int) else 1

@@ -1,3 +1,1 @@
-"""DeepSpeed: its configuration, the engine, optimizers, and fixes of its errors. No other room imports it, except
-checkpoint/deepspeed_files.py.
-"""
+"""DeepSpeed, imported only here and in checkpoint/deepspeed_files.py: configuration, engine, optimizers, fixes."""

@@ -55,7 +55,8 @@ class GradientSums:
     """The sums of one step's gradients, bucket by bucket from the last parameters to the first, during backward.
 
     Ranks may compute gradients in different orders and lack some of them. Buckets therefore depend on the parameters
-    alone and are sent in a fixed order.
+    alone and are sent in a fixed order; a bucket without all of its gradients holds back those after it until
+    backward has ended.
 
     Args:
         parameters: the trained parameters, in the order of the model.

@@ -54,7 +54,7 @@ def _fine_tune(config: EvaluateConfig, folder: Path, step: int | Literal["best"]
         raise UserError("step: found best with suite glue, expected a number or null")
     result = fine_tune(folder, step, find_tasks(Path(config.data)), config, console)
     if result is None:
-        console.say("stopped; the same command goes on")
+        console.say("stopped; the same command continues")
         return EXIT_REQUEUE
     print_tasks(console, f"{config.suite}: {config.model}", result)
     if config.json:
@@ -66,7 +66,7 @@ def _model(config: EvaluateConfig) -> tuple[Path, int | Literal["best"] | None]:
     """The model's folder and the step; the folder of a checkpoint, RUN/checkpoints/step-00001000, determines both."""
     if config.every_checkpoint and is_url(config.model):
         raise UserError(f"every_checkpoint: found true with {config.model}, expected a folder, where results are kept "
-                        "beside the checkpoints; name a checkpoint with step")
+                        "next to the checkpoints; name a checkpoint with step")
     folder = model_path(config, config.step)
     found = _CHECKPOINT.fullmatch(folder.resolve().name)
     if not found or folder.resolve().parent.name != runs.CHECKPOINTS:

@@ -80,8 +80,8 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
 def _warn_of_length(job: Job, console: Console) -> None:
     known, config = job.source.trained_length, job.config
     if known and known < min(config.lengths[0], job.train.longest):
-        console.warn(f"max_length: found {config.max_length}, more than the {known} tokens that {config.model} has "
-                     "learned from: what stands behind them it learns from these examples alone; pretrain a phase of "
+        console.warn(f"max_length: found {config.max_length}, more than the {known} tokens that {config.model} "
+                     "was trained on: its further positions are trained on these examples only; pretrain a phase of "
                      f"that length, or give --max_length {known}")
 
 

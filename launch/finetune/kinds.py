@@ -199,7 +199,7 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
     length, step = config.lengths
     if config.keep == "pieces" and step > length - 2:
         raise UserError(f"window_step: found {step}, expected at most {length - 2}, the "
-                        "tokens of a piece beside [CLS] and [SEP], or tokens between two of them would be in none")
+                        "tokens of a piece beside [CLS] and [SEP], so that every token is in a piece")
     if len(targets) > 1 and task.kind == "classification":
         raise UserError(f"label_columns: found {len(targets)} columns, expected one; label-columns is the task of "
                         "several")

@@ -46,7 +46,7 @@ def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | No
     model = cls.from_weights(shape, kept, config.model, new_head_seed=config.seed, **options)
     drawn = list(model.new_parameters) + reinitialize(model, config.reinitialize_layers, config.seed)
     origin = config.model + (f", step {source.step}" if source.step is not None else "")
-    return model.train(), origin + (f"; drawn anew: {', '.join(drawn)}" if drawn else "")
+    return model.train(), origin + (f"; initialized: {', '.join(drawn)}" if drawn else "")
 
 
 def head_options(cls: type[BertPreTrained], head: HeadConfig | None, config: FinetuneConfig) -> dict:

@@ -144,8 +144,7 @@ def _failure(run: Run, results: dict | None, evaluation: EvaluationConfig) -> st
     if value is None:
         return f"{results['metric']} is not defined for what it predicts"
     if trivial is not None and not evaluation.is_better(value, trivial):
-        return (f"{results['metric']} {figure(value)}, no better than {figure(trivial)}, always answering what is most "
-                "frequent")
+        return f"{results['metric']} {figure(value)}, no better than {figure(trivial)}, the majority answer"
     return None
 
 

@@ -60,7 +60,7 @@ def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}," if mark else ","
-        raise UserError(f"--{flag}: found what is no YAML in {name}{where} {expected}") from error
+        raise UserError(f"--{flag}: found malformed YAML in {name}{where} {expected}") from error
     if not isinstance(values, dict):
         kind = "nothing" if values is None else "a list" if isinstance(values, list) else "a single value"
         raise UserError(f"--{flag}: found {kind} in {name}, {expected}")

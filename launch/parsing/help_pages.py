@@ -163,7 +163,7 @@ def _remark(described: Described) -> str:
 
 def _config_sentence(page: Page) -> str:
     names = list(shipped(page.configs)) if page.configs else []
-    return "YAML file of fields, over which flags win" + (f"; or one of: {', '.join(names)}." if names else ".")
+    return "YAML file of fields, overridden by flags" + (f"; or one of: {', '.join(names)}." if names else ".")
 
 
 def _file_sentence(kind: str) -> str:

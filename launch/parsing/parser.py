@@ -149,39 +149,53 @@ def _infinite(values: object, prefix: str = "") -> str | None:
 
 def _join_lists(arguments: list[str], names: set[str]) -> list[str]:
     """Convert `--input a b`, or `--input a --input b`, to one list as jsonargparse reads it: a shell expands a glob to
-    several words, and of a repeated option the library would use the last one alone."""
-    result, rest, lists = [], list(arguments), dict[str, list[str]]()
+    several words, and of a repeated option the library would use only the last one.
+    """
+    end = _end_of_options(arguments)
+    result, rest = [], arguments[:end]
+    values: dict[str, list[str]] = {}
+    places: dict[str, int] = {}
     while rest:
         word = rest.pop(0)
         option, equals, value = word.partition("=")
-        if not option.startswith("--") or option[2:] not in names:
+        name = option.removesuffix("+")  # the library's own form for one more value
+        if not option.startswith("--") or name[2:] not in names:
             result.append(word)
             continue
-        values = [value] if equals else []
+        if name not in places:
+            places[name], values[name] = len(result) + 1, []
+            result += [name, ""]
+        found = [value] if equals else []
         while not equals and rest and not rest[0].startswith("--"):
-            values.append(rest.pop(0))
-        lists.setdefault(option, []).extend(_listed(values))
-    return result + [word for option, values in lists.items() for word in (option, json.dumps(values))]
+            found.append(rest.pop(0))
+        values[name] += found if len(found) != 1 else _listed(found[0])
+    for name, place in places.items():
+        result[place] = json.dumps(values[name])
+    return result + arguments[end:]
 
 
-def _listed(values: list[str]) -> list[str]:
-    """The values of a list option; one value may be the whole list in YAML."""
-    if len(values) == 1 and values[0].startswith("["):
+def _listed(value: str) -> list[str]:
+    """The texts of a value, which may be a YAML list of them; a list of anything else is left to be refused."""
+    found: object = None
+    if value.startswith("["):
         with contextlib.suppress(yaml.YAMLError):
-            found = yaml.safe_load(values[0])
-            if isinstance(found, list) and all(isinstance(value, str) for value in found):
-                return found
-    return values
+            found = yaml.safe_load(value)
+    return found if isinstance(found, list) else [value]
+
+
+def _end_of_options(arguments: list[str]) -> int:
+    """The place of `--`, after which all are words, or of the end."""
+    return arguments.index("--") if "--" in arguments else len(arguments)
 
 
 def _complete_switches(arguments: list[str], known: dict[str, Described]) -> list[str]:
     """Give an option of true or false without a value, as `--follow`, the value true."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows are words
+    end = _end_of_options(arguments)
     result = []
-    for place, word in enumerate(arguments[:end]):
+    for word, following in zip(arguments[:end], [*arguments[1:end], "--"], strict=False):
         result.append(word)
         field = known.get(word[2:]) if word.startswith("--") else None
-        if field and field.is_switch and (place + 1 == end or arguments[place + 1].startswith("--")):
+        if field and field.is_switch and following.startswith("--"):
             result.append("true")
     return result + arguments[end:]
 

@@ -36,7 +36,7 @@ def predict(config: Input) -> int:
         _print(config, results)
     if tokens := cut.total():
         longest = predictor.loaded.encoder.truncation.max_length
-        console.warn(f"{tokens:,} tokens of texts beyond the {longest} that the model reads were cut")
+        console.warn(f"{tokens:,} tokens of texts beyond the {longest} that the model reads were truncated")
     _warn_of_longer_texts(predictor)
     return 0
 
@@ -45,7 +45,7 @@ def _warn_of_longer_texts(predictor: Predictor) -> None:
     encoder = predictor.loaded.encoder
     if encoder.longer_texts:
         Console().warn(f"found {encoder.longer_texts:,} texts of more than the {encoder.truncation.max_length} tokens "
-                       "that the model has learned from; expect less of it there, or divide them")
+                       "that the model was trained on; expect lower accuracy there, or divide them")
 
 
 def _answered(predictor: Predictor, config: Input, cut: Counter) -> Iterator[tuple[Row, Any]]:

@@ -33,7 +33,7 @@ class Input(ModelConfig, Operation):
     """A table with a text a row (.csv, .tsv, .parquet, .jsonl, or the folder of a saved data set); any other file has a
     text a line, with a tab between the two texts of a pair; -: standard input."""
     text_columns: list[str] = field(default_factory=list)
-    """Columns of a table that hold the text, or the two texts; empty: those that the model has learned from, else those
+    """Columns of a table that hold the text, or the two texts; empty: those that the model was trained on, else those
     of the operation's names: text and pair, question and context, text and choices."""
     lines: Literal["text", "json"] | None = None
     """What the lines of a file or of standard input are: text, or JSON objects; null: by the file's name, else text."""

@@ -48,7 +48,7 @@ class Classify(Operation):
     def check_row(self, row: Row, learned: Columns | None) -> None:
         super().check_row(row, learned)
         if learned and len(learned.texts) == 2 and row.pair is None:
-            raise UserError(f"{row.place}: found one text, expected two: the model has learned from pairs "
+            raise UserError(f"{row.place}: found one text, expected two: the model was trained on pairs "
                             f"({', '.join(learned.texts)}); give the second one with --pair, behind a tab in a file, "
                             "or as the field pair of JSON")
 

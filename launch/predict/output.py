@@ -59,8 +59,8 @@ def encoded(value: Any) -> str:
     try:
         return _ENCODER.encode(value)
     except ValueError as error:
-        raise UserError(f"the model's result: found a number that is not finite ({error}), expected numbers; its "
-                        "weights or its precision do not bear this text") from error
+        raise UserError(f"the model's result: found a number that is not finite ({error}), expected numbers; the "
+                        "model's weights or precision overflow on this text") from error
 
 
 def draw_attention(attention: Attentions, path: Path) -> None:

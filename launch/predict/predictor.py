@@ -247,14 +247,14 @@ class Predictor:
         before = encoder.longer_texts
         (result,) = self.map(operation, [Row(text, pair)])
         if encoder.longer_texts > before:
-            warnings.warn(f"the text has more than the {encoder.truncation.max_length} tokens that the model has "
-                          "learned from; expect less of it there, or divide it", stacklevel=3)
+            warnings.warn(f"the text has more than the {encoder.truncation.max_length} tokens that the model "
+                          "was trained on; expect lower accuracy there, or divide it", stacklevel=3)
         return result
 
     def _warn(self, cut_tokens: int) -> None:
         if cut_tokens:
             longest = self.loaded.encoder.truncation.max_length
-            warnings.warn(f"{cut_tokens} tokens beyond the {longest} that the model reads were cut", stacklevel=3)
+            warnings.warn(f"{cut_tokens} tokens beyond the {longest} that the model reads were truncated", stacklevel=3)
 
 
 def batches(lengths: Sequence[int], batch_tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:

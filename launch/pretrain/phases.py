@@ -177,7 +177,7 @@ def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
                 continue
             parameter[: len(value)].copy_(value)  # the source has fewer rows only if positions are extended
             taken += 1
-    rows = [("weights", f"{taken} tensors of {source}"), ("drawn anew", ", ".join(drawn) or "nothing")]
+    rows = [("weights", f"{taken} tensors of {source}"), ("initialized", ", ".join(drawn) or "nothing")]
     changed = [f"{field.name} {before} -> {now}" for field in fields(BertConfig)
                if (before := getattr(source.config, field.name)) != (now := getattr(model.config, field.name))]
     if changed:
@@ -251,6 +251,6 @@ class Start:
         if self.moments and self.source.step is not None:
             trainer.inherit(self.moments, self.source.step)
             moved = f"taken, of {trainer.state.inherited_steps} steps"
-        console.facts("init_from: what this run starts with", [
+        console.facts("init_from: initial state of this run", [
             *self.rows, ("moments", moved), ("starting at 0", "step, position in the data, schedule"),
         ])

@@ -19,7 +19,7 @@ _REASONS = {
     "GatedRepoError": "its owner gives access on request: ask for it on its page, then log in with hf auth login",
     "RepositoryNotFoundError": "the hub has none of this name, or none that you may read",
     "RevisionNotFoundError": "it has no such revision",
-    "LocalEntryNotFoundError": "the hub does not answer, and nothing of it is kept here",
+    "LocalEntryNotFoundError": "the hub does not answer, and it is not in the local cache",
     "OfflineModeIsEnabled": "HF_HUB_OFFLINE forbids to fetch it",
 }
 

@@ -118,7 +118,7 @@ def _check_vocabulary(tokenizer: Tokenizer, shape: BertConfig, path: Path) -> No
 def warn_of_own_format(folder: Path, console: Console) -> None:
     """Warn if transformers cannot load a model folder by itself."""
     if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type") == OWN_MODEL_TYPE:
-        how = (f"transformers loads it with trust_remote_code=True, by the code beside it ({REMOTE_CODE})"
+        how = (f"transformers loads it with trust_remote_code=True, by the code next to it ({REMOTE_CODE})"
                if (folder / REMOTE_CODE).exists() else
                "cloze export adds the code with which transformers loads it")
         console.warn(f"{folder}: transformers lacks this shape; it is in Cloze's own format; {how}")

@@ -180,5 +180,5 @@ class CommitLog:
         return self._read()[2]
 
     def _taken_over(self) -> TakenOver:
-        return TakenOver(f"{self._path}: found the run taken up by another job, expected this one to hold it; this one "
-                         "ends, and nothing of it counts from there on")
+        return TakenOver(f"{self._path}: found the run taken over by another job, expected this one to hold it; "
+                         "this one ends, and none of its later steps is kept")

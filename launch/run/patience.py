@@ -29,16 +29,14 @@ class Patience:
 
     def __init__(self, seconds: float, warn: Callable[[str], None], ended: threading.Event) -> None:
         self._seconds, self._warn, self._ended = seconds, warn, ended
-        self.waited = 0.0
-        """Seconds in which the store did not answer, in all: each time from the first request that failed."""
-        self._silent_since = 0.0
+        self.failures = 0
+        """Number of times that the store has stopped answering a request."""
 
     def __call__(self, ask: Callable[[], _Answer]) -> _Answer:
         """The result of `ask`. Raises StoreAway when the time since the first failure is over, TakenOver immediately.
         """
         failed: float | None = None  # time of the first failure: a slow upload does not count as one
         while True:
-            began = time.monotonic()
             try:
                 answer = ask()
             except TakenOver:
@@ -52,10 +50,9 @@ class Patience:
                 if failed is None:
                     self._warn(f"{str(error).removesuffix(ADVICE)}; training continues, and the upload is retried for "
                                f"{left:.0f} s")
-                    failed, self._silent_since = now, began
+                    failed, self.failures = now, self.failures + 1
                 self._ended.wait(min(_REST_SECONDS, left))
             else:
                 if failed is not None:
-                    self.waited += time.monotonic() - self._silent_since
                     self._warn("the store answers again")
                 return answer

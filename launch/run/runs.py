@@ -131,8 +131,8 @@ def model_config(folder: Path) -> BertConfig:
     """
     content = read_fields(folder / CONFIG)
     if "train_file" in content:
-        raise UserError(f"{folder}: found a run of `cloze finetune` without its model, which it leaves at its end, "
-                        "expected a complete one; the command that started it goes on with it")
+        raise UserError(f"{folder}: found a run of `cloze finetune` without its model, which is written at the end, "
+                        "expected a complete one; the command that started it resumes it")
     try:
         return BertConfig(**content["model"])
     except (KeyError, TypeError) as error:
@@ -197,9 +197,9 @@ def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
         return None
     streams = read_fields(folder / CONFIG).get("data_streams")
     if streams is None and not accept_changes:
-        raise UserError(f"output: found {folder}, a run that an earlier version of Cloze began, which took its samples "
-                        "in another order, expected one with data_streams; finish it with that version, choose "
-                        "another --output, or go on in the new order with --checkpoint.accept_changes true")
+        raise UserError(f"output: found {folder}, a run begun by an earlier version of Cloze with another order of "
+                        "samples, expected one with data_streams; finish it with that version, choose another "
+                        "--output, or continue in the new order with --checkpoint.accept_changes true")
     return streams
 
 
@@ -219,8 +219,8 @@ def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> N
     if not folder.exists() or (folder.is_dir() and not _entries(folder) - _BEFORE_CONFIG):
         return  # an interrupted start leaves only these
     if not (folder / CONFIG).is_file():
-        raise UserError(f"output: found {shown} with files that are no run, expected a new folder or an earlier part "
-                        "of this run; choose another --output")
+        raise UserError(f"output: found {shown} with files that are not a run's, expected a new folder or an earlier "
+                        "part of this run; choose another --output")
     before = _shaping(read_fields(folder / CONFIG)) | read_fields(folder / DATA)
     _refuse_another(f"output: found {shown} with another run", before, config, facts,
                     "choose another --output", repeated=None if is_url(shown) else folder / CONFIG,
@@ -244,7 +244,7 @@ def check_checkpoint(folder: Path, state: dict, config: RunConfig, facts: Facts)
     else:
         before = shaping_of(config, facts) | hashes
     _refuse_another(f"{folder}: found a checkpoint of another run", before, config, facts,
-                    "remove it to go on from an older one")
+                    "remove it to resume from an older one")
 
 
 def shaping_of(config: RunConfig, facts: Facts) -> dict[str, object]:

@@ -133,8 +133,8 @@ class Shipper:
             except (UserError, OSError) as error:
                 if not self._warned:
                     self._warned = True
-                    self._warn("the run's curves and status do not arrive in the store; the run continues, and they "
-                               f"are sent when it answers ({str(error).removesuffix(ADVICE)})")
+                    self._warn("the run's curves and status could not be uploaded to the store; the run continues, and "
+                               f"they are sent when it answers ({str(error).removesuffix(ADVICE)})")
 
 
 def send_rest(folder: Path, log: StorePath, attempt: str) -> None:

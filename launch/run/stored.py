@@ -125,16 +125,16 @@ class StoredRun:
                 self.meet(self.log.claim())
                 named.write_text(self.attempt or "")
                 if not self.log.conditional:
-                    self._console.warn(f"{self.place}: the store does not enforce the conditions of writes, so nothing "
-                                       "keeps an old job that goes on after a pause from committing; see to it that "
-                                       "there is but one")
+                    self._console.warn(f"{self.place}: the store does not enforce conditional writes, so an "
+                                       "old job that continues after a pause could commit; make sure that "
+                                       "there is only one")
                 yield
 
     def _check_place(self) -> None:
         names = {path.name for path in self.place.iterdir()}
         if names and runs.CONFIG not in names and (strange := sorted(names - _OWN)):
-            raise UserError(f"output: found {self.place} with objects that are no run ({strange[0]}), expected a new "
-                            "name or an earlier part of this run; choose another --output")
+            raise UserError(f"output: found {self.place} with objects that are not a run's ({strange[0]}), expected a "
+                            "new name or an earlier part of this run; choose another --output")
 
     def _make_folder(self) -> None:
         with readable_errors(self.folder):

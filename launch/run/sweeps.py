@@ -108,8 +108,8 @@ def reach_end(folder: Path, planned: Sequence[Run], devices: list[str], console:
         runs.set_status(folder, "running", num_complete(planned))
         if run_all(planned, devices, console):
             runs.set_status(folder, "requeue", num_complete(planned))
-            console.say(f"stopped with {num_complete(planned)} of {len(planned)} runs complete; the same command goes "
-                        "on")
+            console.say(f"stopped with {num_complete(planned)} of {len(planned)} runs complete; the same "
+                        "command continues")
             return None
         summary = summarize()
         publish_text(folder / RESULTS, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")

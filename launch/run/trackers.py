@@ -212,7 +212,7 @@ class Tracking:
         except BaseException as error:
             self._failed = True
             reason = str(error).strip().splitlines()
-            self._warn(f"{self._name}: the run goes on without it ({type(error).__name__}: "
+            self._warn(f"{self._name}: the run continues without it ({type(error).__name__}: "
                        f"{reason[0] if reason else 'without a message'})")
 
 

@@ -215,8 +215,8 @@ class KernelRates:
 def measured_kernels(device: torch.device, dtype: torch.dtype) -> KernelRates | None:
     """The rates that `cloze doctor` has measured and saved, or None."""
     kept = _measured()
-    rates = [kept.get(key, 0.0) for key in _kernel_keys(device, dtype)]
-    return KernelRates(*rates) if all(rates) else None
+    rates = KernelRates(*(kept.get(key, 0.0) for key in _kernel_keys(device, dtype)))
+    return rates if all(astuple(rates)) or device.type == "cuda" and rates.copy else None  # a GPU's plan reads no more
 
 
 def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtype, float]:
@@ -325,7 +325,7 @@ def peak_warning(device: torch.device) -> str:
         return (f"the data sheet's rate for {device_name(device)!r} in launch/system/data_sheets.py is too low; "
                 "correct it there")
     return (f"the peak in {_file()} was measured while the machine was busy, or clocked lower than now; it is measured "
-            "anew, and the higher value kept")
+            "again, and the higher value kept")
 
 
 def measured_anew(device: torch.device, dtype: torch.dtype, keep: bool) -> float | None:

@@ -92,7 +92,7 @@ def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> dict:
         "checkpoint_bytes": estimator.checkpoint_bytes(config.zero.stage),
         "data_bytes_per_second": step.tokens_per_second * assumptions.SHARD_BYTES_A_TOKEN,
         "cost": None if config.price_per_hour is None else config.price_per_hour * gpus * hours,
-        "communication_share": step.waiting_seconds / step.seconds,
+        "communication_share": step.communication_seconds / step.seconds,
         "stages": (stages := {stage: _stage(estimator, stage) for stage in estimator.stages()}),
         "fastest_stage": max(stages, key=lambda stage: stages[stage].get("tokens_per_second", 0.0)),
     }
@@ -105,7 +105,8 @@ def _stage(estimator: Estimator, stage: int) -> dict:
         return {"fits": False, "memory_bytes": estimator.memory(stage, 1).total}
     step = estimator.step(stage, size)
     return {"fits": True, "memory_bytes": step.memory.total, "micro_batch_size": size,
-            "communication_seconds": step.communication_seconds, "tokens_per_second": step.tokens_per_second}
+            "communication_seconds": step.communication_seconds, "communication_waiting_seconds": step.waiting_seconds,
+            "tokens_per_second": step.tokens_per_second}
 
 
 def _print(config: PlanConfig, estimator: Estimator, step: Step, figures: dict) -> None:
@@ -113,7 +114,7 @@ def _print(config: PlanConfig, estimator: Estimator, step: Step, figures: dict) 
     console.facts("cloze plan: an estimate, nothing was run", [*_memory_rows(estimator, step, figures),
                                                                 *_time_rows(config, step, figures)])
     console.table("ZeRO stages, each with its largest micro-batch",
-                  ("stage", "memory", "micro-batch", "communication", "tokens/s"),
+                  ("stage", "memory", "micro-batch", "communication", "not hidden", "tokens/s"),
                   [_stage_row(*each) for each in figures["stages"].items()])
     for advice in (_advice(config.zero.stage, figures), _limited_by_batch(config, estimator, figures)):
         if advice:
@@ -146,9 +147,7 @@ def _time_rows(config: PlanConfig, step: Step, figures: dict) -> list[tuple[str,
         ("launches", f"{micro.launches:,} a micro-step, {micro.host_seconds * 1e3:.1f} ms of the host: {waits}"),
         ("optimizer", f"{step.optimizer.seconds * 1e3:.1f} ms a step, and {step.gradient_seconds * 1e3:.1f} ms for "
                       "passes over gradients and copies of weights"),
-        ("communication", f"{step.communication_seconds * 1e3:.1f} ms a step, which is longer by "
-                          f"{step.waiting_seconds * 1e3:.1f} ms for it ({figures['communication_share']:.0%}); the "
-                          "rest runs beside backward"),
+        ("communication", f"{step.communication_seconds * 1e3:.1f} ms a step, {_hidden(step)}"),
         ("step", f"{step.seconds:.3g} s for {step.tokens:,.0f} tokens"),
         ("speed", f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / gpus:,.0f} a device; MFU "
                   f"{figures['mfu']:.1%}"),
@@ -162,12 +161,20 @@ def _time_rows(config: PlanConfig, step: Step, figures: dict) -> list[tuple[str,
     return rows
 
 
+def _hidden(step: Step) -> str:
+    """How much of the communication makes the step longer."""
+    share = f"{step.waiting_seconds / step.seconds:.0%} of it"
+    if step.waiting_seconds == step.communication_seconds:
+        return f"{share}, none of it hidden"
+    return (f"which makes it {step.waiting_seconds * 1e3:.1f} ms longer ({share}); the rest overlaps with backward")
+
+
 def _stage_row(stage: int, found: dict) -> tuple[str, ...]:
     memory = f"{found['memory_bytes'] / _GIB:.1f} GiB"
     if not found["fits"]:
-        return (str(stage), memory, "none fits", "", "")
+        return (str(stage), memory, "none fits", "", "", "")
     return (str(stage), memory, str(found["micro_batch_size"]), f"{found['communication_seconds'] * 1e3:.1f} ms",
-            f"{found['tokens_per_second']:,.0f}")
+            f"{found['communication_waiting_seconds'] * 1e3:.1f} ms", f"{found['tokens_per_second']:,.0f}")
 
 
 # A stage is recommended only if it is faster by more than this share, the accuracy of the estimate.

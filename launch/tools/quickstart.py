@@ -121,7 +121,7 @@ class Quickstart:
         self._check_signal(shell_status(process.returncode))
         if self._status(run) != "requeue":
             raise UserError(f"quickstart: pretraining ended as {self._status(run)!r}, expected `requeue` after the "
-                            "signal; its messages stand above")
+                            "signal; see its messages above")
 
     @staticmethod
     def _status(run: Path) -> str | None:

@@ -153,7 +153,7 @@ def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | Non
         raise UserError(f"checkpoint.resume: found checkpoints in {checkpoints.folder}, expected none since it is "
                         "`never`; choose another --output or use `auto`")
     if step is None and some:
-        raise UserError(f"{checkpoints.folder}: every checkpoint there is damaged, expected a good one; restore one, "
+        raise UserError(f"{checkpoints.folder}: found every checkpoint damaged, expected a good one; restore one, "
                         "or choose another --output to start from scratch")
     if step is not None and step > config.train.max_steps:
         raise UserError(f"train.max_steps: found {config.train.max_steps}, expected at least {step}, the step of the "
@@ -201,7 +201,7 @@ def origin_of_rate(given: float | str, size: int) -> str:
     if given != AUTO:
         return "as given"
     count = f"{size / 1e6:,.1f} million" if size >= 1e5 else f"{size:,}"
-    return f"by the model's size ({count} parameters in its layers); --train.learning_rate takes another"
+    return f"by the model's size ({count} parameters in its layers); --train.learning_rate sets another"
 
 
 def training_facts(config: RunConfig, process: Process, engine: Engine, epochs: str, rate: str = ""

@@ -421,7 +421,7 @@ class Trainer:
         if self._peak_doubted:
             return {}
         self._peak_doubted = True
-        self.console.warn(f"speed/mfu: {mfu:.0%} of the peak cannot be, and is not shown: {peak_warning(self.device)}")
+        self.console.warn(f"speed/mfu: {mfu:.0%} of the peak is impossible and not shown: {peak_warning(self.device)}")
         before = self.throughput.peak or 0.0
         # None of a device with a data sheet, which not every rank needs to have.
         found = measured_anew(self.device, compute_dtype(self.engine), self.environment.is_main)

@@ -110,7 +110,7 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
         shares = [masking["mask_share"], masking["random_share"]]
         rows.append((
             "masked",
-            f"at load time, {masking['rate']:.0%} of the tokens ({masking['strategy']}), of these {shares[0]:.0%} "
+            f"at load time, {masking['rate']:.0%} of the tokens ({masking['strategy']}), of which {shares[0]:.0%} "
             f"mask, {shares[1]:.0%} random, {abs(1 - sum(shares)):.0%} kept",
         ))
     rows.append(("borrowed by random segments", f"{total(manifest, 'tokens_borrowed'):,} tokens"))

@@ -75,7 +75,7 @@ def _remove_work(work: Place, progress: Progress) -> None:
     there.
     """
     if not remove_tree(work):
-        progress.note(f"{work} could not be removed; nothing needs it any more: remove it, or run this command again")
+        progress.note(f"{work} could not be removed; it is no longer needed: remove it, or run this command again")
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _run(
 ) -> None:
     """Run both stages, and write the manifests."""
     if tokenizer.word_table_reason:
-        progress.note(f"the word table is off ({tokenizer.word_table_reason}): tokenizing goes at the library's rate")
+        progress.note(f"the word table is off ({tokenizer.word_table_reason}): tokenizing runs at the library's speed")
     with open_executor(config) as executor:  # worker processes start while this one estimates
         if (expected := estimate(config, tokenizer, files, segments)) is not None:
             if not isinstance(work, StorePath):
@@ -333,11 +333,11 @@ def _make_shards(
         except DamagedPart as damaged:
             if damaged.path in repaired:
                 raise UserError(
-                    f"{damaged.path}: damaged again after it was written anew, expected a disk that keeps what is "
+                    f"{damaged.path}: damaged again after it was written again, expected a disk that keeps what is "
                     "written; choose another --output"
                 ) from damaged
             repaired.add(damaged.path)
-            run.progress.note(f"{damaged.path}: isn't what was written; it is made again")
+            run.progress.note(f"{damaged.path}: differs from what was written; it is rebuilt")
             damaged.path.unlink(missing_ok=True)
 
 

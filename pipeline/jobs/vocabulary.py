@@ -74,13 +74,13 @@ def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) ->
     progress.advance(1, 0, 0)
     if tokenizer.vocab_size > config.vocab_size:
         progress.note(
-            f"the vocabulary has {tokenizer.vocab_size} entries, not {config.vocab_size}: the special tokens and the "
-            "characters alone are so many (vocabulary.alphabet lowers their number for wordpiece)"
+            f"the vocabulary has {tokenizer.vocab_size} entries, not {config.vocab_size}: that many special "
+            "tokens and characters exist (vocabulary.alphabet lowers their number for wordpiece)"
         )
     if tokenizer.vocab_size < config.vocab_size:
         progress.note(
-            f"the vocabulary has {tokenizer.vocab_size} entries, not {config.vocab_size}: the text gives no more "
-            f"(min_frequency {config.vocabulary.min_frequency})"
+            f"the vocabulary has {tokenizer.vocab_size} entries, not {config.vocab_size}: the text contains no "
+            f"more (min_frequency {config.vocabulary.min_frequency})"
         )
     return Tokenizer.from_folder(output)
 

@@ -153,7 +153,7 @@ def _input_file(
 
 def _check_file(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{path}: is no file, expected files and folders; write what it gives into a file")
+        raise UserError(f"{path}: is no file, expected files and folders; write its contents into a file")
 
 
 def _format(path: str, config: SourceConfig) -> tuple[str, str | None]:

@@ -106,7 +106,7 @@ class LongLine:
         except (ValueError, IndexError) as error:
             raise UserError(
                 f"{self.where}: found no field {self.config.text_field!r} at the beginning of a line of more than "
-                f"{len(self._held) >> 20} MB; put it before whatever is longer"
+                f"{len(self._held) >> 20} MB; put it before longer fields"
             ) from error
         if id_missing:
             raise UserError(

@@ -134,7 +134,7 @@ class Manifest:
         if not self.is_old:
             return None
         return (f"{self.folder / FILE_NAME}: an earlier version wrote it without hashes of itself and of the "
-                "tokenizer's files; not all changes of these can be seen")
+                "tokenizer's files; not every change of them can be detected")
 
     @property
     def damage(self) -> str | None:

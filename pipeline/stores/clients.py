@@ -184,7 +184,7 @@ class ObjectClient:
             return f"{self.url}: {_NO_CREDENTIALS[self.url.partition(':')[0]]}"
         if status and status[1][0] in "34" and status[1][:3] not in ("408", "429"):
             return (f"{where}: the store refused the request ({said}), expected it to be allowed; look at the "
-                    "credentials and what they may do, and at the bucket's region")
+                    "credentials and their permissions, and at the bucket's region")
         said = said or _reason(text)
         return (f"{where}: the store didn't answer as expected ({said}), also not after up to {RETRIES} retries in "
                 f"{RETRY_SECONDS:.0f} s{ADVICE}")

@@ -145,8 +145,8 @@ def leased(path: StorePath, note: Callable[[str], None], patience_seconds: float
             # the existing object was overwritten although the condition was that it does not exist
             raise NotImplementedError
     except NotImplementedError:
-        note(f"{path}: the store has no conditional writes, so nothing keeps a second command from working there at "
-             "the same time; see to it that there is but one")
+        note(f"{path}: the store has no conditional writes, so a second command could "
+             "write there at the same time; make sure that there is only one")
         yield Unchecked()
         return
     if version is None:

@@ -277,10 +277,10 @@ def test_a_folder_that_holds_another_run(data, finished, tmp_path, capsys):
     line = error_of(capsys, "pretrain", *TINY, "--data", other, "--train.max_steps", "4", "--output", finished)
     assert "manifest_hash" in line and "--config" not in line, "which does not bring other data back"
     (tmp_path / "file").write_text("")
-    assert "files that are no run" in error_of(capsys, *arguments, tmp_path / "file")
+    assert "files that are not a run's" in error_of(capsys, *arguments, tmp_path / "file")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
-    assert "files that are no run" in error_of(capsys, *arguments, tmp_path / "mine")
+    assert "files that are not a run's" in error_of(capsys, *arguments, tmp_path / "mine")
 
 
 @pytest.mark.parametrize("before,after", [("fp32", "bf16"), ("bf16", "autocast")])
@@ -318,7 +318,7 @@ def test_all_checkpoints_damaged_is_no_silent_restart(data, finished, tmp_path):
     for path in (run / "checkpoints").glob("step-*"):
         (path / "checksums.json").unlink()
     output = train(data, run, "--train.max_steps", "4", "--checkpoint.every_steps", "2", status=2)
-    assert "every checkpoint there is damaged" in output.splitlines()[-1]
+    assert "found every checkpoint damaged" in output.splitlines()[-1]
 
 
 def test_a_finished_run_is_repeated_by_its_own_configuration(data, finished, tmp_path):
@@ -518,7 +518,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(data, tmp_path):
         assert line.startswith("error: ") and ("free" in line or "full" in line)
         good = sorted((disk / "run" / "checkpoints").glob("step-*[0-9]"))
         assert good, "a checkpoint was published before the disk was full"
-        # On a larger disk the same command goes on from it.
+        # On a larger disk the same command continues from it.
         moved = shutil.copytree(disk / "run", tmp_path / "run")
         output = train(data, moved, "--train.max_steps", "8", "--checkpoint.every_steps", "1")
         assert f"resumed from step {int(good[-1].name[5:])} " in output

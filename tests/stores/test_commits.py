@@ -38,7 +38,7 @@ def test_an_old_job_cannot_commit(bucket):
     assert sorted(new.commits) == [10]
     new.commit(20, Commit("b", "y", 2))
     for late in (lambda: old.commit(30, Commit("c", "z", 3)), lambda: old.remove({10})):
-        with pytest.raises(TakenOver, match="taken up by another job"):
+        with pytest.raises(TakenOver, match="taken over by another job"):
             late()
     assert sorted(read_commits(path)) == [10, 20]
     new.remove({10})
@@ -236,7 +236,7 @@ def test_a_store_that_is_away_is_no_harm_to_what_tells(bucket, proxy, impatient,
         assert shipper._thread.is_alive()
     proxy.fault = lambda request: None
     shipper.close(60)
-    assert len(said) == 1 and "do not arrive" in said[0]
+    assert len(said) == 1 and "could not be uploaded" in said[0]
     assert place.at("run/log/0001-a/metrics.jsonl.000000").read_text() == lines(1, 2)
 
 

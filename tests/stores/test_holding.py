@@ -113,7 +113,7 @@ def test_lines_that_were_not_sent_outlast_a_start_that_is_killed_before_it_goes_
 def test_a_place_that_is_no_run_is_left_alone(config, bucket):
     place = to_place(config.output)
     (place / "thesis.txt").write(b"precious")
-    with pytest.raises(UserError, match=r"own with objects that are no run \(thesis.txt\)"):
+    with pytest.raises(UserError, match=r"own with objects that are not a run's \(thesis.txt\)"):
         with stored(config, Environment(), Console()):
             raise AssertionError("it was taken")
     for output, told in ((bucket, "a whole bucket"), ("hf://datasets/a/b", "is only read"), ("ftp://a/b", "scheme")):

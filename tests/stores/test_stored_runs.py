@@ -108,7 +108,7 @@ def test_killed_in_an_upload_and_gone_on_with_from_empty_disks(data, undisturbed
     proxy.fault = lambda request: None
     assert any("mp_rank_00_model_states" in key for key in keys(uploaded))
     printed = finish_all(start_on(machines(2), data, output, *RUN, step_seconds=0.4))
-    assert "resumed from step 4 of 16" in printed and "is there after" in printed
+    assert "resumed from step 4 of 16" in printed and "was uploaded after" in printed
     assert committed(output) == [12, 16]
     assert_nothing_but_what_counts(output)
     assert_no_secrets(output, printed)
@@ -165,7 +165,7 @@ def test_a_store_that_is_away_for_a_while_and_for_good(data, machines, bucket, p
     (machine,) = machines(1)
     process = machine.start(data, output, *SHORT, PATIENCE, "6", step_seconds=0.4)
     printed = finish(process, 2)
-    assert "the training goes on" in printed and "the store answers again" in printed
+    assert "training continues" in printed and "the store answers again" in printed
     assert "step 12/12" in printed and printed.count("error: ") == 1
     assert "503 Service Unavailable" in printed.partition("error: ")[2]
     assert "checkpoints/step-00000012" in printed.partition("error: ")[2]
@@ -253,7 +253,7 @@ def test_a_store_that_is_away_for_a_whole_minute(data, machines, bucket, proxy):
     proxy.away = away
     printed = finish_all(start_on(machines(2), data, output, *run, step_seconds=0.3, quick=False))
     assert begun and time.monotonic() - begun[0] > 60
-    assert "the training goes on" in printed and printed.count("the store answers again") >= 1
+    assert "training continues" in printed and printed.count("the store answers again") >= 1
     assert "complete at step 260" in printed and "error: " not in printed
     steps = [line["step"] for line in read_log(output) if "train/loss" in line]
     assert steps == list(range(1, 261)) and told_state(output) == "complete"
@@ -418,7 +418,7 @@ def test_an_old_job_that_wakes_up_cannot_commit(data, machines, bucket):
     assert committed(output) == [9, 12]
     send(processes, signal.SIGCONT)
     printed = finish(old, 2)
-    assert "held by another job" in printed or "taken up by another job" in printed
+    assert "held by another job" in printed or "taken over by another job" in printed
     assert printed.count("error: ") == 1
     assert committed(output) == [9, 12]
 

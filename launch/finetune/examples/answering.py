@@ -99,7 +99,7 @@ class AnswerExamples(Examples):
             if room < step:
                 raise UserError(f"window_step: found {config.window_step}, expected at most {room}, the tokens that "
                                 f"question {question.id} of {path} leaves of max_length {config.max_length}; lower it "
-                                "or raise --max_length, or tokens between two of them would be in none")
+                                "or raise --max_length, so that every token is in a window")
             for first, end in windows(len(texts[question.context]), room, step):
                 made.append(Window(number, first, end - first, asked + 2))
                 in_context.append(begins_in[question.context] + first)

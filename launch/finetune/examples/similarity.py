@@ -52,7 +52,7 @@ def columns_of_file(config: FinetuneConfig, task: Task, path: str, found: tuple[
     if score is None:
         if len(given) < 2:
             raise UserError(f"{path}: found no column {' or '.join(map(repr, scores))}, expected scores of pairs of "
-                            f"texts, since a text alone ({given[0]}) has nothing to find; name theirs with "
+                            f"texts, since a text alone ({given[0]}) has no score; name their columns with "
                             "--label_columns")
         texts = given[:2] + tuple(name for name in given[2:] if name in found)  # it may lack hard negatives
         flag = "text_columns"

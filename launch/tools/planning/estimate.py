@@ -281,7 +281,9 @@ class Estimator:
                 for size in self.buckets]
         # The last bucket is complete at the end of backward, the others in proportion to their share of the weights.
         inner = sum(self.buckets[:-1])
-        parts = [done / inner for done in accumulate(self.buckets[:-1])] + [1.0]
+        if self.config.objective == "replaced_tokens":  # the generator's come first and are complete late
+            inner = 0
+        parts = [done / inner if inner else 1.0 for done in accumulate(self.buckets[:-1])] + [1.0]
         by_kernel = [kernel_seconds(cluster.machine, kernel) for kernel in trace.kernels]
         backward = sum(by_kernel[trace.forward:]) / sum(by_kernel) * micro.seconds
         return sum(sums), waited_for(sums, parts, backward)

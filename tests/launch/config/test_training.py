@@ -24,7 +24,7 @@ def test_the_arithmetic_is_checked_and_printed():
         BatchArithmetic.of(train, 3)
     with pytest.raises(UserError, match="train.global_batch_size: found 2, .* 3 processes; set it to 3,.*: 2$"):
         BatchArithmetic.of(TrainConfig(global_batch_size=2), 3)
-    with pytest.raises(UserError, match="set it to 224 or 280, or, as a run that goes on must, .*processes: 32 or 64$"):
+    with pytest.raises(UserError, match="set it to 224 or 280, or, for a run that is resumed, .*processes: 32 or 64$"):
         BatchArithmetic.of(TrainConfig(global_batch_size=256), 56)
     grown = TrainConfig(global_batch_size=96, initial_global_batch_size=32, batch_increment=16,
                         batch_warmup_tokens=1)

@@ -154,7 +154,7 @@ def test_all_runs_start_from_one_checkpoint_of_a_pretraining_that_goes_on(files,
     planned = _plan(parse("finetune", words[1:]), read_job)
     hidden.rename(newest)
     said = finish(ForkedRun(single))
-    assert f"{tmp_path / 'old'}, step 2; drawn anew" in " ".join(said.replace("│", " ").split())
+    assert f"{tmp_path / 'old'}, step 2; initialized" in " ".join(said.replace("│", " ").split())
     assert json.loads((tmp_path / "single" / "results.json").read_text())["model_step"] == 2
 
     def steps(planned):

@@ -157,12 +157,12 @@ def test_wrong_words_are_answered_with_what_is_right(words, expected, capsys):
 
 
 @pytest.mark.parametrize(("content", "expected"), [
-    ("a: [1\n", "found what is no YAML in c.yaml at line 2, column 1, expected a YAML file of NAME: VALUE lines"),
-    ("train:\n\tmax_steps: 3\n", "found what is no YAML in c.yaml at line 2, column 1"),
+    ("a: [1\n", "found malformed YAML in c.yaml at line 2, column 1, expected a YAML file of NAME: VALUE lines"),
+    ("train:\n\tmax_steps: 3\n", "found malformed YAML in c.yaml at line 2, column 1"),
     ("- 1\n- 2\n", "found a list in c.yaml"), ("hello\n", "found a single value in c.yaml"),
     ("", "found nothing in c.yaml"), (bytes(range(128, 256)), "found bytes in c.yaml that are no UTF-8"),
     ("1: 2\n", "found the name 1 in c.yaml"), ("train: {2: 3}\n", "found the name 2 in c.yaml"),
-    ("seed: !!python/name:os.system\n", "found what is no YAML in c.yaml at line 1, column 7"),
+    ("seed: !!python/name:os.system\n", "found malformed YAML in c.yaml at line 1, column 7"),
     ("train: 3\n", "found 3 for train in c.yaml, expected a YAML file of its fields, or {name: value}"),
     ("model: [1]\n", "found '[1]' for model in c.yaml"), ("optimizer: null\n", "found null for optimizer"),
     ("train.max_steps: many\n", "--train.max_steps: found many, expected a whole number"),

@@ -48,6 +48,11 @@ def test_a_repeated_list_is_one_list(tmp_path):
     expected = ["train.learning_rate=1e-3,2e-3", "seed=1,2"]
     assert parse("sweep", [*base, "--grid", expected[0], "--grid", expected[1]]).grid == expected
     assert parse("sweep", [*base, f"--grid={expected[0]}", "--grid", f"[{expected[1]!r}]"]).grid == expected
+    assert parse("sweep", [*base, "--grid", expected[0], f"--grid+={expected[1]}"]).grid == expected
+    with pytest.raises(UserError, match="--grid: found .*expected one or more texts"):
+        parse("sweep", [*base, "--grid", "[1, 2]", "--grid", "a=b"])
+    pair = ["finetune", "--train", "t", "--validation", "v", "--model", "m", "--output", "o", "--labels", "0", "1"]
+    assert parse(*pair[:1], [*pair[1:], "--", "classification"]).labels == ["0", "1"]
     (tmp_path / "file.yaml").write_text("grid: ['seed=1,2,3']")  # which flags replace, as any other field
     assert parse("sweep", [*base, "--config", str(tmp_path / "file.yaml"), "--grid", *expected]).grid == expected
 

@@ -191,7 +191,7 @@ def test_cut_texts_are_counted_on_stderr(folders, capsys):
     captured = capsys.readouterr()
     assert json.loads(captured.out.splitlines()[0])["cut_tokens"] == 102 - POSITIONS
     assert captured.err == (f"warning: {102 - POSITIONS} tokens of texts beyond the {POSITIONS} that the "
-                            "model reads were cut\n")
+                            "model reads were truncated\n")
 
 
 def test_folders_without_a_model_in_one_line(capsys, tmp_path):

@@ -49,7 +49,7 @@ def first(short, tmp_path_factory):
 
 def table(output: str) -> dict[str, str]:
     """The table of what was taken: its rows by their name."""
-    lines = output.split("init_from: what this run starts with")[1].splitlines()[1:]
+    lines = output.split("init_from: initial state of this run")[1].splitlines()[1:]
     rows, name = {}, ""
     for line in lines:
         cells = [cell.strip() for cell in line.split("│")[1:-1]]
@@ -65,7 +65,7 @@ def test_weights_are_taken_and_everything_else_begins_at_0(long, first, tmp_path
     run = tmp_path / "second"
     output = train(long, run, *STILL, "--init_from", str(first), "--train.learning_rate", "0.5", processes=2)
     rows = table(output)
-    assert "step 12 of" in rows["weights"] and rows["drawn anew"] == "nothing"
+    assert "step 12 of" in rows["weights"] and rows["initialized"] == "nothing"
     assert rows["moments"] == "none: they start at 0"
     assert_same_weights(weights(first), weights(run))
     assert [line["data/samples"] for line in curve(run) if "data/samples" in line] == [16]
@@ -153,7 +153,7 @@ def test_a_hugging_face_bert_is_trained_on(long, tmp_path):
         shutil.copy(path, folder)
     output = train(long, tmp_path / "run", *STILL, "--init_from", str(folder))
     rows = table(output)
-    assert set(rows["drawn anew"].split(", ")) == {
+    assert set(rows["initialized"].split(", ")) == {
         "bert.pooler.dense.weight", "bert.pooler.dense.bias", "next_sentence.classifier.weight",
         "next_sentence.classifier.bias"}
     assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "back")]) == 0

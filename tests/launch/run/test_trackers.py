@@ -93,7 +93,7 @@ def test_one_that_fails_or_is_silent_neither_stops_nor_slows(tmp_path, monkeypat
     assert time.monotonic() - began < 5
     for tracking in both:
         tracking.close(complete=True)
-    assert said[0] == "failing: the run goes on without it (OSError: the server is gone)" and len(said) == 2
+    assert said[0] == "failing: the run continues without it (OSError: the server is gone)" and len(said) == 2
     assert said[1].startswith("silent: it has not answered for 0 s")
     answers.set()
 
@@ -202,4 +202,4 @@ def test_the_end_does_not_wait_for_one_that_has_failed(tmp_path, monkeypatch):
         tracking.write(step, {"train/loss": 1.0})
     began = time.monotonic()
     tracking.close(complete=True)
-    assert time.monotonic() - began < 30 and said == ["one: the run goes on without it (SystemExit: bye)"]
+    assert time.monotonic() - began < 30 and said == ["one: the run continues without it (SystemExit: bye)"]

@@ -145,7 +145,7 @@ def test_a_classifier_of_pairs_refuses_a_single_text(tmp_path):
     folder = save_model(tmp_path, "BertForSequenceClassification", **labels("no", "yes"))
     described = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(described | {"cloze_columns": {"texts": ["premise", "claim"]}}))
-    model, said = Predictor.from_folder(folder), "found one text, expected two: the model has learned from pairs"
+    model, said = Predictor.from_folder(folder), "found one text, expected two: the model was trained on pairs"
     assert len(model.classify("the cat", "the mat")) == 2
     with pytest.raises(UserError, match=rf"text 2: {said} \(premise, claim\)"):
         model.classify([("the cat", "the mat"), "the cat sat"])

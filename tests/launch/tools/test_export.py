@@ -108,16 +108,16 @@ def test_the_length_that_was_trained_is_exported_and_longer_texts_are_cut_or_rem
     assert json.loads((exported / "config.json").read_text())["cloze_truncation"]["max_length"] == 16
     assert json.loads((exported / "tokenizer_config.json").read_text())["model_max_length"] == 64
     short, long = "w1 w2", " ".join(["w3"] * 30)
-    said = "texts of more than the 16 tokens that the model has learned from"
+    said = "texts of more than the 16 tokens that the model was trained on"
     for folder in (run, exported):
         capsys.readouterr()
         assert main(["predict", "embed", str(folder), short, long]) == 0
         output = capsys.readouterr()
         assert [json.loads(line)["cut_tokens"] for line in output.out.splitlines()] == [0, 16]
-        assert "16 tokens of texts beyond the 16 that the model reads were cut" in output.err
+        assert "16 tokens of texts beyond the 16 that the model reads were truncated" in output.err
         assert main(["predict", "fill-mask", str(folder), f"{short} [MASK]", f"{long} [MASK]"]) == 0
         assert f"found 1 {said}" in capsys.readouterr().err
-        with pytest.warns(UserWarning, match="more than the 16 tokens that the model has learned from"):
+        with pytest.warns(UserWarning, match="more than the 16 tokens that the model was trained on"):
             Predictor.from_folder(folder).features(long)
     table = tmp_path / "train.tsv"
     table.write_text(f"text\tlabel\n{short}\ta\n{long}\tb\n" * 4)

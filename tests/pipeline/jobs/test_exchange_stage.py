@@ -164,7 +164,7 @@ def test_a_damaged_part_of_an_interrupted_run_is_made_again(
     progress = Notes()
     prepare(config(folder, where), progress)
     assert corpus.contents(folder / where) == undisturbed
-    notes = [note for note in progress.notes if note == f"{path}: isn't what was written; it is made again"]
+    notes = [note for note in progress.notes if note == f"{path}: differs from what was written; it is rebuilt"]
     assert len(notes) == (damage != "the file")  # which is seen before anything is done
 
 

@@ -75,7 +75,7 @@ def test_masks_drawn_at_load_time_are_shown_as_configured(tmp_path):
     path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(30))
     prepare(corpus.config(tmp_path, [path], masking=MaskingConfig(mode="dynamic", rate=0.3, mask_share=0.7)))
     (row,) = [value for name, value in inspect(InspectConfig(str(tmp_path / "data"))).facts if name == "masked"]
-    assert row == "at load time, 30% of the tokens (token), of these 70% mask, 10% random, 20% kept"
+    assert row == "at load time, 30% of the tokens (token), of which 70% mask, 10% random, 20% kept"
 
 
 def test_documents_with_encoding_errors_are_reported(tmp_path):

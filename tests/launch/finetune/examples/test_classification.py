@@ -270,7 +270,7 @@ def test_ways_to_adapt(sentiment_run, files, tmp_path):
     assert not torch.equal(after["bert.encoder.layers.1.feed_forward.up.weight"],
                            best["bert.encoder.layers.1.feed_forward.up.weight"])
     _, said = finetune("sst2", output, *files, tmp_path / "anew", "--reinitialize_layers", 1, "--epochs", 0.1)
-    assert "drawn anew: the top 1 layers and the pooler" in said
+    assert "initialized: the top 1 layers and the pooler" in said
 
 
 def test_random_weights_of_a_shape_and_a_new_head_named(model, files, tmp_path):
@@ -281,7 +281,7 @@ def test_random_weights_of_a_shape_and_a_new_head_named(model, files, tmp_path):
     assert f"measured with the checkpoint of step {results['best_step']} of {results['steps']}, the best by " in said
     assert results["validation"]["accuracy"] > 0.5
     _, said = finetune("sst2", model, *files, tmp_path / "new", "--epochs", 0.1)
-    assert "drawn anew: classifier.weight, classifier.bias" in " ".join(said.replace("│", " ").split())
+    assert "initialized: classifier.weight, classifier.bias" in " ".join(said.replace("│", " ").split())
 
 
 HEADER = ("sentence", "label")

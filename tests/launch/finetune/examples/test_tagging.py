@@ -286,4 +286,4 @@ def test_a_regressions_head_is_not_taken_for_that_of_choices(tmp_path, kind, dra
     save_model(tmp_path, kind, num_labels=1)  # both have one score
     config = parse("finetune", ["swag", "--model", str(tmp_path), "--train", "t", "--validation", "v", "--output", "o"])
     _, origin = start_model(BertForMultipleChoice, find_source(config), None, config)
-    assert origin == str(tmp_path) + ("; drawn anew: classifier.weight, classifier.bias" if drawn else "")
+    assert origin == str(tmp_path) + ("; initialized: classifier.weight, classifier.bias" if drawn else "")
