@@ -93,14 +93,14 @@ COMMANDS = {
               "source.text_field"),
         examples=("cloze vocab --config books --input 'books-*.jsonl.gz' --output runs/vocab --vocab_size 8192",)),
     "prepare": Command(
-        "turn raw text into shards", "cloze.launch.tools.data:prepare", "cloze.pipeline.config:PrepareConfig",
+        "convert raw text to shards", "cloze.launch.tools.data:prepare", "cloze.pipeline.config:PrepareConfig",
         configs="prepare",
         main=("input", "output", "tokenizer", "max_length", "mask_sets", "workers", "source.format",
               "source.text_field", "samples.objective", "masking.rate", "split.validation"),
         examples=("cloze prepare --config books --input texts/ --tokenizer runs/vocab --output runs/shards",
                   "cloze prepare --input texts/ --tokenizer runs/vocab --output runs/shards --workers 8")),
     "inspect": Command(
-        "show what shards hold", "cloze.launch.tools.data:inspect", "cloze.pipeline.config:InspectConfig",
+        "show the contents of shards", "cloze.launch.tools.data:inspect", "cloze.pipeline.config:InspectConfig",
         main=("split", "samples"), examples=("cloze inspect runs/shards --samples 2",)),
     "verify": Command(
         "check every shard against its hash", "cloze.launch.tools.data:verify", "cloze.pipeline.config:VerifyConfig",
@@ -122,7 +122,7 @@ COMMANDS = {
                   "cloze sweep --config small --data runs/shards --output runs/rates "
                   "--grid learning_rate=1e-3,2e-3 --run 0")),
     "deepspeed-config": Command(
-        "print DeepSpeed's configuration", "cloze.launch.pretrain.command:print_deepspeed_config",
+        "print the DeepSpeed configuration of a run", "cloze.launch.pretrain.command:print_deepspeed_config",
         "cloze.launch.config:DeepSpeedConfig", configs="pretrain", prepares=True,
         main=("processes", *_RUN_FIELDS, "zero.stage"),
         examples=("cloze deepspeed-config --config bert-base-phase1 --processes 8",)),
@@ -134,7 +134,7 @@ COMMANDS = {
         main=("device", "gpus", "data", "model", *_RUN_FIELDS, "zero.stage", "price_per_hour"),
         examples=("cloze plan --config bert-base-phase1 --device a100-80gb --gpus 8 --price_per_hour 2",)),
     "runs": Command(
-        "list the runs in a folder and their states", "cloze.launch.tools.status:list_runs",
+        "list the runs in a folder and their state", "cloze.launch.tools.status:list_runs",
         "cloze.launch.config:RunsConfig", main=("folder", "json"), examples=("cloze runs runs",)),
     "status": Command(
         "show the state of a run, or follow it", "cloze.launch.tools.status:show_status",
@@ -170,10 +170,10 @@ COMMANDS = {
         "answer questions from a text", "AnswerConfig", "context top_k",
         "cloze predict answer runs/squad 'Who came?' --context 'Ada came at noon.'"),
     "predict choose": _prediction(
-        "choose which text best continues another", "ChooseConfig", "",
+        "choose the best continuation of a text", "ChooseConfig", "",
         "cloze predict choose runs/swag 'She opened the door.' 'It was raining.' 'Doors are eaten.'"),
     "predict similarity": _prediction(
-        "how alike texts are", "SimilarityConfig", "pooling",
+        "compare texts by similarity", "SimilarityConfig", "pooling",
         "cloze predict similarity runs/small 'a cat' 'a dog' 'a car'"),
     "predict embed": _prediction(
         "one vector for each text", "EmbedConfig", "pair pooling dimensions",
@@ -185,31 +185,31 @@ COMMANDS = {
         "rank texts by their probability", "ScoreConfig", "",
         "cloze predict score runs/small 'the cat sat' 'the cat sitted'"),
     "evaluate": Command(
-        "measure a model on a suite", "cloze.launch.evaluate.command:evaluate",
+        "evaluate a model on a suite", "cloze.launch.evaluate.command:evaluate",
         "cloze.launch.evaluate.config:EvaluateConfig", checks="cloze.launch.evaluate.precheck:check_inputs",
         main=("suite", "data", "step", "every_checkpoint", "json", "every_nth"),
         examples=("cloze evaluate runs/small --suite blimp --data blimp --every_nth 10",
                   "cloze evaluate runs/small --suite lines --data held-out.txt")),
     "serve": Command(
-        "answer over HTTP, with a page to try it", "cloze.launch.serve.command:serve",
+        "serve predictions over HTTP, with a page to try them", "cloze.launch.serve.command:serve",
         "cloze.launch.serve.config:ServeConfig", checks="cloze.launch.pretrained.precheck:check_used",
         main=("host", "port", "api_key_file", "no_auth"),
         examples=("cloze serve runs/own --port 8000",
                   "cloze serve runs/own --host 0.0.0.0 --api_key_file keys.txt")),
     "tokenize": Command(
-        "show a model's input for texts", "cloze.launch.predict.tokenize:tokenize",
+        "show a model's inputs for texts", "cloze.launch.predict.tokenize:tokenize",
         "cloze.launch.predict.config:TokenizeConfig", words="text", main=("text", "pair", "file"),
         checks="cloze.launch.predict.precheck:check_inputs",
         examples=("cloze tokenize runs/small 'The capital of [MASK] is Paris.'",)),
     "doctor": Command(
-        "examine the environment, on all its machines", "cloze.launch.tools.doctor:doctor",
+        "check the environment, on all machines", "cloze.launch.tools.doctor:doctor",
         "cloze.launch.config:DoctorConfig", main=("data", "output"),
         examples=("cloze doctor", "torchrun --nproc-per-node 2 -m cloze doctor --output runs")),
     "quickstart": Command(
-        "the whole pipeline in minutes, on text included in Python", "cloze.launch.tools.quickstart:quickstart",
+        "run the whole pipeline in minutes, on text included in Python", "cloze.launch.tools.quickstart:quickstart",
         "cloze.launch.config:QuickstartConfig", main=("output", "processes"), examples=("cloze quickstart",)),
     "completion": Command(
-        "print a shell's completion script for commands, fields and values", "cloze.launch.cli:print_completion",
+        "print the shell completion of commands, fields and values", "cloze.launch.cli:print_completion",
         "cloze.launch.config:CompletionConfig",
         examples=("cloze completion bash > ~/.local/share/bash-completion/completions/cloze",
                   "cloze completion fish > ~/.config/fish/completions/cloze.fish")),

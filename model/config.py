@@ -94,11 +94,10 @@ class BertConfig:
     initializer_range: float = 0.02
     """Standard deviation of the initial weights."""
     initialization: Literal["bert", "megatron"] = "bert"
-    """bert: every map has that deviation; megatron: those into the residual stream, and the masked-LM transform, have
-    1/sqrt(2 x num_hidden_layers) of it.
-    """
+    """bert: all linear maps have initializer_range; megatron: those into the residual stream, and the masked-LM
+    transform, have 1/sqrt(2 x num_hidden_layers) of it."""
     initializer_cutoff: float | None = None
-    """Deviations beyond which no initial weight is drawn, above 0; null: none is cut off."""
+    """Standard deviations at which the distribution of initial weights is truncated, above 0; null: not truncated."""
     embedding_initializer_range: float | None = None
     """Standard deviation of initial word and segment embeddings; null: initializer_range."""
     pad_token_id: int = 0
@@ -115,7 +114,7 @@ class BertConfig:
     local_rotary_theta: float = 10000.0
     """Base of the rotary frequencies in layers with local attention."""
     segment_padding_index: int | None = None
-    """Segment type of padding, whose embedding is zero and stays so; null: none is special."""
+    """Segment type of padding, whose embedding is zero and stays so; null: none."""
     embedding_norm: bool = True
     """Whether embeddings are normalised."""
     embedding_dropout: bool = True

@@ -32,19 +32,19 @@ class SourceConfig:
     """How the input files are read."""
 
     format: Literal["auto", "text", "file", "lines", "pairs", "jsonl", "parquet", "dataset"] = "auto"
-    """Form of the input. auto: by name (.jsonl, .parquet, else text); text: documents between blank lines; file: a
-    document each; lines: a sentence a line, blank line between documents; pairs: A<tab>B a line; jsonl; parquet;
-    dataset: names of folders of `datasets.save_to_disk` or of data sets on the hub (NAME or NAME@REVISION)."""
+    """Form of the input. auto: by name (.jsonl, .parquet, else text); text: documents between blank lines; file: one
+    document per file; lines: one sentence per line, blank line between documents; pairs: A<tab>B per line; jsonl;
+    parquet; dataset: names of folders of `datasets.save_to_disk` or of data sets on the hub (NAME or NAME@REVISION)."""
     text_field: str = "text"
     """Field of JSONL, Parquet and data sets that holds the text; a name."""
     id_field: str | None = None
-    """Field that holds a document's id, whose hash then fills the column `document`; null: the hash of the text."""
+    """Field that holds a document's id, whose hash is stored in the column `document`; null: the hash of the text."""
     dataset_config: str | None = None
-    """Configuration of a data set on the hub, such as 20231101.en; null if it has but one."""
+    """Configuration of a data set on the hub, such as 20231101.en; null if it has only one."""
     dataset_split: str = "train"
     """Split of a data set that is read; a name."""
     encoding_errors: Literal["stop", "replace"] = "stop"
-    """Bytes that aren't UTF-8: stop with an error, or replace each by U+FFFD and count the documents."""
+    """Handling of bytes that are not UTF-8: stop with an error, or replace each by U+FFFD and count the documents."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SentencesConfig:
     """How documents are split into sentences."""
 
     splitter: Literal["rules", "lines", "none"] = "rules"
-    """rules: punctuation, with abbreviations, also Chinese and Japanese; lines: as given, one a line; none: a
+    """rules: punctuation, with abbreviations, also Chinese and Japanese; lines: as given, one per line; none: a
     paragraph is a sentence."""
 
 
@@ -79,13 +79,13 @@ class VocabularyConfig:
     model: Literal["wordpiece", "words", "bytes", "characters"] = "wordpiece"
     """wordpiece: BERT's; words: whole words split at white space; bytes: byte-level BPE, as in RoBERTa; characters."""
     lowercase: bool = True
-    """Whether case is dropped; true or false (bytes always keep it)."""
+    """Whether case is removed; true or false (bytes always keep it)."""
     strip_accents: bool | None = None
-    """Whether accents are dropped; true, false, or null: as lowercase says."""
+    """Whether accents are removed; true, false, or null: same as lowercase."""
     alphabet: int = 1000
-    """Characters that wordpiece keeps, the most frequent first; 1 to 60000 (Chinese needs some 7000)."""
+    """Number of characters that wordpiece keeps, the most frequent first; 1 to 60000 (Chinese needs about 7000)."""
     min_frequency: int = 2
-    """Times that a word or pair must occur to enter the vocabulary; at least 1."""
+    """Minimum occurrences of a word or pair in the vocabulary; at least 1."""
     pad_token: str = "[PAD]"
     """Name of the padding token; letters or digits with marks around them."""
     unknown_token: str = "[UNK]"
@@ -128,19 +128,20 @@ class SamplesConfig:
     """next_sentence: BERT's pairs; sentence_order: ALBERT's; full_sentences: RoBERTa's; single_sentences; given_pairs:
     the two segments that the source gives."""
     random_share: float = 0.5
-    """Probability of a random (or, in sentence_order, swapped) segment B; a share. given_pairs: 0 is never."""
+    """Probability of a random (or, with sentence_order, swapped) segment B; a share. With given_pairs 0 means never."""
     short_share: float = 0.1
-    """Probability that a pair aims at a random shorter length, as in the BERT release; a share."""
+    """Probability that a pair has a random shorter target length, as in the BERT release; a share."""
     cross_documents: bool = True
-    """Whether full sentences run on into the next document (a separator between); true or false."""
+    """Whether full sentences continue into the next document (after a separator); true or false."""
     single_share: float = 0.0
-    """full_sentences, where cross_documents is false: probability of a document that each of its sentences is a sample
-    of its own instead; a share."""
+    """full_sentences with cross_documents false: probability that each sentence of a document becomes a sample of its
+    own instead; a share."""
     pair_sets: int = 1
-    """Times that the samples are built anew, with new cuts and partners; epochs cycle through them; at least 1, and 1
-    where nothing is drawn: single_sentences, full_sentences with single_share 0, given_pairs with random_share 0."""
+    """Number of times that samples are built anew, with new cuts and partners; epochs cycle through them; at least 1,
+    and 1 where nothing is random: single_sentences, full_sentences with single_share 0, given_pairs with random_share
+    0."""
     min_document_tokens: int = 1
-    """Documents with fewer tokens are left out and counted; at least 1."""
+    """Minimum tokens of a document; shorter ones are skipped and counted; at least 1."""
 
     def __post_init__(self) -> None:
         _require_share("samples.random_share", self.random_share)
@@ -163,20 +164,21 @@ class MaskingConfig:
     """Which tokens are masked, and how."""
 
     mode: Literal["precomputed", "dynamic"] = "precomputed"
-    """precomputed: mask_sets sets lie in the shards; dynamic: drawn anew at each epoch when a batch is loaded."""
+    """precomputed: mask_sets sets are stored in the shards; dynamic: drawn anew at each epoch when a batch is
+    loaded."""
     strategy: Literal["token", "whole_word", "span"] = "token"
-    """What is masked at once: a token; a whole word; a run of words, as in SpanBERT."""
+    """Unit of masking: a token; a whole word; a span of words, as in SpanBERT."""
     rate: float = 0.15
     """Share of a sample's tokens that is predicted; above 0, up to 1."""
     mask_share: float = 0.8
     """Share of the predicted tokens that the mask token replaces; a share."""
     random_share: float = 0.1
-    """Share of the predicted tokens that a random token replaces; the rest stays as it is; a share."""
+    """Share of the predicted tokens that a random token replaces; the remaining ones are unchanged; a share."""
     selection: Literal["count", "independent"] = "count"
-    """count: min(cap, max(1, round(rate × length))) a sample; independent: each token (or word) by itself, so that a
-    sample may have none."""
+    """count: min(cap, max(1, round(rate × length))) per sample; independent: each token (or word) independently, so
+    that a sample may have none."""
     random_from: Literal["ordinary", "ordinary_other", "all"] = "ordinary"
-    """Random tokens come from the ordinary ones, from those but the original, or from the whole vocabulary."""
+    """Source of random tokens: the ordinary ones, those except the original, or the whole vocabulary."""
     max_predictions_per_sequence: int | None = None
     """Cap on the predicted tokens of a sample; at least 1; null: round(rate × max_length)."""
     span_p: float = 0.2
@@ -218,7 +220,7 @@ class ShardsConfig:
     """The files that are written."""
 
     target_tokens: int = 1 << 21
-    """Tokens of text that a shard aims at; from 1024 to 16777216 (a worker holds a shard, 50 bytes a token)."""
+    """Target size of a shard in tokens of text; from 1024 to 16777216 (a worker holds a shard, 50 bytes per token)."""
     compression: Literal["zstd", "none"] = "zstd"
     """zstd: smaller; none: reading is zero-copy."""
 
@@ -231,13 +233,13 @@ class PrepareConfig:
     """Text in, vocabulary (`cloze vocab`) or shards (`cloze prepare`) out."""
 
     input: list[str] = field(default_factory=list)
-    """Files, folders or globs, or their URLs in a store (s3://, gs://, az://, hf://); compressed ones (.gz, .bz2, .lz4,
-    .xz, .zst) as they are."""
+    """Files, folders or globs, or their URLs in a store (s3://, gs://, az://, hf://); files may be compressed (.gz,
+    .bz2, .lz4, .xz, .zst)."""
     output: str = ""
-    """Folder that is written, or its URL (s3://, gs://, az://); a new one, or that of an interrupted run of the same
-    command. vocab replaces a vocabulary that it holds."""
+    """Output folder, or its URL (s3://, gs://, az://): a new one, or that of an interrupted run of the same command.
+    vocab replaces an existing vocabulary."""
     tokenizer: str | None = None
-    """For prepare: a tokenizer's folder, its tokenizer.json, or a vocab.txt; or its URL."""
+    """For prepare: folder of a tokenizer, its tokenizer.json, or a vocab.txt; or its URL."""
     vocab_size: int = 30522
     """For vocab: number of entries, special tokens included; at least 6."""
     max_length: int = 128
@@ -245,11 +247,12 @@ class PrepareConfig:
     more_lengths: list[int] = field(default_factory=list)
     """Further lengths, each prepared into OUTPUT/length-N from the same tokenized text; from 8 to 32768."""
     mask_sets: int = 10
-    """Precomputed mask sets, through which epochs cycle; from 1 to 1000 (unused if masking.mode is dynamic)."""
+    """Number of precomputed mask sets, through which epochs cycle; from 1 to 1000 (unused if masking.mode is
+    dynamic)."""
     seed: int = 42
     """Seed of every random draw; from 0 to 2^63 - 1."""
     workers: int = 1
-    """Processes on this machine; at least 1. They never change the bytes that are written."""
+    """Processes on this machine; at least 1. The output does not depend on their number."""
     executor: Literal["local", "dask"] = "local"
     """local: processes on this machine; dask: the workers of a Dask cluster."""
     scheduler: str | None = None
@@ -321,13 +324,13 @@ class InspectConfig:
     """What `cloze inspect` shows of a prepared folder."""
 
     data: str
-    """Folder that `cloze prepare` wrote, or its URL in a store."""
+    """Folder written by `cloze prepare`, or its URL in a store."""
     split: Literal["train", "validation", "test"] = "train"
     """Split whose samples are shown."""
     samples: int = 4
-    """Samples that are decoded and shown; at least 0."""
+    """Number of samples that are decoded and shown; at least 0."""
     mask_set: int = 0
-    """Mask set that is shown (dynamic masking: the epoch); at least 0."""
+    """Mask set that is shown (with dynamic masking: the epoch); at least 0."""
     tensorboard: str | None = None
     """Folder for histograms and examples as TensorBoard events; null: none are written."""
 
@@ -341,4 +344,4 @@ class VerifyConfig:
     """What `cloze verify` checks."""
 
     data: str
-    """Folder that `cloze prepare` wrote, or its URL in a store."""
+    """Folder written by `cloze prepare`, or its URL in a store."""

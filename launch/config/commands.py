@@ -18,25 +18,27 @@ class ExportConfig:
     """Folder of a pretraining or fine-tuning run, its URL in an object store, or a model folder; fine-tuned models and
     model folders are copied."""
     output: str | None = None
-    """Folder to write, which must not exist yet or be empty; null: RUN-hf."""
+    """Folder to write, which must be new or empty; null: RUN-hf."""
     step: int | Literal["best"] | None = None
-    """Step of the checkpoint; best: that of the best evaluation (evaluation.keep_best); null: the newest good one."""
+    """Step of the checkpoint; best: the checkpoint of the best evaluation (evaluation.keep_best); null: the newest good
+    one."""
     average: int = 1
-    """Checkpoints of a run of pretraining whose weights are averaged: that one and those before it; at least 1."""
+    """Number of checkpoints of a pretraining run whose weights are averaged: the chosen one and those before it; at
+    least 1."""
     ema: bool = False
-    """Whether to export the moving average of the weights that a run with ema.decay has kept, in place of them."""
+    """Whether to export the moving average of the weights, from a run with ema.decay, instead of the weights."""
     generator: bool = False
-    """Whether to export the generator of a run with objective replaced_tokens, in place of the discriminator."""
+    """Whether to export the generator of a run with objective replaced_tokens instead of the discriminator."""
     dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    """Number format of the weights; null: as they are, which is fp32 for runs. An ONNX graph keeps fp32."""
+    """Number format of the weights; null: unchanged, which is fp32 for runs. An ONNX graph keeps fp32."""
     onnx: bool = False
-    """Whether the folder also gets model.onnx, for any batch and length, and onnx.json, which names its inputs."""
+    """Whether to write model.onnx too, for any batch size and length, and onnx.json, which names its inputs."""
 
     push: str | None = None
-    """Name on the Hugging Face hub, as USER/NAME, where the folder is uploaded to, with the token of `hf auth login` or
-    of HF_TOKEN (needs the extra finetune); null: none."""
+    """Repository on the Hugging Face hub, as USER/NAME, to which the folder is uploaded, with the token of `hf auth
+    login` or of HF_TOKEN (needs the extra finetune); null: none."""
     private: bool = True
-    """Whether a repository that push makes is private; one that is there must be so too, if true."""
+    """Whether a repository that push creates is private; if true, an existing one must be private too."""
 
     def __post_init__(self) -> None:
         at_least("export", self, average=1)
@@ -47,9 +49,9 @@ class QuickstartConfig:
     """The whole chain on a small text: vocabulary, shards, pretraining, stop and resume, export, blanks."""
 
     output: str = "runs/quickstart"
-    """Folder for everything that is made; steps whose result is there already are not repeated."""
+    """Folder for all results; steps whose result exists already are not repeated."""
     processes: int = 2
-    """Training processes, at least 1."""
+    """Number of training processes, at least 1."""
 
     def __post_init__(self) -> None:
         at_least("quickstart", self, processes=1)
@@ -57,10 +59,10 @@ class QuickstartConfig:
 
 @dataclass(frozen=True)
 class CompletionConfig:
-    """Print what a shell completes the words behind `cloze` with."""
+    """Print the script with which a shell completes the words after `cloze`."""
 
     shell: Literal["bash", "zsh", "fish"]
-    """Shell for which it is printed: bash and zsh evaluate it, fish reads it from its folder of completions."""
+    """Shell to print the script for: bash and zsh evaluate it, fish reads it from its completions folder."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,11 @@ class DoctorConfig:
     """Examine the environment; under torchrun, all its processes together."""
 
     data: str | None = None
-    """Folder that `cloze prepare` wrote, to be verified; null: none."""
+    """Folder written by `cloze prepare` that is verified; null: none."""
     output: str | None = None
-    """Folder where runs will be written, to be tried; null: none."""
+    """Folder for runs, in which writing is tested; null: none."""
     timeout_seconds: float = 60.0
-    """Seconds after which a check without an answer counts as hanging, at least 1."""
+    """Seconds after which a check without a result counts as hanging, at least 1."""
 
     def __post_init__(self) -> None:
         at_least("doctor", self, timeout_seconds=1)
@@ -83,24 +85,25 @@ class RunsConfig:
     """List the runs in a folder: state, step, loss, speed, time left, last heartbeat, restarts."""
 
     folder: str
-    """Folder with runs of pretraining or fine-tuning, at any depth; or its URL in an object store."""
+    """Folder with pretraining or fine-tuning runs, at any depth, or its URL in an object store."""
     json: str | None = None
-    """File for the same as JSON; null: none."""
+    """File for the same list as JSON; null: none."""
 
 
 @dataclass(frozen=True)
 class StatusConfig:
-    """Show how a run stands; from any machine that sees its folder."""
+    """Show the state of a run, from any machine that can read its folder."""
 
     run: str
-    """Folder of a run of pretraining or fine-tuning, or its URL in an object store."""
+    """Folder of a pretraining or fine-tuning run, or its URL in an object store."""
     follow: bool = False
-    """Whether the last lines of its metrics and every new one are shown until it ends; its end is the exit status."""
+    """Whether to show the last lines of the run's metrics, and every new one until the run ends; the exit status is
+    that of the run."""
     interval_seconds: float = 2.0
-    """How often its files are looked at with follow, at least 0.1."""
+    """Seconds between two reads of the run's files with follow, at least 0.1."""
     curves: str | None = None
-    """Folder where metrics.jsonl and TensorBoard's events of a run in an object store are written, each curve once;
-    with follow they grow there. null: none."""
+    """Folder to which metrics.jsonl and the TensorBoard events of a run in an object store are written, each curve
+    once; with follow they are extended. null: none."""
 
     def __post_init__(self) -> None:
         at_least("status", self, interval_seconds=0.1)

@@ -16,11 +16,12 @@ class DataSource:
     """A prepared folder of a mixture."""
 
     path: str
-    """Folder that `cloze prepare` wrote."""
+    """Folder written by `cloze prepare`."""
     name: str | None = None
-    """What curves and phases call it: letters, digits, dots, dashes and underscores; null: the last part of path."""
+    """Name of the source in curves and phases: letters, digits, dots, dashes and underscores; null: the last part of
+    path."""
     weight: float | None = None
-    """Its share of what is trained on, relative to the others', above 0; null: by its size, or by phases."""
+    """Share of the training data relative to the other sources, above 0; null: by size, or by phases."""
 
     @property
     def label(self) -> str:
@@ -33,24 +34,24 @@ class DataPhase:
     """Shares of the sources for a part of the run."""
 
     weights: dict[str, float]
-    """Share of each source by its name, relative to the others', 0 or more; one that is not named has none."""
+    """Share of each source by its name, relative to the others, 0 or more; a source that is not named has share 0."""
     until_tokens: int | None = None
-    """Tokens of the run after which the phase ends; null, for the last one: with the run."""
+    """Tokens since the start of the run at which the phase ends; null, for the last phase: at the end of the run."""
 
 
 @dataclass(frozen=True)
 class MixtureConfig:
-    """Several prepared folders, of one tokenizer, that a run mixes while it goes on."""
+    """Several prepared folders with the same tokenizer that a run mixes during training."""
 
     sources: list[DataSource] = field(default_factory=list)
-    """The folders, each with a path, and a name and a weight if need be."""
+    """The folders: each with a path, and optionally a name and a weight."""
     proportions: Literal["tokens", "samples"] = "tokens"
-    """What weights are shares of: tokens, or samples, whatever their lengths."""
+    """Unit of the shares: tokens, or samples regardless of their lengths."""
     temperature: float | None = None
-    """Without weights: shares follow size^(1 / temperature), above 0; 1 (or null): as large as they are; more: small
-    sources (languages) get more; 3.3 is XLM-R's 0.3."""
+    """Without weights: shares are proportional to size^(1 / temperature), above 0; 1 (or null): to size; larger values
+    give small sources (languages) more; 3.3 is XLM-R's exponent 0.3."""
     phases: list[DataPhase] = field(default_factory=list)
-    """Shares that change in the course of the run, instead of weights: one phase after another."""
+    """Shares that change during the run, instead of weights: consecutive phases."""
 
     def check(self) -> None:
         """Raise UserError for what contradicts itself. Not when it is made: the parser, which tries it as one of

@@ -13,17 +13,17 @@ class EmbeddingConfig:
     """The contrastive loss of the task embed, and the sizes of its vectors."""
 
     temperature: float = 0.05
-    """What cosines are divided by before the softmax, above 0; 0.05: SimCSE's (Gao et al. 2021, arXiv 2104.08821),
-    which is the scale of 20 of sentence-transformers."""
+    """Divisor of the cosines before the softmax, above 0; 0.05: SimCSE's (Gao et al. 2021, arXiv 2104.08821), equal to
+    a scale of 20 in sentence-transformers."""
     symmetric: bool = False
-    """Whether each positive is also to find its anchor among all anchors of the batch; the loss is then the mean of
-    both directions."""
+    """Whether each positive must also find its anchor among all anchors of the batch; the loss is then the mean of both
+    directions."""
     same_text_negatives: bool = False
-    """Whether a text of another row counts as a negative of a row that has the same text as its anchor or positive;
-    false: it is left out of that row's softmax."""
+    """Whether a text of another row counts as a negative of a row whose anchor or positive is the same text; false: it
+    is left out of that row's softmax."""
     dimensions: list[int] = field(default_factory=list)
-    """Smaller vector sizes, at least 1 each: the first numbers of each vector, as a vector of their own, get the same
-    loss, and the losses of all sizes are summed (Matryoshka; Kusupati et al. 2022, arXiv 2205.13147)."""
+    """Smaller vector sizes, at least 1 each: the first numbers of each vector, taken as a vector, get the same loss,
+    and the losses of all sizes are summed (Matryoshka; Kusupati et al. 2022, arXiv 2205.13147)."""
     scored_columns: list[str] = field(default_factory=list)
     """The two text columns of files with scores; empty: sentence1 and sentence2, or sentence_A and sentence_B, or the
     first two of text_columns."""

@@ -29,20 +29,20 @@ _RATES = ((20_000_000, 3e-4), (60_000_000, 1e-4), (math.inf, 3e-5))
 
 @dataclass(frozen=True)
 class FinetuneTrainConfig(TrainConfig):
-    """How much is trained, in which portions and with which numbers."""
+    """Steps, batch sizes, learning rate and precision."""
 
     rates: ClassVar[tuple[tuple[float, float], ...]] = _RATES
 
     max_steps: int | None = None  # type: ignore[assignment]  # `for_units` counts them before anything reads them
-    """Optimizer steps of the whole run, at least 1, whatever `epochs` says; null: as many as `epochs` makes."""
+    """Optimizer steps of the whole run, at least 1, overriding `epochs`; null: as many as `epochs` gives."""
     global_batch_size: int = 32
-    """Examples in one optimizer step over all processes; a multiple of their number."""
+    """Examples in one optimizer step over all processes; a multiple of the world size."""
     micro_batch_size: int = field(default=32, metadata=FREE)
-    """Examples in one forward and backward pass of one process, at most: the largest number that divides its share of a
-    batch is taken, which changes no gradient."""
+    """Maximum examples in one forward and backward pass of one process: the largest such divisor of its share of a
+    batch is used, which does not change the gradient."""
     learning_rate: float | Literal["auto"] = AUTO
-    """Peak learning rate, above 0; the schedule multiplies it. auto: by the parameters of the model's layers: 3e-4
-    below 20 million (BERT-mini, BERT-small), 1e-4 below 60 million (BERT-medium), else 3e-5."""
+    """Peak learning rate, above 0; the schedule multiplies it. auto: by the number of parameters in the model's layers:
+    3e-4 below 20 million (BERT-mini, BERT-small), 1e-4 below 60 million (BERT-medium), else 3e-5."""
 
 
 @dataclass(frozen=True)
@@ -50,113 +50,115 @@ class FinetuneConfig(RunConfig, HubConfig):
     """A fine-tuning run."""
 
     task: str
-    """The task, for data of your own: classification, pair-classification, regression, pair-regression, multi-label,
-    label-columns, ner, pos, squad, squad2, multiple-choice or embed (vectors of texts); or a known data set: sst2,
+    """The task. For your own data: classification, pair-classification, regression, pair-regression, multi-label,
+    label-columns, ner, pos, squad, squad2, multiple-choice or embed (vectors of texts); for a known data set: sst2,
     cola, mnli, qnli, rte, wnli, qqp, mrpc, stsb, sick-entailment, sick-relatedness, swag or rocstories."""
     model: str
-    """A Cloze run, a Hugging Face folder or hub name; or for random weights a file of configs/model/ or its name."""
+    """A Cloze run, a Hugging Face folder or hub name; for random weights: a file in configs/model/ or its name."""
     train_file: str = field(metadata=FREE)
-    """Examples to learn from: of ner and pos CoNLL (a word a line with its tag behind, an empty line between
-    sentences), of squad and squad2 SQuAD's JSON, of all others .tsv, .csv, .jsonl, .parquet or a saved data set. The
+    """Training examples: for ner and pos CoNLL (one word per line followed by its tag, an empty line between
+    sentences), for squad and squad2 SQuAD's JSON, for all others .tsv, .csv, .jsonl, .parquet or a saved data set. The
     flag is `--train`, the name in a YAML file `train_file`."""
     validation: str = field(metadata=FREE)
-    """Examples that decide which checkpoint is best."""
+    """Validation examples, by which the best checkpoint is chosen."""
     output: str = field(metadata=FREE)
     """Folder of the run: results.json, predictions/, model/ (a Hugging Face folder), checkpoints, curves."""
     test: list[str] = field(default_factory=list, metadata=FREE)
-    """Further files, measured (where they have labels) and predicted with the best checkpoint."""
+    """Further files, evaluated (if they have labels) and predicted with the best checkpoint."""
     tokenizer: str | None = None
-    """Folder of a tokenizer; null: the model's own, which a file of configs/model/ does not have."""
+    """Folder of a tokenizer; null: the model's own (a file in configs/model/ has none)."""
     model_step: int | None = None
-    """Step of a pretraining's checkpoint; null: the newest good one, in a sweep the same for all of its runs."""
+    """Step of a pretraining run's checkpoint; null: the newest good one, in a sweep the same for all runs."""
     text_columns: list[str] = field(default_factory=list)
-    """Column of the text, or the two columns of a pair; of embed the anchor's, the positive's and those of hard
-    negatives, or one column of texts, each of which is its own positive; empty: as the task names them."""
+    """Column of the text, or the two columns of a pair; for embed those of the anchor, the positive and hard negatives,
+    or one column of texts, each of which is its own positive; empty: the task's default columns."""
     label_columns: list[str] = field(default_factory=list)
-    """Column of what is predicted, several for label-columns (and for 0/1 columns of multi-label), of the scores that
-    embed is measured by; empty: as the task names it."""
+    """Column of the label; several for label-columns (and for 0/1 columns of multi-label); for embed the column of the
+    scores used in evaluation; empty: the task's default column."""
     labels: list[str] = field(default_factory=list)
-    """All labels in the order of their numbers; empty: the task's, or those of the training file by name."""
+    """All labels in the order of their ids; empty: the task's, or those of the training file sorted by name."""
     skip_malformed_rows: bool = False
-    """Whether rows with another number of fields than the header are left out, and counted, instead of refused."""
+    """Whether rows with another number of fields than the header are skipped and counted; false: they are refused."""
     choice_columns: list[str] = field(default_factory=list)
-    """Columns of the choices of multiple-choice; empty: as the task names them."""
+    """Columns of the choices of multiple-choice; empty: the task's default columns."""
     max_length: int | None = None
-    """Longest sequence in tokens, special tokens included, at least 8; null: 128, for questions about texts 384, with
+    """Longest sequence in tokens, special tokens included, at least 8; null: 128, for question answering 384, with
     keep: head_tail 512, or as many as the model has positions."""
     keep: Literal["head", "tail", "head_tail", "pieces"] = "head"
-    """What stays of a text that is longer; head_tail: its first head_tokens, and the last ones; pieces: all of it, in
+    """Part that is kept of a longer text; head_tail: its first head_tokens and its last ones; pieces: all of it, in
     overlapping pieces of max_length, window_step apart."""
     piece_pooling: Literal["max", "mean", "attention"] = "mean"
-    """How the vectors of a text's pieces become one, with keep: pieces."""
+    """How the vectors of a text's pieces are combined into one, with keep: pieces."""
     head_tokens: int = 128
-    """Tokens kept at the beginning with keep: head_tail, at least 1."""
+    """Tokens kept from the beginning with keep: head_tail, at least 1."""
     window_step: int | None = None
-    """Tokens from the start of one window or piece of a long text to the next, at least 1 (squad, squad2, keep:
-    pieces); null: for questions about texts a third of max_length, at most 128, else half of a piece."""
+    """Tokens between the starts of consecutive windows or pieces of a long text, at least 1 (squad, squad2, keep:
+    pieces); null: for question answering a third of max_length, at most 128, otherwise half of a piece."""
     max_query_tokens: int = 64
-    """Longest question in tokens, at least 1; more are cut (squad, squad2)."""
+    """Longest question in tokens, at least 1; longer ones are truncated (squad, squad2)."""
     max_answer_tokens: int = 30
-    """Longest answer in tokens that is predicted, at least 1 (squad, squad2)."""
+    """Longest predicted answer in tokens, at least 1 (squad, squad2)."""
     answer_softmax: Literal["window", "document"] = "window"
-    """Over what training normalizes the scores of starts and ends: each window, or all tokens of the text, each once;
-    a batch then counts questions with all their windows (squad, squad2)."""
+    """Scope of the softmax over start and end scores in training: each window, or all tokens of the document, each
+    once; a batch then counts questions with all their windows (squad, squad2)."""
     answer_units: Literal["words", "characters"] = "words"
-    """What exact match and F1 compare; characters for languages without spaces, as Chinese (squad, squad2)."""
+    """Units that exact match and F1 compare; characters for languages without spaces, such as Chinese (squad,
+    squad2)."""
     pooling: Literal["pooler", "cls", "mean", "max"] | None = None
-    """What the head reads of a sequence; what transformers lacks is written in our own format: of BERT's shapes all
-    but the pooler, of ModernBERT's max. Of embed what a text's vector is, which any folder can say: cls, mean or max.
-    null: pooler; of embed that of the model's vectors, mean if it has learned none."""
+    """Sequence vector that the head reads; what transformers lacks is written in Cloze's own format: for BERT's shapes
+    all but pooler, for ModernBERT's max. For embed: the vector of a text, which any folder can record: cls, mean or
+    max. null: pooler; for embed the pooling of the model's vectors, mean if it has learned none."""
     dropout: float | None = None
-    """Dropout everywhere in the model, 0 <= p < 1; null: the model's own."""
+    """Dropout probability everywhere in the model, 0 <= p < 1; null: the model's own."""
     freeze: str = "none"
-    """What does not learn: none; encoder: only the head (and the pooler) learns, from what the encoder makes of each
-    example once, without dropout; below_N: only the top N layers and the head learn."""
+    """Frozen parameters. none; encoder: only the head (and the pooler) is trained, on encoder outputs computed once for
+    each example, without dropout; below_N: only the top N layers and the head are trained."""
     unfreeze_every_epochs: float | None = None
-    """Epochs after which one more layer learns, from the top, at first only the head, above 0; null: all learn from
-    the start."""
+    """Epochs after which one more layer is unfrozen, from the top, starting with only the head, above 0; null: all
+    layers are trained from the start."""
     read_layers: Literal["last", "last_four", "weighted"] = "last"
-    """The layers that the head reads: the last; the last four side by side; a learned weighted sum of all. Others than
-    the last are written in our own format, and need another pooling than the pooler."""
+    """Layers that the head reads: the last; the last four, concatenated; a learned weighted sum of all. All but last
+    are written in Cloze's own format and need a pooling other than pooler."""
     reinitialize_layers: int = 0
-    """Top layers (and pooler) that start from random weights, at least 0 (Zhang et al. 2021, arXiv 2006.05987)."""
+    """Number of top layers (with the pooler) that start from random weights, at least 0 (Zhang et al. 2021, arXiv
+    2006.05987)."""
     epochs: float | None = 3.0
-    """Passes over the training file, above 0; train.max_steps, if it is given, decides instead."""
+    """Passes over the training file, above 0; train.max_steps, if given, overrides it."""
     evaluate_every_epochs: float | None = field(default=1.0, metadata=FREE)
-    """Epochs between two evaluations, above 0; null: evaluation.every_steps decides."""
+    """Epochs between two evaluations, above 0; null: evaluation.every_steps applies."""
     glue_submission: bool = False
-    """Whether each test file's predictions are also written as gluebenchmark.com takes them."""
+    """Whether each test file's predictions are also written in the format of gluebenchmark.com."""
     seeds: int = field(default=1, metadata=FREE)
-    """Runs of each setting, with `seed` and the numbers after it, each in its own folder in `output`; at least 1."""
+    """Runs of each setting, with `seed` and the numbers after it, each in its own subfolder of `output`; at least 1."""
     grid: list[str] = field(default_factory=list, metadata=FREE)
-    """Settings to try, `FIELD=VALUE,VALUE` each, as learning_rate=2e-5,3e-5 (`train.` may be left out); every
+    """Settings to try, each `FIELD=VALUE,VALUE`, such as learning_rate=2e-5,3e-5 (`train.` may be omitted); every
     combination is run."""
     processes: int | Literal["auto"] = field(default=1, metadata=FREE)
-    """Processes on this machine that the command starts, at least 1; auto: one a GPU. On several machines, or under
-    torchrun, srun, deepspeed or mpirun, these start them."""
+    """Processes that the command starts on this machine, at least 1; auto: one per GPU. On several machines, or under
+    torchrun, srun, deepspeed or mpirun, the launcher starts them."""
     seed: int = 42
-    """Seed of the new head, order of examples and dropout, 0 or more."""
+    """Seed of the new head, the order of examples and dropout, 0 or more."""
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
-    """The loss and the sizes of vectors (embed)."""
+    """The contrastive loss and the vector sizes (embed)."""
     train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
     """Batch sizes, learning rate and precision."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """The optimizer and its constants; Adam's bias correction is on (Mosbach et al. 2021, arXiv 2006.04884)."""
+    """The optimizer and its hyperparameters; Adam's bias correction is on (Mosbach et al. 2021, arXiv 2006.04884)."""
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(warmup_share=0.1))
-    """Learning rate over the steps."""
+    """Learning rate schedule."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=FREE)
-    """When the run is saved, what is kept and how it goes on."""
+    """When checkpoints are saved, which are kept and how a run resumes."""
     evaluation: EvaluationConfig = field(
         default_factory=lambda: EvaluationConfig(metric=AUTO, keep_best=True), metadata=FREE)
-    """When the run is measured on the validation file; metric auto: the first of the task's."""
+    """When the run is evaluated on the validation file; metric auto: the task's first one."""
     monitor: MonitorConfig = field(default_factory=lambda: MonitorConfig(inspect_every_steps=0), metadata=FREE)
-    """What is watched beside the curves, and how often."""
+    """What is monitored besides the curves, and how often."""
     zero: ZeroConfig = field(default_factory=ZeroConfig, metadata=FREE)
-    """What is partitioned over the processes."""
+    """What is partitioned across the processes."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
-    """Scale of the loss in fp16."""
+    """Loss scale in fp16."""
     deepspeed: dict[str, Any] = field(default_factory=dict)
-    """Further settings of DeepSpeed, by its own names."""
+    """Further DeepSpeed settings, by DeepSpeed's names."""
 
     def __post_init__(self) -> None:
         at_least("finetune", self, max_length=8, head_tokens=1, window_step=1, max_query_tokens=1,

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class HubConfig:
-    """How a model is fetched that is named on the Hugging Face hub."""
+    """How a model that is named on the Hugging Face hub is fetched."""
 
     revision: str | None = None
-    """Branch, tag or commit of a hub name; null: its main branch."""
+    """Branch, tag or commit of a hub model; null: its main branch."""
     cache_dir: str | None = None
-    """Folder that keeps what comes from the hub; null: the hub library's own."""
+    """Folder for files from the hub; null: the hub library's default."""
     offline: bool = False
-    """Whether a hub name is only looked up in that folder; false: it is fetched where it is not there."""
+    """Whether a hub model is only looked up in cache_dir; false: it is downloaded if it is not there."""
     pickled_weights: bool = False
-    """Whether pytorch_model.bin of a hub name is taken where it has no model.safetensors; read as tensors only."""
+    """Whether pytorch_model.bin of a hub model without model.safetensors is loaded; only tensors are read from it."""
 
 
 @dataclass(frozen=True)

@@ -15,28 +15,28 @@ class OptimizerConfig:
     """The optimizer; the defaults are the constants of the BERT release."""
 
     name: Literal["adamw", "lamb", "muon", "stable_adamw"] = field(default="adamw", metadata=FIXED)
-    """adamw; lamb, for batches of tens of thousands; muon for the encoder's matrices with adamw for the rest;
-    stable_adamw: each tensor's update clipped. All but adamw look at whole tensors and need zero.stage 0."""
+    """adamw; lamb: for batches of tens of thousands; muon: for the encoder's matrices, with adamw for the rest;
+    stable_adamw: each tensor's update is clipped. All but adamw work on whole tensors and need zero.stage 0."""
     implementation: Literal["torch", "deepspeed"] = field(default="torch", metadata=FIXED)
-    """Whose kernels: torch's fused ones, or for adamw DeepSpeed's, which a compiler builds at the first start."""
+    """Source of the kernels: torch's fused ones, or for adamw DeepSpeed's, which are compiled at the first start."""
     bias_correction: bool = True
     """Whether moments are divided by 1 - beta^t (adamw, lamb); the BERT release does not."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    """Decay of the first and of the second moment, both 0 <= beta < 1."""
+    """Decay rates of the first and the second moment, both 0 <= beta < 1."""
     eps: float = 1e-6
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     weight_decay: float = 0.01
     """Decoupled weight decay of matrices; biases and norms never decay."""
     decay_embeddings: bool = field(default=True, metadata=FIXED)
-    """Whether embeddings decay too (they do in the BERT release)."""
+    """Whether weight decay applies to embeddings (it does in the BERT release)."""
     layer_decay: float = field(default=1.0, metadata=FIXED)
-    """Learning rate of each layer as a share of that of the layer above, above 0 and at most 1; for fine-tuning."""
+    """Learning rate of each layer as a share of the rate of the layer above, above 0 and at most 1; for fine-tuning."""
     momentum: float = 0.95
     """Muon's momentum, 0 <= momentum < 1 (muon)."""
     trust_ratio_bounds: list[float] | None = None
-    """Least and greatest ratio by which a tensor's update is scaled; null: unbounded (lamb)."""
+    """Minimum and maximum ratio by which a tensor's update is scaled; null: unbounded (lamb)."""
     adapt_undecayed: bool = True
-    """Whether what does not decay (biases, norms) is scaled too; NVIDIA's implementation does not (lamb)."""
+    """Whether tensors without weight decay (biases, norms) are scaled too; NVIDIA's implementation does not (lamb)."""
 
     def __post_init__(self) -> None:
         at_least("optimizer", self, eps=0, weight_decay=0)
@@ -69,14 +69,14 @@ class ScheduleConfig:
     name: Literal[
         "linear", "cosine", "constant", "polynomial", "poly_nvidia", "inverse_sqrt", "wsd", "exponential"
     ] = "linear"
-    """Shape after the warmup; the warmup itself is always linear. docs/recipes.md draws them."""
+    """Shape after the warmup, which itself is always linear. docs/recipes.md shows the shapes."""
     warmup_steps: int | None = None
-    """Steps of warmup; null: warmup_share of all steps."""
+    """Warmup steps; null: warmup_share of all steps."""
     warmup_share: float = 0.01
-    """Share of all steps (or of the time budget) that is warmup, 0 to 1; used when warmup_steps is null."""
+    """Share of all steps (or of the time budget) used for warmup, 0 to 1; applies when warmup_steps is null."""
     warmup_tokens: int | None = None
-    """Real tokens of warmup instead, at least 1; for shapes that do not start where it ends: constant, wsd,
-    poly_nvidia."""
+    """Warmup in real tokens instead of steps, at least 1; only for shapes that do not start where the warmup ends:
+    constant, wsd, poly_nvidia."""
     initial_share: float = 0.0
     """Share of the peak rate at step 0 of the warmup, 0 to 1."""
     final_share: float = 0.0
@@ -84,11 +84,11 @@ class ScheduleConfig:
     power: float = 0.5
     """Exponent of the polynomial decays, above 0."""
     decay_share: float = 0.1
-    """Share of all steps that is decay, above 0 and at most 1 (wsd)."""
+    """Share of all steps used for the decay, above 0 and at most 1 (wsd)."""
     decay_shape: Literal["linear", "sqrt"] = "linear"
-    """With t = share of the decay that is done, linear: 1 - t; sqrt: 1 - sqrt(t) (wsd)."""
+    """linear: 1 - t; sqrt: 1 - sqrt(t), where t is the share of the decay that is done (wsd)."""
     factor: float = 0.9
-    """What the rate is multiplied by every `factor_steps`, above 0 and at most 1 (exponential)."""
+    """Factor by which the rate is multiplied every `factor_steps`, above 0 and at most 1 (exponential)."""
     factor_steps: int = 250
     """Steps between two multiplications, at least 1 (exponential)."""
 
@@ -114,16 +114,16 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class LossScaleConfig:
-    """What fp16 losses are multiplied by so that small gradients stay above zero: halved when a gradient overflows."""
+    """Loss scale in fp16, which keeps small gradients above zero: halved when a gradient overflows."""
 
     initial_power: int = 16
-    """Exponent of two of the first scale, 0 to 32."""
+    """Exponent of the initial scale, a power of two, 0 to 32."""
     window: int = 1000
     """Steps without an overflow after which the scale is doubled, at least 1."""
     hysteresis: int = 2
-    """Overflows, in a row or not, before the scale is halved, at least 1."""
+    """Overflows, consecutive or not, before the scale is halved, at least 1."""
     minimum: float = 1.0
-    """Least scale, above 0."""
+    """Minimum scale, above 0."""
 
     def __post_init__(self) -> None:
         at_least("loss_scale", self, initial_power=0, window=1, hysteresis=1)

@@ -20,14 +20,14 @@ from cloze.pipeline.errors import UserError
 
 @dataclass(frozen=True)
 class PretrainEvaluationConfig(EvaluationConfig):
-    """When the run is measured on the validation split, and what follows from it."""
+    """When the run is evaluated on the validation split, and how the results are used."""
 
     sets: dict[str, str] = field(default_factory=dict)
-    """Further prepared folders whose validation splits are measured, by name: curves `validation/.../NAME`. What has no
-    name in its curve is measured on the data that is trained on."""
+    """Further prepared folders whose validation splits are evaluated, by name: curves `validation/.../NAME`. Curves
+    without a NAME are of the validation split of the training data."""
     masking_rate: float | None = None
-    """Share of a sample's tokens that is predicted in validation, where its masks are drawn at load time; above 0, up
-    to 1; null: the rate in the shards' manifest, whatever the run trains with."""
+    """Share of a sample's tokens that is predicted in validation, if its masks are drawn at load time; above 0, up to
+    1; null: the rate in the shards' manifest, regardless of the rate in training."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,67 +44,69 @@ class PretrainConfig(RunConfig):
     """A pretraining run."""
 
     data: str | MixtureConfig = field(metadata=FREE)
-    """Folder that `cloze prepare` wrote, or its URL in an object store; or several to mix: a section with sources, or a
-    YAML file of it (--data.help and docs/training.md#mixtures)."""
+    """Folder written by `cloze prepare`, or its URL in an object store; or a mixture of several: a section with
+    sources, or a YAML file of it (--data.help and docs/training.md#mixtures)."""
     output: str = field(metadata=FREE)
-    """Folder of the run: checkpoints, metrics, TensorBoard events, the resolved configuration; or its URL in an object
-    store, as s3://bucket/runs/name."""
+    """Folder of the run (checkpoints, metrics, TensorBoard events, the resolved configuration), or its URL in an object
+    store, such as s3://bucket/runs/name."""
     seed: int = 42
-    """Seed of initial weights, order of samples and dropout, 0 or more."""
+    """Seed of initial weights, sample order and dropout, 0 or more."""
     processes: int | Literal["auto"] = field(default=1, metadata=FREE)
-    """Processes on this machine that the command starts, at least 1; auto: one a GPU. On several machines, or under
-    torchrun, srun, deepspeed or mpirun, these start them."""
+    """Processes that the command starts on this machine, at least 1; auto: one per GPU. On several machines, or under
+    torchrun, srun, deepspeed or mpirun, the launcher starts them."""
     data_streams: int | None = None
-    """Streams that the order of samples is divided into, of which each process reads its own: at least 1, a divisor of
-    every global batch size; null: chosen at the first start and kept, the most up to 1,024 or the processes."""
+    """Number of streams into which the sample order is divided, each read by one process: at least 1, a divisor of
+    every global batch size; null: chosen at the first start and kept, the most up to 1,024 or the world size."""
     data_cache: DataCacheConfig = field(default_factory=DataCacheConfig, metadata=FREE)
-    """Local disk for data in an object store."""
+    """Cache on a local disk for data in an object store."""
     init_from: str | None = None
-    """Folder of a run, or its URL in an object store, or folder of a Hugging Face BERT, whose weights this run starts
-    from; null: drawn ones."""
+    """Folder of a run, its URL in an object store, or a Hugging Face folder of a BERT, whose weights this run starts
+    from; null: random weights."""
     init_optimizer: bool = False
-    """Whether the optimizer's moments are taken from that run too."""
+    """Whether the optimizer's moments are taken from init_from too."""
     init_positions: Literal["same", "extend"] = "same"
-    """What to do if the model has more learned positions than init_from. same: refuse; extend: draw the others."""
+    """What to do if the model has more learned positions than init_from. same: refuse; extend: initialize the others
+    randomly."""
     init_layers: list[int] | None = None
-    """Layers of init_from, from 0, that become this model's, one for each (a student's of 6: 0, 2, 4, 7, 9, 11); null:
-    as they are."""
+    """Layers of init_from, counted from 0, that initialize this model's, one for each (for a student with 6 layers: 0,
+    2, 4, 7, 9, 11); null: all, in order."""
     init_word_vectors: str | None = None
-    """word2vec text file, of whose vectors word embeddings start, by token; null: drawn ones. Not with init_from."""
+    """word2vec text file whose vectors initialize the word embeddings, by token; null: random ones. Not with
+    init_from."""
     model: BertConfig = field(default_factory=BertConfig, metadata=FIXED)
-    """Shape of the model; a file of configs/model/ or single fields."""
+    """Shape of the model: a file in configs/model/ or single fields."""
     objective: str = "masked"
-    """What is minimised. masked: masked tokens, and next sentences if the data has pairs; span_boundary: these, and
-    each masked token from those around its span; distillation: masked tokens, and a teacher's outputs for them
-    (objective_options.teacher); replaced_tokens: ELECTRA's generator and discriminator (docs/recipes.md has all
-    three); or a class of your own by its dotted name, as my_module.MyObjective, in a file of the current folder or
-    installed (docs/python.md)."""
+    """Training objective. masked: masked tokens, and next sentences if the data has pairs; span_boundary: as masked,
+    and each masked token is also predicted from the tokens around its span; distillation: masked tokens, and a
+    teacher's outputs for them (objective_options.teacher); replaced_tokens: ELECTRA's generator and discriminator
+    (docs/recipes.md describes all three); or the dotted name of your own class, such as my_module.MyObjective, in a
+    file of the current folder or installed (docs/python.md)."""
     objective_options: dict[str, Any] = field(default_factory=dict)
-    """What the objective's class is made with beside the configuration, by name."""
+    """Keyword arguments of the objective's class, besides the configuration."""
     callbacks: list[str] = field(default_factory=list, metadata=FREE)
-    """Classes of your own that are called during the run, by their dotted names (docs/python.md)."""
+    """Dotted names of your own classes that are called during the run (docs/python.md)."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """Steps, batch sizes, learning rate and precision."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
-    """How much is masked, where the shards leave that to the run."""
+    """Masking rate and strategy, for shards whose masks are drawn at load time."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """The optimizer and its constants."""
+    """The optimizer and its hyperparameters."""
     ema: EmaConfig = field(default_factory=EmaConfig)
     """The moving average of the weights."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    """Learning rate over the steps."""
+    """Learning rate schedule."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=FREE)
-    """When the run is saved, what is kept and how it goes on."""
+    """When checkpoints are saved, which are kept and how a run resumes."""
     evaluation: PretrainEvaluationConfig = field(default_factory=PretrainEvaluationConfig, metadata=FREE)
-    """When the run is measured on the validation split, and what follows from it."""
+    """When the run is evaluated on the validation split, and how the results are used."""
     monitor: MonitorConfig = field(default_factory=MonitorConfig, metadata=FREE)
-    """What is watched beside the curves, and how often."""
+    """What is monitored besides the curves, and how often."""
     zero: ZeroConfig = field(default_factory=ZeroConfig, metadata=FREE)
-    """What is partitioned over the processes."""
+    """What is partitioned across the processes."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
-    """Scale of the loss in fp16."""
+    """Loss scale in fp16."""
     deepspeed: dict[str, Any] = field(default_factory=dict)
-    """Further settings of DeepSpeed, by its own names; one that contradicts what the fields above make is refused."""
+    """Further DeepSpeed settings, by DeepSpeed's names; a setting that contradicts the fields above is refused."""
 
     def __post_init__(self) -> None:
         if self.init_optimizer and self.init_from is None:
@@ -164,14 +166,14 @@ class SweepConfig(PretrainConfig):
     """Pretraining with every combination of some settings."""
 
     output: str = field(metadata=FREE)
-    """Folder of all runs, each in a folder named by its settings; the table as results.json, curves as
+    """Folder of all runs, each in a subfolder named after its settings; the table is results.json, the curves are in
     curves.png."""
     grid: list[str] = field(default_factory=list, metadata=FREE)
-    """Settings to try, FIELD=VALUE,VALUE once or several times, as learning_rate=1e-3,2e-3 seed=1,2: every combination
-    is a run; the table shows the median over the seeds."""
+    """Settings to try, FIELD=VALUE,VALUE once or several times, such as learning_rate=1e-3,2e-3 seed=1,2: every
+    combination is a run; the table shows the median over the seeds."""
     run: int | None = None
-    """The one run, from 0, that this process becomes: the number in a job array, as $SLURM_ARRAY_TASK_ID; null: all of
-    them, one at a time on each GPU."""
+    """Number, from 0, of the only run that this process executes, such as $SLURM_ARRAY_TASK_ID in a job array; null:
+    all runs, one at a time on each GPU."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,14 +183,14 @@ class SweepConfig(PretrainConfig):
 
 @dataclass(frozen=True)
 class DeepSpeedConfig(PretrainConfig):
-    """What DeepSpeed would be given for a pretraining run."""
+    """Print the DeepSpeed configuration of a pretraining run."""
 
     data: str | MixtureConfig = field(default="", metadata=FREE)
-    """Not read."""
+    """Ignored."""
     output: str = field(default="", metadata=FREE)
-    """Not read."""
+    """Ignored."""
     processes: int = field(default=1, metadata=FREE)
-    """Processes of the run, at least 1."""
+    """Processes of the run (world size), at least 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,28 +15,28 @@ _LONGEST_PATIENCE = 1200
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When a run is saved, what is kept and how it goes on."""
+    """When checkpoints are saved, which are kept and how a run resumes."""
 
     every_steps: int = 1000
     """Steps between two checkpoints; 0: only at the end of the run and when it is stopped."""
     keep_last: int = 2
-    """Checkpoints kept, the newest ones, at least 1."""
+    """Number of newest checkpoints that are kept, at least 1."""
     asynchronous: bool = True
-    """Whether training goes on while a checkpoint is written, from a copy in host memory."""
+    """Whether training continues while a checkpoint is written, from a copy in host memory."""
     resume: Literal["auto", "required", "never"] = "auto"
-    """auto: go on from the newest good checkpoint, if any; required: fail without one; never: fail with one."""
+    """auto: resume from the newest good checkpoint, if any; required: fail without one; never: fail with one."""
     accept_changes: bool = False
-    """Whether a run may go on with other values of the fields that shape its result."""
+    """Whether a run may resume with other values of the fields that affect its result."""
     local: int | None = None
-    """Steps between two checkpoints of which only the last one is kept, on the scratch of a run whose output is in an
-    object store, for a quick restart on the same machines: a divisor of every_steps, whose checkpoints go to the
-    store; null: those alone."""
+    """Steps between two local checkpoints in scratch, of which only the newest is kept, for a quick restart on the same
+    machines of a run whose output is in an object store: a divisor of every_steps, whose checkpoints go to the store;
+    null: no local ones."""
     scratch: str | None = None
     """Folder on a local disk where a run whose output is in an object store writes its checkpoints before they are
-    uploaded, with room for five of a machine's share; null: ~/.cache/cloze/runs."""
+    uploaded, with room for five times a machine's share of one; null: ~/.cache/cloze/runs."""
     store_patience_seconds: float = 180.0
-    """How long an object store may be away, 1 to 1200, before a run whose output is there saves on scratch and ends.
-    So long, and a fifth longer, a start on other machines waits for one that was killed: at least 30 s."""
+    """Seconds for which an object store may be unreachable, 1 to 1200, before a run whose output is there saves to
+    scratch and ends. A start on other machines waits 1.2 times as long, at least 30 s, for a run that was killed."""
 
     def __post_init__(self) -> None:
         at_least("checkpoint", self, every_steps=0, keep_last=1, local=1, store_patience_seconds=1)
@@ -50,21 +50,21 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """When the run is measured on the validation split, and what follows from it."""
+    """When the run is evaluated on the validation split, and how the results are used."""
 
     every_steps: int = 500
     """Steps between two evaluations; 0: only before the first and after the last step."""
     samples: int | None = None
-    """Validation samples used, the same ones with the same masks each time; null: all."""
+    """Number of validation samples, the same ones with the same masks each time; null: all."""
     metric: str = "loss"
-    """Which `validation/...` curve decides what is best: less is better for losses and errors, more for
-    everything else."""
+    """The `validation/...` curve that decides which evaluation is best: lower is better for losses and errors, higher
+    for everything else."""
     keep_best: bool = False
-    """Whether the best evaluation's checkpoint is saved and kept beside the newest ones."""
+    """Whether the checkpoint of the best evaluation is saved and kept besides the newest ones."""
     patience: int | None = None
-    """Evaluations in a row without a better value after which the run is complete, at least 1; null: never."""
+    """Consecutive evaluations without an improvement after which the run is complete, at least 1; null: never."""
     target: float | None = None
-    """Value of the metric at which the run is complete, as MLPerf's masked-LM accuracy of 0.72; null: none."""
+    """Value of the metric at which the run is complete, such as MLPerf's masked-LM accuracy of 0.72; null: none."""
 
     def __post_init__(self) -> None:
         at_least("evaluation", self, every_steps=0, samples=1, patience=1)
@@ -76,29 +76,28 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    """What is watched beside the curves, and how often; and where curves go."""
+    """What is monitored besides the curves, how often, and where curves are written."""
 
     trackers: list[Literal["tensorboard", "wandb", "mlflow"]] = field(default_factory=lambda: ["tensorboard"])
-    """Where curves go beside metrics.jsonl; wandb and mlflow by their own settings (WANDB_MODE, MLFLOW_TRACKING_URI).
-    None of them stops or slows a run, and one that is resumed goes on in its curves."""
+    """Where curves are written besides metrics.jsonl; wandb and mlflow use their own settings (WANDB_MODE,
+    MLFLOW_TRACKING_URI). No tracker stops or slows a run, and a resumed run continues its curves."""
     project: str = "cloze"
     """Project (wandb) or experiment (mlflow) that the run belongs to."""
     inspect_every_steps: int = 100
-    """Steps between two that are looked into: norms of each layer, memory, communication; 0: none."""
+    """Steps between two inspected ones: norms of each layer, memory, communication; 0: none."""
     examples: int = 4
-    """Validation samples whose blanks and guesses pretraining shows at each evaluation; 0: none."""
+    """Validation samples whose blanks and predictions are shown at each evaluation of pretraining; 0: none."""
     embeddings: bool = False
-    """Whether each evaluation takes a snapshot of the word embeddings for TensorBoard's projector."""
+    """Whether each evaluation saves a snapshot of the word embeddings for TensorBoard's projector."""
     profile_steps: list[int] = field(default_factory=list)
-    """First and last of the steps, from 0, that torch.profiler records into RUN/profile; empty: none."""
+    """First and last step, counted from 0, that torch.profiler records into RUN/profile; empty: none."""
     store_seconds: float = 30.0
-    """Seconds between two uploads of curves, events, status and heartbeats to the object store of the output, above 0.
-    """
+    """Seconds between two uploads of curves, events, status and heartbeats to an output in an object store, above 0."""
     heartbeat_seconds: float = 10.0
     """Seconds between two writes of each process's heartbeat file, above 0."""
     hang_seconds: float = 600.0
     """Seconds without progress after which a process reports where it is, with stack traces; above heartbeat_seconds.
-    With several processes 1800 or more gives a warning, since collectives end the run then."""
+    With several processes 1800 or more gives a warning, since collectives time out first."""
 
     def __post_init__(self) -> None:
         at_least("monitor", self, inspect_every_steps=0, examples=0)
@@ -117,12 +116,12 @@ class MonitorConfig:
 
 @dataclass(frozen=True)
 class DataCacheConfig:
-    """Where a machine keeps what it reads of data in an object store."""
+    """Local cache of data that is read from an object store."""
 
     folder: str | None = None
-    """Folder on a local disk, which the processes of a machine share; null: ~/.cache/cloze/data."""
+    """Folder on a local disk, shared by the processes of a machine; null: ~/.cache/cloze/data."""
     gigabytes: float = 20.0
-    """Most that it takes, at least 0.1; what was used longest ago goes."""
+    """Maximum size of the cache, at least 0.1; the least recently used data is removed first."""
 
     def __post_init__(self) -> None:
         at_least("data_cache", self, gigabytes=0.1)
@@ -130,15 +129,15 @@ class DataCacheConfig:
 
 @dataclass(frozen=True)
 class ZeroConfig:
-    """What DeepSpeed partitions over the processes (Rajbhandari et al. 2020)."""
+    """What DeepSpeed partitions across the processes (Rajbhandari et al. 2020)."""
 
     stage: Literal[0, 1, 2, 3] = 0
-    """0: nothing; 1: optimizer states; 2: and gradients; 3: and parameters."""
+    """What is partitioned. 0: nothing; 1: optimizer states; 2: also gradients; 3: also parameters."""
     offload_optimizer: bool = False
-    """Whether optimizer states and master weights live in host memory, where the step is then made (stages 2, 3);
-    optimizer.implementation deepspeed has the faster kernel for it."""
+    """Whether optimizer states and master weights are kept in host memory, where the optimizer step then runs (stages
+    2, 3); optimizer.implementation deepspeed has the faster kernel for it."""
     offload_parameters: bool = False
-    """Whether parameters live in host memory until a layer needs them (stage 3)."""
+    """Whether parameters are kept in host memory until a layer needs them (stage 3)."""
 
     def __post_init__(self) -> None:
         for name, least in (("offload_optimizer", 2), ("offload_parameters", 3)):

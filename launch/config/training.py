@@ -22,73 +22,78 @@ _RATES = ((1_000_000, 2e-3), (5_000_000, 1e-3), (20_000_000, 5e-4), (60_000_000,
 
 @dataclass(frozen=True)
 class BatchPhase:
-    """A size of the global batch for a part of the run, such as one with shorter sequences."""
+    """A global batch size for a part of the run, such as one with shorter sequences."""
 
     global_batch_size: int
-    """Samples in one optimizer step over all processes; a multiple of their number."""
+    """Samples in one optimizer step over all processes; a multiple of the world size."""
     until_tokens: int
-    """Tokens of the run after which the phase ends, counted by the mean of the data's samples."""
+    """Tokens since the start of the run at which the phase ends, counted with the data's mean sample length."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How much is trained, in which portions and with which numbers."""
+    """Steps, batch sizes, learning rate and precision."""
 
     rates: ClassVar[tuple[tuple[float, float], ...]] = _RATES
 
     max_steps: int = 1000
-    """Optimizer steps of the whole run, at least 1; with a time budget the most that there may be."""
+    """Optimizer steps of the whole run, at least 1; with a time budget the maximum."""
     time_budget_hours: float | None = None
     """Hours of training after which the run is complete, above 0: the schedule follows the clock; null: none."""
     global_batch_size: int = 256
-    """Samples in one optimizer step over all processes; a multiple of their number."""
+    """Samples in one optimizer step over all processes; a multiple of the world size."""
     initial_global_batch_size: int | None = None
-    """Samples in the first steps, from which the global batch grows; a multiple as well; null: it does not grow."""
+    """Global batch size of the first steps, from which it grows; also a multiple of the world size; null: it does not
+    grow."""
     batch_increment: int | None = None
-    """Samples by which the global batch grows at a time; a multiple as well; null: initial_global_batch_size."""
+    """Samples added to the global batch at a time; also a multiple of the world size; null:
+    initial_global_batch_size."""
     batch_warmup_tokens: int = 0
-    """Tokens after which the global batch has its full size, 0 or more, counted by the mean of the data's samples."""
+    """Tokens after which the global batch has its full size, 0 or more, counted with the data's mean sample length."""
     batch_phases: list[BatchPhase] = field(default_factory=list)
-    """Global batches of other sizes, one phase after another; after the last of them they have global_batch_size."""
+    """Other global batch sizes, in consecutive phases; after the last phase global_batch_size applies."""
     micro_batch_size: int | Literal["auto"] | None = field(default=None, metadata=FREE)
-    """Samples in one forward and backward pass of one process, at most: the largest number that divides its share of a
-    batch is taken, which changes no gradient; auto: the most that fit, tried at the first start; null: auto on a GPU,
+    """Maximum samples in one forward and backward pass of one process: the largest such divisor of its share of a batch
+    is used, which does not change the gradient; auto: the most that fit, tried at the first start; null: auto on a GPU,
     32 on a CPU."""
     sequence_length: int | None = field(default=None, metadata=FREE)
-    """Tokens of the longest sequence that the run is meant for; shards with longer ones are refused; null: any."""
+    """Longest sequence in tokens that the run accepts; shards with longer ones are refused; null: any."""
     memory_limit_gib: float | None = field(default=None, metadata=FREE)
-    """GiB that a process may use, for micro_batch_size: auto; null: what the GPU, or its share of this machine, has."""
+    """GiB of memory that a process may use, for micro_batch_size: auto; null: all of the GPU, or the process's share of
+    this machine."""
     learning_rate: float | Literal["auto"] = AUTO
-    """Peak learning rate, above 0; the schedule multiplies it. auto: by the parameters of the model's layers: 2e-3
-    below 1 million (BERT-tiny), 1e-3 below 5 (mini), 5e-4 below 20 (small), 2e-4 below 60 (medium), else 1e-4."""
+    """Peak learning rate, above 0; the schedule multiplies it. auto: by the number of parameters in the model's layers:
+    2e-3 below 1 million (BERT-tiny), 1e-3 below 5 (mini), 5e-4 below 20 (small), 2e-4 below 60 (medium), else 1e-4."""
     precision: Literal["bf16", "fp16", "fp32", "autocast"] = "bf16"
-    """Number format of the matrix products: bf16 and fp16 keep fp32 master weights; fp16 needs a GPU; autocast:
-    bf16 products over fp32 weights, at any zero.stage."""
+    """Number format of the matrix products: bf16 and fp16 keep fp32 master weights; fp16 needs a GPU; autocast: bf16
+    products with fp32 weights, at any zero.stage."""
     tf32: bool = False
-    """Whether fp32 products on a GPU round what they multiply to TF32, 10 bits: several times as fast; for fp32."""
+    """Whether fp32 matrix products on a GPU round their inputs to TF32 (10-bit mantissa): several times as fast; only
+    with precision fp32."""
     deterministic: bool = field(default=False, metadata=FREE)
-    """Whether a GPU adds up in the same order each time, so that a resumed run is the same bit for bit; slower."""
+    """Whether a GPU sums in the same order each time, so that a resumed run is identical bit for bit; slower."""
     gradient_clipping: float = 1.0
-    """Largest global gradient norm; 0: none."""
+    """Maximum global gradient norm; 0: no clipping."""
     gradient_checkpointing: str = field(default="none", metadata=FREE)
-    """Layers whose activations are computed again in backward to save memory: none, all, or every_N."""
+    """Layers whose activations are recomputed in the backward pass to save memory: none, all, or every_N."""
     attention_kernel: Literal["auto", "eager", "sdpa", "varlen"] = field(default="auto", metadata=FREE)
     """Attention kernel; auto: the fastest that the device and the dropout allow."""
     compile: bool | None = field(default=None, metadata=FREE)
-    """Whether torch.compile makes kernels of the encoder's layers, for GPUs; not with zero.stage 3; null: with flash
-    attention at zero.stage 0, as was found at the first start."""
+    """Whether torch.compile compiles the encoder's layers, on GPUs; not with zero.stage 3; null: with flash attention
+    at zero.stage 0, as decided at the first start."""
     loss_reduction: Literal["tokens", "samples"] = "tokens"
-    """tokens: mean over all masked tokens of the global batch; samples: mean over each sample's mean."""
+    """tokens: mean over all masked tokens of the global batch; samples: mean of the means of the samples."""
     log_every_steps: int = field(default=10, metadata=FREE)
     """Steps between two lines of metrics."""
     max_skipped_steps: int = field(default=20, metadata=FREE)
-    """Steps in a row whose loss or gradient may be infinite or NaN, each skipped, before the run is given up; at least
-    1."""
+    """Consecutive steps with an infinite or NaN loss or gradient, each skipped, after which the run ends with an error;
+    at least 1."""
     stop_before_seconds: float | None = field(default=None, metadata=FREE)
-    """Stop with a checkpoint this long before the time limit of the job as the scheduler reports it; null: never."""
+    """Seconds before the job's time limit, as the scheduler reports it, at which the run saves a checkpoint and stops;
+    null: never."""
     grace_seconds: float | None = field(default=None, metadata=FREE)
-    """Time from a signal to stop to the end of the job, which the job files give: Slurm's --signal, Kubernetes'
-    terminationGracePeriodSeconds. A run in an object store says if its checkpoints take longer; null: not known."""
+    """Seconds from a stop signal to the end of the job, as set in the job files: Slurm's --signal, Kubernetes'
+    terminationGracePeriodSeconds. A run in an object store warns if its checkpoints take longer; null: unknown."""
 
     def __post_init__(self) -> None:
         if self.micro_batch_size != AUTO:
@@ -186,9 +191,9 @@ class EmaConfig:
     """An exponential moving average of the weights: validation/ema_..., and `cloze export --ema true`."""
 
     decay: float | None = None
-    """Share of the average that a step keeps, 0 <= decay < 1, as 0.9999; null: there is no average."""
+    """Share of the average that a step keeps, 0 <= decay < 1, such as 0.9999; null: no average."""
     warmup: bool = True
-    """Whether the decay of step n is at most (1 + n) / (10 + n), so that the initial weights are soon forgotten."""
+    """Whether the decay of step n is limited to (1 + n) / (10 + n), so that the initial weights are soon forgotten."""
 
     def __post_init__(self) -> None:
         if self.decay is not None and not 0 <= self.decay < 1:
@@ -202,9 +207,9 @@ class MaskingPhase:
     rate: float
     """Share of a sample's tokens that is predicted, above 0, up to 1."""
     until_tokens: int | None = None
-    """Tokens of the run after which the phase ends."""
+    """Tokens since the start of the run at which the phase ends."""
     until_share: float | None = None
-    """Or the share of the run's samples after which it does; the last phase has neither."""
+    """Or the share of the run's samples at which the phase ends; the last phase has neither."""
 
 
 @dataclass(frozen=True)
@@ -212,17 +217,17 @@ class MaskingConfig:
     """The masking rate during a run, for shards whose masks are drawn at load time."""
 
     rate: float | None = None
-    """Share of a sample's tokens that is predicted at first, above 0, up to 1; null: the rate in the shards' manifest,
-    by which validation is masked unless evaluation.masking_rate says otherwise."""
+    """Initial share of a sample's tokens that is predicted, above 0, up to 1; null: the rate in the shards' manifest,
+    which validation uses unless evaluation.masking_rate is given."""
     final_rate: float | None = None
-    """The share that the run ends with; null: rate."""
+    """Share that is predicted at the end of the run; null: rate."""
     change_begins: float = 0.0
     """Share of the run's samples after which the rate begins to change, linearly; from 0, below 1."""
     phases: list[MaskingPhase] = field(default_factory=list)
-    """Rates that hold one after another, instead of rate: each phase but the last with until_tokens or until_share."""
+    """Rates of consecutive phases, instead of rate: each phase but the last with until_tokens or until_share."""
     strategy: Literal["token", "whole_word", "span"] | None = None
-    """What is masked at once: a token; a whole word; a run of words; null: as in the shards' manifest, by which
-    validation is masked in any case."""
+    """Unit of masking: a token; a whole word; a span of words; null: as in the shards' manifest, which validation
+    always uses."""
 
     def __post_init__(self) -> None:
         if self.phases and self.rate is not None:

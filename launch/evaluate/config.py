@@ -12,42 +12,42 @@ from cloze.pipeline.errors import UserError
 
 @dataclass(frozen=True)
 class EvaluateConfig(ModelConfig):
-    """Measure a model: how probable it finds texts, or what fine-tuning makes of it."""
+    """Evaluate a model: the probabilities that it gives texts, or its results after fine-tuning."""
 
     suite: Literal["blimp", "lines", "glue"] = "blimp"
-    """blimp: files of minimal pairs, of which the good sentence should be the more probable one; lines: held-out text,
-    each of whose lines stands alone; glue: fine-tuning on tasks of GLUE, with several seeds."""
+    """blimp: files of minimal pairs, in which the good sentence should be more probable; lines: held-out text, each
+    line on its own; glue: fine-tuning on GLUE tasks with several seeds."""
     data: str = ""
-    """blimp: a folder of *.jsonl files, with sentence_good and sentence_bad in each line; lines: a file, a folder
-    or a glob of text, *.jsonl with the field text among them, compressed or not; glue: a folder of tasks' folders, such
+    """blimp: a folder of *.jsonl files, with sentence_good and sentence_bad in each line; lines: a file, a folder or a
+    glob of text, or of *.jsonl with the field text, compressed or not; glue: a folder with a folder for each task, such
     as SST-2 or cola, with train.tsv and dev.tsv."""
     step: int | Literal["best"] | None = None
-    """Checkpoint of a run; best: that of its best evaluation; null: the newest good one."""
+    """Step of a run's checkpoint; best: the checkpoint of the best evaluation; null: the newest good one."""
     every_checkpoint: bool = False
-    """Whether all checkpoints of a run are measured, those that have not been yet; beside their curves in TensorBoard
-    stand in RUN/evaluate-SUITE the results of each. Also while the run goes on."""
+    """Whether all checkpoints of a run that have not been evaluated yet are evaluated, also during training; their
+    results are written to RUN/evaluate-SUITE and as curves to TensorBoard."""
     json: str | None = None
     """File for the results; null: none."""
     picture: str | None = None
-    """Picture file (*.png, *.pdf, *.svg) of the results; null: none."""
+    """Image file (*.png, *.pdf, *.svg) for the results; null: none."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Numbers of the matrix products. auto: blimp in bf16, and again in fp32 where it is close (see
+    """Number format of the matrix products. auto: blimp in bf16, repeated in fp32 for close pairs (see
     docs/evaluate.md); lines in fp32."""
     every_nth: int = 1
-    """For a first look: 10 measures every tenth line, or pair of each file, from the first on; at least 1, which is
-    all."""
+    """For a quick look: 10 evaluates every tenth line, or every tenth pair of each file, starting with the first; at
+    least 1, which is all."""
     max_length: int = 128
-    """lines: longest sequence in tokens, special tokens included; a longer line is cut into windows, one after another,
-    which don't see each other; at least 8."""
+    """lines: longest sequence in tokens, special tokens included; a longer line is split into consecutive windows that
+    do not attend to each other; at least 8."""
 
     seeds: int = 5
-    """glue: runs of each task, at least 1."""
+    """glue: runs per task, at least 1."""
     random_weights: bool = False
-    """glue: whether models of the same shape with random weights are measured too: what pretraining is worth."""
+    """glue: whether models of the same shape with random weights are evaluated too, as a baseline."""
     finetune_config: str = "small-models"
     """glue: configuration of `cloze finetune`, a path or a name in configs/finetune/."""
     output: str | None = None
-    """glue: folder of the fine-tuning runs; complete ones are not repeated."""
+    """glue: folder of the fine-tuning runs; completed ones are not repeated."""
 
     def __post_init__(self) -> None:
         at_least("evaluate", self, every_nth=1, max_length=8, seeds=1)

@@ -35,15 +35,17 @@ class AnswerQuestion(Operation):
     fields, takes_pair = ("question", "context"), "always"
 
     top_k: int = 1
-    """Answers given, at least 1."""
+    """Number of answers, at least 1."""
     max_answer_tokens: int | None = None
-    """Tokens of the longest answer; null: as in the model's fine-tuning, or 30."""
+    """Longest answer in tokens; null: as in the model's fine-tuning, or 30."""
     max_length: int | None = None
-    """Tokens of a window, the question included; at most the model's positions; null: as in its fine-tuning, or 384."""
+    """Longest window in tokens, question included; at most the model's positions; null: as in its fine-tuning, or
+    384."""
     window_step: int | None = None
     """Tokens between the starts of two windows; null: as in the model's fine-tuning, or 128."""
     candidates: int = 20
-    """Starts and ends considered in each window, the most probable ones; also the spans that share the probability."""
+    """Number of most probable starts and ends considered in each window; also of the spans that share the
+    probability."""
     allow_no_answer: bool | None = None
     """Whether no answer, which is the score of [CLS], competes with the spans; null: if questions without an answer
     were in the model's fine-tuning (SQuAD 2.0)."""

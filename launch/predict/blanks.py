@@ -27,7 +27,7 @@ class FillMask(Operation):
     name, head, key = "fill-mask", "masked_lm", "blanks"
 
     top_k: int = 5
-    """Guesses for each blank, at least 1."""
+    """Number of guesses for each blank, at least 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

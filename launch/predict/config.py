@@ -28,20 +28,21 @@ class Input(ModelConfig, Operation):
     outputs: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".parquet", ".jsonl")
 
     text: list[str] = field(default_factory=list)
-    """Texts; without any (and without --file) they are read from standard input."""
+    """Texts; without any (and without --file) standard input is read."""
     file: str | None = None
-    """A table with a text a row (.csv, .tsv, .parquet, .jsonl, or the folder of a saved data set); any other file has a
-    text a line, with a tab between the two texts of a pair; -: standard input."""
+    """A table with one text per row (.csv, .tsv, .parquet, .jsonl, or the folder of a saved data set); any other file
+    has one text per line, with a tab between the two texts of a pair; -: standard input."""
     text_columns: list[str] = field(default_factory=list)
-    """Columns of a table that hold the text, or the two texts; empty: those that the model was trained on, else those
-    of the operation's names: text and pair, question and context, text and choices."""
+    """Columns of a table that hold the text, or the two texts; empty: the columns that the model was trained on,
+    otherwise the operation's names: text and pair, question and context, text and choices."""
     lines: Literal["text", "json"] | None = None
-    """What the lines of a file or of standard input are: text, or JSON objects; null: by the file's name, else text."""
+    """Format of the lines of a file or of standard input: text, or JSON objects; null: by the file's name, otherwise
+    text."""
     output: str | None = None
-    """File for the results: *.csv, *.tsv, *.parquet: the columns of the table that came in, and those of the results;
-    *.jsonl: JSON objects; null: they are printed."""
+    """File for the results: *.csv, *.tsv, *.parquet: the input table's columns and those of the results; *.jsonl: JSON
+    objects; null: they are printed."""
     format: Literal["table", "json"] | None = None
-    """table, or one JSON object a line; null: a table on a terminal, JSON elsewhere."""
+    """table, or one JSON object per line; null: a table on a terminal, JSON elsewhere."""
 
     def __post_init__(self) -> None:
         if self.text and self.file:
@@ -134,8 +135,8 @@ class EmbedConfig(Embed, PairInput):
     outputs = (*Input.outputs, ".npy")
 
     output: str | None = None
-    """File for the vectors: *.npy, an array (texts, hidden) fp32; *.parquet, *.csv, *.tsv: with the columns of the
-    table that came in; *.jsonl: JSON objects; null: they are printed."""
+    """File for the vectors: *.npy, an array (texts, hidden) fp32; *.parquet, *.csv, *.tsv: with the input table's
+    columns; *.jsonl: JSON objects; null: they are printed."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,10 @@ class FeaturesConfig(Features, PairInput):
     """A vector for each token, or for all occurrences of a word."""
 
     word: str | None = typed_text()
-    """Only the vectors of this word, each with its cosine to the word's static vector and to the other ones."""
+    """Print only the vectors of this word, each with its cosine to the word's static vector and to the other
+    vectors."""
     attention: str | None = None
-    """Picture file (*.png, *.pdf, *.svg) for the attention heads of the one text that is given."""
+    """Image file (*.png, *.pdf, *.svg) for the attention heads of the single text that is given."""
 
     def __post_init__(self) -> None:
         if self.output and (self.word or self.attention):

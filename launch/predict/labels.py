@@ -39,7 +39,7 @@ class Classify(Operation):
     name, head = "classify", "BertForSequenceClassification"
 
     top_k: int | None = None
-    """Labels given for each text (for each label column), at least 1; null: all."""
+    """Number of labels for each text (for each label column), at least 1; null: all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

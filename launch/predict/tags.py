@@ -34,7 +34,8 @@ class TagWords(Operation):
 
     aggregation: Literal["none", "simple", "first", "average", "max"] = "first"
     """none: a tag for each token; simple: neighbouring tokens of one entity joined; first, average, max: each word has
-    the tag of its first token, of its tokens' mean or of the surest one; neighbouring words of one entity joined."""
+    the tag of its first token, of the mean of its tokens or of the most confident one; neighbouring words of one entity
+    joined."""
     ignored_label: str = "O"
     """Label that is not reported."""
 

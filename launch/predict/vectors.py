@@ -40,10 +40,10 @@ class Pooled(OfLayer):
     """An operation on one vector per text."""
 
     pooling: Literal["cls", "mean", "max"] | None = None
-    """The vector of [CLS], or mean or maximum over all tokens, special ones included; null: as the model has learned
-    it, mean if it has not."""
+    """Vector of [CLS], or mean or maximum over all tokens, special ones included; null: as the model was trained,
+    otherwise mean."""
     dimensions: int | None = None
-    """Numbers of the vector that are kept, the first ones, which are then divided by their length; null: all."""
+    """Number of leading vector components that are kept and then divided by their norm; null: all."""
 
     def check(self, loaded: LoadedModel) -> None:
         super().check(loaded)

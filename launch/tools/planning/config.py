@@ -17,29 +17,30 @@ class PlanConfig(PretrainConfig):
     """Estimate, without running it, whether a pretraining run fits, how long it takes and what it costs."""
 
     data: str | MixtureConfig = ""
-    """Folder that `cloze prepare` wrote, or several to mix, whose lengths and masks count; empty: the fields below."""
+    """Folder written by `cloze prepare`, or a mixture of several, whose lengths and masks are used; empty: the fields
+    below."""
     output: str = ""
-    """Not read."""
+    """Ignored."""
     processes: int | Literal["auto"] = 1
-    """Not read: gpus says how many."""
+    """Ignored; gpus is used instead."""
     device: str = "this"
-    """Name of a GPU, that of its data sheet; cpu or this: this machine's, as `cloze doctor` measured it."""
+    """Name of a GPU in the data sheets; cpu or this: this machine's, as measured by `cloze doctor`."""
     gpus: int = 1
-    """Processes of the run, each with a device, at least 1."""
+    """Processes of the run (world size), each with one device, at least 1."""
     gpus_per_machine: int = 8
-    """Devices of one machine, between which link_gigabytes holds, at least 1."""
+    """Devices per machine, connected at link_gigabytes, at least 1."""
     link_gigabytes: float | None = None
-    """GB/s from a device to the others of its machine, in one direction, above 0; null: what its data sheet says."""
+    """GB/s from a device to the others of its machine, in one direction, above 0; null: as in its data sheet."""
     network_gigabytes: float = NETWORK_GIGABYTES
-    """GB/s from a device to other machines, in one direction, above 0: 50 is a card of 400 Gbit/s for each."""
+    """GB/s from a device to other machines, in one direction, above 0: 50 is one card of 400 Gbit/s per device."""
     price_per_hour: float | None = None
-    """Of one device, in any currency, 0 or more; null: no cost is given."""
+    """Price of one device per hour, in any currency, 0 or more; null: no cost is estimated."""
     short_share: float = SHORT_SHARE
-    """Without data: share of sequences that are shorter than the greatest length, evenly, 0 to 1."""
+    """Without data: share of sequences shorter than the maximum length, uniformly distributed, 0 to 1."""
     masked_share: float = MASKED_SHARE
-    """Without data: share of tokens to predict, above 0 and at most 1."""
+    """Without data: share of tokens that is predicted, above 0 and at most 1."""
     json: str | None = None
-    """File for the figures; null: none."""
+    """File for the estimates as JSON; null: none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
