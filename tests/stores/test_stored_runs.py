@@ -173,7 +173,7 @@ def test_a_store_that_is_away_for_a_while_and_for_good(data, machines, bucket, p
     assert before and 12 not in before
     proxy.fault = lambda request: None
     printed = train_on(machine, data, output, *SHORT)
-    assert "step 12 lies on this machine's scratch" in printed and "resumed from step 12 of 12" in printed
+    assert "step 12 is on this machine's scratch" in printed and "resumed from step 12 of 12" in printed
     assert committed(output)[-1] == 12
     assert_nothing_but_what_counts(output)
     steps = [line["step"] for line in read_log(output) if "train/loss" in line]
@@ -203,7 +203,7 @@ def test_a_run_that_can_not_hold_its_lease_saves_and_ends(data, undisturbed, mac
     proxy.away = lambda request: False
     assert committed(output) == []
     printed = finish_all(start_on(two, data, output, *run))
-    assert f"step {last} lies on the scratch of 2 machines" in printed and "watching" not in printed
+    assert f"step {last} is on the scratch of 2 machines" in printed and "watching" not in printed
     assert [line["step"] for line in read_log(output) if "train/loss" in line] == list(range(1, STEPS + 1))
     assert_same_weights(weights(fetch_run(to_place(output))), weights(undisturbed))
 
@@ -316,7 +316,7 @@ def test_two_machines_go_on_from_their_scratch_if_both_have_it(data, undisturbed
     assert committed(output) == [8]
     proxy.requests.clear()
     printed, _ = killed(both + 1)
-    assert f"step {both} lies on the scratch of 2 machines" in printed and f"resumed from step {both} of" in printed
+    assert f"step {both} is on the scratch of 2 machines" in printed and f"resumed from step {both} of" in printed
     assert not any(request.method == "GET" and "/step-" in request.path for request in proxy.requests)
     (two[1],) = machines(1)
     newest = committed(output)[-1]

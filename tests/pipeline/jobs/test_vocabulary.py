@@ -106,7 +106,7 @@ def test_a_small_text_gives_what_it_has(tmp_path):
     tokenizer = train_vocabulary(config(tmp_path, input=[str(tmp_path / "in.txt")]), Listener())
     assert tokenizer.vocab_size < 200 and "not 200" in remarks[0]
     train_vocabulary(config(tmp_path, input=[str(tmp_path / "in.txt")], vocab_size=6), Listener())
-    assert "not 6: the special tokens and the characters alone" in remarks[1]
+    assert "not 6: that many special tokens and characters exist" in remarks[1]
 
 
 def test_what_a_killed_run_left_is_removed_and_another_process_is_not_disturbed(folder, tmp_path):
