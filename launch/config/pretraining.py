@@ -55,8 +55,8 @@ class PretrainConfig(RunConfig):
     """Processes that the command starts on this machine, at least 1; auto: one per GPU. On several machines, or under
     torchrun, srun, deepspeed or mpirun, the launcher starts them."""
     data_streams: int | None = None
-    """Number of streams into which the sample order is divided, each read by one process: at least 1, a divisor of
-    every global batch size; null: chosen at the first start and kept, the most up to 1,024 or the world size."""
+    """Number of streams into which the order of samples is divided among the processes: at least 1, a divisor of every
+    global batch size; null: chosen at the first start and kept."""
     data_cache: DataCacheConfig = field(default_factory=DataCacheConfig, metadata=FREE)
     """Cache on a local disk for data in an object store."""
     init_from: str | None = None
