@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -117,13 +119,52 @@ def rotary_tables(position_ids: Tensor, head_size: int, theta: float) -> tuple[T
 
 
 def rotate_packed(packed: Tensor, num_heads: int, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate queries and keys in (..., 3 * hidden), pairing element i of a head with i + half its size."""
+    """Rotate queries and keys in (..., 3 * hidden), pairing element i of a head with i + half its size. The products
+    and their sum are rounded once, to the dtype of `packed`; so are the gradients."""
+    if _BLOCK_ELEMENTS[packed.is_cuda] and not torch.compiler.is_compiling():
+        return _RotateInBlocks.apply(packed, num_heads, *tables)
     cosine, sine = (table.unsqueeze(-2) for table in tables)
     heads = packed.unflatten(-1, (3, num_heads, -1))
     rotated, value = heads[..., :2, :, :], heads[..., 2:, :, :]
     first, second = rotated.chunk(2, dim=-1)
     rotated = (rotated * cosine + torch.cat((-second, first), dim=-1) * sine).to(packed.dtype)
     return torch.cat((rotated, value), dim=-3).flatten(-3)
+
+
+# Elements of queries and keys in one block, by whether they are on a GPU (None: all). 512 KiB in fp32 stay in a core's
+# cache over the passes; with twice as many the rotation took 1.2 times as long, with a quarter 1.1 times.
+_BLOCK_ELEMENTS: dict[bool, int | None] = {False: 1 << 17, True: None}
+
+
+class _RotateInBlocks(torch.autograd.Function):
+    """`rotate_packed` on a CPU, where passes over all tokens wait for memory. Compilers and GPUs, for which a block is
+    too little work, take its expression instead; the values are the same."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, num_heads: int, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        ctx.num_heads = num_heads
+        rotated = torch.empty_like(packed, memory_format=torch.contiguous_format)
+        half = cosine.shape[-1] // 2  # a table's halves are equal
+        angles = [table[..., :half].expand(*packed.shape[:-1], 1, half).reshape(-1, 1, 1, 1, half)
+                  for table in (cosine, sine)]
+        sources, targets = (each.view(-1, 3, num_heads, 2, half) for each in (packed.contiguous(), rotated))
+        targets[:, 2] = sources[:, 2]
+        elements = _BLOCK_ELEMENTS[packed.is_cuda] or packed.numel()
+        rows = max(1, elements // (4 * num_heads * half))
+        for source, target, cos, sin in zip(*(each.split(rows) for each in (sources[:, :2], targets[:, :2], *angles)),
+                                            strict=True):
+            source = source.to(torch.promote_types(source.dtype, cos.dtype))
+            block, products = source * cos, source * sin
+            block[..., 0, :] -= products[..., 1, :]
+            block[..., 1, :] += products[..., 0, :]
+            target.copy_(block)
+        return rotated
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        cosine, sine = ctx.saved_tensors
+        return _RotateInBlocks.apply(gradient, ctx.num_heads, cosine, -sine), None, None, None
 
 
 def check_length(config: BertConfig, length: int) -> None:

@@ -10,6 +10,7 @@ import torch
 import transformers
 import yaml
 
+from cloze.model import embeddings
 from cloze.model.attention import alibi_slopes
 from cloze.model.bert import BertForPreTraining, BertModel
 from cloze.model.config import BertConfig, HeadConfig
@@ -213,6 +214,30 @@ def test_rotation_keeps_lengths_and_makes_products_relative():
     for shift in (1, 5):  # depends on the distance only
         diagonal = products.diagonal(shift)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(300,), (3, 100)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotation_and_its_gradient_are_a_complex_product(shape, dtype, monkeypatch):
+    """In blocks of 16 tokens, so that there are several and the last is smaller."""
+    monkeypatch.setitem(embeddings._BLOCK_ELEMENTS, False, 16 * 2 * 2 * 8)
+    positions = torch.arange(300).view(shape) % 64
+    cosine, sine = rotary_tables(positions, 8, 10_000.0)
+    turns = torch.complex(cosine, sine)[..., :4].to(torch.complex128).unsqueeze(-2)
+    packed = torch.randn(*shape, 3 * 16).to(dtype).requires_grad_()
+    rotated = rotate_packed(packed, 2, (cosine, sine))
+    rotated.backward(towards := torch.randn_like(rotated))
+
+    def expected(of: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        parts = of.detach().double().unflatten(-1, (3, 2, 2, 4))
+        turned = torch.complex(parts[..., :2, :, 0, :], parts[..., :2, :, 1, :]) * turns
+        queries_keys = torch.stack((turned.real, turned.imag), dim=-2)
+        return torch.cat((queries_keys, parts[..., 2:, :, :, :]), dim=-4).flatten(-4)
+
+    rounding = {"atol": 1e-6, "rtol": 1e-6} if dtype == torch.float32 else {"atol": 1e-6, "rtol": 2**-8}  # rounded once
+    assert rotated.dtype == packed.grad.dtype == dtype
+    torch.testing.assert_close(rotated.double(), expected(packed, turns), **rounding)
+    torch.testing.assert_close(packed.grad.double(), expected(towards, turns.conj()), **rounding)
 
 
 def attention_reach(config: BertConfig, layers: int) -> torch.Tensor:
