@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cloze.model.attention import (
     Layout,
@@ -23,6 +23,7 @@ from cloze.model.embeddings import Embeddings, check_length, rotary_tables
 from cloze.model.encoder import Context, Encoder, EncoderOutput
 from cloze.model.heads import NO_LABEL, MaskedLanguageModelHead, NextSentenceHead, Pooler, class_losses
 from cloze.model.huggingface import InFolders
+from cloze.model.rounding import extra_rows
 
 
 class BertOutput(NamedTuple):
@@ -92,6 +93,12 @@ class BertModel(InFolders):
         check_length(self.config, longest)
         if position_ids is None:
             position_ids = _position_ids(tokens, sequence_offsets)
+        offsets, num_tokens = sequence_offsets, tokens.shape[0]
+        if offsets is not None and input_ids is not None and not (output_hidden_states or output_attentions or
+                                                                  head_mask is not None or self.encoder.compiled):
+            input_ids, token_type_ids, position_ids, offsets = self._rounded(
+                input_ids, token_type_ids, position_ids, offsets, longest)
+            tokens = input_ids
 
         seed = None
         if self.training and (self.config.drops_hidden or self.config.attention_probs_dropout_prob):
@@ -103,9 +110,9 @@ class BertModel(InFolders):
         kernel = select_kernel(
             self.attention_kernel, self.config, hidden, output_attentions or head_mask is not None
         )
-        if sequence_offsets is not None:
+        if offsets is not None:
             layout = concatenated_layout(
-                self.config, kernel, sequence_offsets, longest, len(tokens), hidden.dtype,
+                self.config, kernel, offsets, longest, len(tokens), hidden.dtype,
                 grouped=not output_attentions and not self.encoder.compiled,  # groups differ between batches
             )
         else:
@@ -116,6 +123,8 @@ class BertModel(InFolders):
         last, first, encoded = self._encode(
             hidden, context, (seed, bits[1:]), head_mask, output_hidden_states, sequence_offsets, read_tokens
         )
+        if read_tokens is None and offsets is not sequence_offsets:
+            last = last[:num_tokens]
         return BertOutput(
             last,
             first,
@@ -135,10 +144,30 @@ class BertModel(InFolders):
             return encoded.last_hidden_state, first_tokens(encoded.last_hidden_state, offsets), encoded
         if offsets is None or output_hidden_states:
             raise ModelError("read_tokens: needs concatenated tokens, and no output_hidden_states; leave it out")
-        firsts = offsets[:-1].to(read_tokens.dtype)
-        encoded = self.encoder(hidden, context, drops, head_mask, read=torch.cat((firsts, read_tokens)))
-        first, last = encoded.last_hidden_state.split((len(firsts), len(read_tokens)))
+        read = torch.cat((offsets[:-1].to(read_tokens.dtype), read_tokens))
+        sizes = [len(offsets) - 1, len(read_tokens)]
+        extra = 0 if self.encoder.compiled else extra_rows(len(read), hidden.is_cuda)
+        if extra and len(read) + extra <= len(hidden):  # dropout has no more bits than there are tokens
+            read = nn.functional.pad(read, (0, extra))
+            sizes.append(extra)
+        encoded = self.encoder(hidden, context, drops, head_mask, read=read)
+        first, last, *_ = encoded.last_hidden_state.split(sizes)
         return last, first, encoded
+
+    def _rounded(self, ids: Tensor, segments: Tensor | None, positions: Tensor, offsets: Tensor, longest: int
+                 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """The inputs with more sequences at the end, of padding, so that the number of tokens is one of few
+        (`extra_rows`). Nothing reads them, and they get no gradient."""
+        extra = extra_rows(len(ids), ids.is_cuda)
+        if not extra:
+            return ids, segments, positions, offsets
+        ends = [*range(len(ids) + longest, len(ids) + extra, longest), len(ids) + extra]
+        return (
+            nn.functional.pad(ids, (0, extra), value=self.config.pad_token_id),
+            None if segments is None else nn.functional.pad(segments, (0, extra)),
+            nn.functional.pad(positions, (0, extra)),
+            torch.cat((offsets, offsets.new_tensor(ends))),
+        )
 
     def _dropout_bits(self, seed: int | None, tokens: Tensor, attends_across: bool) -> Sequence[Tensor | None]:
         """Random bits for dropout of hidden states, all made at once: (1, tokens) int32 for the embeddings, and

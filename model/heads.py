@@ -11,6 +11,7 @@ from cloze.model.config import BertConfig
 from cloze.model.copies import Copied
 from cloze.model.embeddings import compute_dtype, encoder_norm
 from cloze.model.encoder import ACTIVATIONS
+from cloze.model.rounding import extra_rows
 
 NO_LABEL = -100  # label without a loss, as everywhere in torch
 
@@ -140,9 +141,14 @@ class MaskedLanguageModelHead(Copied):
         """(..., hidden) -> scores (..., vocabulary); with labels (...): fp32 losses (0 if ignored) and bool
         hits.
         """
+        extra = 0 if labels is None or hidden.dim() != 2 else extra_rows(len(hidden), hidden.is_cuda)
+        if labels is not None and extra:
+            hidden = nn.functional.pad(hidden, (0, 0, 0, extra))
+            labels = nn.functional.pad(labels, (0, extra), value=NO_LABEL)
         if self.transforms:
             hidden = self.norm(self.activation(self.dense(hidden)))
-        return self.decoder(hidden, labels)
+        found = self.decoder(hidden, labels)
+        return tuple(each[:-extra] for each in found) if extra else found
 
 
 class ClassifierTransform(nn.Module):

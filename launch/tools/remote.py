@@ -17,7 +17,7 @@ from cloze.model.tasks import saved_class
 
 _TEMPLATES = Path(__file__).parent / "remote_code"
 _PARTS = ("attention", "bert", "branching", "config", "copies", "dropout", "embeddings", "encoder", "flash",
-          "heads", "huggingface", "initialization", "sentences", "tasks")  # of model/
+          "heads", "huggingface", "initialization", "rounding", "sentences", "tasks")  # of model/
 # Our class -> the ending of those of transformers that its folders load as, beside AutoModel.
 _HEADS = {
     "BertForPreTraining": "ForMaskedLM", "BertForMaskedLM": "ForMaskedLM",

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cloze.launch.pretrain.objectives import Objective
-from cloze.model import attention, bert, dropout, heads, sampling
+from cloze.model import attention, bert, dropout, embeddings, heads, rounding, sampling
 from cloze.model.bert import BertForPreTraining, BertPreTrained
 from cloze.model.config import BertConfig
 from cloze.model.copies import WeightCopies
@@ -243,7 +243,8 @@ def _as_on_gpu(has_flash: bool) -> Iterator[None]:
         return choose(name, config, seen, *rest)
 
     choose = attention.select_kernel
-    chunks = (heads, "_CHUNK_ELEMENTS"), (dropout, "_CHUNK_PAIRS"), (sampling, "_CHUNK_ELEMENTS")
+    chunks = ((heads, "_CHUNK_ELEMENTS"), (dropout, "_CHUNK_PAIRS"), (sampling, "_CHUNK_ELEMENTS"),
+              (embeddings, "_BLOCK_ELEMENTS"))
     kept = bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"]
     sizes = [getattr(module, name) for module, name in chunks]
     patched: Any = bert
@@ -259,6 +260,18 @@ def _as_on_gpu(has_flash: bool) -> Iterator[None]:
         bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"] = kept
         for (module, name), size in zip(chunks, sizes, strict=True):
             setattr(module, name, size)
+
+
+@contextlib.contextmanager
+def _row_counts_as_they_are() -> Iterator[None]:
+    """Without rows that a CPU adds (model/rounding.py): the offsets of sequences keep their values, which the groups of
+    attention need, as long as nothing is made of them under FakeTensorMode."""
+    patched: Any = rounding
+    kept, patched._SIZES_PER_OCTAVE = patched._SIZES_PER_OCTAVE, dict.fromkeys((False, True))
+    try:
+        yield
+    finally:
+        patched._SIZES_PER_OCTAVE = kept
 
 
 @dataclass(frozen=True)
@@ -371,7 +384,7 @@ def trace_micro_step(run: ModelRun, batch: Batch) -> Trace:
     place = _as_on_gpu(run.has_flash) if run.on_gpu else contextlib.nullcontext()
     for model in run.objective.frozen if run.objective else ():
         model.to(run.weights)  # as the run does; under FakeTensorMode its weights would be lost
-    with FakeTensorMode(allow_non_fake_inputs=True), place:
+    with FakeTensorMode(allow_non_fake_inputs=True), place, _row_counts_as_they_are():
         model = run.build()
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter)
