@@ -99,7 +99,7 @@ class _Unpad(torch.autograd.Function):
 
 def concatenated_layout(
     config: BertConfig, kernel: str, offsets: Tensor, length: int, num_tokens: int, dtype: torch.dtype,
-    grouped: bool = False,
+    causal: bool, grouped: bool = False,
 ) -> Layout:
     """Layout of concatenated tokens. All sizes are host integers, so the host does not wait for the device.
 
@@ -108,10 +108,10 @@ def concatenated_layout(
     """
     batch_size = offsets.numel() - 1
     if kernel == "eager" and grouped and not offsets.is_cuda:
-        groups = _groups(config, offsets, dtype)
+        groups = _groups(config, offsets, dtype, causal)
         if len(groups) > 1:
             shape = batch_size, length, offsets, None, None, None, None
-            return Layout(*shape, config.is_decoder, config.local_attention_window, groups, num_tokens)
+            return Layout(*shape, causal, config.local_attention_window, groups, num_tokens)
     padded_index = token_index = seen = None
     if kernel != "varlen" and num_tokens != batch_size * length:
         tokens = torch.arange(num_tokens, device=offsets.device)
@@ -121,7 +121,7 @@ def concatenated_layout(
         seen = places < offsets.diff()[:, None, None, None]
         token_index = torch.where(seen[:, 0, 0], offsets[:-1, None] + places, num_tokens).flatten()
     indices = padded_index, token_index
-    layout = _layout(config, kernel, batch_size, length, offsets, indices, seen, offsets.device, dtype)
+    layout = _layout(config, kernel, batch_size, length, offsets, indices, seen, offsets.device, dtype, causal)
     return layout._replace(num_tokens=num_tokens)
 
 
@@ -133,7 +133,7 @@ _GROUP_SCORES = 1 << 21
 _GROUP_COST = 1 << 18
 
 
-def _groups(config: BertConfig, offsets: Tensor, dtype: torch.dtype) -> tuple[Layout, ...]:
+def _groups(config: BertConfig, offsets: Tensor, dtype: torch.dtype, causal: bool) -> tuple[Layout, ...]:
     """Layouts of groups of neighbouring sequences of similar length: at most an eighth of a group is padding, or less
     than the cost of one more group.
     """
@@ -152,12 +152,13 @@ def _groups(config: BertConfig, offsets: Tensor, dtype: torch.dtype) -> tuple[La
                 break
             last, total, needed, longest = last + 1, total + length, needed + length**2, wider
         part = offsets[first : last + 1] - ends[first]
-        groups.append(concatenated_layout(config, "eager", part, longest, total, dtype))
+        groups.append(concatenated_layout(config, "eager", part, longest, total, dtype, causal))
         first = last
     return tuple(groups)
 
 
-def padded_layout(config: BertConfig, kernel: str, attention_mask: Tensor | None, hidden: Tensor) -> Layout:
+def padded_layout(config: BertConfig, kernel: str, attention_mask: Tensor | None, hidden: Tensor, causal: bool
+                  ) -> Layout:
     """Layout of padded tokens `hidden` (B, S, hidden) with a mask of attended tokens.
 
     `attention_mask`: (B,) lengths, (B, S), or (B, S, S) (row: query; column: key); true or 1 is attended to.
@@ -165,7 +166,7 @@ def padded_layout(config: BertConfig, kernel: str, attention_mask: Tensor | None
     batch_size, length = hidden.shape[:2]
     seen = seen_tokens("attention_mask", attention_mask, batch_size, length, length)
     indices = None, None
-    return _layout(config, kernel, batch_size, length, None, indices, seen, hidden.device, hidden.dtype)
+    return _layout(config, kernel, batch_size, length, None, indices, seen, hidden.device, hidden.dtype, causal)
 
 
 def seen_tokens(name: str, mask: Tensor | None, batch_size: int, queries: int, keys: int) -> Tensor | None:
@@ -193,9 +194,10 @@ def mask_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
 def _layout(
     config: BertConfig, kernel: str, batch_size: int, length: int, offsets: Tensor | None,
     indices: tuple[Tensor | None, Tensor | None], seen: Tensor | None, device: torch.device, dtype: torch.dtype,
+    causal: bool,
 ) -> Layout:
     """Combine padding, causality, windows and ALiBi into one bias for global and one for local layers."""
-    window, causal = config.local_attention_window, config.is_decoder
+    window = config.local_attention_window
     bias = local_bias = None
     if kernel != "varlen":  # the varlen kernel takes offsets, causality and window instead
         bias = torch.zeros((), device=device, dtype=dtype) if seen is None else mask_bias(seen, dtype)

@@ -70,7 +70,7 @@ class BertModel(InFolders):
         inputs_embeds: Tensor | None = None, head_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None, encoder_attention_mask: Tensor | None = None,
         output_hidden_states: bool = False, output_attentions: bool = False, dropout_seed: int | None = None,
-        read_tokens: Tensor | None = None,
+        read_tokens: Tensor | None = None, causal: bool = False,
     ) -> BertOutput:
         """Encode ids (or `inputs_embeds`, with an additional last dimension) in one of two layouts.
 
@@ -81,7 +81,8 @@ class BertModel(InFolders):
         (B, S', hidden) and `encoder_attention_mask`, (B,) lengths, (B, S') or (B, S, S'): cross-attention of a decoder.
         `dropout_seed`: key of all dropout masks in training; None: drawn from torch's default generator.
         `read_tokens`: (R,) of the concatenated tokens; `last_hidden_state` is then (R, hidden), and the last layer's
-        feed-forward network skips the tokens that no head reads. Raises ModelError for inputs that do not fit.
+        feed-forward network skips the tokens that no head reads. `causal`: tokens attend to themselves and earlier ones
+        alone, as in a decoder. Raises ModelError for inputs that do not fit.
         """
         tokens = input_ids if inputs_embeds is None else inputs_embeds[..., 0]
         if tokens is None or (input_ids is not None and inputs_embeds is not None):
@@ -107,16 +108,14 @@ class BertModel(InFolders):
         hidden = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, bits[0])
         if head_mask is not None:
             head_mask = head_mask.expand(self.config.num_hidden_layers, self.config.num_attention_heads)
-        kernel = select_kernel(
-            self.attention_kernel, self.config, hidden, output_attentions or head_mask is not None
-        )
+        kernel = select_kernel(self.attention_kernel, self.config, hidden, output_attentions or head_mask is not None)
         if offsets is not None:
             layout = concatenated_layout(
-                self.config, kernel, offsets, longest, len(tokens), hidden.dtype,
+                self.config, kernel, offsets, longest, len(tokens), hidden.dtype, causal or self.config.is_decoder,
                 grouped=not output_attentions and not self.encoder.compiled,  # groups differ between batches
             )
         else:
-            layout = padded_layout(self.config, kernel, attention_mask, hidden)
+            layout = padded_layout(self.config, kernel, attention_mask, hidden, causal or self.config.is_decoder)
         context = self._context(kernel, layout, position_ids, output_attentions)
         if encoder_hidden_states is not None:
             context = self._attend_to(context, encoder_hidden_states, encoder_attention_mask, hidden)

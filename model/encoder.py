@@ -31,7 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 # Limit of graphs in one process. Dynamo counts all layers as one code object, and beyond its default limit of 8 it runs
 # further variants uncompiled. There are up to 24: first layer without norm, global, local, and last layer, which reads
 # some tokens; for sequences of one length, of several lengths, and a single sequence; for training and evaluation.
-# Graph breaks add some.
+# Graph breaks add some, and runs that begin with next tokens have causal ones beside them.
 _GRAPHS = 64
 
 

@@ -214,7 +214,7 @@ class MaskingPhase:
 
 @dataclass(frozen=True)
 class MaskingConfig:
-    """The masking rate during a run, for shards whose masks are drawn at load time."""
+    """What is predicted during a run: the masking rate, for shards whose masks are drawn at load time; next tokens."""
 
     rate: float | None = None
     """Initial share of a sample's tokens that is predicted, above 0, up to 1; null: the rate in the shards' manifest,
@@ -228,6 +228,9 @@ class MaskingConfig:
     strategy: Literal["token", "whole_word", "span"] | None = None
     """Unit of masking: a token; a whole word; a span of words; null: as in the shards' manifest, which validation
     always uses."""
+    next_tokens_until: float = 0.0
+    """Share of the run's samples, from its start, on which every next token is predicted, with causal attention, before
+    masked ones are (arXiv 2507.00994); from 0, below 1; also for shards that hold their masks."""
 
     def __post_init__(self) -> None:
         if self.phases and self.rate is not None:
@@ -251,8 +254,9 @@ class MaskingConfig:
                 raise UserError(f"masking.{name}: found {value}, expected a share above 0, up to 1")
         if self.final_rate is not None and self.rate is None:
             raise UserError(f"masking.final_rate: found {self.final_rate} without masking.rate, expected both")
-        if not 0 <= self.change_begins < 1:
-            raise UserError(f"masking.change_begins: found {self.change_begins}, expected a share from 0, below 1")
+        for name in ("change_begins", "next_tokens_until"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"masking.{name}: found {getattr(self, name)}, expected a share from 0, below 1")
 
 
 def _nearest_divisors(size: int, count: int) -> list[int]:

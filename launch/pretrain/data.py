@@ -87,7 +87,9 @@ class TrainingData:
         return _position(tokens, self.phases, _mean_lengths(self.manifests))
 
     def most_masked(self, masking: RunMasking) -> float:
-        """The largest masking rate of any source at any time."""
+        """The largest share of the tokens that is predicted, of any source at any time."""
+        if masking.next_tokens_until:
+            return 1.0
         return max(manifest.masked_share if manifest.mask_sets or masking.rate is None else masking.rate.most
                    for manifest in self.manifests)
 
@@ -264,7 +266,7 @@ def check_manifest(manifest: Manifest, model: BertConfig, longest: int | None) -
 
 
 def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
-    """Masking rates of the run for masks that are drawn at load time.
+    """What the run predicts when: masking rates, for masks that are drawn at load time, and next tokens.
 
     Raises:
         UserError: rates are given although the shards hold their masks.
@@ -285,7 +287,7 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
         rate = RatePhases(tuple(phase.rate for phase in chosen.phases), tuple(ends))
     elif chosen.rate is not None:
         rate = RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)
-    return RunMasking(rate, chosen.strategy)
+    return RunMasking(rate, chosen.strategy, round(chosen.next_tokens_until * end))
 
 
 def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | BatchPhases | None:

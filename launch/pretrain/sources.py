@@ -47,6 +47,8 @@ class Sources:
             micro_batch: its inputs.
             sources: index of each sample's source, int64 (B,).
         """
+        if micro_batch.get("causal"):  # a source's losses are those of masked tokens, and pairs have none then
+            return torch.zeros(self.num_sums, dtype=torch.float64, device=sources.device)
         part = self._part_of(output)
         assert part.mlm_losses is not None and part.mlm_correct is not None, "training has labels"
         sample = torch.searchsorted(micro_batch["sequence_offsets"].long(), micro_batch["masked_positions"],

@@ -17,6 +17,7 @@ _COLUMNS = (
     ("train/loss", "loss", "{:.4f}"),
     ("train/mlm_loss", "mlm", "{:.4f}"),
     ("train/next_sentence_loss", "nsp", "{:.4f}"),
+    ("train/next_token_loss", "next token", "{:.4f}"),
     ("train/learning_rate", "rate", "{:.2e}"),
     ("train/gradient_norm", "norm", "{:.2f}"),
     ("train/loss_spike", "SPIKE", "{:.2f} x the median"),

@@ -75,8 +75,8 @@ class RankBatch:
 
     micro_batches: as many as accumulation steps, each what `collate` returns.
     position: samples consumed before this batch. epoch: of the batch's first sample. num_samples: of the global batch.
-    num_tokens, num_masked, num_pairs (samples with a next-sentence label), num_padding (tokens that padding each
-    micro-batch to its longest sample would add): of this rank's part, as is
+    num_tokens, num_masked (tokens that are predicted), num_pairs (samples with a next-sentence label), num_padding
+    (tokens that padding each micro-batch to its longest sample would add): of this rank's part, as is
     indices (n,): its samples by index, in the order of the micro-batches. sources: of a mixture, for each micro-batch
     the places of its samples' sources, int64 (micro_batch_size,); None: there is one source.
     """
@@ -153,6 +153,7 @@ class BatchStream:
         )
         self._size, self._micro, self._warmup = global_batch_size, micro_batch_size, warmup
         self._segments = segments
+        self._next_tokens_until = masking.next_tokens_until if masking else 0
         self._rank, self._world_size = rank, world_size
         self._streams = range(rank * streams // world_size, -(-(rank + 1) * streams // world_size))
         mean = reader.mean_length
@@ -222,11 +223,15 @@ class BatchStream:
         return sizes
 
     def _groups(self, position: int, sizes: list[int], read: Portion) -> Iterator[list]:
-        """The batches that were read, in groups of equal sizes that are converted to tensors together."""
+        """The batches that were read, in groups that are converted to tensors together: of one size, and all of next
+        tokens or none.
+        """
         done, total = 0, sum(sizes)
         while sizes:
             alike = next((place for place, size in enumerate(sizes) if size != sizes[0]), len(sizes))
             count, size = min(alike, self._together), sizes[0]
+            if position + done < self._next_tokens_until:
+                count = min(count, -(-(self._next_tokens_until - position - done) // size))
             yield self._make(position + done, size, count, done, total, read)
             done, sizes = done + count * size, sizes[count:]
 
@@ -246,13 +251,16 @@ class BatchStream:
         micro_steps = len(own) // self._micro
         part, part_masks = Window(read.samples, read.masks).take(rows.ravel())
         assert part_masks is not None, "streams have masks, stored or drawn"
-        made = collate_several(part, part_masks, np.full(count * micro_steps, self._micro), self._segments)
+        next_tokens = position < self._next_tokens_until
+        made = collate_several(part, part_masks, np.full(count * micro_steps, self._micro), self._segments, next_tokens)
         lengths = part.lengths.reshape(count, micro_steps, self._micro)
         tokens = lengths.sum(axis=(1, 2))
         # sorted by length: the last one is the longest
         padding = (lengths[:, :, -1] * self._micro).sum(axis=1) - tokens
-        masked = np.diff(part_masks.offsets[:: len(own)])
+        masked = tokens - len(own) if next_tokens else np.diff(part_masks.offsets[:: len(own)])
         pairs = (part.next_sentence_label.reshape(count, -1) != NO_LABEL).sum(axis=1)
+        if next_tokens:
+            pairs[:] = 0
         epochs = self._samples.epochs(position + size * np.arange(count))
         sources: list = [None] * count
         if read.sources is not None:

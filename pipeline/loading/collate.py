@@ -68,27 +68,39 @@ def collate(samples: Samples, masks: Masks, segments: tuple[int, int] = (0, 1)) 
 
 
 def collate_several(
-    samples: Samples, masks: Masks, sizes: np.ndarray, segments: tuple[int, int] = (0, 1)
+    samples: Samples, masks: Masks, sizes: np.ndarray, segments: tuple[int, int] = (0, 1), next_tokens: bool = False
 ) -> list[dict]:
     """Make several micro-batches of `sizes` samples each, as `collate`, over shared memory. Made together, small
     micro-batches cost no more per sample than large ones.
+
+    `next_tokens`: not masked, every token but the last of a sample has the next one as its label, and attention is
+    causal (with the key `causal`); pairs have no label, since the first token sees no other.
     """
     bounds = ragged.to_offsets(sizes)
     starts = samples.offsets[bounds]  # of micro-batches, in tokens
-    masked_bounds = masks.offsets[bounds]
-    masked_positions = np.repeat(samples.offsets[:-1], np.diff(masks.offsets))
-    masked_positions += masks.positions
-    input_ids = samples.input_ids.astype(np.int64)
-    labels = input_ids[masked_positions]
-    input_ids[masked_positions] = masks.ids
-    masked_positions -= np.repeat(starts[:-1], np.diff(masked_bounds))
-    by_masked = np.diff(masked_bounds).tolist()
+    input_ids, pairs = samples.input_ids.astype(np.int64), samples.next_sentence_label.astype(np.int64)
+    if next_tokens:
+        has_next = np.ones(len(input_ids), bool)
+        has_next[samples.offsets[1:] - 1] = False
+        predicted_bounds = starts - bounds
+        positions = np.flatnonzero(has_next)
+        labels = input_ids[positions + 1]
+        pairs = np.full_like(pairs, NO_LABEL)
+    else:
+        predicted_bounds = masks.offsets[bounds]
+        positions = np.repeat(samples.offsets[:-1], np.diff(masks.offsets))
+        positions += masks.positions
+        labels = input_ids[positions]
+        input_ids[positions] = masks.ids
+    by_predicted = np.diff(predicted_bounds)
+    positions -= np.repeat(starts[:-1], by_predicted)
     predicted = _split({
-        "masked_positions": (masked_positions, by_masked), "labels": (labels, by_masked),
-        "next_sentence_label": (samples.next_sentence_label.astype(np.int64), sizes.tolist()),
+        "masked_positions": (positions, by_predicted.tolist()), "labels": (labels, by_predicted.tolist()),
+        "next_sentence_label": (pairs, sizes.tolist()),
     })
     made = concatenated(input_ids, samples.offsets, samples.segment_b_start, sizes, segments)
-    return [batch | more for batch, more in zip(made, predicted, strict=True)]
+    attention = {"causal": True} if next_tokens else {}
+    return [batch | more | attention for batch, more in zip(made, predicted, strict=True)]
 
 
 def without_loss(batch: dict) -> dict:

@@ -22,11 +22,13 @@ _SOURCE = 3  # purpose of the draw of a source's seed (order.py has others)
 class RunMasking:
     """A run's settings for masks drawn at load time; None: those of the manifest. Stored masks are not changed.
 
-    rate: masking rate by the position in the stream of samples. strategy: token, whole_word or span.
+    rate: masking rate by the position in the stream of samples. strategy: token, whole_word or span. next_tokens_until:
+    position up to which next tokens are predicted instead of masked ones.
     """
 
     rate: RateSchedule | RatePhases | None = None
     strategy: str | None = None
+    next_tokens_until: int = 0
 
 
 def masks_per_sample(reader: ShardReader, strategy: str | None = None) -> DynamicMasking | None:

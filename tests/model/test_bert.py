@@ -10,6 +10,8 @@ import torch
 from cloze.model import rounding
 from cloze.model.config import ModelError
 from tests.model.model_batches import (
+    FLAT,
+    INPUTS,
     TINY,
     assert_equal_gradients,
     batch,
@@ -340,6 +342,25 @@ def test_any_tokens_can_be_read_in_any_order(kernel, fields, monkeypatch):
         for name, gradient in results[0][1].items():
             if gradient is not None:
                 torch.testing.assert_close(results[1][1][name], gradient, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("fields", [{}, dict(position_embedding="rotary", local_attention_window=8)],
+                         ids=["global", "local"])
+def test_causal_attention_for_one_call_is_that_of_a_decoder(kernel, fields, monkeypatch):
+    """Which transformers' decoders confirm (test_variants.py); the next call sees all tokens again."""
+    padded = batch(lengths=(5, 6, 17, 40, 33))
+    flat = concatenate(padded)
+    model = pretraining_model(dataclasses.replace(TINY, **fields), attention_kernel=kernel).bert
+    decoder = pretraining_model(dataclasses.replace(TINY, is_decoder=True, **fields), attention_kernel=kernel).bert
+    decoder.load_state_dict(model.state_dict())
+    for cost in (0, 1 << 18):
+        monkeypatch.setattr("cloze.model.attention._GROUP_COST", cost)
+        for inputs in ({name: padded[name] for name in INPUTS}, {name: flat[name] for name in FLAT if name in flat}):
+            plain = model(**inputs).last_hidden_state
+            found, expected = model(**inputs, causal=True).last_hidden_state, decoder(**inputs).last_hidden_state
+            assert torch.equal(found, expected)
+            assert torch.equal(model(**inputs).last_hidden_state, plain) and not torch.equal(plain, found)
 
 
 def test_reading_some_tokens_of_padded_inputs_is_refused():

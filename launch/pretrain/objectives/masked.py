@@ -53,6 +53,34 @@ class MaskedTokens(Objective):
         return self.config.train.loss_reduction == "samples"
 
 
+class NextTokensFirst(MaskedTokens):
+    """MaskedTokens with batches of next tokens among those of masked ones (`masking.next_tokens_until`).
+
+    Both have the same loss, over labels at given positions; next tokens have curves of their own.
+    """
+
+    TERMS = ("mlm", "next_sentence", "next_token")
+
+    def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
+        """Divisors: those of MaskedTokens, the first under the name of what is predicted."""
+        found = super().divisors(micro_batch)
+        predicted = found.pop("mlm")
+        return found | dict(zip(_present_and_absent(micro_batch), (predicted, 0.0), strict=True))
+
+    def terms(self, output: Any, micro_batch: dict) -> dict[str, Term]:
+        """Args: output: a PreTrainingOutput."""
+        found = super().terms(output, micro_batch)
+        predicted = found.pop("mlm")
+        present, absent = _present_and_absent(micro_batch)
+        nothing = predicted.losses.new_zeros(())
+        return found | {present: predicted, absent: Term(nothing, nothing.bool())}
+
+
+def _present_and_absent(micro_batch: dict) -> tuple[str, str]:
+    """The term that a micro-batch has a loss for, and the one that it has none for."""
+    return ("next_token", "mlm") if micro_batch.get("causal") else ("mlm", "next_token")
+
+
 def is_real(labels: Tensor) -> Tensor:
     """bool (): whether a micro-batch is real, not a filler batch of an evaluation, in which all labels are ignored."""
     return (labels != NO_LABEL).any() | (labels.numel() == 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.objectives.distillation import Distillation
-from cloze.launch.pretrain.objectives.masked import MaskedTokens
+from cloze.launch.pretrain.objectives.masked import MaskedTokens, NextTokensFirst
 from cloze.launch.pretrain.objectives.objective import Objective
 from cloze.launch.pretrain.objectives.replaced_tokens import ReplacedTokens
 from cloze.launch.pretrain.objectives.span_boundary import SpanBoundary
@@ -35,12 +35,17 @@ def make_objective(config: PretrainConfig) -> Objective:
     else:
         raise UserError(f"objective: found {config.objective!r}, expected {' or '.join(OBJECTIVES)}, or the dotted "
                         "name of a class of your own, as my_module.MyObjective")
+    if until := config.masking.next_tokens_until:
+        if kind is not MaskedTokens:
+            raise UserError(f"masking.next_tokens_until: found {until} with objective {config.objective}, expected "
+                            "objective masked, or 0")
+        kind = NextTokensFirst
     return make("objective", config.objective, kind, config, config.objective_options)
 
 
 def objective_facts(objective: Objective) -> dict[str, str]:
     """Facts that a resume compares: those of the objective, and the SHA-256 of the file of a user's own objective."""
     facts, kind = objective.facts(), type(objective)
-    if kind not in OBJECTIVES.values():
+    if kind not in (*OBJECTIVES.values(), NextTokensFirst):
         facts["objective_source"] = hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()
     return facts

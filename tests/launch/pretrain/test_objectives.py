@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -127,10 +128,69 @@ def test_distillation_has_the_losses_of_the_reference_and_one_step_for_any_split
     assert transformers.BertForMaskedLM.from_pretrained(tmp_path / "exported").config.num_hidden_layers == 2
 
 
+NEXT_TOKENS = ("--masking.next_tokens_until", "0.5")
+
+
+def next_token_loss(data, teacher) -> float:
+    """Mean over the first global batch by transformers' decoder, which shifts the labels itself, a sample at a time."""
+    theirs = transformers.BertLMHeadModel.from_pretrained(teacher, is_decoder=True, attn_implementation="eager").eval()
+    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
+                         world_size=1, seed=42)
+    indices = next(stream).indices
+    stream.close()
+    total, count = 0.0, 0
+    for index in indices:
+        sample, _ = ShardReader(data, "train").take(np.array([index]), None)
+        ids = torch.from_numpy(sample.input_ids.astype(np.int64))[None]
+        segments = (torch.arange(ids.shape[1]) >= int(sample.segment_b_start[0])).long()[None]
+        with torch.no_grad():
+            loss = theirs(input_ids=ids, token_type_ids=segments, labels=ids).loss
+        total, count = total + (ids.shape[1] - 1) * loss.item(), count + ids.shape[1] - 1
+    return total / count
+
+
+def test_next_tokens_have_the_loss_of_a_decoder_and_one_step_for_any_split(data, teacher, tmp_path):
+    arguments = (*NO_DROPOUT, *NEXT_TOKENS, "--train.max_steps", "4", "--schedule.warmup_steps", "0",
+                 "--train.precision", "fp32", "--train.log_every_steps", "1", "--model.num_hidden_layers", "4",
+                 "--init_from", str(teacher))
+    for processes, micro in ((1, 16), (2, 2)):
+        train(data, tmp_path / f"{processes}", *arguments, "--train.micro_batch_size", str(micro), processes=processes)
+    lines = {line["step"]: line for line in read_metrics(tmp_path / "2") if "train/loss" in line}
+    assert lines[1]["train/next_token_loss"] == pytest.approx(next_token_loss(data, teacher), rel=1e-4)
+    for step in (1, 2):  # the first token sees no other, so that pairs have no loss
+        assert lines[step]["train/loss"] == pytest.approx(lines[step]["train/next_token_loss"])
+        assert not {"train/mlm_loss", "train/next_sentence_loss"} & set(lines[step])
+    for step in (3, 4):
+        assert "train/next_token_loss" not in lines[step]
+        assert lines[step]["train/loss"] == pytest.approx(
+            lines[step]["train/mlm_loss"] + lines[step]["train/next_sentence_loss"])
+    # Each step of Adam is 3e-3 wide for any gradient; sums in another order move it a little.
+    assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 2e-4)
+
+
+def test_next_tokens_are_for_masked_tokens_alone_and_leave_sources_out(data, tmp_path):
+    for options, expected in (
+        (("--objective", "span_boundary", *NEXT_TOKENS),
+         "masking.next_tokens_until: found 0.5 with objective span_boundary, expected objective masked, or 0"),
+        (("--masking.next_tokens_until", "1"),
+         "masking.next_tokens_until: found 1.0, expected a share from 0, below 1"),
+    ):
+        said = train(data, tmp_path / "refused", *options, status=2).splitlines()
+        assert expected in said[-1] and said[-1].startswith("error: "), said
+    assert not (tmp_path / "refused").exists()
+    mixture = {"sources": [{"path": str(data), "name": name, "weight": 1} for name in ("one", "two")]}
+    train(json.dumps(mixture), tmp_path / "mixed", *NEXT_TOKENS, "--train.max_steps", "4",
+          "--train.log_every_steps", "1")
+    lines = [line for line in read_metrics(tmp_path / "mixed") if "train/loss" in line]
+    assert [("train/next_token_loss" in line, "train/mlm_loss/one" in line) for line in lines] == [
+        (True, False), (True, False), (False, True), (False, True)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["distillation", "span_boundary", "replaced_tokens"])
+@pytest.mark.parametrize("objective", ["distillation", "span_boundary", "replaced_tokens", "next_tokens"])
 def test_a_killed_run_resumes_exactly(data, teacher, tmp_path, objective):
-    named = {"distillation": distilled(teacher), "replaced_tokens": ELECTRA}.get(objective, ("--objective", objective))
+    named = {"distillation": distilled(teacher), "replaced_tokens": ELECTRA, "next_tokens": NEXT_TOKENS}.get(
+        objective, ("--objective", objective))
     arguments = ("--train.max_steps", "24", "--checkpoint.every_steps", "8", "--zero.stage", "2", *named)
     whole, cut = (pretrain_arguments(data, tmp_path / name, *arguments) for name in ("whole", "cut"))
     finish(ForkedRun(whole, 2))

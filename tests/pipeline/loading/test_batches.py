@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import itertools
 import math
 import subprocess
 import sys
@@ -39,10 +40,11 @@ def data(folder):
     return folder / "data"
 
 
-def take(data, count, rank=0, world_size=1, size=24, micro=4, seed=1, start=0, streams=24, warmup=None, rate=None):
+def take(data, count, rank=0, world_size=1, size=24, micro=4, seed=1, start=0, streams=24, warmup=None, rate=None,
+         next_tokens_until=0):
     stream = BatchStream(ShardReader(data), global_batch_size=size, micro_batch_size=micro, rank=rank,
                          world_size=world_size, streams=streams, seed=seed, samples_consumed=start, warmup=warmup,
-                         masking=RunMasking(rate=rate))
+                         masking=RunMasking(rate=rate, next_tokens_until=next_tokens_until))
     try:
         return [next(stream) for _ in range(count)]
     finally:
@@ -102,6 +104,34 @@ def test_the_union_of_ranks_is_the_global_batch(data, world_size, streams):
         for name in ("num_tokens", "num_masked", "num_pairs"):
             assert sum(getattr(part, name) for part in parts) == getattr(alone, name)
         assert all((part.position, part.epoch) == (alone.position, alone.epoch) for part in parts)
+
+
+@pytest.mark.parametrize("until", [60, 72, 1])  # within a batch, which then has next tokens too, and where one begins
+def test_next_tokens_come_first_and_only_what_is_predicted_differs(folder, until):
+    """The samples are those of a run without; batches with masks have the same bytes, from any start on."""
+    data = dynamic(folder)
+    whole, plain = take(data, 6, next_tokens_until=until), take(data, 6)
+    for batch, masked in zip(whole, plain, strict=True):
+        assert np.array_equal(batch.indices, masked.indices) and batch.num_tokens == masked.num_tokens
+        for micro, other in zip(batch.micro_batches, masked.micro_batches, strict=True):
+            if batch.position >= until:
+                assert micro.keys() == other.keys() and "causal" not in micro
+                assert all(np.array_equal(micro[name], other[name]) for name in micro)
+                continue
+            original = other["input_ids"].clone()
+            original[other["masked_positions"]] = other["labels"]
+            assert micro["causal"] is True and torch.equal(micro["input_ids"], original)
+            offsets = micro["sequence_offsets"].tolist()
+            pairs = [(at, original[at + 1].item()) for low, high in itertools.pairwise(offsets)
+                     for at in range(low, high - 1)]
+            assert list(zip(micro["masked_positions"].tolist(), micro["labels"].tolist(), strict=True)) == pairs
+            assert (micro["next_sentence_label"] == -100).all()
+        if batch.position < until:
+            assert batch.num_masked == batch.num_tokens - 24 and batch.num_pairs == 0
+    assert [batch.position for batch in whole if "causal" in batch.micro_batches[0]] == list(range(0, until, 24))
+    for left, right in zip(take(data, 4, start=48, next_tokens_until=until), whole[2:], strict=True):
+        assert all(torch.equal(a["labels"], b["labels"]) for a, b in
+                   zip(left.micro_batches, right.micro_batches, strict=True))
 
 
 @given(start=st.integers(0, 2000), seek=st.integers(0, 3), world_size=st.sampled_from([1, 3, 4, 8]),
