@@ -428,7 +428,7 @@ def _run(arguments: list[str]) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command. Exit status: 0 complete, 1 other processes of the run are gone, 2 an error that the user can fix,
-    75 stopped early with a checkpoint, 141 the reader of the output has closed it.
+    75 stopped early with a checkpoint, 130 stopped by Ctrl-C, 141 the reader of the output has closed it.
     """
     end_with_parent()
     protect_process()
@@ -445,6 +445,9 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it
         return 128 + signal.SIGPIPE  # the shell's convention for what dies of it
+    except KeyboardInterrupt:  # of a command that has nothing to save; those that train have a StopRequest
+        print("stopped by Ctrl-C", file=sys.stderr, flush=True)
+        return 128 + signal.SIGINT
     except (UserError, ModelError, OSError) as error:
         if isinstance(error, OSError):
             if error.errno not in _USERS_TO_FIX or error.filename is None:

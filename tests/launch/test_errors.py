@@ -572,3 +572,15 @@ def test_only_deepspeeds_own_classes_are_allowed(tmp_path):
     torch.save({"path": Path("x")}, tmp_path / "file.pt")
     with pytest.raises(UserError, match="other than tensors"):
         load_pickled(tmp_path / "file.pt")
+
+
+def test_ctrl_c_ends_a_command_with_a_line():
+    """A real signal in the middle of a command that does not train: no traceback."""
+    program = ("import sys, time; from cloze.launch import cli\n"
+               "cli._run = lambda arguments: print('running', flush=True) or time.sleep(60)\nsys.exit(cli.main(['x']))")
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=30)[1]
+    assert (said, process.returncode) == ("stopped by Ctrl-C\n", 130)
