@@ -66,8 +66,11 @@ class MetricsWriter:
         shown = dict.fromkeys((*_OVERVIEW[:4], f"validation/{metric}", *_OVERVIEW[4:]))
         self._overview = {name: f"0_overview/{number}_{name.replace('/', '_')}"
                           for number, name in enumerate(shown, start=1)}
-        losses = (line["train/loss"] for line in lines if line.get("train/loss") is not None)
-        self._losses = deque(losses, maxlen=_SPIKE_WINDOW)
+        self._losses: deque[float] = deque(maxlen=_SPIKE_WINDOW)
+        self._predicted: tuple[bool, ...] = ()
+        for line in lines:
+            if line.get("train/loss") is not None:
+                self._keep_for_spikes(line)
         threading.excepthook = _report_thread
         with readable_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -85,10 +88,8 @@ class MetricsWriter:
             The scalars that were written, with `train/loss_spike` (loss / running median) if the loss is a spike.
         """
         if "train/loss" in scalars:
-            loss = scalars["train/loss"]
-            if (ratio := _spike(loss, self._losses)) is not None:
+            if (ratio := self._keep_for_spikes(scalars)) is not None:
                 scalars = scalars | {"train/loss_spike": ratio}
-            self._losses.append(loss)
         with readable_errors(self._folder):
             # JSON has no infinity and no NaN, which a validation loss may be.
             known = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
@@ -103,6 +104,19 @@ class MetricsWriter:
         for each in self._tracking:
             each.write(step, scalars)
         return scalars
+
+    def _keep_for_spikes(self, scalars: Mapping[str, float]) -> float | None:
+        """Add a line's loss to those that later ones are compared with; returns the ratio of a spike.
+
+        The loss of masked tokens begins far above that of next tokens before them, and is not compared with it.
+        """
+        predicted = tuple(f"train/{term}_loss" in scalars for term in ("next_token", "mlm"))
+        if predicted != self._predicted:
+            self._losses.clear()
+            self._predicted = predicted
+        ratio = _spike(scalars["train/loss"], self._losses)
+        self._losses.append(scalars["train/loss"])
+        return ratio
 
     def tracked(self) -> dict[str, dict]:
         """The state by which a resumed run finds its curves in the trackers; kept in each checkpoint."""

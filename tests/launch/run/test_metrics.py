@@ -90,7 +90,8 @@ def test_the_page_explains_every_curve_and_no_other(run):
     assert len(found) == len(sources)
     named = set().union(*(re.findall(rf'"({group}/[\w/]+)"', path.read_text(encoding="utf-8")) for path in found))
     tasks = {f"validation/{name}" for name in (*METRICS, "accuracy_mean", "precision", "recall")}
-    mixed = {"validation/loss/NAME", "data/samples/NAME", "data/epoch/NAME", *(f"train/{mean}/NAME" for mean in MEANS)}
+    mixed = {"train/next_token_accuracy", "validation/loss/NAME", "data/samples/NAME", "data/epoch/NAME",
+             *(f"train/{mean}/NAME" for mean in MEANS)}
     assert explained == written | {name for name in named if not name.endswith("/")} | tasks | mixed
 
 
@@ -199,6 +200,25 @@ def test_a_loss_far_above_its_running_median_is_marked(tmp_path):
         writer.write(step, {"train/loss": 0.0})
     assert "train/loss_spike" not in writer.write(60, {"train/loss": 0.1})
     writer.close()
+
+
+def test_masked_tokens_after_next_tokens_are_no_spike(tmp_path):
+    """Also if the run is resumed between them; a line may have both. Later spikes are found."""
+    for resumed in (False, True):
+        folder = tmp_path / str(resumed)
+        writer = MetricsWriter(folder, trackers=())
+        for step in range(1, 13):
+            writer.write(step, {"train/loss": 4.0, "train/next_token_loss": 4.0})
+        if resumed:
+            writer.close()
+            writer = MetricsWriter(folder, step=12, trackers=())
+        assert "train/loss_spike" in writer.write(13, {"train/loss": 6.0, "train/next_token_loss": 6.0})
+        both = {"train/loss": 5.0, "train/next_token_loss": 4.0, "train/mlm_loss": 6.0}
+        assert "train/loss_spike" not in writer.write(14, both)
+        for step in range(15, 27):
+            assert "train/loss_spike" not in writer.write(step, {"train/loss": 6.0, "train/mlm_loss": 6.0})
+        assert "train/loss_spike" in writer.write(27, {"train/loss": 9.0, "train/mlm_loss": 9.0})
+        writer.close()
 
 
 FULL_DISK = """
