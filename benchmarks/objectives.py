@@ -104,7 +104,7 @@ def prepare_text(texts: str | None, output: Path) -> None:
     if not (output / "vocabulary/tokenizer.json").exists():
         cloze("vocab", *words, "--output", str(output / "vocabulary"))
     shared = [*words, "--tokenizer", str(output / "vocabulary"), "--max_length", str(LENGTH), "--samples.pair_sets",
-              "1"]
+              "1", "--masking.mask_share", "0.8", "--masking.random_share", "0.1"]
     for name, options in (("single", ["--samples.single_share", "0"]),
                           ("pairs", ["--samples.objective", "next_sentence", "--samples.single_share", "0"])):
         if not (output / name / "manifest.json").exists():
@@ -121,6 +121,7 @@ def command(name: str, size: Size, output: Path) -> list[str]:
         "--model.num_attention_heads", str(heads), "--model.intermediate_size", str(3 * size.width),
         "--model.type_vocab_size", "2", "--train.global_batch_size", str(BATCH), "--train.micro_batch_size", str(BATCH),
         "--masking.rate", "0.15", "--masking.final_rate", "null", "--masking.change_begins", "0",
+        "--masking.next_tokens_until", "0",
         "--schedule.name", "linear", "--schedule.warmup_steps", "0", "--schedule.warmup_share", "0.05",
         "--evaluation.every_steps", "0", "--evaluation.samples", "2048", "--checkpoint.every_steps", "0",
         "--monitor.inspect_every_steps", "0", "--monitor.examples", "0", *contender.options,
