@@ -88,7 +88,8 @@ class PretrainConfig(RunConfig):
     train: TrainConfig = field(default_factory=TrainConfig)
     """Steps, batch sizes, learning rate and precision."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
-    """Masking rate and strategy, for shards whose masks are drawn at load time."""
+    """What is predicted when: next tokens first, if wished; masking rate and strategy, for shards whose masks are drawn
+    at load time."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimizer and its hyperparameters."""
     ema: EmaConfig = field(default_factory=EmaConfig)
@@ -128,6 +129,9 @@ class PretrainConfig(RunConfig):
                                     ("final_rate", self.masking.final_rate, "null"))
             raise UserError(f"masking.{name}: found {value} in a run with a time budget or batches of several sizes, "
                             f"expected {instead}: how many samples it has is not known beforehand")
+        if self.masking.next_tokens_until and self.evaluation.patience is not None:
+            raise UserError(f"evaluation.patience: found {self.evaluation.patience} with masking.next_tokens_until, "
+                            "expected null: masked tokens are measured, which get no better before they begin")
         check_processes(self)
         if self.data_streams is not None:
             for name, size in self.train.batch_sizes.items():

@@ -228,9 +228,9 @@ class MaskingConfig:
     strategy: Literal["token", "whole_word", "span"] | None = None
     """Unit of masking: a token; a whole word; a span of words; null: as in the shards' manifest, which validation
     always uses."""
-    next_tokens_until: float = 0.0
-    """Share of the run's samples, from its start, on which every next token is predicted, with causal attention, before
-    masked ones are (arXiv 2507.00994); from 0, below 1; also for shards that hold their masks."""
+    next_tokens_until: int = 0
+    """Tokens since the start of the run up to which every next token is predicted, with causal attention, before masked
+    ones are (arXiv 2507.00994); fewer than the run has; also for shards that hold their masks."""
 
     def __post_init__(self) -> None:
         if self.phases and self.rate is not None:
@@ -254,9 +254,9 @@ class MaskingConfig:
                 raise UserError(f"masking.{name}: found {value}, expected a share above 0, up to 1")
         if self.final_rate is not None and self.rate is None:
             raise UserError(f"masking.final_rate: found {self.final_rate} without masking.rate, expected both")
-        for name in ("change_begins", "next_tokens_until"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"masking.{name}: found {getattr(self, name)}, expected a share from 0, below 1")
+        if not 0 <= self.change_begins < 1:
+            raise UserError(f"masking.change_begins: found {self.change_begins}, expected a share from 0, below 1")
+        at_least("masking", self, next_tokens_until=0)
 
 
 def _nearest_divisors(size: int, count: int) -> list[int]:

@@ -249,8 +249,10 @@ def _print_facts(config: PretrainConfig, data: TrainingData, objective: Objectiv
     histogram = data.length_histogram
     lengths = np.arange(len(histogram))
     size, squares = float(lengths @ histogram), float(lengths**2 @ histogram)
-    masked = data.most_masked(run_masking(config, data))
-    per_token = objective.flops(TokenCounts(size, squares, masked * size)) / size
+    masking = run_masking(config, data)
+    next_tokens = masking.next_tokens_until / (config.train.max_steps * config.train.global_batch_size)
+    predicted = next_tokens + (1 - next_tokens) * data.most_masked(masking)
+    per_token = objective.flops(TokenCounts(size, squares, predicted * size)) / size
     steps_per_epoch = samples / config.train.global_batch_size
     epochs = (f"{config.train.max_steps / steps_per_epoch:.2f} epochs of {steps_per_epoch:,.1f} steps "
               f"({samples:,} samples, {tokens:,} tokens)")

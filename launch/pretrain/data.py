@@ -77,6 +77,11 @@ class TrainingData:
         means = table @ np.arange(table.shape[1])
         return max((np.array(phase.shares) for phase in self.phases), key=means.dot) @ table
 
+    @property
+    def mean_length(self) -> float:
+        """Mean tokens of a sample; of the last phase of a mixture."""
+        return float(np.average(_mean_lengths(self.manifests), weights=self.phases[-1].shares))
+
     def position(self, tokens: int) -> int:
         """Position (in samples) at which a run has seen `tokens` tokens, by the mean length of the samples: the same on
         all ranks without communication.
@@ -87,9 +92,7 @@ class TrainingData:
         return _position(tokens, self.phases, _mean_lengths(self.manifests))
 
     def most_masked(self, masking: RunMasking) -> float:
-        """The largest share of the tokens that is predicted, of any source at any time."""
-        if masking.next_tokens_until:
-            return 1.0
+        """The largest masking rate of any source at any time."""
         return max(manifest.masked_share if manifest.mask_sets or masking.rate is None else masking.rate.most
                    for manifest in self.manifests)
 
@@ -269,7 +272,7 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
     """What the run predicts when: masking rates, for masks that are drawn at load time, and next tokens.
 
     Raises:
-        UserError: rates are given although the shards hold their masks.
+        UserError: rates are given although the shards hold their masks, or all of the run would have next tokens.
     """
     chosen = config.masking
     given = {"rate": chosen.rate, "phases": chosen.phases and f"rates {[phase.rate for phase in chosen.phases]}",
@@ -287,7 +290,11 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
         rate = RatePhases(tuple(phase.rate for phase in chosen.phases), tuple(ends))
     elif chosen.rate is not None:
         rate = RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)
-    return RunMasking(rate, chosen.strategy, round(chosen.next_tokens_until * end))
+    until = data.position(chosen.next_tokens_until)
+    if until >= end:
+        raise UserError(f"masking.next_tokens_until: found {chosen.next_tokens_until:,}, expected less than the "
+                        f"{data.mean_length * end:,.0f} tokens of the run; masked ones follow")
+    return RunMasking(rate, chosen.strategy, until)
 
 
 def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | BatchPhases | None:

@@ -202,8 +202,8 @@ class ProbeBatches:
 
 def probe_batches(data: TrainingData, masking: RunMasking, device: torch.device) -> ProbeBatches:
     """The batches that measure the maximum memory of a run on this data."""
-    return ProbeBatches(data.max_length, data.length_histogram, data.manifest.vocab_size, data.most_masked(masking),
-                        device)
+    predicted = 1.0 if masking.next_tokens_until else data.most_masked(masking)
+    return ProbeBatches(data.max_length, data.length_histogram, data.manifest.vocab_size, predicted, device)
 
 
 def build_probe(config: PretrainConfig, data: TrainingData, objective: Objective, model: nn.Module,

@@ -59,6 +59,12 @@ def make_estimator(config: PlanConfig) -> Estimator:
 
 
 def _lengths(config: PlanConfig) -> Lengths:
+    found = _masked_lengths(config)
+    tokens = config.train.max_steps * config.train.global_batch_size * found.mean
+    return replace(found, next_tokens=min(1.0, config.masking.next_tokens_until / tokens))
+
+
+def _masked_lengths(config: PlanConfig) -> Lengths:
     if isinstance(config.data, MixtureConfig):
         data, _ = open_data(config)
         return Lengths(tuple(data.length_histogram.tolist()), data.most_masked(run_masking(config, data)))

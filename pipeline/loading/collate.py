@@ -119,8 +119,10 @@ def pad(
 
     Returns input_ids, token_type_ids, labels (`ignore_index` where nothing is predicted) and attention_mask (1 on
     tokens), int64 (B, length), and next_sentence_label, int64 (B,).
-    Raises UserError if a sample is longer than `length`.
+    Raises UserError if a sample is longer than `length`, or the batch has next tokens, for which attention is causal.
     """
+    if batch.get("causal"):
+        raise UserError("batch: found next tokens, expected masked ones: attention_mask would show the labels")
     if batch["max_sequence_length"] > length:
         raise UserError(f"length: found {length}, expected at least {batch['max_sequence_length']}, the longest sample")
     rows = len(batch["sequence_offsets"]) - 1

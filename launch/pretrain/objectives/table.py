@@ -37,8 +37,8 @@ def make_objective(config: PretrainConfig) -> Objective:
                         "name of a class of your own, as my_module.MyObjective")
     if until := config.masking.next_tokens_until:
         if kind is not MaskedTokens:
-            raise UserError(f"masking.next_tokens_until: found {until} with objective {config.objective}, expected "
-                            "objective masked, or 0")
+            raise UserError(f"masking.next_tokens_until: found {until} with objective {config.objective}, expected 0, "
+                            "or objective masked")
         kind = NextTokensFirst
     return make("objective", config.objective, kind, config, config.objective_options)
 

@@ -34,6 +34,8 @@ class Lengths:
     """Share of the sequences of each length; index: tokens."""
     masked_share: float
     """Of the tokens, those to predict."""
+    next_tokens: float = 0.0
+    """Share of the run in which every token is predicted instead."""
 
     @classmethod
     def of_procedure(cls, longest: int, short_share: float, masked_share: float) -> Lengths:
@@ -61,12 +63,13 @@ class Lengths:
                 length += 1
                 seen += self.histogram[length]
             lengths.append(max(1, length))
-        return Batch(tuple(lengths), max(1, round(self.masked_share * sum(lengths))))
+        predicted = self.next_tokens + (1 - self.next_tokens) * self.masked_share
+        return Batch(tuple(lengths), max(1, round(predicted * sum(lengths))))
 
     def largest(self, count: int) -> Batch:
         """`count` sequences of maximum length, as `micro_batch_size: auto` tries."""
         masked = min(self.longest, math.ceil(MASKED_MARGIN * self.longest * self.masked_share))
-        return Batch((self.longest,) * count, masked * count)
+        return Batch((self.longest,) * count, (self.longest if self.next_tokens else masked) * count)
 
 
 @dataclass(frozen=True)

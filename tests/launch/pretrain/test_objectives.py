@@ -128,7 +128,10 @@ def test_distillation_has_the_losses_of_the_reference_and_one_step_for_any_split
     assert transformers.BertForMaskedLM.from_pretrained(tmp_path / "exported").config.num_hidden_layers == 2
 
 
-NEXT_TOKENS = ("--masking.next_tokens_until", "0.5")
+def next_tokens_until(data, step) -> tuple[str, ...]:
+    """Up to this step, of batches of 16."""
+    counts = ShardReader(data, "train").manifest.splits["train"].counts
+    return "--masking.next_tokens_until", str(16 * step * counts["tokens"] // counts["samples"])
 
 
 def next_token_loss(data, teacher) -> float:
@@ -150,7 +153,7 @@ def next_token_loss(data, teacher) -> float:
 
 
 def test_next_tokens_have_the_loss_of_a_decoder_and_one_step_for_any_split(data, teacher, tmp_path):
-    arguments = (*NO_DROPOUT, *NEXT_TOKENS, "--train.max_steps", "4", "--schedule.warmup_steps", "0",
+    arguments = (*NO_DROPOUT, *next_tokens_until(data, 2), "--train.max_steps", "4", "--schedule.warmup_steps", "0",
                  "--train.precision", "fp32", "--train.log_every_steps", "1", "--model.num_hidden_layers", "4",
                  "--init_from", str(teacher))
     for processes, micro in ((1, 16), (2, 2)):
@@ -169,17 +172,20 @@ def test_next_tokens_have_the_loss_of_a_decoder_and_one_step_for_any_split(data,
 
 
 def test_next_tokens_are_for_masked_tokens_alone_and_leave_sources_out(data, tmp_path):
+    until = next_tokens_until(data, 2)
     for options, expected in (
-        (("--objective", "span_boundary", *NEXT_TOKENS),
-         "masking.next_tokens_until: found 0.5 with objective span_boundary, expected objective masked, or 0"),
-        (("--masking.next_tokens_until", "1"),
-         "masking.next_tokens_until: found 1.0, expected a share from 0, below 1"),
+        (("--objective", "span_boundary", *until),
+         f"masking.next_tokens_until: found {until[1]} with objective span_boundary, expected 0, or objective masked"),
+        (("--masking.next_tokens_until", "-1"), "masking.next_tokens_until: found -1, expected at least 0"),
+        (("--train.max_steps", "2", *until), "masking.next_tokens_until: found"),
+        (("--evaluation.patience", "2", *until),
+         "evaluation.patience: found 2 with masking.next_tokens_until, expected null"),
     ):
         said = train(data, tmp_path / "refused", *options, status=2).splitlines()
         assert expected in said[-1] and said[-1].startswith("error: "), said
     assert not (tmp_path / "refused").exists()
     mixture = {"sources": [{"path": str(data), "name": name, "weight": 1} for name in ("one", "two")]}
-    train(json.dumps(mixture), tmp_path / "mixed", *NEXT_TOKENS, "--train.max_steps", "4",
+    train(json.dumps(mixture), tmp_path / "mixed", *until, "--train.max_steps", "4",
           "--train.log_every_steps", "1")
     lines = [line for line in read_metrics(tmp_path / "mixed") if "train/loss" in line]
     assert [("train/next_token_loss" in line, "train/mlm_loss/one" in line) for line in lines] == [
@@ -189,8 +195,8 @@ def test_next_tokens_are_for_masked_tokens_alone_and_leave_sources_out(data, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["distillation", "span_boundary", "replaced_tokens", "next_tokens"])
 def test_a_killed_run_resumes_exactly(data, teacher, tmp_path, objective):
-    named = {"distillation": distilled(teacher), "replaced_tokens": ELECTRA, "next_tokens": NEXT_TOKENS}.get(
-        objective, ("--objective", objective))
+    named = {"distillation": distilled(teacher), "replaced_tokens": ELECTRA,
+             "next_tokens": next_tokens_until(data, 12)}.get(objective, ("--objective", objective))
     arguments = ("--train.max_steps", "24", "--checkpoint.every_steps", "8", "--zero.stage", "2", *named)
     whole, cut = (pretrain_arguments(data, tmp_path / name, *arguments) for name in ("whole", "cut"))
     finish(ForkedRun(whole, 2))

@@ -224,6 +224,20 @@ def test_what_cannot_be_planned_ends_in_one_line(arguments, said, capsys):
     assert said in error and error.startswith("error: ") and error.count("\n") == 1
 
 
+def test_next_tokens_take_the_memory_of_all_predictions_and_a_part_of_their_time(tmp_path):
+    found = []
+    arguments = ["plan", "--config", "bert-base-phase1", "--device", "a10", "--short_share", "0", "--train.max_steps",
+                 "100", "--schedule.warmup_steps", "null", "--train.global_batch_size", "32",
+                 "--train.micro_batch_size", "32", "--json"]
+    for name, options in (("masked", []), ("half", ["--masking.next_tokens_until", str(100 * 32 * 128 // 2)]),
+                          ("all", ["--masked_share", "1"])):
+        assert cli.main([*arguments, str(tmp_path / name), *options]) == 0
+        found.append(json.loads((tmp_path / name).read_text()))
+    masked, half, all_predicted = found
+    assert masked["memory_bytes"] < half["memory_bytes"] == all_predicted["memory_bytes"]
+    assert half["hours"] == pytest.approx((masked["hours"] + all_predicted["hours"]) / 2, rel=0.03)
+
+
 def test_a_sequence_may_be_one_token_long(tmp_path):
     figures = tmp_path / "plan.json"
     assert cli.main(["plan", "--config", "tiny", "--device", "h100", "--train.sequence_length", "1", "--short_share",

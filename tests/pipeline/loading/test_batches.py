@@ -17,6 +17,7 @@ from cloze.pipeline.config import MaskingConfig, SamplesConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.loading.batches import BatchPhases, BatchStream, BatchWarmup, deal, evaluation_batches
+from cloze.pipeline.loading.collate import pad
 from cloze.pipeline.loading.streams import RunMasking, SampleStreams
 from cloze.pipeline.samples.masking import DynamicMasking, RateSchedule
 from cloze.pipeline.shards import shards
@@ -129,6 +130,8 @@ def test_next_tokens_come_first_and_only_what_is_predicted_differs(folder, until
         if batch.position < until:
             assert batch.num_masked == batch.num_tokens - 24 and batch.num_pairs == 0
     assert [batch.position for batch in whole if "causal" in batch.micro_batches[0]] == list(range(0, until, 24))
+    with pytest.raises(UserError, match="batch: found next tokens"):
+        pad(whole[0].micro_batches[0], 64)
     for left, right in zip(take(data, 4, start=48, next_tokens_until=until), whole[2:], strict=True):
         assert all(torch.equal(a["labels"], b["labels"]) for a, b in
                    zip(left.micro_batches, right.micro_batches, strict=True))
