@@ -576,7 +576,8 @@ def test_only_deepspeeds_own_classes_are_allowed(tmp_path):
 
 def test_ctrl_c_ends_a_command_with_a_line():
     """A real signal in the middle of a command that does not train: no traceback."""
-    program = ("import sys, time; from cloze.launch import cli\n"
+    program = ("import signal, sys, time; from cloze.launch import cli\n"
+               "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
                "cli._run = lambda arguments: print('running', flush=True) or time.sleep(60)\nsys.exit(cli.main(['x']))")
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, text=True, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)
