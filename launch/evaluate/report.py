@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 from cloze.launch.system.console import Console
-from cloze.pipeline.errors import UserError
-from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.storage import publish_text, readable_errors
 
 _MEANS = ("mean_of_paradigms", "mean_of_phenomena")
@@ -49,16 +47,9 @@ def write_json(path: Path, result: dict) -> None:
 
 
 def draw(path: Path, title: str, result: dict) -> None:
-    """Draw bars of the phenomena, sorted from the bottom, and their mean.
+    """Draw bars of the phenomena, sorted from the bottom, and their mean; needs matplotlib (precheck.py)."""
+    from matplotlib.figure import Figure
 
-    Raises:
-        UserError: matplotlib is missing.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError(f"picture: found no matplotlib, expected it for pictures; {how_to_install('pictures')}"
-                        ) from error
     phenomena = dict(sorted(result["phenomena"].items(), key=lambda item: item[1]))
     figure = Figure(figsize=(8, 1.2 + 0.32 * len(phenomena)), layout="constrained")
     axes = figure.add_subplot()

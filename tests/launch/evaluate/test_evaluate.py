@@ -66,6 +66,15 @@ def plain_score(folder):
     return score
 
 
+def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("cloze.launch.evaluate.precheck.find_spec", lambda name: None)
+    data, found = write_pairs(tmp_path / "pairs"), tmp_path / "found.json"
+    assert main(["evaluate", str(model), "--suite", "blimp", "--data", str(data), "--json", str(found), "--picture",
+                 str(tmp_path / "found.svg")]) == 2
+    assert "error: picture: found no matplotlib, expected it for pictures; pip install" in capsys.readouterr().err
+    assert not found.exists()
+
+
 @pytest.mark.parametrize("precision", ["auto", "fp32"])
 def test_pairs_are_decided_as_by_a_plain_loop(model, tmp_path, capsys, precision):
     data, found = write_pairs(tmp_path / "pairs"), tmp_path / "new" / "found.json"
