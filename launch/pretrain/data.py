@@ -290,7 +290,7 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
         rate = RatePhases(tuple(phase.rate for phase in chosen.phases), tuple(ends))
     elif chosen.rate is not None:
         rate = RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)
-    until = data.position(chosen.next_tokens_until)
+    until = data.position(chosen.next_tokens_until) if chosen.next_tokens_until else 0  # a folder may be empty
     if until >= end:
         raise UserError(f"masking.next_tokens_until: found {chosen.next_tokens_until:,}, expected less than the "
                         f"{data.mean_length * end:,.0f} tokens of the run; masked ones follow")
