@@ -21,6 +21,7 @@ bench: env
 	$(BIN)/python benchmarks/run_all.py --output runs/bench $(if $(BENCH_DATA),--data $(BENCH_DATA))
 
 lint: env
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 

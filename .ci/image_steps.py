@@ -29,8 +29,12 @@ PASSED_ON = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT
 def instructions() -> list[tuple[str, str]]:
     """Each with the words behind it, continued lines joined and comments left out."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return [(name, words) for name, _, words in
-            (line.partition(" ") for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.strip())]
+    return [
+        (name, words)
+        for name, _, words in (
+            line.partition(" ") for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.strip()
+        )
+    ]
 
 
 def in_context(path: str) -> bool:
@@ -82,8 +86,10 @@ def take(view: Path, arguments: dict[str, str]) -> int:
                 copy(source, view / folder.lstrip("/"))
         elif name == "RUN":
             home = {"HOME": "/root" if user == "0" else "/tmp"}
-            done = subprocess.run(["chroot", f"--userspec={user}:{user}", str(view), "/bin/sh", "-c",
-                                   f"cd {folder} && {words}"], env=home | variables | arguments)
+            done = subprocess.run(
+                ["chroot", f"--userspec={user}:{user}", str(view), "/bin/sh", "-c", f"cd {folder} && {words}"],
+                env=home | variables | arguments,
+            )
             if done.returncode:
                 return done.returncode
     return 0
@@ -91,14 +97,25 @@ def take(view: Path, arguments: dict[str, str]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE",
-                        help="as docker build takes it")
+    parser.add_argument(
+        "--build-arg", action="append", default=[], metavar="NAME=VALUE", help="as docker build takes it"
+    )
     parser.add_argument(IN_NAMESPACE, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.in_namespace is None:
         with tempfile.TemporaryDirectory(prefix="image-") as scratch:  # whose mounts end with the namespace
-            return subprocess.run(["unshare", "--mount", "--", sys.executable, __file__, IN_NAMESPACE, scratch,
-                                   *(f"--build-arg={each}" for each in given.build_arg)]).returncode
+            return subprocess.run(
+                [
+                    "unshare",
+                    "--mount",
+                    "--",
+                    sys.executable,
+                    __file__,
+                    IN_NAMESPACE,
+                    scratch,
+                    *(f"--build-arg={each}" for each in given.build_arg),
+                ]
+            ).returncode
     scratch = Path(given.in_namespace)
     disk, image, view = scratch / "disk", scratch / "disk.img", scratch / "view"
     disk.mkdir()
@@ -109,8 +126,10 @@ def main() -> int:
     subprocess.run(["mount", "-o", "loop", str(image), str(disk)], check=True)
     (disk / "up").mkdir()
     (disk / "work").mkdir()
-    subprocess.run(["mount", "-t", "overlay", "overlay", "-o",
-                    f"lowerdir=/,upperdir={disk}/up,workdir={disk}/work", str(view)], check=True)
+    subprocess.run(
+        ["mount", "-t", "overlay", "overlay", "-o", f"lowerdir=/,upperdir={disk}/up,workdir={disk}/work", str(view)],
+        check=True,
+    )
     for name in ("dev", "proc"):
         subprocess.run(["mount", "--bind", f"/{name}", str(view / name)], check=True)
     return take(view, dict(each.partition("=")[::2] for each in given.build_arg))

@@ -1,6 +1,6 @@
 """`pip install` that says what it is at and how far, and what pip printed only if it failed: used by `make env`.
 
-    python .ci/install.py --constraint constraints.txt --editable '.[test]'
+python .ci/install.py --constraint constraints.txt --editable '.[test]'
 """
 
 import os
@@ -25,9 +25,17 @@ def main(arguments: list[str]) -> int:
     print(f"installing into {sys.prefix}: some minutes, most of them for PyTorch", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
     began = time.monotonic()
-    with (tempfile.TemporaryDirectory(prefix="pip-") as scratch,
-          subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                           errors="replace", env={**os.environ, "TMPDIR": scratch}) as pip):
+    with (
+        tempfile.TemporaryDirectory(prefix="pip-") as scratch,
+        subprocess.Popen(
+            [*command, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, "TMPDIR": scratch},
+        ) as pip,
+    ):
         printed: list[str] = []
         reader = threading.Thread(target=lambda: printed.extend(iter(pip.stdout.readline, "")))
         reader.start()

@@ -78,8 +78,11 @@ def harm(folder: Path, count: int, seed: int) -> dict:
 def ask(folder: Path, count: int, connections: int, seed: int) -> dict:
     """Requests and connections, the slowest honest answer, the memory that the server took; what was lost."""
     lost, asked, slowest = [], 0, 0.0
-    with (hostile_requests.many_files(connections + 1000), server(save_model(folder)) as (address, process),
-          ExitStack() as stack):
+    with (
+        hostile_requests.many_files(connections + 1000),
+        server(save_model(folder)) as (address, process),
+        ExitStack() as stack,
+    ):
         for what, wrong in hostile_requests.ask_badly(address, count, seed):
             asked += 1
             lost += [f"{what}: {wrong}"] if wrong else []
@@ -93,8 +96,13 @@ def ask(folder: Path, count: int, connections: int, seed: int) -> dict:
         _, errors = process.communicate(timeout=120)
         if process.returncode not in (0, 1) or "Traceback" in errors:  # 1: answers that were not read were dropped
             lost.append(f"the server: status {process.returncode}\n{errors[-2000:]}")
-    return {"requests": asked, "connections": connections, "slowest honest answer, seconds": slowest,
-            "memory grown, MiB": grown / 2**20, "lost": lost}
+    return {
+        "requests": asked,
+        "connections": connections,
+        "slowest honest answer, seconds": slowest,
+        "memory grown, MiB": grown / 2**20,
+        "lost": lost,
+    }
 
 
 @dataclass(frozen=True)
@@ -115,8 +123,10 @@ class Part:
 def divide(sizes: dict[str, int], seed: int) -> list[Part]:
     """All that is to be done, in parts."""
     parts = []
-    for kind, attack, count, most in (("training", kill, sizes["kills"], KILLS_A_PART),
-                                      ("files", harm, sizes["files"], FILES_A_PART)):
+    for kind, attack, count, most in (
+        ("training", kill, sizes["kills"], KILLS_A_PART),
+        ("files", harm, sizes["files"], FILES_A_PART),
+    ):
         for number, first in enumerate(range(0, count, most)):
             parts.append(Part(f"{kind} {number + 1}", attack, (min(most, count - first),), seed + number))
     if sizes["requests"]:
@@ -144,8 +154,10 @@ def begun(path: Path | None, seed: int, sizes: dict[str, int]) -> dict[str, dict
         return {}
     figures = json.loads(path.read_text())
     if (figures["seed"], figures["sizes"]) != (seed, sizes):
-        sys.exit(f"{path}: found figures of seed {figures['seed']} and {figures['sizes']}, expected seed {seed} and "
-                 f"{sizes}; name another file")
+        sys.exit(
+            f"{path}: found figures of seed {figures['seed']} and {figures['sizes']}, expected seed {seed} and "
+            f"{sizes}; name another file"
+        )
     return figures["parts"]
 
 
@@ -157,12 +169,18 @@ def main() -> int:
     for name, (whole, quick) in SIZES.items():
         parser.add_argument(f"--{name}", type=int, help=f"so many (default {whole}, quick {quick}); 0: none")
     options = parser.parse_args()
-    sizes = {name: both[options.quick] if getattr(options, name) is None else getattr(options, name)
-             for name, both in SIZES.items()}
+    sizes = {
+        name: both[options.quick] if getattr(options, name) is None else getattr(options, name)
+        for name, both in SIZES.items()
+    }
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     say(f"{own_command('torch', 'deepspeed', 'pyarrow', 'uvicorn')}\n{hardware('cpu')}, seed {seed}")
-    figures: dict = {"seed": seed, "sizes": sizes, "hardware": hardware("cpu"),
-                     "parts": begun(options.json, seed, sizes)}
+    figures: dict = {
+        "seed": seed,
+        "sizes": sizes,
+        "hardware": hardware("cpu"),
+        "parts": begun(options.json, seed, sizes),
+    }
     for part in divide(sizes, seed):
         if part.name not in figures["parts"]:
             start = time.perf_counter()
@@ -171,14 +189,23 @@ def main() -> int:
             figures["parts"][part.name]["seconds"] = time.perf_counter() - start
         say(f"{part.name}, seed {part.seed}: {json.dumps(figures['parts'][part.name])}")
         done = figures["parts"].values()
-        figures |= {part.kind: total(figures["parts"], part.kind), "lost": sum(len(each["lost"]) for each in done),
-                    "seconds": sum(each["seconds"] for each in done)}
+        figures |= {
+            part.kind: total(figures["parts"], part.kind),
+            "lost": sum(len(each["lost"]) for each in done),
+            "seconds": sum(each["seconds"] for each in done),
+        }
         if options.json:
             options.json.write_text(json.dumps(figures, indent=1) + "\n")
     lost = [each for part in figures["parts"].values() for each in part["lost"]]
     say("\n".join(f"LOST {each}" for each in lost))
-    counts = ((what, figures.get(part, {}).get(name, 0)) for what, part, name in (
-        ("kills", "training", "kills"), ("hostile files", "files", "files"), ("requests", "serving", "requests")))
+    counts = (
+        (what, figures.get(part, {}).get(name, 0))
+        for what, part, name in (
+            ("kills", "training", "kills"),
+            ("hostile files", "files", "files"),
+            ("requests", "serving", "requests"),
+        )
+    )
     say(", ".join(f"{what} {count}" for what, count in counts) + f", lost {len(lost)}; seed {seed}")
     return int(bool(lost))
 

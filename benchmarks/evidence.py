@@ -73,8 +73,15 @@ SETTINGS = {
     "SICK entailment": Setting("sick-entailment", _SICK, "accuracy", "accuracy", 2, 3e-4),
     "SICK relatedness": Setting("sick-relatedness", _SICK, "pearson", "Pearson", 2, 3e-4),
     "WNUT-17": Setting("ner", ("wnut17/train.conll", "wnut17/dev.conll", "wnut17/test.conll"), "f1", "F1", 2, 5e-4),
-    "XQuAD-en": Setting("squad", ("xquad/en-train.json", "xquad/en-dev.json", None), "f1", "F1, %", 1, 5e-4,
-                        options=("--window_step", "64", "--max_query_tokens", "48")),
+    "XQuAD-en": Setting(
+        "squad",
+        ("xquad/en-train.json", "xquad/en-dev.json", None),
+        "f1",
+        "F1, %",
+        1,
+        5e-4,
+        options=("--window_step", "64", "--max_query_tokens", "48"),
+    ),
 }
 
 
@@ -108,20 +115,65 @@ class Job:
         setting = SETTINGS[self.name]
         if self.way == "transformers":
             left = [str(seed) for seed in self.seeds if seed not in self.done()]
-            return [sys.executable, str(ROOT / "benchmarks" / "evidence_transformers.py"), self.name, "--model",
-                    str(start / "model"), "--data", str(data), "--output", str(self.folder), "--seeds", *left]
-        model = ([str(start / "shape.yaml"), "--tokenizer", str(start / "tokenizer")] if self.way == "random"
-                 else [str(start / "model")])
+            return [
+                sys.executable,
+                str(ROOT / "benchmarks" / "evidence_transformers.py"),
+                self.name,
+                "--model",
+                str(start / "model"),
+                "--data",
+                str(data),
+                "--output",
+                str(self.folder),
+                "--seeds",
+                *left,
+            ]
+        model = (
+            [str(start / "shape.yaml"), "--tokenizer", str(start / "tokenizer")]
+            if self.way == "random"
+            else [str(start / "model")]
+        )
         train, development, test = (str(data / file) if file else None for file in setting.files)
         (seed,) = self.seeds
         return [
-            sys.executable, "-m", "cloze", "finetune", setting.task, "--model", *model, "--train", train,
-            "--validation", development, *(["--test", test] if test else []), "--output",
-            str(self.result(seed).parent), "--seed", str(seed), "--dropout", str(DROPOUT), "--max_length",
-            str(setting.max_length), "--epochs", str(setting.epochs), "--train.learning_rate", str(setting.rate),
-            "--train.global_batch_size", str(BATCH), "--train.micro_batch_size", str(BATCH),
-            "--evaluate_every_epochs", "null", "--evaluation.every_steps", "0", "--evaluation.keep_best", "false",
-            "--checkpoint.every_steps", "0", *setting.options, *self.pooling(start),
+            sys.executable,
+            "-m",
+            "cloze",
+            "finetune",
+            setting.task,
+            "--model",
+            *model,
+            "--train",
+            train,
+            "--validation",
+            development,
+            *(["--test", test] if test else []),
+            "--output",
+            str(self.result(seed).parent),
+            "--seed",
+            str(seed),
+            "--dropout",
+            str(DROPOUT),
+            "--max_length",
+            str(setting.max_length),
+            "--epochs",
+            str(setting.epochs),
+            "--train.learning_rate",
+            str(setting.rate),
+            "--train.global_batch_size",
+            str(BATCH),
+            "--train.micro_batch_size",
+            str(BATCH),
+            "--evaluate_every_epochs",
+            "null",
+            "--evaluation.every_steps",
+            "0",
+            "--evaluation.keep_best",
+            "false",
+            "--checkpoint.every_steps",
+            "0",
+            *setting.options,
+            *self.pooling(start),
         ]
 
     def pooling(self, start: Path) -> list[str]:
@@ -139,15 +191,22 @@ class Job:
             self.folder.mkdir(parents=True, exist_ok=True)
             said = self.folder / f"seed-{self.seeds[0]}.log"
             with open(said, "a") as log:
-                status = subprocess.run(self.command(data, start), cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
-                                        env=child_variables(OMP_NUM_THREADS="1")).returncode
+                status = subprocess.run(
+                    self.command(data, start),
+                    cwd=ROOT,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=child_variables(OMP_NUM_THREADS="1"),
+                ).returncode
             if status:
                 return f"FAILED with status {status}: {said}\n{said.read_text()[-2000:]}"
             for heavy in (folder for seed in self.seeds for folder in self.result(seed).parent.glob("[cm]*/")):
                 shutil.rmtree(heavy)  # checkpoints and model
         shown = " ".join(f"{value:.3f}" for value in self.values())
-        return (f"{self.name:<18}{WAYS[self.way]:<28}seed {self.seeds[0]}  {SETTINGS[self.name].name} {shown}  "
-                f"{time.monotonic() - began:.0f} s")
+        return (
+            f"{self.name:<18}{WAYS[self.way]:<28}seed {self.seeds[0]}  {SETTINGS[self.name].name} {shown}  "
+            f"{time.monotonic() - began:.0f} s"
+        )
 
 
 def prepare(model: Path, output: Path, ways: list[str]) -> Path:
@@ -162,13 +221,21 @@ def prepare(model: Path, output: Path, ways: list[str]) -> Path:
     start = output / "start"
     start.mkdir(parents=True, exist_ok=True)
     if not (start / "shape.yaml").exists():
-        shutil.copytree(runs.tokenizer_folder(model), start / "tokenizer", dirs_exist_ok=True,
-                        ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+        shutil.copytree(
+            runs.tokenizer_folder(model),
+            start / "tokenizer",
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("*.safetensors", "config.json"),
+        )
         shape = runs.model_config(model) if runs.is_pretraining(model) else load_pretrained(model)[0]
         (start / "shape.yaml").write_text(yaml.safe_dump(asdict(shape)))
     if set(ways) != {"random"} and not (start / "model").exists():
-        subprocess.run([sys.executable, "-m", "cloze", "export", str(model), "--output", str(start / "model")],
-                       cwd=ROOT, check=True, env=child_variables())
+        subprocess.run(
+            [sys.executable, "-m", "cloze", "export", str(model), "--output", str(start / "model")],
+            cwd=ROOT,
+            check=True,
+            env=child_variables(),
+        )
     return start
 
 
@@ -193,8 +260,10 @@ def baseline(setting: Setting, data: Path) -> float:
     from cloze.launch.texts.tables import read_table
 
     task = TASKS[setting.task]
-    train, measured = ([row.values[task.targets[0]] for row in read_table(data / file, task.header, task.texts[0]).rows]
-                       for file in (setting.files[0], setting.measured))
+    train, measured = (
+        [row.values[task.targets[0]] for row in read_table(data / file, task.header, task.texts[0]).rows]
+        for file in (setting.files[0], setting.measured)
+    )
     return measured.count(statistics.mode(train)) / len(measured)
 
 
@@ -224,13 +293,17 @@ def _noise(ours: list[float], theirs: list[float]) -> str:
 
 def table(results: dict, data: Path) -> str:
     """Markdown: median (mean ± standard deviation, runs) of each way."""
-    lines = ["| task | file | metric | majority | random weights | pretrained | by `transformers` | ours − theirs |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| task | file | metric | majority | random weights | pretrained | by `transformers` | ours − theirs |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for name, ways in results.items():
         setting = SETTINGS[name]
         cells = [_cell(ways[way]) for way in WAYS]
-        lines.append(f"| {name} | {Path(setting.measured).stem} | {setting.name} | {baseline(setting, data):.3g} | "
-                     f"{' | '.join(cells)} | {_noise(ways['pretrained'], ways['transformers'])} |")
+        lines.append(
+            f"| {name} | {Path(setting.measured).stem} | {setting.name} | {baseline(setting, data):.3g} | "
+            f"{' | '.join(cells)} | {_noise(ways['pretrained'], ways['transformers'])} |"
+        )
     return "\n".join(lines) + "\n"
 
 

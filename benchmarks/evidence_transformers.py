@@ -34,8 +34,11 @@ COLUMNS = {
     "sst2": (("sentence",), "label", int),
     "cola": ((3,), 1, int),
     "rte": (("sentence1", "sentence2"), "label", {"entailment": 0, "not_entailment": 1}.get),
-    "sick-entailment": (("sentence_A", "sentence_B"), "entailment_judgment",
-                        {"CONTRADICTION": 0, "ENTAILMENT": 1, "NEUTRAL": 2}.get),
+    "sick-entailment": (
+        ("sentence_A", "sentence_B"),
+        "entailment_judgment",
+        {"CONTRADICTION": 0, "ENTAILMENT": 1, "NEUTRAL": 2}.get,
+    ),
     "sick-relatedness": (("sentence_A", "sentence_B"), "relatedness_score", float),
 }
 
@@ -49,8 +52,9 @@ def read_texts(task: str, path: Path, tokenizer, max_length: int) -> tuple[Rows,
         texts, label = tuple(header.index(name) for name in texts), header.index(label)
     encoded = tokenizer(*[[row[column] for row in rows] for column in texts], truncation=True, max_length=max_length)
     labels = [convert(row[label]) for row in rows]
-    return [{name: values[n] for name, values in encoded.items()} | {"labels": labels[n]}
-            for n in range(len(rows))], np.array(labels)
+    return [
+        {name: values[n] for name, values in encoded.items()} | {"labels": labels[n]} for n in range(len(rows))
+    ], np.array(labels)
 
 
 def options(model: Path) -> dict:
@@ -69,8 +73,10 @@ def texts(setting: Setting, data: Path, model: Path, tokenizer) -> tuple:
     rows, true = read_texts(setting.task, data / setting.measured, tokenizer, setting.max_length)
     regression = setting.metric == "pearson"
     made = transformers.AutoModelForSequenceClassification.from_pretrained(
-        model, num_labels=1 if regression else len(set(labels.tolist())),
-        problem_type="regression" if regression else "single_label_classification", **options(model),
+        model,
+        num_labels=1 if regression else len(set(labels.tolist())),
+        problem_type="regression" if regression else "single_label_classification",
+        **options(model),
     )
 
     def measure(logits: np.ndarray) -> float:
@@ -96,22 +102,25 @@ def tags(setting: Setting, data: Path, model: Path, tokenizer) -> tuple:
     names = sorted({tag for _, found in files[0] for tag in found}, key=lambda tag: (tag != "O", tag))
 
     def encode(sentences) -> tuple[Rows, list[list[int | None]]]:
-        encoded = tokenizer([words for words, _ in sentences], is_split_into_words=True, truncation=True,
-                            max_length=setting.max_length)
+        encoded = tokenizer(
+            [words for words, _ in sentences], is_split_into_words=True, truncation=True, max_length=setting.max_length
+        )
         rows, words_of = [], []
         for number, (_, found) in enumerate(sentences):
             words = encoded.word_ids(number)
-            first = [word if word is not None and word not in words[:place] else None
-                     for place, word in enumerate(words)]
+            first = [
+                word if word is not None and word not in words[:place] else None for place, word in enumerate(words)
+            ]
             words_of.append(first)
-            rows.append({name: values[number] for name, values in encoded.items()} | {
-                "labels": [IGNORED if word is None else names.index(found[word]) for word in first]})
+            rows.append(
+                {name: values[number] for name, values in encoded.items()}
+                | {"labels": [IGNORED if word is None else names.index(found[word]) for word in first]}
+            )
         return rows, words_of
 
     train, _ = encode(files[0])
     rows, words_of = encode(files[1])
-    made = transformers.AutoModelForTokenClassification.from_pretrained(
-        model, num_labels=len(names), **options(model))
+    made = transformers.AutoModelForTokenClassification.from_pretrained(model, num_labels=len(names), **options(model))
 
     def measure(logits: np.ndarray) -> float:
         guessed = []
@@ -129,8 +138,12 @@ def tags(setting: Setting, data: Path, model: Path, tokenizer) -> tuple:
 def read_questions(path: Path) -> list[tuple[str, str, list[dict]]]:
     """(question, context, answers)."""
     articles = json.loads(path.read_text(encoding="utf-8"))["data"]
-    return [(each["question"], paragraph["context"], each["answers"])
-            for article in articles for paragraph in article["paragraphs"] for each in paragraph["qas"]]
+    return [
+        (each["question"], paragraph["context"], each["answers"])
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for each in paragraph["qas"]
+    ]
 
 
 def answers(setting: Setting, data: Path, model: Path, tokenizer) -> tuple:
@@ -138,9 +151,15 @@ def answers(setting: Setting, data: Path, model: Path, tokenizer) -> tuple:
     files = [read_questions(data / name) for name in (setting.files[0], setting.measured)]
 
     def encode(questions):
-        return tokenizer([each[0] for each in questions], [each[1] for each in questions], truncation="only_second",
-                         max_length=setting.max_length, stride=OVERLAP, return_overflowing_tokens=True,
-                         return_offsets_mapping=True)
+        return tokenizer(
+            [each[0] for each in questions],
+            [each[1] for each in questions],
+            truncation="only_second",
+            max_length=setting.max_length,
+            stride=OVERLAP,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
 
     encoded = [encode(questions) for questions in files]
     names = [name for name in tokenizer.model_input_names if name in encoded[0]]
@@ -148,21 +167,35 @@ def answers(setting: Setting, data: Path, model: Path, tokenizer) -> tuple:
     for number, question in enumerate(encoded[0]["overflow_to_sample_mapping"]):
         answer = files[0][question][2][0]
         low, high = answer["answer_start"], answer["answer_start"] + len(answer["text"])
-        places = [place for place, (start, end) in enumerate(encoded[0]["offset_mapping"][number])
-                  if encoded[0].sequence_ids(number)[place] == 1 and start < high and end > low]
-        covered = places and encoded[0]["offset_mapping"][number][places[0]][0] <= low and (
-            encoded[0]["offset_mapping"][number][places[-1]][1] >= high)
-        train.append({name: encoded[0][name][number] for name in names} | {
-            "start_positions": places[0] if covered else 0, "end_positions": places[-1] if covered else 0})
+        places = [
+            place
+            for place, (start, end) in enumerate(encoded[0]["offset_mapping"][number])
+            if encoded[0].sequence_ids(number)[place] == 1 and start < high and end > low
+        ]
+        covered = (
+            places
+            and encoded[0]["offset_mapping"][number][places[0]][0] <= low
+            and (encoded[0]["offset_mapping"][number][places[-1]][1] >= high)
+        )
+        train.append(
+            {name: encoded[0][name][number] for name in names}
+            | {"start_positions": places[0] if covered else 0, "end_positions": places[-1] if covered else 0}
+        )
     rows = [{name: encoded[1][name][number] for name in names} for number in range(len(encoded[1]["input_ids"]))]
     made = transformers.AutoModelForQuestionAnswering.from_pretrained(model, **options(model))
 
     def measure(logits: list[tuple[np.ndarray, np.ndarray]]) -> float:
         best = [(-np.inf, "")] * len(files[1])
         for number, question in enumerate(encoded[1]["overflow_to_sample_mapping"]):
-            best[question] = max(best[question], best_span(
-                *logits[number], encoded[1]["offset_mapping"][number], encoded[1].sequence_ids(number),
-                files[1][question][1]))
+            best[question] = max(
+                best[question],
+                best_span(
+                    *logits[number],
+                    encoded[1]["offset_mapping"][number],
+                    encoded[1].sequence_ids(number),
+                    files[1][question][1],
+                ),
+            )
         return 100 * float(np.mean([f1(text, question[2]) for (_, text), question in zip(best, files[1], strict=True)]))
 
     return made, train, rows, transformers.DataCollatorWithPadding(tokenizer), measure
@@ -196,8 +229,9 @@ def predict(model, rows: Rows, tokenizer) -> list:
             inputs = [{name: value for name, value in row.items() if name != "labels"} for row in part]
             output = model(**transformers.DataCollatorWithPadding(tokenizer)(inputs).to(model.device))
             if hasattr(output, "start_logits"):
-                found += zip(output.start_logits.float().cpu().numpy(), output.end_logits.float().cpu().numpy(),
-                             strict=True)
+                found += zip(
+                    output.start_logits.float().cpu().numpy(), output.end_logits.float().cpu().numpy(), strict=True
+                )
             else:
                 found += list(output.logits.float().cpu().numpy())
     return found
@@ -209,11 +243,28 @@ def finetune(setting: Setting, seed: int, data: Path, model_folder: Path, output
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
     build = {"f1": tags if setting.task == "ner" else answers}.get(setting.metric, texts)
     model, train, rows, collate, measure = build(setting, data, model_folder, tokenizer)
-    trainer = transformers.Trainer(model, transformers.TrainingArguments(
-        str(output), per_device_train_batch_size=BATCH, num_train_epochs=setting.epochs, learning_rate=setting.rate,
-        warmup_steps=0.1, weight_decay=0.01, adam_epsilon=1e-6, max_grad_norm=1.0, bf16=True, seed=seed,
-        use_cpu=not torch.cuda.is_available(), save_strategy="no", report_to="none", disable_tqdm=True,
-    ), train_dataset=train, data_collator=collate, processing_class=tokenizer)
+    trainer = transformers.Trainer(
+        model,
+        transformers.TrainingArguments(
+            str(output),
+            per_device_train_batch_size=BATCH,
+            num_train_epochs=setting.epochs,
+            learning_rate=setting.rate,
+            warmup_steps=0.1,
+            weight_decay=0.01,
+            adam_epsilon=1e-6,
+            max_grad_norm=1.0,
+            bf16=True,
+            seed=seed,
+            use_cpu=not torch.cuda.is_available(),
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        ),
+        train_dataset=train,
+        data_collator=collate,
+        processing_class=tokenizer,
+    )
     trainer.train()
     logits = predict(trainer.model, rows, tokenizer)
     value = measure(np.stack(logits) if build is texts else logits)

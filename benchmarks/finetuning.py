@@ -90,8 +90,7 @@ def make_model(folder: Path, texts: list[str]) -> None:
     from cloze.pipeline.jobs.vocabulary import train_vocabulary
 
     (folder / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
-    config = PrepareConfig(input=[str(folder / "texts.txt")], output=str(folder / "tokenizer"),
-                           vocab_size=VOCABULARY)
+    config = PrepareConfig(input=[str(folder / "texts.txt")], output=str(folder / "tokenizer"), vocab_size=VOCABULARY)
     tokenizer = train_vocabulary(config)
     model = BertForPreTraining(BertConfig(vocab_size=tokenizer.vocab_size, **SHAPES["small"]))
     init_weights(model, 0)
@@ -141,13 +140,20 @@ def run_cloze(folder: Path, settings: dict, turns: Turns) -> None:
     from cloze.launch.system import distributed
     from cloze.launch.system.console import Console
 
-    train = TrainConfig(max_steps=1_000_000, global_batch_size=BATCH, micro_batch_size=BATCH, log_every_steps=50,
-                        **settings)
-    job = read_job(FinetuneConfig(
-        "sst2", *(str(folder / name) for name in ("model", "train.tsv", "few.tsv", f"run-{os.getpid()}")),
-        epochs=None, evaluate_every_epochs=None, train=train, checkpoint=CheckpointConfig(every_steps=0),
-        evaluation=EvaluationConfig(every_steps=0),
-    ))
+    train = TrainConfig(
+        max_steps=1_000_000, global_batch_size=BATCH, micro_batch_size=BATCH, log_every_steps=50, **settings
+    )
+    job = read_job(
+        FinetuneConfig(
+            "sst2",
+            *(str(folder / name) for name in ("model", "train.tsv", "few.tsv", f"run-{os.getpid()}")),
+            epochs=None,
+            evaluate_every_epochs=None,
+            train=train,
+            checkpoint=CheckpointConfig(every_steps=0),
+            evaluation=EvaluationConfig(every_steps=0),
+        )
+    )
     device = distributed.initialize(environment)
     with Heartbeat(Path(job.config.output), environment, job.config.monitor) as heartbeat:
         trainer, _, learned = prepare_trainer(job, Process(environment, device, Console(False), heartbeat))
@@ -170,12 +176,15 @@ def run_transformers(folder: Path, settings: dict, turns: Turns) -> None:
     settings = dict(settings)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        folder / "model", num_labels=2, attn_implementation=settings.pop("attention", None))
+        folder / "model", num_labels=2, attn_implementation=settings.pop("attention", None)
+    )
     rows = [line.rsplit("\t", 1) for line in (folder / "train.tsv").read_text(encoding="utf-8").splitlines()[1:]]
     padding = {"padding": "longest"} if settings.pop("pad_all", False) else {}
     encoded = tokenizer([text for text, _ in rows], truncation=True, max_length=128, **padding)
-    dataset = [{name: values[number] for name, values in encoded.items()} | {"labels": int(label)}
-               for number, (_, label) in enumerate(rows)]
+    dataset = [
+        {name: values[number] for name, values in encoded.items()} | {"labels": int(label)}
+        for number, (_, label) in enumerate(rows)
+    ]
 
     class Between(transformers.TrainerCallback):
         def on_train_begin(self, *_, **__):
@@ -185,12 +194,21 @@ def run_transformers(folder: Path, settings: dict, turns: Turns) -> None:
             turns.step()
 
     arguments = transformers.TrainingArguments(
-        str(folder / f"run-{os.getpid()}"), per_device_train_batch_size=BATCH, learning_rate=3e-5, warmup_steps=0.1,
-        max_steps=1_000_000, logging_steps=50, save_strategy="no", report_to="none", disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(), **settings,
+        str(folder / f"run-{os.getpid()}"),
+        per_device_train_batch_size=BATCH,
+        learning_rate=3e-5,
+        warmup_steps=0.1,
+        max_steps=1_000_000,
+        logging_steps=50,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        **settings,
     )
-    trainer = transformers.Trainer(model, arguments, train_dataset=dataset, processing_class=tokenizer,
-                                   callbacks=[Between()])
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=dataset, processing_class=tokenizer, callbacks=[Between()]
+    )
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
     trainer.train()
 
@@ -227,14 +245,19 @@ def turn(name: str, process: subprocess.Popen) -> tuple[float, float]:
     raise SystemExit(f"{name}: the process ended with status {process.wait()}")
 
 
-def measure(folder: Path, device: str, threads: int, steps: int, rounds: int, names: list[str], cpu_time: bool
-            ) -> dict[str, float]:
+def measure(
+    folder: Path, device: str, threads: int, steps: int, rounds: int, names: list[str], cpu_time: bool
+) -> dict[str, float]:
     """Median seconds of a step for each contender, which take turns; a first turn of each warms up."""
     processes = {}
     for name in names:  # all start at once: importing takes longer than measuring
         processes[name] = subprocess.Popen(
-            worker_command(name, folder, device, threads, steps), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, env=os.environ | variables(name, device))
+            worker_command(name, folder, device, threads, steps),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | variables(name, device),
+        )
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
         for name, process in processes.items():
@@ -250,11 +273,13 @@ def measure(folder: Path, device: str, threads: int, steps: int, rounds: int, na
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="four contenders, shorter turns: about a minute")
-    parser.add_argument("--cpu_time", action="store_true",
-                        help="count CPU seconds: for one thread on a machine that is shared")
+    parser.add_argument(
+        "--cpu_time", action="store_true", help="count CPU seconds: for one thread on a machine that is shared"
+    )
     parser.add_argument("--data", metavar="FILE", help="TSV with a column `sentence`; default: sentences of docstrings")
-    parser.add_argument("--json", metavar="FILE",
-                        help="write ratio_to_transformers_default, _best and _same_batches there")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write ratio_to_transformers_default, _best and _same_batches there"
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each contender")
     parser.add_argument("--rounds", type=int, help="measured turns of each contender; default: 5, quick: 1")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")

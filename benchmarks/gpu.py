@@ -34,8 +34,14 @@ def run_command(seconds: float, command: list[str]) -> dict:
         figures = Path(folder) / "figures.json"
         began = time.perf_counter()
         arguments = [str(figures) if each == "FIGURES" else each for each in command]
-        process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             output, _ = process.communicate(timeout=seconds)
             status = process.returncode
@@ -43,7 +49,10 @@ def run_command(seconds: float, command: list[str]) -> dict:
             os.killpg(process.pid, signal.SIGKILL)  # and what it has started
             output, status = process.communicate()[0], None
         return {
-            "command": " ".join(command), "status": status, "seconds": time.perf_counter() - began, "output": output,
+            "command": " ".join(command),
+            "status": status,
+            "seconds": time.perf_counter() - began,
+            "output": output,
             "figures": json.loads(figures.read_text()) if figures.exists() else {},
         }
 
@@ -54,9 +63,14 @@ def device() -> dict:
 
     properties = torch.cuda.get_device_properties(0)
     return {
-        "name": properties.name, "count": torch.cuda.device_count(), "memory_bytes": properties.total_memory,
-        "capability": f"{properties.major}.{properties.minor}", "torch": torch.__version__,
-        "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "deepspeed": deepspeed.__version__,
+        "name": properties.name,
+        "count": torch.cuda.device_count(),
+        "memory_bytes": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "deepspeed": deepspeed.__version__,
     }
 
 

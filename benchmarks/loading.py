@@ -61,8 +61,15 @@ BLOCKS_A_STREAM = 8
 MIXED = (Phase(0, (0.4, 0.3, 0.2, 0.1)), Phase(12_000_000, (0.1, 0.2, 0.3, 0.4)))
 
 
-def make_shards(folder: Path, shards: int, samples: int, max_length: int = 128, copies: int = 1, strategy: str = "",
-                mask_sets: int = 2) -> Path:
+def make_shards(
+    folder: Path,
+    shards: int,
+    samples: int,
+    max_length: int = 128,
+    copies: int = 1,
+    strategy: str = "",
+    mask_sets: int = 2,
+) -> Path:
     """Shards of random ids with the lengths and masks of prepared text: what they say doesn't matter to reading.
 
     copies: names of each file, for a data set that is large and takes little disk. strategy: that of masks drawn at
@@ -81,8 +88,14 @@ def make_shards(folder: Path, shards: int, samples: int, max_length: int = 128, 
             [np.sort(rng.choice(n, c, replace=False)) for n, c in zip(lengths, counts, strict=True)]
         )
         masks = Masks(positions.astype(np.uint16), np.full(len(positions), 4, np.uint16), to_offsets(counts))
-        made = Samples(ids, offsets, (lengths // 2).astype(np.uint16), np.zeros(samples, np.int8),
-                       np.zeros(samples, np.uint64), np.zeros(samples, np.uint16))
+        made = Samples(
+            ids,
+            offsets,
+            (lengths // 2).astype(np.uint16),
+            np.zeros(samples, np.int8),
+            np.zeros(samples, np.uint64),
+            np.zeros(samples, np.uint16),
+        )
         first = write_shard(folder / "train" / f"shard-{number:05d}.arrow", made, [masks] * sets, VOCAB, 0, "zstd")
         found.append(first)
         for copy in range(1, copies):
@@ -93,10 +106,19 @@ def make_shards(folder: Path, shards: int, samples: int, max_length: int = 128, 
         backend = wordpiece_backend({token: n for n, token in enumerate(tokens)}, NAMES, True, None)
         Tokenizer(backend, NAMES).save(folder / "tokenizer")
     Manifest(
-        tokenizer_fingerprint="", vocab_size=VOCAB, special_tokens=SPECIAL, objective="next_sentence",
-        max_length=max_length, mask_sets=sets, pair_sets=1, seed=0,
-        preparation={"masking": asdict(MaskingConfig(strategy=strategy or "token"))}, sources=[], counts={},
-        unigram_entropy=0.0, splits={"train": SplitInfo({}, [], ShardTable.of(found))},
+        tokenizer_fingerprint="",
+        vocab_size=VOCAB,
+        special_tokens=SPECIAL,
+        objective="next_sentence",
+        max_length=max_length,
+        mask_sets=sets,
+        pair_sets=1,
+        seed=0,
+        preparation={"masking": asdict(MaskingConfig(strategy=strategy or "token"))},
+        sources=[],
+        counts={},
+        unigram_entropy=0.0,
+        splits={"train": SplitInfo({}, [], ShardTable.of(found))},
     ).save(folder)
     return folder
 
@@ -106,9 +128,13 @@ def open_stream(data: Path | list[Path], size: int, rank: int = 0, world_size: i
     folders = data if isinstance(data, list) else [data]
     readers = [ShardReader(folder, check_sizes=rank == 0) for folder in folders]
     return BatchStream(
-        Mixture(readers, MIXED) if isinstance(data, list) else readers[0], global_batch_size=size,
-        micro_batch_size=min(32, size // world_size), rank=rank, world_size=world_size,
-        streams=choose_streams([size], world_size, len(readers)), seed=1,
+        Mixture(readers, MIXED) if isinstance(data, list) else readers[0],
+        global_batch_size=size,
+        micro_batch_size=min(32, size // world_size),
+        rank=rank,
+        world_size=world_size,
+        streams=choose_streams([size], world_size, len(readers)),
+        seed=1,
     )
 
 
@@ -167,24 +193,33 @@ def compare_ranks(folder: Path, world_size: int, quick: bool) -> dict[str, float
             mean = ShardReader(data, check_sizes=False).mean_length
             # One process: twice what its windows hold, so that all of them are read and read again.
             alone = rank_cost(data, 1, 0, int(2 * (1 << 27)))
-            ranks = [rank_cost(data, world_size, rank, int(24 * (1 << 17)))
-                     for rank in np.linspace(0, world_size - 1, 4).astype(int).tolist()]
+            ranks = [
+                rank_cost(data, world_size, rank, int(24 * (1 << 17)))
+                for rank in np.linspace(0, world_size - 1, 4).astype(int).tolist()
+            ]
             cpu, read = np.mean(ranks, axis=0)
             name = f"{length}_{strategy or 'stored'}"
-            figures |= {f"cpu_ratio_{name}": cpu / alone[0], f"bytes_ratio_{name}": read / alone[1],
-                        f"tokens_per_cpu_second_{name}": 1 / alone[0],
-                        f"bytes_over_columns_{name}": read / columns_in_use(data)}
-            print(f"{length:4} tokens ({mean:.0f}), masks {strategy or 'stored':10}: {1e9 * cpu:6.1f} and "
-                  f"{1e9 * alone[0]:6.1f} ns of CPU ({cpu / alone[0]:.2f}), {read:.2f} and {alone[1]:.2f} bytes "
-                  f"({read / alone[1]:.2f}); columns in use {columns_in_use(data):.2f}")
+            figures |= {
+                f"cpu_ratio_{name}": cpu / alone[0],
+                f"bytes_ratio_{name}": read / alone[1],
+                f"tokens_per_cpu_second_{name}": 1 / alone[0],
+                f"bytes_over_columns_{name}": read / columns_in_use(data),
+            }
+            print(
+                f"{length:4} tokens ({mean:.0f}), masks {strategy or 'stored':10}: {1e9 * cpu:6.1f} and "
+                f"{1e9 * alone[0]:6.1f} ns of CPU ({cpu / alone[0]:.2f}), {read:.2f} and {alone[1]:.2f} bytes "
+                f"({read / alone[1]:.2f}); columns in use {columns_in_use(data):.2f}"
+            )
             if not strategy and length == 128:
                 figures |= compare_mixture(data, world_size)
                 if hasattr(os, "posix_fadvise"):
                     figures["cold_ratio"] = cold_ratio(data)
     figures["cpu_ratio"] = max(value for name, value in figures.items() if name.startswith("cpu_ratio"))
     figures["bytes_ratio"] = max(value for name, value in figures.items() if name.startswith("bytes_ratio"))
-    print(f"\ncpu_ratio {figures['cpu_ratio']:.2f}, bytes_ratio {figures['bytes_ratio']:.2f}, bytes a cold disk gives "
-          f"over those asked for {figures.get('cold_ratio', float('nan')):.3f}")
+    print(
+        f"\ncpu_ratio {figures['cpu_ratio']:.2f}, bytes_ratio {figures['bytes_ratio']:.2f}, bytes a cold disk gives "
+        f"over those asked for {figures.get('cold_ratio', float('nan')):.3f}"
+    )
     if not quick:
         figures |= first_batches(folder, world_size)
     return figures
@@ -194,13 +229,16 @@ def compare_mixture(data: Path, world_size: int) -> dict[str, float]:
     """Print and return what a rank's own token costs of a mixture, against a folder alone, measured in turns."""
     ranks = np.linspace(0, world_size - 1, 4).astype(int).tolist()
     tokens = int(24 * (1 << 17))
-    pairs = [[rank_cost(each, world_size, rank, tokens) for each in ([data] * len(MIXED[0].shares), data)]
-             for rank in ranks]
+    pairs = [
+        [rank_cost(each, world_size, rank, tokens) for each in ([data] * len(MIXED[0].shares), data)] for rank in ranks
+    ]
     (cpu, read), (alone, alone_read) = (np.mean(side, axis=0) for side in zip(*pairs, strict=True))
     figures = {"mixture_cpu_ratio": cpu / alone, "mixture_bytes_ratio": read / alone_read}
-    print(f"mixture of {len(MIXED[0].shares)} folders: {1e9 * cpu:6.1f} ns of CPU, of one {1e9 * alone:6.1f} "
-          f"({figures['mixture_cpu_ratio']:.2f}); {read:.2f} and {alone_read:.2f} bytes "
-          f"({figures['mixture_bytes_ratio']:.2f})")
+    print(
+        f"mixture of {len(MIXED[0].shares)} folders: {1e9 * cpu:6.1f} ns of CPU, of one {1e9 * alone:6.1f} "
+        f"({figures['mixture_cpu_ratio']:.2f}); {read:.2f} and {alone_read:.2f} bytes "
+        f"({figures['mixture_bytes_ratio']:.2f})"
+    )
     return figures
 
 
@@ -210,20 +248,27 @@ def first_batches(folder: Path, world_size: int) -> dict[str, float]:
     data = make_shards(folder / "many", 4, 10_000, copies=25_000, mask_sets=1)
     figures = {}
     for name, size, rank in (("rank", world_size, world_size // 2), ("alone", 1, 0)):
-        code = ("import sys, time; sys.path.insert(0, sys.argv[1]); import loading\n"
-                "data, numbers = loading.Path(sys.argv[2]), map(int, sys.argv[3:])\n"
-                "began, cpu = time.perf_counter(), time.process_time()\n"
-                "stream = loading.open_stream(data, loading.GLOBAL_BATCH, *numbers)\n"
-                "next(stream)\n"
-                "print(time.perf_counter() - began, time.process_time() - cpu, loading.peak_kib())\n"
-                "stream.close()  # a thread that reads while the interpreter ends may end it with SIGABRT\n")
+        code = (
+            "import sys, time; sys.path.insert(0, sys.argv[1]); import loading\n"
+            "data, numbers = loading.Path(sys.argv[2]), map(int, sys.argv[3:])\n"
+            "began, cpu = time.perf_counter(), time.process_time()\n"
+            "stream = loading.open_stream(data, loading.GLOBAL_BATCH, *numbers)\n"
+            "next(stream)\n"
+            "print(time.perf_counter() - began, time.process_time() - cpu, loading.peak_kib())\n"
+            "stream.close()  # a thread that reads while the interpreter ends may end it with SIGABRT\n"
+        )
         command = [sys.executable, "-c", code, str(Path(__file__).parent), str(data), str(rank), str(size)]
         found = [subprocess.run(command, capture_output=True, check=True, text=True).stdout.split() for _ in range(3)]
         seconds, cpu, kib = (min(map(float, column)) for column in zip(*found, strict=True))
-        figures |= {f"first_batch_{name}_seconds": seconds, f"first_batch_{name}_cpu_seconds": cpu,
-                    f"first_batch_{name}_gib": kib / 2**20}
-        print(f"first batch of 10^9 samples in 10^5 shards, {name} of {size:,}: {seconds:.2f} s, {cpu:.2f} s of CPU, "
-              f"{kib / 2**20:.2f} GiB")
+        figures |= {
+            f"first_batch_{name}_seconds": seconds,
+            f"first_batch_{name}_cpu_seconds": cpu,
+            f"first_batch_{name}_gib": kib / 2**20,
+        }
+        print(
+            f"first batch of 10^9 samples in 10^5 shards, {name} of {size:,}: {seconds:.2f} s, {cpu:.2f} s of CPU, "
+            f"{kib / 2**20:.2f} GiB"
+        )
     return figures
 
 

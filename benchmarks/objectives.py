@@ -78,8 +78,9 @@ class Contender:
 CONTENDERS = {
     "masked": Contender("masked tokens"),
     "next-sentence": Contender("masked tokens and next sentences", pairs=True),
-    "span-boundary": Contender("span boundaries (SpanBERT)", ("--objective", "span_boundary", "--masking.strategy",
-                                                              "span")),
+    "span-boundary": Contender(
+        "span boundaries (SpanBERT)", ("--objective", "span_boundary", "--masking.strategy", "span")
+    ),
     "replaced-tokens": Contender("replaced tokens (ELECTRA)", ("--objective", "replaced_tokens")),
     "teacher": Contender("its teacher: masked tokens, twice the layers, four times the FLOPs", deeper=2, dearer=4),
     "distillation": Contender("distillation (DistilBERT)", ("--objective", "distillation"), teacher="teacher"),
@@ -89,8 +90,9 @@ CONTENDERS = {
 def cloze(*words: str) -> float:
     """Run a command with one thread; returns the CPU seconds that it has taken."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "cloze", *words], check=True, cwd=ROOT,
-                   env=child_variables(OMP_NUM_THREADS="1"))
+    subprocess.run(
+        [sys.executable, "-m", "cloze", *words], check=True, cwd=ROOT, env=child_variables(OMP_NUM_THREADS="1")
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -103,10 +105,23 @@ def prepare_text(texts: str | None, output: Path) -> None:
     words = ["--config", "strict-small", "--input", texts or str(output / "text.jsonl")]
     if not (output / "vocabulary/tokenizer.json").exists():
         cloze("vocab", *words, "--output", str(output / "vocabulary"))
-    shared = [*words, "--tokenizer", str(output / "vocabulary"), "--max_length", str(LENGTH), "--samples.pair_sets",
-              "1", "--masking.mask_share", "0.8", "--masking.random_share", "0.1"]
-    for name, options in (("single", ["--samples.single_share", "0"]),
-                          ("pairs", ["--samples.objective", "next_sentence", "--samples.single_share", "0"])):
+    shared = [
+        *words,
+        "--tokenizer",
+        str(output / "vocabulary"),
+        "--max_length",
+        str(LENGTH),
+        "--samples.pair_sets",
+        "1",
+        "--masking.mask_share",
+        "0.8",
+        "--masking.random_share",
+        "0.1",
+    ]
+    for name, options in (
+        ("single", ["--samples.single_share", "0"]),
+        ("pairs", ["--samples.objective", "next_sentence", "--samples.single_share", "0"]),
+    ):
         if not (output / name / "manifest.json").exists():
             cloze("prepare", *shared, *options, "--output", str(output / name))
 
@@ -115,16 +130,54 @@ def command(name: str, size: Size, output: Path) -> list[str]:
     """Arguments of `cloze pretrain` for a contender, without its number of steps."""
     contender, heads = CONTENDERS[name], max(1, size.width // 64)
     words = [
-        "pretrain", "--config", "strict-small", "--data", str(output / ("pairs" if contender.pairs else "single")),
-        "--output", str(output / "runs" / name), "--seed", str(SEED),
-        "--model.num_hidden_layers", str(size.layers * contender.deeper), "--model.hidden_size", str(size.width),
-        "--model.num_attention_heads", str(heads), "--model.intermediate_size", str(3 * size.width),
-        "--model.type_vocab_size", "2", "--train.global_batch_size", str(BATCH), "--train.micro_batch_size", str(BATCH),
-        "--masking.rate", "0.15", "--masking.final_rate", "null", "--masking.change_begins", "0",
-        "--masking.next_tokens_until", "0",
-        "--schedule.name", "linear", "--schedule.warmup_steps", "0", "--schedule.warmup_share", "0.05",
-        "--evaluation.every_steps", "0", "--evaluation.samples", "2048", "--checkpoint.every_steps", "0",
-        "--monitor.inspect_every_steps", "0", "--monitor.examples", "0", *contender.options,
+        "pretrain",
+        "--config",
+        "strict-small",
+        "--data",
+        str(output / ("pairs" if contender.pairs else "single")),
+        "--output",
+        str(output / "runs" / name),
+        "--seed",
+        str(SEED),
+        "--model.num_hidden_layers",
+        str(size.layers * contender.deeper),
+        "--model.hidden_size",
+        str(size.width),
+        "--model.num_attention_heads",
+        str(heads),
+        "--model.intermediate_size",
+        str(3 * size.width),
+        "--model.type_vocab_size",
+        "2",
+        "--train.global_batch_size",
+        str(BATCH),
+        "--train.micro_batch_size",
+        str(BATCH),
+        "--masking.rate",
+        "0.15",
+        "--masking.final_rate",
+        "null",
+        "--masking.change_begins",
+        "0",
+        "--masking.next_tokens_until",
+        "0",
+        "--schedule.name",
+        "linear",
+        "--schedule.warmup_steps",
+        "0",
+        "--schedule.warmup_share",
+        "0.05",
+        "--evaluation.every_steps",
+        "0",
+        "--evaluation.samples",
+        "2048",
+        "--checkpoint.every_steps",
+        "0",
+        "--monitor.inspect_every_steps",
+        "0",
+        "--monitor.examples",
+        "0",
+        *contender.options,
     ]
     if contender.pairs:
         words += ["--evaluation.sets.single", str(output / "single")]
@@ -132,8 +185,14 @@ def command(name: str, size: Size, output: Path) -> list[str]:
         words += ["--model.embedding_size", str(size.width)]
     if contender.teacher:
         kept = range(1, 2 * size.layers, 2)
-        words += ["--objective_options.teacher", str(output / "runs" / contender.teacher),
-                  "--init_from", str(output / "runs" / contender.teacher), "--init_layers", str(list(kept))]
+        words += [
+            "--objective_options.teacher",
+            str(output / "runs" / contender.teacher),
+            "--init_from",
+            str(output / "runs" / contender.teacher),
+            "--init_layers",
+            str(list(kept)),
+        ]
     return words
 
 
@@ -151,12 +210,21 @@ def steps_for(words: list[str], flops: float) -> tuple[int, float]:
 
     run = resolve_run(parse("pretrain", words[1:]), 1)
     reader = ShardReader(run.data.manifest.folder, "train")
-    stream = BatchStream(reader, global_batch_size=BATCH, micro_batch_size=BATCH, rank=0, world_size=1, seed=SEED,
-                         streams=run.config.data_streams, masking=run_masking(run.config, run.data))
+    stream = BatchStream(
+        reader,
+        global_batch_size=BATCH,
+        micro_batch_size=BATCH,
+        rank=0,
+        world_size=1,
+        seed=SEED,
+        streams=run.config.data_streams,
+        masking=run_masking(run.config, run.data),
+    )
     batches = [next(stream) for _ in range(16)]
     stream.close()
-    mean = statistics.mean(run.objective.flops(TokenCounts.of_micro_batch(micro)) for batch in batches
-                           for micro in batch.micro_batches)
+    mean = statistics.mean(
+        run.objective.flops(TokenCounts.of_micro_batch(micro)) for batch in batches for micro in batch.micro_batches
+    )
     return max(1, round(flops / mean)), statistics.mean(batch.num_tokens for batch in batches)
 
 
@@ -167,8 +235,17 @@ def train(name: str, size: Size, output: Path) -> dict:
         words = command(name, size, output)
         steps, tokens = steps_for(words, size.flops * CONTENDERS[name].dearer)
         seconds = cloze(*words, "--train.max_steps", str(steps))
-        measured.write_text(json.dumps({"steps": steps, "tokens": steps * tokens, "cpu_seconds": seconds,
-                                        "loss": held_out_loss(run, CONTENDERS[name].pairs)}) + "\n")
+        measured.write_text(
+            json.dumps(
+                {
+                    "steps": steps,
+                    "tokens": steps * tokens,
+                    "cpu_seconds": seconds,
+                    "loss": held_out_loss(run, CONTENDERS[name].pairs),
+                }
+            )
+            + "\n"
+        )
     return json.loads(measured.read_text())
 
 
@@ -186,9 +263,26 @@ def finetune(model: Path, way: str, arguments: argparse.Namespace, size: Size, f
     """Values by task, each seed one."""
     if not size.tasks:
         return {}
-    subprocess.run([sys.executable, str(ROOT / "benchmarks/evidence.py"), "--model", str(model), "--data",
-                    str(arguments.data), "--output", str(folder), "--seeds", str(size.seeds), "--ways", way, "--tasks",
-                    *size.tasks], check=True, env=child_variables(OMP_NUM_THREADS="1"))
+    subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "benchmarks/evidence.py"),
+            "--model",
+            str(model),
+            "--data",
+            str(arguments.data),
+            "--output",
+            str(folder),
+            "--seeds",
+            str(size.seeds),
+            "--ways",
+            way,
+            "--tasks",
+            *size.tasks,
+        ],
+        check=True,
+        env=child_variables(OMP_NUM_THREADS="1"),
+    )
     return {task: ways[way] for task, ways in json.loads((folder / "results.json").read_text()).items()}
 
 
@@ -208,8 +302,9 @@ def similarity(run: Path, data: Path, drawn: bool = False) -> float:
         init_weights(encoder.model, SEED)
     task = TASKS["sick-relatedness"]
     rows = [row.values for row in read_table(data / "sick/test.tsv", task.header, task.texts[0]).rows]
-    first, second = (encoder.embed([row[column] for row in rows], pooling="mean")
-                     for column in ("sentence_A", "sentence_B"))
+    first, second = (
+        encoder.embed([row[column] for row in rows], pooling="mean") for column in ("sentence_A", "sentence_B")
+    )
     lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     scores = [float(row["relatedness_score"]) for row in rows]
     return float(spearmanr((first * second).sum(1) / lengths, scores).statistic)
@@ -217,17 +312,38 @@ def similarity(run: Path, data: Path, drawn: bool = False) -> float:
 
 def table(results: dict[str, dict], size: Size) -> str:
     """Markdown: a row a contender, of tasks the mean over the seeds and their standard deviation."""
-    names = {"SST-2": "SST-2, accuracy", "CoLA": "CoLA, Matthews", "RTE": "RTE, accuracy", "WNUT-17": "WNUT-17, F1",
-             "SICK entailment": "SICK, accuracy", "SICK relatedness": "SICK, Pearson"}
+    names = {
+        "SST-2": "SST-2, accuracy",
+        "CoLA": "CoLA, Matthews",
+        "RTE": "RTE, accuracy",
+        "WNUT-17": "WNUT-17, F1",
+        "SICK entailment": "SICK, accuracy",
+        "SICK relatedness": "SICK, Pearson",
+    }
     vectors = any("vectors" in found for found in results.values())
-    header = ["objective", "steps", "tokens", "CPU minutes", "held-out loss", *["SICK, vectors"] * vectors,
-              *(names[task] for task in size.tasks)]
+    header = [
+        "objective",
+        "steps",
+        "tokens",
+        "CPU minutes",
+        "held-out loss",
+        *["SICK, vectors"] * vectors,
+        *(names[task] for task in size.tasks),
+    ]
     rows = [header, ["---"] * len(header)]
     for title, found in results.items():
         pretrained = "steps" in found
         loss = found.get("loss")
-        cells = [f"{found['steps']:,}", f"{found['tokens'] / 1e6:.2f} M", f"{found['cpu_seconds'] / 60:.1f}",
-                 "–" if loss is None else f"{loss:.3f}"] if pretrained else ["–"] * 4
+        cells = (
+            [
+                f"{found['steps']:,}",
+                f"{found['tokens'] / 1e6:.2f} M",
+                f"{found['cpu_seconds'] / 60:.1f}",
+                "–" if loss is None else f"{loss:.3f}",
+            ]
+            if pretrained
+            else ["–"] * 4
+        )
         if vectors:
             cells.append(f"{found['vectors']:.3f}")
         for task in size.tasks:
@@ -249,8 +365,11 @@ def put(text: str, page: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", help="glob of JSON lines, as configs/prepare/strict-small.yaml reads; without it the "
-                        "docstrings of the standard library")
+    parser.add_argument(
+        "--text",
+        help="glob of JSON lines, as configs/prepare/strict-small.yaml reads; without it the "
+        "docstrings of the standard library",
+    )
     parser.add_argument("--data", type=Path, help="folder of the tasks' files, as benchmarks/evidence.py has it")
     parser.add_argument("--output", type=Path, required=True, help="folder of all runs")
     parser.add_argument("--size", choices=SIZES, default="small", help="shape, FLOPs, tasks and seeds")
@@ -268,8 +387,9 @@ def main() -> None:
         results[contender.title] = train(name, size, output)
         print(contender.title, results[contender.title], flush=True)
     for name, contender in CONTENDERS.items():
-        results[contender.title]["tasks"] = finetune(output / "runs" / name, "pretrained", arguments, size,
-                                                     output / "tasks" / name)
+        results[contender.title]["tasks"] = finetune(
+            output / "runs" / name, "pretrained", arguments, size, output / "tasks" / name
+        )
     random = finetune(output / "runs" / "masked", "random", arguments, size, output / "tasks" / "random")
     if arguments.data:
         for name, contender in CONTENDERS.items():

@@ -90,22 +90,44 @@ def worker(name: str, data: Path, output: Path, threads: int, store: str | None)
 
     torch.set_num_threads(threads)
     device = distributed.initialize(environment)
-    config = parse("pretrain", [
-        "--config", str(ROOT / "configs/pretrain/small.yaml"), "--data", str(data),
-        *(("--output", f"{store}/{output.name}-{time.time_ns()}", "--checkpoint.scratch", str(output))
-          if name == STORED else ("--output", str(output))),
-        "--train.max_steps", "1000000", "--train.log_every_steps", str(STEPS_A_TURN), "--evaluation.every_steps", "0",
-        "--checkpoint.every_steps", str(STEPS_A_TURN if name in (BACKGROUND, IN_LINE, STORED) else 0),
-        "--checkpoint.asynchronous", str(name != IN_LINE).lower(), "--checkpoint.keep_last", "1",
-    ])
+    config = parse(
+        "pretrain",
+        [
+            "--config",
+            str(ROOT / "configs/pretrain/small.yaml"),
+            "--data",
+            str(data),
+            *(
+                ("--output", f"{store}/{output.name}-{time.time_ns()}", "--checkpoint.scratch", str(output))
+                if name == STORED
+                else ("--output", str(output))
+            ),
+            "--train.max_steps",
+            "1000000",
+            "--train.log_every_steps",
+            str(STEPS_A_TURN),
+            "--evaluation.every_steps",
+            "0",
+            "--checkpoint.every_steps",
+            str(STEPS_A_TURN if name in (BACKGROUND, IN_LINE, STORED) else 0),
+            "--checkpoint.asynchronous",
+            str(name != IN_LINE).lower(),
+            "--checkpoint.keep_last",
+            "1",
+        ],
+    )
     opened, model = open_data(config)
     config = replace(config, model=model)
     config = replace(config, data_streams=choose_data_streams(config, environment.world_size))
     train = config.train
     stream = BatchStream(
-        ShardReader(str(data), "train"), global_batch_size=train.global_batch_size, streams=config.data_streams,
+        ShardReader(str(data), "train"),
+        global_batch_size=train.global_batch_size,
+        streams=config.data_streams,
         seed=config.seed,
-        micro_batch_size=train.micro_batch_size, rank=environment.rank, world_size=environment.world_size,
+        micro_batch_size=train.micro_batch_size,
+        rank=environment.rank,
+        world_size=environment.world_size,
     )
     finish = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     contend = plain_loop if name == PLAIN else our_loop
@@ -142,8 +164,10 @@ def our_loop(config, opened, environment, device, turns) -> None:
     from cloze.launch.training.running import Process, recorded
 
     console = Console(is_main=False)
-    with (stored(config, environment, console) as (config, place),
-          Heartbeat(Path(config.output), environment, config.monitor) as heartbeat):
+    with (
+        stored(config, environment, console) as (config, place),
+        Heartbeat(Path(config.output), environment, config.monitor) as heartbeat,
+    ):
         process = Process(environment, device, console, heartbeat, place)
         trainer = prepare_trainer(config, opened, process, make_objective(config), (), opened.facts)
         trainer.evaluate = None  # the one before the first step
@@ -163,13 +187,29 @@ class Contender:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         world_size = 2 if name == TWO else 1
-        command = [sys.executable, __file__, "--worker", name, "--data", str(data), "--output", str(output),
-                   "--threads", str(threads), *(["--store", store] if store else [])]
+        command = [
+            sys.executable,
+            __file__,
+            "--worker",
+            name,
+            "--data",
+            str(data),
+            "--output",
+            str(output),
+            "--threads",
+            str(threads),
+            *(["--store", store] if store else []),
+        ]
         common = {"WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         self.processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {
-                key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()
-            })
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ
+                | {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()},
+            )
             for rank in range(world_size)
         ]
 
@@ -211,8 +251,10 @@ def prepare_data(folder: Path) -> Path:
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in found_text()))
     books = ["--config", str(ROOT / "configs/prepare/books.yaml"), "--input", str(corpus)]
-    for command in (["vocab", *books, "--output", str(folder / "vocab")],
-                    ["prepare", *books, "--tokenizer", str(folder / "vocab"), "--output", str(folder / "shards")]):
+    for command in (
+        ["vocab", *books, "--output", str(folder / "vocab")],
+        ["prepare", *books, "--tokenizer", str(folder / "vocab"), "--output", str(folder / "shards")],
+    ):
         subprocess.run([sys.executable, "-m", "cloze", *command], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     return folder / "shards"
 
@@ -245,8 +287,10 @@ def report(arguments: argparse.Namespace, folder: Path) -> None:
     medians = {name: statistics.median(contender.seconds) for name, contender in contenders.items()}
     cpu = {name: statistics.median(contender.cpu_seconds) for name, contender in contenders.items()}
     for name in names:
-        print(f"{name:<44}{medians[name]:9.4f}{medians[name] / medians[PLAIN]:7.3f}"
-              f"{cpu[name]:9.4f}{cpu[name] / cpu[PLAIN]:7.3f}")
+        print(
+            f"{name:<44}{medians[name]:9.4f}{medians[name] / medians[PLAIN]:7.3f}"
+            f"{cpu[name]:9.4f}{cpu[name] / cpu[PLAIN]:7.3f}"
+        )
     # Neighbouring turns are compared, since the machine's speed drifts.
     ratios = map(lambda ours, plain: ours / plain, contenders[OURS].seconds, contenders[PLAIN].seconds)
     figures = {
@@ -257,8 +301,9 @@ def report(arguments: argparse.Namespace, folder: Path) -> None:
     }
     if STORED in contenders:
         figures["checkpoint_wait_seconds_store"] = contenders[STORED].logged("speed/checkpoint_wait_seconds")
-        figures["checkpoint_wait_ratio_store"] = (figures["checkpoint_wait_seconds_store"]
-                                                  / figures["checkpoint_wait_seconds_background"])
+        figures["checkpoint_wait_ratio_store"] = (
+            figures["checkpoint_wait_seconds_store"] / figures["checkpoint_wait_seconds_background"]
+        )
     if TWO in contenders:
         figures["scaling_1_to_2_processes"] = medians[OURS] / medians[TWO]
     print("\n" + "\n".join(f"{name:<44}{value:9.4f}" for name, value in figures.items()))
@@ -279,8 +324,9 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.rounds = arguments.rounds or (3 if arguments.quick else 7)
     if arguments.worker:
-        return worker(arguments.worker, Path(arguments.data), Path(arguments.output), arguments.threads,
-                      arguments.store)
+        return worker(
+            arguments.worker, Path(arguments.data), Path(arguments.output), arguments.threads, arguments.store
+        )
     with tempfile.TemporaryDirectory() as folder:
         report(arguments, Path(folder))
 

@@ -48,9 +48,15 @@ def tokenize(task: TokenizeTask) -> Report:
     tokens = int(sum(segment.weight for segment in task.segments) / BYTES_A_TOKEN)
     (Path(task.folder) / part_name(task.number, 0)).touch()
     return Report(
-        counts={"documents_read": tokens // DOCUMENT_TOKENS, "bytes": int(tokens * BYTES_A_TOKEN), "tokens": tokens,
-                "sentences": tokens // 20, "documents_empty": 0, "documents_in_pieces": 0,
-                "documents_with_encoding_errors": 0},
+        counts={
+            "documents_read": tokens // DOCUMENT_TOKENS,
+            "bytes": int(tokens * BYTES_A_TOKEN),
+            "tokens": tokens,
+            "sentences": tokens // 20,
+            "documents_empty": 0,
+            "documents_in_pieces": 0,
+            "documents_with_encoding_errors": 0,
+        },
         documents=np.full(PARTITIONS, tokens // DOCUMENT_TOKENS // PARTITIONS),
         tokens=np.full(PARTITIONS, tokens // PARTITIONS),
         parts=1,
@@ -66,13 +72,37 @@ def exchange(task: ExchangeTask) -> tuple[int, int]:
 def build(task: BuildTask) -> ShardReport:
     tokens = 1 << 21
     counts = dict.fromkeys(
-        ("documents", "documents_duplicate", "documents_short", "tokens_duplicate", "tokens_short", "tokens_kept",
-         "documents_with_copies", "tokens_in", "tokens_borrowed", "tokens_left_out", "tokens_out", "samples", "tokens",
-         "pairs", "pairs_random", "masked", "masked_by_mask", "masked_kept", "masked_by_random"), tokens)
+        (
+            "documents",
+            "documents_duplicate",
+            "documents_short",
+            "tokens_duplicate",
+            "tokens_short",
+            "tokens_kept",
+            "documents_with_copies",
+            "tokens_in",
+            "tokens_borrowed",
+            "tokens_left_out",
+            "tokens_out",
+            "samples",
+            "tokens",
+            "pairs",
+            "pairs_random",
+            "masked",
+            "masked_by_mask",
+            "masked_kept",
+            "masked_by_random",
+        ),
+        tokens,
+    )
     name = f"{task.split}/shard-{task.number:05d}.arrow"
     shard = ShardInfo(name, 0, tokens // 120, int(tokens * SHARD_TOKENS), 4 * tokens, f"{task.number:064x}")
-    return ShardReport([shard], counts, [tokens // 15000 + n for n in range(task.max_length + 1)],
-                       np.arange(VOCABULARY, dtype=np.uint32))
+    return ShardReport(
+        [shard],
+        counts,
+        [tokens // 15000 + n for n in range(task.max_length + 1)],
+        np.arange(VOCABULARY, dtype=np.uint32),
+    )
 
 
 def corpus(tokens: int) -> tuple[list[InputFile], list[list[Segment]]]:
@@ -82,8 +112,10 @@ def corpus(tokens: int) -> tuple[list[InputFile], list[list[Segment]]]:
         name = f"web-{number // 1000:03d}/part-{number:06d}.jsonl"
         file = InputFile(number, 0, f"/corpora/{name}", name, "jsonl", None, FILE_BYTES, number, SourceConfig())
         files.append(file)
-        tasks += [[Segment(file, start, min(start + SEGMENT_BYTES, FILE_BYTES), min(SEGMENT_BYTES, FILE_BYTES - start))]
-                  for start in range(0, FILE_BYTES, SEGMENT_BYTES)]
+        tasks += [
+            [Segment(file, start, min(start + SEGMENT_BYTES, FILE_BYTES), min(SEGMENT_BYTES, FILE_BYTES - start))]
+            for start in range(0, FILE_BYTES, SEGMENT_BYTES)
+        ]
     return files, tasks
 
 
@@ -107,8 +139,18 @@ def cluster(folder: Path):
     root = str(Path(__file__).resolve().parent)
     environment = {**os.environ, "PYTHONPATH": f"{root}:{Path(root).parent}"}
     common = {"stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "env": environment}
-    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0",
-               "--no-dashboard", "--scheduler-file", str(folder / "scheduler.json")]
+    command = [
+        sys.executable,
+        "-m",
+        "distributed.cli.dask_scheduler",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--no-dashboard",
+        "--scheduler-file",
+        str(folder / "scheduler.json"),
+    ]
     scheduler = subprocess.Popen(command, **common)
     worker = None
     try:
@@ -117,8 +159,20 @@ def cluster(folder: Path):
         time.sleep(1)
         address = json.loads((folder / "scheduler.json").read_text())["address"]
         worker = subprocess.Popen(
-            [sys.executable, "-m", "distributed.cli.dask_worker", address, "--nthreads", "2", "--no-dashboard",
-             "--no-nanny", "--host", "127.0.0.1"], **common)
+            [
+                sys.executable,
+                "-m",
+                "distributed.cli.dask_worker",
+                address,
+                "--nthreads",
+                "2",
+                "--no-dashboard",
+                "--no-nanny",
+                "--host",
+                "127.0.0.1",
+            ],
+            **common,
+        )
         from distributed import Client  # a dependency of this contender alone
 
         with Client(address) as client:
@@ -140,7 +194,10 @@ def run(tokens: int, target_tokens: int, folder: Path, address: str | None) -> d
     tokenizer = Tokenizer(backend, NAMES)
     tokenizer.vocab_size = VOCABULARY
     config = PrepareConfig(
-        input=["/corpora"], output=str(folder / "data"), tokenizer="-", shards=ShardsConfig(target_tokens),
+        input=["/corpora"],
+        output=str(folder / "data"),
+        tokenizer="-",
+        shards=ShardsConfig(target_tokens),
         **({"executor": "dask", "scheduler": address} if address else {}),
     )
     work = folder / "data" / preparing.WORK_FOLDER
@@ -149,8 +206,15 @@ def run(tokens: int, target_tokens: int, folder: Path, address: str | None) -> d
     began, at_first, told = time.monotonic(), peak_bytes(), Told()
     preparing._run(config, tokenizer, files, tasks, work, told, lambda: None)
     shards = len(json.loads((folder / "data/manifest.json").read_text())["splits"]["train"]["shards"]["file"])
-    return {"tokens": tokens, "files": len(files), "tasks": len(tasks), "shards": shards,
-            "rounds": told.rounds, "seconds": time.monotonic() - began, "parent_bytes_at_first": at_first}
+    return {
+        "tokens": tokens,
+        "files": len(files),
+        "tasks": len(tasks),
+        "shards": shards,
+        "rounds": told.rounds,
+        "seconds": time.monotonic() - began,
+        "parent_bytes_at_first": at_first,
+    }
 
 
 def main() -> None:

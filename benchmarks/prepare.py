@@ -127,7 +127,8 @@ def hugging_face(files: list[str], tokenizer: str, folder: str, **_) -> tuple[in
     began = time.perf_counter()
     encoded = table.map(
         lambda batch: {"input_ids": fast(batch["text"], add_special_tokens=False)["input_ids"]},
-        batched=True, remove_columns=["text"],
+        batched=True,
+        remove_columns=["text"],
     )
     tokens = sum(map(len, encoded["input_ids"]))
     grouped = encoded.map(group_texts, batched=True)
@@ -146,8 +147,9 @@ def ours(
 
     output = f"{folder}/shards"
     shutil.rmtree(output, ignore_errors=True)
-    config = PrepareConfig(input=files, output=output, tokenizer=tokenizer, workers=workers,
-                           shards=ShardsConfig(compression=compression))
+    config = PrepareConfig(
+        input=files, output=output, tokenizer=tokenizer, workers=workers, shards=ShardsConfig(compression=compression)
+    )
     began = time.perf_counter()
     manifest = prepare(config)
     seconds = time.perf_counter() - began
@@ -180,8 +182,10 @@ def grown_corpus(files: list[str], folder: Path) -> list[list[str]]:
     from cloze.pipeline.readers import plan, read
 
     _, tasks = plan(PrepareConfig(input=files))
-    copies = [[str(folder / f"copy-{copy:02d}-{number:03d}.jsonl.gz") for number in range(len(tasks))]
-              for copy in range(max(GROWTH))]
+    copies = [
+        [str(folder / f"copy-{copy:02d}-{number:03d}.jsonl.gz") for number in range(len(tasks))]
+        for copy in range(max(GROWTH))
+    ]
     for number, task in enumerate(tasks):
         texts = [document.text.decode() for document in read(task)]
         for copy, names in enumerate(copies):
@@ -233,8 +237,14 @@ def grow(files: list[str], folder: Path, rounds: int, json_file: str | None, qui
                 spent[each].append((seconds[0] / tokens, seconds[1] / tokens))
                 print(f"    {each:24} {tokens / 1e6:7.1f} M tokens, {seconds[0]:6.2f} s, {seconds[1]:6.2f} of CPU")
     found = {name: [min(values) for values in zip(*each, strict=True)] for name, each in spent.items()}
-    against = {name: "once" if name.endswith("times") else contender for name, contender in zip(
-        found, ["once", *["once"] * len(GROWTH[1:]), *[f"{GROWTH[1]} times"] * 2, "one file", "one file"], strict=True)}
+    against = {
+        name: "once" if name.endswith("times") else contender
+        for name, contender in zip(
+            found,
+            ["once", *["once"] * len(GROWTH[1:]), *[f"{GROWTH[1]} times"] * 2, "one file", "one file"],
+            strict=True,
+        )
+    }
     ratios = {name: [mine / its for mine, its in zip(found[name], found[against[name]], strict=True)] for name in found}
     figures = {
         "linear_ratio": ratios[f"{GROWTH[-1]} times"][0],
@@ -246,8 +256,10 @@ def grow(files: list[str], folder: Path, rounds: int, json_file: str | None, qui
     }
     print(f"\n{figures['hardware']}; nanoseconds a token by the clock and of CPU, and ratios")
     for name, (seconds, cpu) in found.items():
-        print(f"{name:24} {seconds * 1e9:6.0f} {cpu * 1e9:6.0f}   {ratios[name][0]:5.2f} {ratios[name][1]:5.2f} x "
-              f"{against[name]}")
+        print(
+            f"{name:24} {seconds * 1e9:6.0f} {cpu * 1e9:6.0f}   {ratios[name][0]:5.2f} {ratios[name][1]:5.2f} x "
+            f"{against[name]}"
+        )
     if json_file:
         Path(json_file).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
@@ -342,8 +354,14 @@ def run(files: list[str], folder: Path, rounds: int, json_file: str | None, quic
     measure(vocabulary_by_tokenizers, learned["tokenizers"], files=sample, folder=str(folder))
     measure(vocabulary_by_ours, learned["ours"], files=sample, folder=str(folder))
     common = {"files": files, "tokenizer": str(folder / "vocab"), "folder": str(folder)}
-    rates: dict[str, list[float]] = {"tokenizers": [], "datasets_map": [], "ours": [], "ours_plain": [], "two": [],
-                                     "two_jobs": []}
+    rates: dict[str, list[float]] = {
+        "tokenizers": [],
+        "datasets_map": [],
+        "ours": [],
+        "ours_plain": [],
+        "two": [],
+        "two_jobs": [],
+    }
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}")
         measure(bare, rates["tokenizers"], **common)

@@ -40,8 +40,11 @@ SEED = 42
 CONTENDERS = {  # name -> (library, settings of TrainingArguments, environment)
     "cloze pretrain": ("cloze", {}, {}),
     "transformers Trainer, its defaults": ("transformers", {}, {}),
-    "transformers Trainer, bf16, fused, malloc": ("transformers", {"bf16": True, "optim": "adamw_torch_fused"},
-                                                  KEEP_PAGES),
+    "transformers Trainer, bf16, fused, malloc": (
+        "transformers",
+        {"bf16": True, "optim": "adamw_torch_fused"},
+        KEEP_PAGES,
+    ),
 }
 
 
@@ -53,8 +56,10 @@ def prepare_text(texts: str | None, folder: Path) -> Path:
     if texts is None:
         (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in found_text()))
     words = ["--config", "books-modern", "--input", texts or str(folder / "text.jsonl")]
-    for command in (["vocab", *words, "--output", str(folder / "vocabulary")],
-                    ["prepare", *words, "--tokenizer", str(folder / "vocabulary"), "--output", str(folder / "data")]):
+    for command in (
+        ["vocab", *words, "--output", str(folder / "vocabulary")],
+        ["prepare", *words, "--tokenizer", str(folder / "vocabulary"), "--output", str(folder / "data")],
+    ):
         if command[0] == "prepare" or not (folder / "vocabulary" / "tokenizer.json").exists():
             subprocess.run([sys.executable, "-m", "cloze", *command], check=True, env=child_variables())
     return folder / "data"
@@ -77,13 +82,46 @@ def start_model(data: Path, folder: Path) -> None:
 def run_cloze(data: Path, start: Path, run: Path, steps: int, every: int) -> None:
     """A run whose checkpoints are kept, so that each can be measured afterwards."""
     command = [
-        sys.executable, "-m", "cloze", "pretrain", "--config", "small-modern", "--data", str(data), "--output",
-        str(run), "--init_from", str(start), "--seed", str(SEED), "--data_streams", str(choose_streams([BATCH], 1)),
-        "--train.time_budget_hours", "null", "--train.max_steps", str(steps), "--train.global_batch_size", str(BATCH),
-        "--train.micro_batch_size", str(BATCH), "--train.learning_rate", str(RATE), "--schedule.warmup_share",
-        str(WARMUP_SHARE), "--train.log_every_steps", str(every), "--evaluation.every_steps", "0",
-        "--evaluation.samples", "32", "--checkpoint.every_steps", str(every), "--checkpoint.keep_last",
-        str(steps // every + 1), "--monitor.inspect_every_steps", "0",
+        sys.executable,
+        "-m",
+        "cloze",
+        "pretrain",
+        "--config",
+        "small-modern",
+        "--data",
+        str(data),
+        "--output",
+        str(run),
+        "--init_from",
+        str(start),
+        "--seed",
+        str(SEED),
+        "--data_streams",
+        str(choose_streams([BATCH], 1)),
+        "--train.time_budget_hours",
+        "null",
+        "--train.max_steps",
+        str(steps),
+        "--train.global_batch_size",
+        str(BATCH),
+        "--train.micro_batch_size",
+        str(BATCH),
+        "--train.learning_rate",
+        str(RATE),
+        "--schedule.warmup_share",
+        str(WARMUP_SHARE),
+        "--train.log_every_steps",
+        str(every),
+        "--evaluation.every_steps",
+        "0",
+        "--evaluation.samples",
+        "32",
+        "--checkpoint.every_steps",
+        str(every),
+        "--checkpoint.keep_last",
+        str(steps // every + 1),
+        "--monitor.inspect_every_steps",
+        "0",
     ]
     subprocess.run(command, check=True, cwd=ROOT)
 
@@ -111,8 +149,14 @@ def held_out_loss(model, data: Path, samples: int) -> float:
 
     total, count = 0.0, 0
     with torch.inference_mode():
-        for batch in evaluation_batches(ShardReader(data, "validation"), micro_batch_size=BATCH, rank=0, world_size=1,
-                                        max_samples=samples, segments=model.config.segments):
+        for batch in evaluation_batches(
+            ShardReader(data, "validation"),
+            micro_batch_size=BATCH,
+            rank=0,
+            world_size=1,
+            max_samples=samples,
+            segments=model.config.segments,
+        ):
             batch.pop("next_sentence_label", None)
             output = model(**batch)
             total += float(output.mlm_losses.sum())
@@ -160,13 +204,34 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
             print(curve[-1], flush=True)
             self.began = time.perf_counter()
 
-    trainer = transformers.Trainer(model, transformers.TrainingArguments(
-        str(run), per_device_train_batch_size=BATCH, learning_rate=RATE, warmup_steps=WARMUP_SHARE, max_steps=steps,
-        lr_scheduler_type="linear", adam_beta1=BETAS[0], adam_beta2=BETAS[1], adam_epsilon=1e-6, weight_decay=0.01,
-        max_grad_norm=1.0, logging_steps=every, save_strategy="no", report_to="none", disable_tqdm=True, seed=SEED,
-        use_cpu=not torch.cuda.is_available(), **settings,
-    ), train_dataset=Samples(), callbacks=[Measured()], data_collator=transformers.DataCollatorForLanguageModeling(
-        tokenizer, mlm_probability=reader.manifest.masking["rate"]))
+    trainer = transformers.Trainer(
+        model,
+        transformers.TrainingArguments(
+            str(run),
+            per_device_train_batch_size=BATCH,
+            learning_rate=RATE,
+            warmup_steps=WARMUP_SHARE,
+            max_steps=steps,
+            lr_scheduler_type="linear",
+            adam_beta1=BETAS[0],
+            adam_beta2=BETAS[1],
+            adam_epsilon=1e-6,
+            weight_decay=0.01,
+            max_grad_norm=1.0,
+            logging_steps=every,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            seed=SEED,
+            use_cpu=not torch.cuda.is_available(),
+            **settings,
+        ),
+        train_dataset=Samples(),
+        callbacks=[Measured()],
+        data_collator=transformers.DataCollatorForLanguageModeling(
+            tokenizer, mlm_probability=reader.manifest.masking["rate"]
+        ),
+    )
     trainer.train()
     (run / "curve.json").write_text(json.dumps(curve) + "\n")
 
@@ -177,16 +242,21 @@ def check_batches(curves: dict[str, list[dict]]) -> None:
     ours = steps["cloze pretrain"]
     for name, theirs in steps.items():
         if theirs != ours:
-            raise SystemExit(f"{name}: found other steps and tokens than those of cloze pretrain ({theirs[-1]}, "
-                             f"{ours[-1]} at the end), expected the same batches; remove the folder for a new run")
+            raise SystemExit(
+                f"{name}: found other steps and tokens than those of cloze pretrain ({theirs[-1]}, "
+                f"{ours[-1]} at the end), expected the same batches; remove the folder for a new run"
+            )
 
 
 def draw(curves: dict[str, list[dict]], path: Path, title: str) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
-    for axes, (name, unit, label) in zip(figure.subplots(1, 2, sharey=True), (
-        ("tokens", 1e6, "million tokens"), ("seconds", 60, "minutes of training")), strict=True):
+    for axes, (name, unit, label) in zip(
+        figure.subplots(1, 2, sharey=True),
+        (("tokens", 1e6, "million tokens"), ("seconds", 60, "minutes of training")),
+        strict=True,
+    ):
         for contender, curve in curves.items():
             axes.plot([point[name] / unit for point in curve], [point["loss"] for point in curve], label=contender)
         axes.set_xlabel(label)
@@ -207,9 +277,11 @@ def compare(curves: dict[str, list[dict]]) -> dict[str, float]:
     losses = np.minimum.accumulate([point["loss"] for point in ours])
     reached = float(np.interp(-best[-1]["loss"], -losses, [point["seconds"] for point in ours]))
     fastest = min(curve[-1]["seconds"] for curve in others.values())
-    return {"loss_difference_at_equal_tokens": ours[-1]["loss"] - best[-1]["loss"],
-            "time_ratio_at_equal_tokens": fastest / ours[-1]["seconds"],
-            "time_ratio_to_their_last_loss": best[-1]["seconds"] / reached if losses[-1] <= best[-1]["loss"] else 0.0}
+    return {
+        "loss_difference_at_equal_tokens": ours[-1]["loss"] - best[-1]["loss"],
+        "time_ratio_at_equal_tokens": fastest / ours[-1]["seconds"],
+        "time_ratio_to_their_last_loss": best[-1]["seconds"] / reached if losses[-1] <= best[-1]["loss"] else 0.0,
+    }
 
 
 def main() -> None:
@@ -246,8 +318,11 @@ def main() -> None:
         if not found.exists():
             shutil.rmtree(found.parent, ignore_errors=True)
             words = [sys.executable, __file__, *sys.argv[1:], "--worker", name]
-            subprocess.run(words, check=True, env=child_variables(
-                OMP_NUM_THREADS=str(options.threads), TOKENIZERS_PARALLELISM="false", **variables))
+            subprocess.run(
+                words,
+                check=True,
+                env=child_variables(OMP_NUM_THREADS=str(options.threads), TOKENIZERS_PARALLELISM="false", **variables),
+            )
         curves[name] = json.loads(found.read_text())
     check_batches(curves)
     title = f"{hardware('cpu')}, {options.threads} threads"

@@ -61,53 +61,111 @@ class Entry:
 BOOKS = "{data}/corpus/books/books-00.jsonl.gz"
 TABLE = {
     "training_step": Entry(
-        "A pretraining step against transformers', and the share of the peak", ("training_step.py", "--quick", "--json",
-                                                                               "FIGURES"),
-        150, bars=("ratio_*", "share_*")),
+        "A pretraining step against transformers', and the share of the peak",
+        ("training_step.py", "--quick", "--json", "FIGURES"),
+        150,
+        bars=("ratio_*", "share_*"),
+    ),
     "overhead": Entry(
         "What engine, trainer, checkpoints and a second process cost beside the step",
-        ("overhead.py", "--quick", "--json", "FIGURES"), 300, bars=("*",)),
+        ("overhead.py", "--quick", "--json", "FIGURES"),
+        300,
+        bars=("*",),
+    ),
     "loading": Entry(
-        "Loading on one process, against `datasets`", ("loading.py", "--quick", "--json", "FIGURES"), 120,
-        bars=("*ratio*",)),
+        "Loading on one process, against `datasets`",
+        ("loading.py", "--quick", "--json", "FIGURES"),
+        120,
+        bars=("*ratio*",),
+    ),
     "loading_ranks": Entry(
         "Loading on a rank of 1,024, against one process that reads everything",
-        ("loading.py", "--quick", "--world-size", "1024", "--json", "FIGURES"), 120, bars=("*ratio*",)),
+        ("loading.py", "--quick", "--world-size", "1024", "--json", "FIGURES"),
+        120,
+        bars=("*ratio*",),
+    ),
     "prepare": Entry(
-        "Preparing, against the tokenizer that it uses", ("prepare.py", "--quick", "--json", "FIGURES"), 150,
-        given=("--corpus", BOOKS), bars=("*ratio*", "*speedup*")),
+        "Preparing, against the tokenizer that it uses",
+        ("prepare.py", "--quick", "--json", "FIGURES"),
+        150,
+        given=("--corpus", BOOKS),
+        bars=("*ratio*", "*speedup*"),
+    ),
     "planning": Entry(
-        "Memory that planning 10¹¹ tokens takes", ("planning.py", "--tokens", "1e11", "--json", "FIGURES"), 150,
-        bars=("*bytes*",)),
+        "Memory that planning 10¹¹ tokens takes",
+        ("planning.py", "--tokens", "1e11", "--json", "FIGURES"),
+        150,
+        bars=("*bytes*",),
+    ),
     "plans": Entry("The tables of `cloze plan`; nothing is measured", ("plans.py",), 300),
     "activation_memory": Entry(
         "Memory of a step by gradient checkpointing, in MiB",
-        ("activation_memory.py", "--sequences", "4", "--json", "FIGURES"), 200, bars=("*",)),
+        ("activation_memory.py", "--sequences", "4", "--json", "FIGURES"),
+        200,
+        bars=("*",),
+    ),
     "finetuning": Entry(
-        "A fine-tuning step against transformers' Trainer", ("finetuning.py", "--quick", "--json", "FIGURES"), 150,
-        given=("--data", "{data}/finetune/sst2/train.tsv"), bars=("*ratio*",)),
+        "A fine-tuning step against transformers' Trainer",
+        ("finetuning.py", "--quick", "--json", "FIGURES"),
+        150,
+        given=("--data", "{data}/finetune/sst2/train.tsv"),
+        bars=("*ratio*",),
+    ),
     "serving": Entry(
         "Requests a second with batches across requests, against one by one",
-        ("serving.py", "--seconds", "5", "--rounds", "1", "--json", "FIGURES"), 120,
-        bars=("requests_per_second", "one_by_one")),
+        ("serving.py", "--seconds", "5", "--rounds", "1", "--json", "FIGURES"),
+        120,
+        bars=("requests_per_second", "one_by_one"),
+    ),
     "pretraining_curves": Entry(
         "Held-out loss of `cloze pretrain` and transformers' Trainer at equal tokens and equal time",
-        ("pretraining_curves.py", "--output", "{folder}", "--steps", "80", "--every", "20", "--samples", "64"), 540,
-        given=("--text", BOOKS), written="curves.json", pictures=("curves.svg",)),
+        ("pretraining_curves.py", "--output", "{folder}", "--steps", "80", "--every", "20", "--samples", "64"),
+        540,
+        given=("--text", BOOKS),
+        written="curves.json",
+        pictures=("curves.svg",),
+    ),
     "objectives": Entry(
         "Objectives of pretraining at equal FLOPs: that they run, not what they are worth",
-        ("objectives.py", "--output", "{folder}", "--size", "tiny"), 300,
-        given=("--text", "{data}/corpus/mix-10M/valid-00.jsonl.gz"), written="tiny/results.json"),
+        ("objectives.py", "--output", "{folder}", "--size", "tiny"),
+        300,
+        given=("--text", "{data}/corpus/mix-10M/valid-00.jsonl.gz"),
+        written="tiny/results.json",
+    ),
     "evidence": Entry(  # behind pretraining_curves, of whose run it takes the weights
         "Fine-tuning from those weights, from random ones, and by transformers: that it runs, not what it is worth",
-        ("evidence.py", "--model", "{all}/pretraining_curves/cloze-pretrain", "--output", "{folder}", "--tasks", "RTE",
-         "--seeds", "1", "--processes", "2"), 300, given=("--data", "{data}/finetune"),
-        made=("--data", "{all}/made"), written="results.json", pictures=("spread.svg",)),
+        (
+            "evidence.py",
+            "--model",
+            "{all}/pretraining_curves/cloze-pretrain",
+            "--output",
+            "{folder}",
+            "--tasks",
+            "RTE",
+            "--seeds",
+            "1",
+            "--processes",
+            "2",
+        ),
+        300,
+        given=("--data", "{data}/finetune"),
+        made=("--data", "{all}/made"),
+        written="results.json",
+        pictures=("spread.svg",),
+    ),
     "attack": Entry(
-        "Kills, hostile files and requests, and what was lost: nothing", ("attack.py", "--quick", "--json", "FIGURES"),
-        420, bars=("lost",)),
-    "gpu": Entry("The tests and the step that need a GPU", ("gpu.py", "--output", "{folder}/gpu.json"), 500,
-                 written="gpu.json", gpu=True),
+        "Kills, hostile files and requests, and what was lost: nothing",
+        ("attack.py", "--quick", "--json", "FIGURES"),
+        420,
+        bars=("lost",),
+    ),
+    "gpu": Entry(
+        "The tests and the step that need a GPU",
+        ("gpu.py", "--output", "{folder}/gpu.json"),
+        500,
+        written="gpu.json",
+        gpu=True,
+    ),
 }
 
 
@@ -181,10 +239,17 @@ def run(name: str, entry: Entry, output: Path, data: Path | None, seconds: float
 def numbers(figures: dict, patterns: tuple[str, ...]) -> dict[str, float]:
     """Figures with such names; one that stands in another has both names."""
     named = [(name, name, value) for name, value in figures.items()]
-    named += [(f"{name}: {key}", key, each) for name, value in figures.items() if isinstance(value, dict)
-              for key, each in value.items()]
-    return {name: value for name, key, value in named if isinstance(value, (int, float))
-            and any(fnmatch.fnmatch(key, pattern) for pattern in patterns)}
+    named += [
+        (f"{name}: {key}", key, each)
+        for name, value in figures.items()
+        if isinstance(value, dict)
+        for key, each in value.items()
+    ]
+    return {
+        name: value
+        for name, key, value in named
+        if isinstance(value, (int, float)) and any(fnmatch.fnmatch(key, pattern) for pattern in patterns)
+    }
 
 
 def draw(bars: dict[str, float], title: str, path: Path) -> None:
@@ -204,8 +269,10 @@ def draw(bars: dict[str, float], title: str, path: Path) -> None:
 
 def about(data: Path | None) -> dict:
     """Hardware, versions and commit that the figures are of."""
-    git = [subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-           for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))]
+    git = [
+        subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+    ]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "hardware": f"{hardware('cpu')}, {len(os.sched_getaffinity(0))} cores, {memory / 2**30:.0f} GiB",
@@ -219,10 +286,18 @@ def about(data: Path | None) -> dict:
 
 def write(output: Path, facts: dict, outcomes: dict[str, Outcome], left_out: dict[str, str]) -> None:
     """Write report.md and report.json of what has run until now."""
-    lines = ["# Benchmarks", "", *(f"- {name}: {value}" for name, value in facts.items()), "",
-             "| benchmark | question | end | seconds |", "|---|---|---|---|"]
-    lines += [f"| [{name}](#{name}) | {TABLE[name].question} | {each.end} | {each.seconds:.0f} |"
-              for name, each in outcomes.items()]
+    lines = [
+        "# Benchmarks",
+        "",
+        *(f"- {name}: {value}" for name, value in facts.items()),
+        "",
+        "| benchmark | question | end | seconds |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| [{name}](#{name}) | {TABLE[name].question} | {each.end} | {each.seconds:.0f} |"
+        for name, each in outcomes.items()
+    ]
     lines += [f"| {name} | {TABLE[name].question} | left out: {reason} | |" for name, reason in left_out.items()]
     for name, each in outcomes.items():
         lines += ["", f"## {name}", "", f"    python {each.command}", ""]
@@ -230,12 +305,25 @@ def write(output: Path, facts: dict, outcomes: dict[str, Outcome], left_out: dic
         if each.shown:
             lines += ["", "| figure | |", "|---|---|"]
             lines += [f"| {key} | {value:,.4g} |" for key, value in each.shown.items()]
-        lines += ["", f"<details><summary>{each.end}; what it printed</summary>", "", "```",
-                  each.output[-8000:].replace("```", "'''").rstrip(), "```", "", "</details>"]
+        lines += [
+            "",
+            f"<details><summary>{each.end}; what it printed</summary>",
+            "",
+            "```",
+            each.output[-8000:].replace("```", "'''").rstrip(),
+            "```",
+            "",
+            "</details>",
+        ]
     (output / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    content = {**facts, "left out": left_out, "benchmarks": {
-        name: {"status": each.status, "seconds": each.seconds, "command": each.command, "figures": each.figures}
-        for name, each in outcomes.items()}}
+    content = {
+        **facts,
+        "left out": left_out,
+        "benchmarks": {
+            name: {"status": each.status, "seconds": each.seconds, "command": each.command, "figures": each.figures}
+            for name, each in outcomes.items()
+        },
+    }
     (output / "report.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
@@ -252,10 +340,12 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=TABLE, metavar="NAME", help=f"of {', '.join(TABLE)}")
     options = parser.parse_args()
     output, data = options.output.resolve(), options.data and options.data.resolve()
-    for place in (("corpus/books", "finetune") if data else ()):
+    for place in ("corpus/books", "finetune") if data else ():
         if not (data / place).is_dir():
-            print(f"error: --data: found no {data / place}, expected a folder; leave it away to make texts",
-                  file=sys.stderr)
+            print(
+                f"error: --data: found no {data / place}, expected a folder; leave it away to make texts",
+                file=sys.stderr,
+            )
             return 2
     output.mkdir(parents=True, exist_ok=True)
     facts, outcomes, began = about(data), {}, time.monotonic()
@@ -271,8 +361,10 @@ def main() -> int:
         print(f"{name}: {outcomes[name].end}, {outcomes[name].seconds:.0f} s", flush=True)
         write(output, facts | {"minutes": round((time.monotonic() - began) / 60, 1)}, outcomes, left_out)
     failed = [name for name, each in outcomes.items() if each.status != 0]
-    print(f"{output / 'report.md'}: {len(outcomes) - len(failed)} of {len(outcomes)} done in "
-          f"{(time.monotonic() - began) / 60:.1f} minutes" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    print(
+        f"{output / 'report.md'}: {len(outcomes) - len(failed)} of {len(outcomes)} done in "
+        f"{(time.monotonic() - began) / 60:.1f} minutes" + (f"; failed: {', '.join(failed)}" if failed else "")
+    )
     return int(bool(failed))
 
 

@@ -53,8 +53,17 @@ def make_model(folder: Path) -> list[str]:
 
 def measure(folder: Path, words: list[str], max_batch_tokens: int, clients: int, seconds: float) -> float:
     """Answered requests a second."""
-    command = [sys.executable, "-m", "cloze", "serve", str(folder), "--port", "0", "--max_batch_tokens",
-               str(max_batch_tokens)]
+    command = [
+        sys.executable,
+        "-m",
+        "cloze",
+        "serve",
+        str(folder),
+        "--port",
+        "0",
+        "--max_batch_tokens",
+        str(max_batch_tokens),
+    ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=child_variables()) as process:
         port = int(re.search(r":(\d+) ", process.stdout.readline())[1])
         counts, problems, begin, stop = [0] * clients, [], threading.Event(), threading.Event()
@@ -66,8 +75,9 @@ def measure(folder: Path, words: list[str], max_batch_tokens: int, clients: int,
                 sentence = rng.choices(words, k=rng.randint(4, 14))
                 sentence[rng.randrange(len(sentence))] = "[MASK]"
                 text = " ".join(sentence)
-                connection.request("POST", "/fill-mask", json.dumps({"inputs": [text]}),
-                                   {"content-type": "application/json"})
+                connection.request(
+                    "POST", "/fill-mask", json.dumps({"inputs": [text]}), {"content-type": "application/json"}
+                )
                 answer = connection.getresponse()
                 content = json.loads(answer.read())
                 if answer.status != 200 or content["results"][0]["text"] != text:
@@ -108,10 +118,19 @@ def main() -> None:
                 found.append(measure(Path(folder), words, size, arguments.clients, arguments.seconds))
     single, batched = (sorted(found)[len(found) // 2] for found in rates.values())
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
-    result = {"hardware": f"{device}, {platform.machine()}", "clients": arguments.clients,
-              "requests_per_second": batched, "one_by_one": single, "ratio": batched / single}
-    print("\n".join(f"{name:20} {value:.2f}" if isinstance(value, float) else f"{name:20} {value}"
-                    for name, value in result.items()))
+    result = {
+        "hardware": f"{device}, {platform.machine()}",
+        "clients": arguments.clients,
+        "requests_per_second": batched,
+        "one_by_one": single,
+        "ratio": batched / single,
+    }
+    print(
+        "\n".join(
+            f"{name:20} {value:.2f}" if isinstance(value, float) else f"{name:20} {value}"
+            for name, value in result.items()
+        )
+    )
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -35,11 +35,12 @@ CONTENDERS = {  # name -> (library, options, environment)
     DEFAULT: ("transformers", {"attention": "eager"}, {}),
     "transformers SDPA + compile + bf16": ("transformers", {"attention": "sdpa", "compile": True, "bf16": True}, {}),
     "transformers SDPA + compile + bf16, malloc keeps pages": (
-        "transformers", {"attention": "sdpa", "compile": True, "bf16": True}, KEEP_PAGES),
-    "transformers bf16 SDPA, malloc keeps pages": (
-        "transformers", {"attention": "sdpa", "bf16": True}, KEEP_PAGES),
-    "transformers bf16 eager, malloc keeps pages": (
-        "transformers", {"attention": "eager", "bf16": True}, KEEP_PAGES),
+        "transformers",
+        {"attention": "sdpa", "compile": True, "bf16": True},
+        KEEP_PAGES,
+    ),
+    "transformers bf16 SDPA, malloc keeps pages": ("transformers", {"attention": "sdpa", "bf16": True}, KEEP_PAGES),
+    "transformers bf16 eager, malloc keeps pages": ("transformers", {"attention": "eager", "bf16": True}, KEEP_PAGES),
     "cloze bf16, malloc as it comes": ("cloze", {"bf16": True}, {}),
     "cloze bf16, as cloze pretrain runs": ("cloze", {"bf16": True, "keep_pages": True}, {}),
 }
@@ -143,7 +144,10 @@ def measure(
     for name in names:  # all start at once: importing takes longer than measuring
         processes[name] = subprocess.Popen(
             worker_command(name, workload, device, threads),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | variables(name, device),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | variables(name, device),
         )
     for name, process in processes.items():
         if process.stdout.readline() != "ready\n":
@@ -203,7 +207,8 @@ def useful_flops(workload: str, device: str) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--quick", action="store_true",
+        "--quick",
+        action="store_true",
         help="the first workload, 3 rounds, on CUDA where there is one; on CPU three contenders, the default and the "
         "fastest: under 50 seconds",
     )
@@ -211,7 +216,8 @@ def main() -> None:
         "--cpu_time", action="store_true", help="count CPU seconds: for one thread on a machine that is shared"
     )
     parser.add_argument(
-        "--json", metavar="FILE",
+        "--json",
+        metavar="FILE",
         help="write ratio_to_transformers_default_N, ratio_to_transformers_best_N (N: the first workload's length) "
         "and share_of_matmul_peak there; those of CUDA end in _cuda",
     )

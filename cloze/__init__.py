@@ -17,8 +17,10 @@ __version__ = "0.1.0"
 # An archive that was unpacked without links (a zip, git with core.symlinks=false) has small text files in their place.
 for _floor in ("pipeline", "model", "launch", "configs"):
     if not (Path(__file__).parent / _floor).is_dir():
-        raise ImportError(f"{Path(__file__).parent / _floor}: found no folder, expected a link to {_floor}/; "
-                          "clone with git where links are allowed (core.symlinks=true), or install the wheel")
+        raise ImportError(
+            f"{Path(__file__).parent / _floor}: found no folder, expected a link to {_floor}/; "
+            "clone with git where links are allowed (core.symlinks=true), or install the wheel"
+        )
 
 
 def load(model: str | Path, **options: Any) -> Predictor:

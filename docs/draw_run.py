@@ -7,8 +7,11 @@ from matplotlib.figure import Figure
 
 from cloze.launch.run.runs import read_metrics
 
-CURVES = {"train/next_token_loss": "training, next tokens", "train/mlm_loss": "training, at its rate of masking",
-          "validation/mlm_loss": "held out, 15% masked"}
+CURVES = {
+    "train/next_token_loss": "training, next tokens",
+    "train/mlm_loss": "training, at its rate of masking",
+    "validation/mlm_loss": "held out, 15% masked",
+}
 
 
 def main() -> None:
@@ -21,8 +24,11 @@ def main() -> None:
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.add_subplot()
     for name, label in CURVES.items():
-        points = [(tokens[line["step"]], line[name]) for line in lines if name in line and line["step"] in tokens
-                  and (name.startswith("train") or line["step"] > begin)]
+        points = [
+            (tokens[line["step"]], line[name])
+            for line in lines
+            if name in line and line["step"] in tokens and (name.startswith("train") or line["step"] > begin)
+        ]
         if points:
             axes.plot(*zip(*points, strict=True), label=label)
     axes.set(xlabel="tokens seen, millions", ylabel="loss of a token, nats")

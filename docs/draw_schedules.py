@@ -35,7 +35,8 @@ PANELS = {
     },
     "final_share .1, initial_share .25": {
         "the BERT release's phase 1: poly_nvidia, power 1": ScheduleConfig(
-            name="poly_nvidia", power=1.0, warmup_share=0.011, final_share=0.1),
+            name="poly_nvidia", power=1.0, warmup_share=0.011, final_share=0.1
+        ),
         "crammed: linear, warmup .75": ScheduleConfig(name="linear", warmup_share=0.75, initial_share=0.25),
     },
 }
@@ -46,8 +47,12 @@ def main() -> None:
     figure, axes = plt.subplots(len(PANELS), 1, figsize=(7, 10), sharex=True, sharey=True, layout="constrained")
     for axis, (title, schedules) in zip(axes, PANELS.items(), strict=True):
         for label, config in schedules.items():
-            axis.plot(range(0, STEPS + 1, 4), [multiplier(config, step, STEPS) for step in range(0, STEPS + 1, 4)],
-                      label=label, linewidth=1.5)
+            axis.plot(
+                range(0, STEPS + 1, 4),
+                [multiplier(config, step, STEPS) for step in range(0, STEPS + 1, 4)],
+                label=label,
+                linewidth=1.5,
+            )
         axis.set_title(title, fontsize=9, loc="left")
         axis.legend(fontsize=8, frameon=False, loc="lower center")
         axis.grid(alpha=0.3)

@@ -13,35 +13,57 @@ PAGE = Path(__file__).with_name("reference.md")
 # Heading -> what is in it, as module:name; behind a class those of its methods that are shown, where not all are.
 PUBLIC: dict[str, tuple[str, ...]] = {
     "A model that answers": (
-        "cloze:load", "cloze.launch.predict.predictor:Predictor",
-        "cloze.launch.predict.labels:Classify", "cloze.launch.predict.labels:Labels",
-        "cloze.launch.predict.labels:Label", "cloze.launch.predict.tags:TagWords", "cloze.launch.predict.tags:Tag",
-        "cloze.launch.predict.answers:AnswerQuestion", "cloze.launch.predict.answers:Span",
-        "cloze.launch.predict.blanks:FillMask", "cloze.launch.predict.blanks:Guess",
-        "cloze.launch.predict.blanks:Score", "cloze.launch.predict.blanks:SentenceScore",
-        "cloze.launch.predict.choices:Choose", "cloze.launch.predict.choices:Choice",
-        "cloze.launch.predict.vectors:Embed", "cloze.launch.predict.vectors:Features",
-        "cloze.launch.predict.vectors:TokenVectors", "cloze.launch.predict.operation:Row",
+        "cloze:load",
+        "cloze.launch.predict.predictor:Predictor",
+        "cloze.launch.predict.labels:Classify",
+        "cloze.launch.predict.labels:Labels",
+        "cloze.launch.predict.labels:Label",
+        "cloze.launch.predict.tags:TagWords",
+        "cloze.launch.predict.tags:Tag",
+        "cloze.launch.predict.answers:AnswerQuestion",
+        "cloze.launch.predict.answers:Span",
+        "cloze.launch.predict.blanks:FillMask",
+        "cloze.launch.predict.blanks:Guess",
+        "cloze.launch.predict.blanks:Score",
+        "cloze.launch.predict.blanks:SentenceScore",
+        "cloze.launch.predict.choices:Choose",
+        "cloze.launch.predict.choices:Choice",
+        "cloze.launch.predict.vectors:Embed",
+        "cloze.launch.predict.vectors:Features",
+        "cloze.launch.predict.vectors:TokenVectors",
+        "cloze.launch.predict.operation:Row",
     ),
     "Shapes and models": (
-        "cloze.model.config:BertConfig", "cloze.model.config:HeadConfig", "cloze.model.bert:BertModel",
-        "cloze.model.bert:BertOutput", "cloze.model.bert:BertForPreTraining", "cloze.model.bert:PreTrainingOutput",
-        "cloze.model.huggingface:InFolders", "cloze.model.initialization:init_weights",
+        "cloze.model.config:BertConfig",
+        "cloze.model.config:HeadConfig",
+        "cloze.model.bert:BertModel",
+        "cloze.model.bert:BertOutput",
+        "cloze.model.bert:BertForPreTraining",
+        "cloze.model.bert:PreTrainingOutput",
+        "cloze.model.huggingface:InFolders",
+        "cloze.model.initialization:init_weights",
     ),
     "Shards": (
-        "cloze.pipeline.shards.shards:ShardReader", "cloze.pipeline.shards.manifest:Manifest load hash masked_share",
-        "cloze.pipeline.loading.batches:BatchStream", "cloze.pipeline.loading.batches:RankBatch",
-        "cloze.pipeline.records:NO_LABEL", "cloze.launch.system.devices:to_device",
+        "cloze.pipeline.shards.shards:ShardReader",
+        "cloze.pipeline.shards.manifest:Manifest load hash masked_share",
+        "cloze.pipeline.loading.batches:BatchStream",
+        "cloze.pipeline.loading.batches:RankBatch",
+        "cloze.pipeline.records:NO_LABEL",
+        "cloze.launch.system.devices:to_device",
     ),
     "Objectives and callbacks": (
-        "cloze.launch.pretrain.objectives.objective:Objective", "cloze.launch.pretrain.objectives.objective:Term",
-        "cloze.launch.training.callbacks:Callback", "cloze.launch.training.callbacks:RunView",
+        "cloze.launch.pretrain.objectives.objective:Objective",
+        "cloze.launch.pretrain.objectives.objective:Term",
+        "cloze.launch.training.callbacks:Callback",
+        "cloze.launch.training.callbacks:RunView",
     ),
     "Errors": ("cloze.pipeline.errors:UserError", "cloze.model.config:ModelError"),
 }
 # Where a user imports it from, if that is shorter.
-SHORTER = {"cloze.launch.pretrain.objectives.objective": "cloze.launch.pretrain.objectives",
-           "cloze.launch.predict.predictor": "cloze.launch.predict"}
+SHORTER = {
+    "cloze.launch.pretrain.objectives.objective": "cloze.launch.pretrain.objectives",
+    "cloze.launch.predict.predictor": "cloze.launch.predict",
+}
 HEAD = """# Reference
 
 Written by `python docs/write_reference.py` from signatures and docstrings; [from Python](python.md) shows their use.
@@ -79,8 +101,11 @@ def entry(name: str) -> str:
         if public and (not shown or method.name in shown) and ast.get_docstring(method):
             kinds = {ast.unparse(each) for each in method.decorator_list}
             name = f"{own}.{method.name}" if "classmethod" in kinds else f".{method.name}"
-            head = f"{name}: {ast.unparse(method.returns)}" if "property" in kinds and method.returns else (
-                _signature(method, name))
+            head = (
+                f"{name}: {ast.unparse(method.returns)}"
+                if "property" in kinds and method.returns
+                else (_signature(method, name))
+            )
             parts += [_code(head), _text(method)]
     return "\n".join(parts)
 

@@ -76,143 +76,292 @@ class Command:
 
 
 def _prediction(help: str, config: str, main: str, *examples: str) -> Command:
-    return Command(help, "cloze.launch.predict.command:predict", f"cloze.launch.predict.config:{config}", words="text",
-                   checks="cloze.launch.predict.precheck:check_inputs",
-                   main=("text", *main.split(), "file", "text_columns", "output"), examples=examples)
+    return Command(
+        help,
+        "cloze.launch.predict.command:predict",
+        f"cloze.launch.predict.config:{config}",
+        words="text",
+        checks="cloze.launch.predict.precheck:check_inputs",
+        main=("text", *main.split(), "file", "text_columns", "output"),
+        examples=examples,
+    )
 
 
-_RUN_FIELDS = ("train.max_steps", "train.global_batch_size", "train.micro_batch_size", "train.learning_rate",
-               "train.precision")
+_RUN_FIELDS = (
+    "train.max_steps",
+    "train.global_batch_size",
+    "train.micro_batch_size",
+    "train.learning_rate",
+    "train.precision",
+)
 
 
 COMMANDS = {
     "vocab": Command(
-        "train a vocabulary on raw text", "cloze.launch.tools.data:vocab", "cloze.pipeline.config:PrepareConfig",
+        "train a vocabulary on raw text",
+        "cloze.launch.tools.data:vocab",
+        "cloze.pipeline.config:PrepareConfig",
         configs="prepare",
-        main=("input", "output", "vocab_size", "vocabulary.model", "vocabulary.lowercase", "source.format",
-              "source.text_field"),
-        examples=("cloze vocab --config books --input 'books-*.jsonl.gz' --output runs/vocab --vocab_size 8192",)),
+        main=(
+            "input",
+            "output",
+            "vocab_size",
+            "vocabulary.model",
+            "vocabulary.lowercase",
+            "source.format",
+            "source.text_field",
+        ),
+        examples=("cloze vocab --config books --input 'books-*.jsonl.gz' --output runs/vocab --vocab_size 8192",),
+    ),
     "prepare": Command(
-        "convert raw text to shards", "cloze.launch.tools.data:prepare", "cloze.pipeline.config:PrepareConfig",
+        "convert raw text to shards",
+        "cloze.launch.tools.data:prepare",
+        "cloze.pipeline.config:PrepareConfig",
         configs="prepare",
-        main=("input", "output", "tokenizer", "max_length", "mask_sets", "workers", "source.format",
-              "source.text_field", "samples.objective", "masking.rate", "split.validation"),
-        examples=("cloze prepare --config books --input texts/ --tokenizer runs/vocab --output runs/shards",
-                  "cloze prepare --input texts/ --tokenizer runs/vocab --output runs/shards --workers 8")),
+        main=(
+            "input",
+            "output",
+            "tokenizer",
+            "max_length",
+            "mask_sets",
+            "workers",
+            "source.format",
+            "source.text_field",
+            "samples.objective",
+            "masking.rate",
+            "split.validation",
+        ),
+        examples=(
+            "cloze prepare --config books --input texts/ --tokenizer runs/vocab --output runs/shards",
+            "cloze prepare --input texts/ --tokenizer runs/vocab --output runs/shards --workers 8",
+        ),
+    ),
     "inspect": Command(
-        "show the contents of shards", "cloze.launch.tools.data:inspect", "cloze.pipeline.config:InspectConfig",
-        main=("split", "samples"), examples=("cloze inspect runs/shards --samples 2",)),
+        "show the contents of shards",
+        "cloze.launch.tools.data:inspect",
+        "cloze.pipeline.config:InspectConfig",
+        main=("split", "samples"),
+        examples=("cloze inspect runs/shards --samples 2",),
+    ),
     "verify": Command(
-        "check every shard against its hash", "cloze.launch.tools.data:verify", "cloze.pipeline.config:VerifyConfig",
-        examples=("cloze verify runs/shards",)),
+        "check every shard against its hash",
+        "cloze.launch.tools.data:verify",
+        "cloze.pipeline.config:VerifyConfig",
+        examples=("cloze verify runs/shards",),
+    ),
     "pretrain": Command(
-        "train a model on shards", "cloze.launch.pretrain.command:pretrain", "cloze.launch.config:PretrainConfig",
-        configs="pretrain", prepares=True, trains=True, checks="cloze.launch.pretrain.precheck:check_inputs",
-        main=("model", "processes", *_RUN_FIELDS, "train.time_budget_hours", "init_from", "evaluation.every_steps",
-              "checkpoint.every_steps"),
-        examples=("cloze pretrain --config small --data runs/shards --output runs/small",
-                  "cloze pretrain --config small --data runs/shards --output runs/mini --model mini --processes 2",
-                  "torchrun --nproc-per-node 8 -m cloze pretrain --config roberta-base --data shards --output run")),
+        "train a model on shards",
+        "cloze.launch.pretrain.command:pretrain",
+        "cloze.launch.config:PretrainConfig",
+        configs="pretrain",
+        prepares=True,
+        trains=True,
+        checks="cloze.launch.pretrain.precheck:check_inputs",
+        main=(
+            "model",
+            "processes",
+            *_RUN_FIELDS,
+            "train.time_budget_hours",
+            "init_from",
+            "evaluation.every_steps",
+            "checkpoint.every_steps",
+        ),
+        examples=(
+            "cloze pretrain --config small --data runs/shards --output runs/small",
+            "cloze pretrain --config small --data runs/shards --output runs/mini --model mini --processes 2",
+            "torchrun --nproc-per-node 8 -m cloze pretrain --config roberta-base --data shards --output run",
+        ),
+    ),
     "sweep": Command(
-        "train a model on shards with every combination of some settings", "cloze.launch.pretrain.sweep:sweep",
-        "cloze.launch.config:SweepConfig", configs="pretrain", prepares=True,
+        "train a model on shards with every combination of some settings",
+        "cloze.launch.pretrain.sweep:sweep",
+        "cloze.launch.config:SweepConfig",
+        configs="pretrain",
+        prepares=True,
         main=("grid", "run", "model", "processes", *_RUN_FIELDS),
-        examples=("cloze sweep --config small --data runs/shards --output runs/rates "
-                  "--grid learning_rate=1e-3,2e-3 seed=1,2",
-                  "cloze sweep --config small --data runs/shards --output runs/rates "
-                  "--grid learning_rate=1e-3,2e-3 --run 0")),
+        examples=(
+            "cloze sweep --config small --data runs/shards --output runs/rates --grid learning_rate=1e-3,2e-3 seed=1,2",
+            "cloze sweep --config small --data runs/shards --output runs/rates --grid learning_rate=1e-3,2e-3 --run 0",
+        ),
+    ),
     "deepspeed-config": Command(
-        "print the DeepSpeed configuration of a run", "cloze.launch.pretrain.command:print_deepspeed_config",
-        "cloze.launch.config:DeepSpeedConfig", configs="pretrain", prepares=True,
+        "print the DeepSpeed configuration of a run",
+        "cloze.launch.pretrain.command:print_deepspeed_config",
+        "cloze.launch.config:DeepSpeedConfig",
+        configs="pretrain",
+        prepares=True,
         main=("processes", *_RUN_FIELDS, "zero.stage"),
-        examples=("cloze deepspeed-config --config bert-base-phase1 --processes 8",)),
+        examples=("cloze deepspeed-config --config bert-base-phase1 --processes 8",),
+    ),
     "plan": Command(
-        "estimate whether a run fits, how long it takes, what it costs", "cloze.launch.tools.plan:plan",
-        "cloze.launch.tools.planning.config:PlanConfig", configs="pretrain", prepares=True,
+        "estimate whether a run fits, how long it takes, what it costs",
+        "cloze.launch.tools.plan:plan",
+        "cloze.launch.tools.planning.config:PlanConfig",
+        configs="pretrain",
+        prepares=True,
         checks="cloze.launch.pretrain.precheck:check_inputs",
         listed=(("device", "cloze.launch.system.data_sheets:NAMES"),),
         main=("device", "gpus", "data", "model", *_RUN_FIELDS, "zero.stage", "price_per_hour"),
-        examples=("cloze plan --config bert-base-phase1 --device a100-80gb --gpus 8 --price_per_hour 2",)),
+        examples=("cloze plan --config bert-base-phase1 --device a100-80gb --gpus 8 --price_per_hour 2",),
+    ),
     "runs": Command(
-        "list the runs in a folder and their state", "cloze.launch.tools.status:list_runs",
-        "cloze.launch.config:RunsConfig", main=("folder", "json"), examples=("cloze runs runs",)),
+        "list the runs in a folder and their state",
+        "cloze.launch.tools.status:list_runs",
+        "cloze.launch.config:RunsConfig",
+        main=("folder", "json"),
+        examples=("cloze runs runs",),
+    ),
     "status": Command(
-        "show the state of a run, or follow it", "cloze.launch.tools.status:show_status",
-        "cloze.launch.config:StatusConfig", main=("follow",),
-        examples=("cloze status runs/small --follow",)),
+        "show the state of a run, or follow it",
+        "cloze.launch.tools.status:show_status",
+        "cloze.launch.config:StatusConfig",
+        main=("follow",),
+        examples=("cloze status runs/small --follow",),
+    ),
     "export": Command(
-        "write a Hugging Face folder", "cloze.launch.tools.export:export", "cloze.launch.config:ExportConfig",
+        "write a Hugging Face folder",
+        "cloze.launch.tools.export:export",
+        "cloze.launch.config:ExportConfig",
         main=("output", "step", "dtype", "onnx"),
-        examples=("cloze export runs/small --output runs/small-hf",
-                  "cloze export runs/small --step best --dtype bf16 --output small-bf16")),
+        examples=(
+            "cloze export runs/small --output runs/small-hf",
+            "cloze export runs/small --step best --dtype bf16 --output small-bf16",
+        ),
+    ),
     "finetune": Command(
-        "train a model for a task", "cloze.launch.finetune.command:finetune", "cloze.launch.config:FinetuneConfig",
-        words="task", short=(("--train", "--train_file"),), configs="finetune", prepares=True, trains=True,
+        "train a model for a task",
+        "cloze.launch.finetune.command:finetune",
+        "cloze.launch.config:FinetuneConfig",
+        words="task",
+        short=(("--train", "--train_file"),),
+        configs="finetune",
+        prepares=True,
+        trains=True,
         checks="cloze.launch.finetune.precheck:check_inputs",
         listed=(("task", "cloze.launch.config.tasks:TASKS"),),
-        main=("text_columns", "label_columns", "test", "max_length", "epochs", "train.learning_rate",
-              "train.global_batch_size", "seeds", "grid", "processes"),
-        examples=("cloze finetune classification --model runs/small --train train.csv --validation dev.csv "
-                  "--output runs/own",
-                  "cloze finetune ner --model bert-base-cased --train train.conll --validation dev.conll "
-                  "--output runs/ner")),
+        main=(
+            "text_columns",
+            "label_columns",
+            "test",
+            "max_length",
+            "epochs",
+            "train.learning_rate",
+            "train.global_batch_size",
+            "seeds",
+            "grid",
+            "processes",
+        ),
+        examples=(
+            "cloze finetune classification --model runs/small --train train.csv --validation dev.csv --output runs/own",
+            "cloze finetune ner --model bert-base-cased --train train.conll --validation dev.conll --output runs/ner",
+        ),
+    ),
     "predict fill-mask": _prediction(
-        "fill the blanks of texts", "FillMaskConfig", "top_k",
-        "cloze predict fill-mask runs/small 'The capital of [MASK] is Paris.'"),
+        "fill the blanks of texts",
+        "FillMaskConfig",
+        "top_k",
+        "cloze predict fill-mask runs/small 'The capital of [MASK] is Paris.'",
+    ),
     "predict classify": _prediction(
-        "label texts or pairs of texts", "ClassifyConfig", "pair top_k",
+        "label texts or pairs of texts",
+        "ClassifyConfig",
+        "pair top_k",
         "cloze predict classify runs/own 'a fine film'",
-        "cloze predict classify runs/own --file new.csv --output results.csv"),
+        "cloze predict classify runs/own --file new.csv --output results.csv",
+    ),
     "predict tag": _prediction(
-        "tag the words of texts: entities, parts of speech", "TagConfig", "aggregation",
-        "cloze predict tag runs/ner 'Ada Lovelace lived in London.'"),
+        "tag the words of texts: entities, parts of speech",
+        "TagConfig",
+        "aggregation",
+        "cloze predict tag runs/ner 'Ada Lovelace lived in London.'",
+    ),
     "predict answer": _prediction(
-        "answer questions from a text", "AnswerConfig", "context top_k",
-        "cloze predict answer runs/squad 'Who came?' --context 'Ada came at noon.'"),
+        "answer questions from a text",
+        "AnswerConfig",
+        "context top_k",
+        "cloze predict answer runs/squad 'Who came?' --context 'Ada came at noon.'",
+    ),
     "predict choose": _prediction(
-        "choose the best continuation of a text", "ChooseConfig", "",
-        "cloze predict choose runs/swag 'She opened the door.' 'It was raining.' 'Doors are eaten.'"),
+        "choose the best continuation of a text",
+        "ChooseConfig",
+        "",
+        "cloze predict choose runs/swag 'She opened the door.' 'It was raining.' 'Doors are eaten.'",
+    ),
     "predict similarity": _prediction(
-        "compare texts by similarity", "SimilarityConfig", "pooling",
-        "cloze predict similarity runs/small 'a cat' 'a dog' 'a car'"),
+        "compare texts by similarity",
+        "SimilarityConfig",
+        "pooling",
+        "cloze predict similarity runs/small 'a cat' 'a dog' 'a car'",
+    ),
     "predict embed": _prediction(
-        "one vector for each text", "EmbedConfig", "pair pooling dimensions",
-        "cloze predict embed runs/small --file texts.txt --output vectors.npy"),
+        "one vector for each text",
+        "EmbedConfig",
+        "pair pooling dimensions",
+        "cloze predict embed runs/small --file texts.txt --output vectors.npy",
+    ),
     "predict features": _prediction(
-        "vectors of tokens or of a word, a picture of attention", "FeaturesConfig", "word attention",
-        "cloze predict features runs/small 'the bank of a river' --word bank"),
+        "vectors of tokens or of a word, a picture of attention",
+        "FeaturesConfig",
+        "word attention",
+        "cloze predict features runs/small 'the bank of a river' --word bank",
+    ),
     "predict score": _prediction(
-        "rank texts by their probability", "ScoreConfig", "",
-        "cloze predict score runs/small 'the cat sat' 'the cat sitted'"),
+        "rank texts by their probability",
+        "ScoreConfig",
+        "",
+        "cloze predict score runs/small 'the cat sat' 'the cat sitted'",
+    ),
     "evaluate": Command(
-        "evaluate a model on a suite", "cloze.launch.evaluate.command:evaluate",
-        "cloze.launch.evaluate.config:EvaluateConfig", checks="cloze.launch.evaluate.precheck:check_inputs",
+        "evaluate a model on a suite",
+        "cloze.launch.evaluate.command:evaluate",
+        "cloze.launch.evaluate.config:EvaluateConfig",
+        checks="cloze.launch.evaluate.precheck:check_inputs",
         main=("suite", "data", "step", "every_checkpoint", "json", "every_nth"),
-        examples=("cloze evaluate runs/small --suite blimp --data blimp --every_nth 10",
-                  "cloze evaluate runs/small --suite lines --data held-out.txt")),
+        examples=(
+            "cloze evaluate runs/small --suite blimp --data blimp --every_nth 10",
+            "cloze evaluate runs/small --suite lines --data held-out.txt",
+        ),
+    ),
     "serve": Command(
-        "serve predictions over HTTP, with a page to try them", "cloze.launch.serve.command:serve",
-        "cloze.launch.serve.config:ServeConfig", checks="cloze.launch.pretrained.precheck:check_used",
+        "serve predictions over HTTP, with a page to try them",
+        "cloze.launch.serve.command:serve",
+        "cloze.launch.serve.config:ServeConfig",
+        checks="cloze.launch.pretrained.precheck:check_used",
         main=("host", "port", "api_key_file", "no_auth"),
-        examples=("cloze serve runs/own --port 8000",
-                  "cloze serve runs/own --host 0.0.0.0 --api_key_file keys.txt")),
+        examples=("cloze serve runs/own --port 8000", "cloze serve runs/own --host 0.0.0.0 --api_key_file keys.txt"),
+    ),
     "tokenize": Command(
-        "show a model's inputs for texts", "cloze.launch.predict.tokenize:tokenize",
-        "cloze.launch.predict.config:TokenizeConfig", words="text", main=("text", "pair", "file"),
+        "show a model's inputs for texts",
+        "cloze.launch.predict.tokenize:tokenize",
+        "cloze.launch.predict.config:TokenizeConfig",
+        words="text",
+        main=("text", "pair", "file"),
         checks="cloze.launch.predict.precheck:check_inputs",
-        examples=("cloze tokenize runs/small 'The capital of [MASK] is Paris.'",)),
+        examples=("cloze tokenize runs/small 'The capital of [MASK] is Paris.'",),
+    ),
     "doctor": Command(
-        "check the environment, on all machines", "cloze.launch.tools.doctor:doctor",
-        "cloze.launch.config:DoctorConfig", main=("data", "output"),
-        examples=("cloze doctor", "torchrun --nproc-per-node 2 -m cloze doctor --output runs")),
+        "check the environment, on all machines",
+        "cloze.launch.tools.doctor:doctor",
+        "cloze.launch.config:DoctorConfig",
+        main=("data", "output"),
+        examples=("cloze doctor", "torchrun --nproc-per-node 2 -m cloze doctor --output runs"),
+    ),
     "quickstart": Command(
-        "run the whole pipeline in minutes, on text included in Python", "cloze.launch.tools.quickstart:quickstart",
-        "cloze.launch.config:QuickstartConfig", main=("output", "processes"), examples=("cloze quickstart",)),
+        "run the whole pipeline in minutes, on text included in Python",
+        "cloze.launch.tools.quickstart:quickstart",
+        "cloze.launch.config:QuickstartConfig",
+        main=("output", "processes"),
+        examples=("cloze quickstart",),
+    ),
     "completion": Command(
-        "print the shell completion of commands, fields and values", "cloze.launch.cli:print_completion",
+        "print the shell completion of commands, fields and values",
+        "cloze.launch.cli:print_completion",
         "cloze.launch.config:CompletionConfig",
-        examples=("cloze completion bash > ~/.local/share/bash-completion/completions/cloze",
-                  "cloze completion fish > ~/.config/fish/completions/cloze.fish")),
+        examples=(
+            "cloze completion bash > ~/.local/share/bash-completion/completions/cloze",
+            "cloze completion fish > ~/.config/fish/completions/cloze.fish",
+        ),
+    ),
 }
 
 
@@ -234,16 +383,26 @@ def parse(name: str, arguments: list[str]) -> Any:
     from cloze.launch import parsing
 
     command = COMMANDS[name]
-    return parsing.parse(name, _load(command.config), arguments, words=command.words, short=command.short,
-                         configs=command.configs)
+    return parsing.parse(
+        name, _load(command.config), arguments, words=command.words, short=command.short, configs=command.configs
+    )
 
 
 def _page(name: str) -> parsing.Page:
     from cloze.launch import parsing
 
     row = COMMANDS[name]
-    return parsing.Page(name, row.help, _load(row.config), row.main, row.examples, row.words, row.short, row.configs,
-                        {field: list(_load(table)) for field, table in row.listed})
+    return parsing.Page(
+        name,
+        row.help,
+        _load(row.config),
+        row.main,
+        row.examples,
+        row.words,
+        row.short,
+        row.configs,
+        {field: list(_load(table)) for field, table in row.listed},
+    )
 
 
 def explain(name: str, topic: str = "") -> str:
@@ -290,13 +449,19 @@ def usage(first_word: str = "") -> str:
     shown = {name: command for name, command in COMMANDS.items() if name.startswith(first_word)}
     width = max(map(len, shown))
     lines = [f"  {name:<{width}}  {command.help}" for name, command in shown.items()]
-    return "\n".join([
-        "usage: cloze COMMAND [--config FILE.yaml] [--field value ...]",
-        "       cloze predict MODEL TEXT ...   (the operation that the model's head is for)",
-        "       cloze --version", "", "commands:", *lines, "",
-        "`cloze COMMAND --help` explains what a command needs, `--help all` every field, each with its unit and legal",
-        "values; `--print_config` prints the resolved configuration.",
-    ])
+    return "\n".join(
+        [
+            "usage: cloze COMMAND [--config FILE.yaml] [--field value ...]",
+            "       cloze predict MODEL TEXT ...   (the operation that the model's head is for)",
+            "       cloze --version",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`cloze COMMAND --help` explains what a command needs, `--help all` every field, each with its unit and",
+            "legal values; `--print_config` prints the resolved configuration.",
+        ]
+    )
 
 
 def split_command(arguments: list[str]) -> tuple[str, list[str]]:
@@ -313,11 +478,15 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
     two = " ".join(arguments[:2])
     if operations := [name.removeprefix(f"{word} ") for name in COMMANDS if name.startswith(f"{word} ")]:
         close = difflib.get_close_matches(" ".join(arguments[1:2]), operations, 1)
-        raise UserError(f"cloze {word}: found operation {' '.join(arguments[1:2])!r}, expected one of "
-                        f"{', '.join(operations)}" + (f"; did you mean {word} {close[0]}?" if close else ""))
+        raise UserError(
+            f"cloze {word}: found operation {' '.join(arguments[1:2])!r}, expected one of "
+            f"{', '.join(operations)}" + (f"; did you mean {word} {close[0]}?" if close else "")
+        )
     near = [*difflib.get_close_matches(two, COMMANDS, 1), *difflib.get_close_matches(word, COMMANDS, 1)]
-    raise UserError(f"cloze: found command {word!r}, expected one of {', '.join(COMMANDS)}"
-                    + (f"; did you mean {near[0]}?" if near else ""))
+    raise UserError(
+        f"cloze: found command {word!r}, expected one of {', '.join(COMMANDS)}"
+        + (f"; did you mean {near[0]}?" if near else "")
+    )
 
 
 def _said_of_loss(error: RuntimeError) -> str | None:
@@ -326,8 +495,10 @@ def _said_of_loss(error: RuntimeError) -> str | None:
     if distributed is None or not distributed.lost_others(error):
         return None
     reason = str(error).strip().splitlines()[0]
-    return (f"rank {read_environment().rank}: found other processes gone, expected them in a collective ({reason}); "
-            "see the message of the process that ended first")
+    return (
+        f"rank {read_environment().rank}: found other processes gone, expected them in a collective ({reason}); "
+        "see the message of the process that ended first"
+    )
 
 
 def _waits(said: bool) -> bool:
@@ -368,8 +539,10 @@ def _starts_ranks(processes: int | str) -> bool:
     if environment.launcher == "single":
         return True
     if processes not in ("auto", environment.world_size):
-        raise UserError(f"processes: found {processes} in a run of which {environment.launcher} has started "
-                        f"{environment.world_size}, expected the same; leave it to the launcher")
+        raise UserError(
+            f"processes: found {processes} in a run of which {environment.launcher} has started "
+            f"{environment.world_size}, expected the same; leave it to the launcher"
+        )
     return False
 
 
@@ -399,8 +572,10 @@ def _run(arguments: list[str]) -> int:
         return 0
     for word in arguments:
         if not _is_utf8(word):
-            raise UserError(f"cloze: found the word '{os.fsencode(word).decode(errors='backslashreplace')}', expected "
-                            "UTF-8, as configurations and manifests are written; rename the file or the folder")
+            raise UserError(
+                f"cloze: found the word '{os.fsencode(word).decode(errors='backslashreplace')}', expected "
+                "UTF-8, as configurations and manifests are written; rename the file or the folder"
+            )
     name, rest = split_command(_with_operation(arguments))
     topic = _help_topic(rest)
     if topic is not None:

@@ -20,8 +20,7 @@ from cloze.model.flash import drawing_from, flash_attention
 
 
 class Layout(NamedTuple):
-    """Positions of the sequences of a batch, and which tokens attend to which. B sequences, S the longest of them.
-    """
+    """Positions of the sequences of a batch, and which tokens attend to which. B sequences, S the longest of them."""
 
     batch_size: int
     length: int
@@ -98,8 +97,14 @@ class _Unpad(torch.autograd.Function):
 
 
 def concatenated_layout(
-    config: BertConfig, kernel: str, offsets: Tensor, length: int, num_tokens: int, dtype: torch.dtype,
-    causal: bool, grouped: bool = False,
+    config: BertConfig,
+    kernel: str,
+    offsets: Tensor,
+    length: int,
+    num_tokens: int,
+    dtype: torch.dtype,
+    causal: bool,
+    grouped: bool = False,
 ) -> Layout:
     """Layout of concatenated tokens. All sizes are host integers, so the host does not wait for the device.
 
@@ -157,8 +162,9 @@ def _groups(config: BertConfig, offsets: Tensor, dtype: torch.dtype, causal: boo
     return tuple(groups)
 
 
-def padded_layout(config: BertConfig, kernel: str, attention_mask: Tensor | None, hidden: Tensor, causal: bool
-                  ) -> Layout:
+def padded_layout(
+    config: BertConfig, kernel: str, attention_mask: Tensor | None, hidden: Tensor, causal: bool
+) -> Layout:
     """Layout of padded tokens `hidden` (B, S, hidden) with a mask of attended tokens.
 
     `attention_mask`: (B,) lengths, (B, S), or (B, S, S) (row: query; column: key); true or 1 is attended to.
@@ -192,8 +198,15 @@ def mask_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _layout(
-    config: BertConfig, kernel: str, batch_size: int, length: int, offsets: Tensor | None,
-    indices: tuple[Tensor | None, Tensor | None], seen: Tensor | None, device: torch.device, dtype: torch.dtype,
+    config: BertConfig,
+    kernel: str,
+    batch_size: int,
+    length: int,
+    offsets: Tensor | None,
+    indices: tuple[Tensor | None, Tensor | None],
+    seen: Tensor | None,
+    device: torch.device,
+    dtype: torch.dtype,
     causal: bool,
 ) -> Layout:
     """Combine padding, causality, windows and ALiBi into one bias for global and one for local layers."""
@@ -236,8 +249,14 @@ def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
 
 
 def eager_attention(
-    query: Tensor, key: Tensor, value: Tensor, layout: Layout, bias: Tensor | None,
-    probability: float, dropout_seed: int | None, head_mask: Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    bias: Tensor | None,
+    probability: float,
+    dropout_seed: int | None,
+    head_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Batched matrix product, softmax, batched matrix product. Returns the result and (B, heads, S, S')
     probabilities.
@@ -261,8 +280,13 @@ def eager_attention(
 
 
 def sdpa_attention(
-    query: Tensor, key: Tensor, value: Tensor, layout: Layout, bias: Tensor | None,
-    probability: float, dropout_seed: int | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    bias: Tensor | None,
+    probability: float,
+    dropout_seed: int | None,
 ) -> tuple[Tensor, None]:
     """torch's scaled dot product attention on padded sequences."""
     query, key, value = (each.transpose(1, 2) for each in (query, key, value))
@@ -290,14 +314,26 @@ def leave_graphs() -> None:
 
 
 def varlen_attention(
-    query: Tensor, key: Tensor, value: Tensor, layout: Layout, bias: None,
-    probability: float, dropout_seed: int | None, local: bool = False,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    bias: None,
+    probability: float,
+    dropout_seed: int | None,
+    local: bool = False,
 ) -> tuple[Tensor, None]:
     """Flash attention over concatenated sequences, without any padding. CUDA, fp16 or bf16."""
     assert layout.offsets is not None, "select_kernel takes this kernel for concatenated tokens only"
     reach = layout.window // 2 if local else -1
     result = flash_attention(
-        query, key, value, layout.offsets, layout.length, (reach, 0 if layout.causal else reach), probability,
+        query,
+        key,
+        value,
+        layout.offsets,
+        layout.length,
+        (reach, 0 if layout.causal else reach),
+        probability,
         dropout_seed,
     )
     return result, None
@@ -307,8 +343,7 @@ KERNELS: dict[str, Callable] = {"eager": eager_attention, "sdpa": sdpa_attention
 
 
 def check_kernel(name: str, config: BertConfig) -> None:
-    """Raise ModelError for a kernel that does not support the configuration; called at construction.
-    """
+    """Raise ModelError for a kernel that does not support the configuration; called at construction."""
     if name not in ("auto", *KERNELS):
         raise ModelError(f"attention_kernel: found {name!r}, expected auto, {', '.join(KERNELS)}")
     if name != "varlen":
@@ -320,8 +355,10 @@ def check_kernel(name: str, config: BertConfig) -> None:
     if config.position_embedding == "alibi":
         raise ModelError("attention_kernel: varlen takes no bias, found position_embedding = alibi; use sdpa")
     if config.add_cross_attention:
-        raise ModelError("attention_kernel: varlen takes concatenated tokens, cross-attention padded ones, found "
-                         "model.add_cross_attention = true; use sdpa")
+        raise ModelError(
+            "attention_kernel: varlen takes concatenated tokens, cross-attention padded ones, found "
+            "model.add_cross_attention = true; use sdpa"
+        )
 
 
 @cache
@@ -337,8 +374,12 @@ def select_kernel(name: str, config: BertConfig, hidden: Tensor, needs_probabili
     """
     if needs_probabilities:
         return "eager"
-    flash = (hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16) and hidden.dim() == 2
-             and _has_flash(hidden.device))
+    flash = (
+        hidden.is_cuda
+        and hidden.dtype in (torch.bfloat16, torch.float16)
+        and hidden.dim() == 2
+        and _has_flash(hidden.device)
+    )
     if name == "varlen" and not flash:
         raise ModelError(
             f"attention_kernel: varlen needs concatenated bf16 or fp16 tokens on CUDA (Ampere or newer), found "

@@ -50,7 +50,11 @@ class BertModel(InFolders):
     """
 
     def __init__(
-        self, config: BertConfig, *, attention_kernel: str = "auto", gradient_checkpointing: str = "none",
+        self,
+        config: BertConfig,
+        *,
+        attention_kernel: str = "auto",
+        gradient_checkpointing: str = "none",
         add_pooler: bool = True,
     ) -> None:
         super().__init__()
@@ -64,13 +68,22 @@ class BertModel(InFolders):
         self.pooler = Pooler(config) if config.pooler and add_pooler else None
 
     def forward(
-        self, input_ids: Tensor | None = None, token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None, attention_mask: Tensor | None = None,
-        sequence_offsets: Tensor | None = None, max_sequence_length: int | None = None,
-        inputs_embeds: Tensor | None = None, head_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None, encoder_attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False, output_attentions: bool = False, dropout_seed: int | None = None,
-        read_tokens: Tensor | None = None, causal: bool = False,
+        self,
+        input_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        sequence_offsets: Tensor | None = None,
+        max_sequence_length: int | None = None,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        dropout_seed: int | None = None,
+        read_tokens: Tensor | None = None,
+        causal: bool = False,
     ) -> BertOutput:
         """Encode ids (or `inputs_embeds`, with an additional last dimension) in one of two layouts.
 
@@ -88,17 +101,22 @@ class BertModel(InFolders):
         if tokens is None or (input_ids is not None and inputs_embeds is not None):
             raise ModelError("input_ids, inputs_embeds: expected exactly one of them")
         if sequence_offsets is not None and attention_mask is not None:
-            raise ModelError("attention_mask: found one with sequence_offsets, which define the sequences; "
-                             "leave it out")
+            raise ModelError(
+                "attention_mask: found one with sequence_offsets, which define the sequences; leave it out"
+            )
         longest = _longest(tokens, sequence_offsets, max_sequence_length)
         check_length(self.config, longest)
         if position_ids is None:
             position_ids = _position_ids(tokens, sequence_offsets)
         offsets, num_tokens = sequence_offsets, tokens.shape[0]
-        if offsets is not None and input_ids is not None and not (output_hidden_states or output_attentions or
-                                                                  head_mask is not None or self.encoder.compiled):
+        if (
+            offsets is not None
+            and input_ids is not None
+            and not (output_hidden_states or output_attentions or head_mask is not None or self.encoder.compiled)
+        ):
             input_ids, token_type_ids, position_ids, offsets = self._rounded(
-                input_ids, token_type_ids, position_ids, offsets, longest)
+                input_ids, token_type_ids, position_ids, offsets, longest
+            )
             tokens = input_ids
 
         seed = None
@@ -111,7 +129,13 @@ class BertModel(InFolders):
         kernel = select_kernel(self.attention_kernel, self.config, hidden, output_attentions or head_mask is not None)
         if offsets is not None:
             layout = concatenated_layout(
-                self.config, kernel, offsets, longest, len(tokens), hidden.dtype, causal or self.config.is_decoder,
+                self.config,
+                kernel,
+                offsets,
+                longest,
+                len(tokens),
+                hidden.dtype,
+                causal or self.config.is_decoder,
                 grouped=not output_attentions and not self.encoder.compiled,  # groups differ between batches
             )
         else:
@@ -124,18 +148,18 @@ class BertModel(InFolders):
         )
         if read_tokens is None and offsets is not sequence_offsets:
             last = last[:num_tokens]
-        return BertOutput(
-            last,
-            first,
-            None if self.pooler is None else self.pooler(first),
-            encoded.hidden_states,
-            encoded.attentions,
-            encoded.cross_attentions,
-        )
+        pooled = None if self.pooler is None else self.pooler(first)
+        return BertOutput(last, first, pooled, encoded.hidden_states, encoded.attentions, encoded.cross_attentions)
 
     def _encode(
-        self, hidden: Tensor, context: Context, drops: tuple[int | None, Sequence[Tensor | None]],
-        head_mask: Tensor | None, output_hidden_states: bool, offsets: Tensor | None, read_tokens: Tensor | None,
+        self,
+        hidden: Tensor,
+        context: Context,
+        drops: tuple[int | None, Sequence[Tensor | None]],
+        head_mask: Tensor | None,
+        output_hidden_states: bool,
+        offsets: Tensor | None,
+        read_tokens: Tensor | None,
     ) -> tuple[Tensor, Tensor, EncoderOutput]:
         """Vectors of the tokens that are read, of the first tokens, and the encoder's output."""
         if read_tokens is None:
@@ -153,8 +177,9 @@ class BertModel(InFolders):
         first, last, *_ = encoded.last_hidden_state.split(sizes)
         return last, first, encoded
 
-    def _rounded(self, ids: Tensor, segments: Tensor | None, positions: Tensor, offsets: Tensor, longest: int
-                 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    def _rounded(
+        self, ids: Tensor, segments: Tensor | None, positions: Tensor, offsets: Tensor, longest: int
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         """The inputs with more sequences at the end, of padding, so that the number of tokens is one of few
         (`extra_rows`). Nothing reads them, and they get no gradient."""
         extra = extra_rows(len(ids), ids.is_cuda)
@@ -180,7 +205,8 @@ class BertModel(InFolders):
         # The embeddings' bits are there three times: if the first layer's were the second row, its storage offset would
         # equal the number of tokens; dynamo would specialize on that and compile the other layers again.
         first, *others = row_bits([DropoutKey(seed, 0).at(0)] * 3 + keys, tokens.numel(), tokens.device).split(
-            [3] + [len(places)] * layers)
+            [3] + [len(places)] * layers
+        )
         return [first[:1], *others]
 
     def _context(self, kernel: str, layout: Layout, position_ids: Tensor, output_attentions: bool) -> Context:
@@ -290,11 +316,18 @@ class BertForPreTraining(BertPreTrained):
         self.next_sentence = NextSentenceHead(config)
 
     def forward(
-        self, input_ids: Tensor | None = None, token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None, attention_mask: Tensor | None = None,
-        sequence_offsets: Tensor | None = None, max_sequence_length: int | None = None,
-        masked_positions: Tensor | None = None, labels: Tensor | None = None,
-        next_sentence_label: Tensor | None = None, dropout_seed: int | None = None, **inputs: Any,
+        self,
+        input_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        sequence_offsets: Tensor | None = None,
+        max_sequence_length: int | None = None,
+        masked_positions: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        dropout_seed: int | None = None,
+        **inputs: Any,
     ) -> PreTrainingOutput:
         """Takes the inputs of BertModel.forward, and what to predict.
 
@@ -304,14 +337,22 @@ class BertForPreTraining(BertPreTrained):
         `next_sentence_label`: (B,) 0 follows, 1 random, -100 no loss.
         """
         encoded, hidden = encode_masked(
-            self.bert, masked_positions, input_ids=input_ids, token_type_ids=token_type_ids,
-            position_ids=position_ids, attention_mask=attention_mask, sequence_offsets=sequence_offsets,
-            max_sequence_length=max_sequence_length, dropout_seed=dropout_seed, **inputs,
+            self.bert,
+            masked_positions,
+            input_ids=input_ids,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            sequence_offsets=sequence_offsets,
+            max_sequence_length=max_sequence_length,
+            dropout_seed=dropout_seed,
+            **inputs,
         )
         return self.predictions(encoded, hidden, labels, next_sentence_label)
 
-    def predictions(self, encoded: BertOutput, hidden: Tensor, labels: Tensor | None,
-                    next_sentence_label: Tensor | None) -> PreTrainingOutput:
+    def predictions(
+        self, encoded: BertOutput, hidden: Tensor, labels: Tensor | None, next_sentence_label: Tensor | None
+    ) -> PreTrainingOutput:
         """Outputs of the heads. `hidden`: (M, hidden) or (B, P, hidden) of the masked positions, or of all tokens;
         `labels` and `next_sentence_label` as in `forward`.
         """

@@ -34,8 +34,12 @@ def check_kinds(section: str, config: object) -> None:
         value = getattr(config, name)
         kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
         if not any(_is_of(value, each) for each in kinds):
-            expected = [f"one of {', '.join(get_args(each))}" if get_origin(each) is Literal
-                        else _KINDS[get_origin(each) or each] for each in kinds]
+            expected = [
+                f"one of {', '.join(get_args(each))}"
+                if get_origin(each) is Literal
+                else _KINDS[get_origin(each) or each]
+                for each in kinds
+            ]
             shown = repr(value) if isinstance(value, str) else str(value)
             raise ModelError(f"{section}.{name}: found {shown[:40]}, expected {' or '.join(expected)}")
 
@@ -48,8 +52,14 @@ def _is_of(value: object, kind: Any) -> bool:
     return type(value) is (get_origin(kind) or kind)
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list",
-          NoneType: "null"}
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    tuple: "a list",
+    NoneType: "null",
+}
 
 
 @dataclass(frozen=True)
@@ -174,8 +184,10 @@ class BertConfig:
         kinds = get_type_hints(cls)
         for field in sorted(changes.keys() - kinds.keys()):
             near = get_close_matches(field, kinds, 1)
-            raise ModelError(f"preset: found {field!r}, expected fields of BertConfig: "
-                             + (f"did you mean {near[0]}?" if near else ", ".join(kinds)))
+            raise ModelError(
+                f"preset: found {field!r}, expected fields of BertConfig: "
+                + (f"did you mean {near[0]}?" if near else ", ".join(kinds))
+            )
         values: dict[str, Any] = {}
         for line in shapes[name].read_text(encoding="utf-8").splitlines():  # flat YAML; no library on this floor
             field, _, value = line.partition("#")[0].partition(":")
@@ -188,11 +200,22 @@ class BertConfig:
     def __post_init__(self) -> None:
         check_kinds("model", self)
         for name, least in (
-            ("vocab_size", 0), ("hidden_size", 1), ("embedding_size", 1), ("num_hidden_layers", 1),
-            ("num_attention_heads", 1), ("intermediate_size", 1), ("max_position_embeddings", 1),
-            ("type_vocab_size", 0), ("local_attention_window", 0), ("global_attention_every", 1),
-            ("vocab_padding_multiple", 1), ("pad_token_id", 0), ("layer_norm_eps", 0), ("initializer_range", 0),
-            ("embedding_initializer_range", 0), ("position_initializer_range", 0),
+            ("vocab_size", 0),
+            ("hidden_size", 1),
+            ("embedding_size", 1),
+            ("num_hidden_layers", 1),
+            ("num_attention_heads", 1),
+            ("intermediate_size", 1),
+            ("max_position_embeddings", 1),
+            ("type_vocab_size", 0),
+            ("local_attention_window", 0),
+            ("global_attention_every", 1),
+            ("vocab_padding_multiple", 1),
+            ("pad_token_id", 0),
+            ("layer_norm_eps", 0),
+            ("initializer_range", 0),
+            ("embedding_initializer_range", 0),
+            ("position_initializer_range", 0),
         ):
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ModelError(f"model.{name}: found {getattr(self, name)}, expected at least {least}")
@@ -201,8 +224,12 @@ class BertConfig:
                 raise ModelError(f"model.{name}: found {str(getattr(self, name))[:20]}, expected at most {most}")
         if self.initializer_cutoff is not None and self.initializer_cutoff <= 0:
             raise ModelError(f"model.initializer_cutoff: found {self.initializer_cutoff}, expected more than 0")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_output_dropout_prob",
-                     "classifier_dropout"):
+        for name in (
+            "hidden_dropout_prob",
+            "attention_probs_dropout_prob",
+            "attention_output_dropout_prob",
+            "classifier_dropout",
+        ):
             probability = getattr(self, name)
             if probability is not None and not 0 <= probability <= MOST_DROPPED:
                 raise ModelError(f"model.{name}: found {probability}, expected 0 <= p <= {MOST_DROPPED}")
@@ -219,26 +246,32 @@ class BertConfig:
         self._refuse_combinations()
 
     def _refuse_combinations(self) -> None:
+        positions = self.position_embedding
+        narrow = self.embedding_width != self.hidden_size
         refused = {
-            "position_embedding: rotary needs an even head size; change hidden_size or num_attention_heads":
-                self.position_embedding == "rotary" and self.head_size % 2,
-            "position_embedding: sinusoids need an even hidden_size (or embedding_size)":
-                self.position_embedding in SINUSOIDAL and self.embedding_width % 2,
-            "add_cross_attention: true needs is_decoder: true":
-                self.add_cross_attention and not self.is_decoder,
-            "first_attention_norm: false needs norm_position: pre":
-                not self.first_attention_norm and self.norm_position != "pre",
-            "gate_bias: false needs gated_feed_forward: true and linear_bias: true":
-                not self.gate_bias and not (self.gated_feed_forward and self.linear_bias),
-            "local_attention_window: an odd window has no middle, give an even one":
-                self.local_attention_window % 2,
-            "position_initializer_range: only learned positions have weights to draw":
-                self.position_initializer_range is not None and self.position_embedding != "learned",
-            "mlm_head: linear has no map from hidden_size to embedding_size; leave embedding_size out":
-                self.mlm_head == "linear" and self.embedding_width != self.hidden_size,
-            "segment_padding_index: must be below type_vocab_size":
-                self.segment_padding_index is not None
-                and not 0 <= self.segment_padding_index < self.type_vocab_size,
+            "position_embedding: rotary needs an even head size; change hidden_size or num_attention_heads": (
+                positions == "rotary" and self.head_size % 2
+            ),
+            "position_embedding: sinusoids need an even hidden_size (or embedding_size)": (
+                positions in SINUSOIDAL and self.embedding_width % 2
+            ),
+            "add_cross_attention: true needs is_decoder: true": self.add_cross_attention and not self.is_decoder,
+            "first_attention_norm: false needs norm_position: pre": (
+                not self.first_attention_norm and self.norm_position != "pre"
+            ),
+            "gate_bias: false needs gated_feed_forward: true and linear_bias: true": (
+                not self.gate_bias and not (self.gated_feed_forward and self.linear_bias)
+            ),
+            "local_attention_window: an odd window has no middle, give an even one": self.local_attention_window % 2,
+            "position_initializer_range: only learned positions have weights to draw": (
+                self.position_initializer_range is not None and positions != "learned"
+            ),
+            "mlm_head: linear has no map from hidden_size to embedding_size; leave embedding_size out": (
+                self.mlm_head == "linear" and narrow
+            ),
+            "segment_padding_index: must be below type_vocab_size": (
+                self.segment_padding_index is not None and not 0 <= self.segment_padding_index < self.type_vocab_size
+            ),
         }
         for reason, broken in refused.items():
             if broken:
@@ -283,8 +316,7 @@ class BertConfig:
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What a head predicts: its problem type and labels. Raises ModelError for unknown values and contradictions.
-    """
+    """What a head predicts: its problem type and labels. Raises ModelError for unknown values and contradictions."""
 
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")
     """Names of the classes (single_label), of the independent labels (multi_label) or of the targets
@@ -317,11 +349,15 @@ class HeadConfig:
     def __post_init__(self) -> None:
         check_kinds("head", self)
         if self.pieces != "none" and not 0 < self.piece_step <= self.piece_length - 2:
-            raise ModelError(f"head.piece_step: found {self.piece_step} with head.piece_length = {self.piece_length}, "
-                             "expected 1 to two less, so that every token is in a piece")
+            raise ModelError(
+                f"head.piece_step: found {self.piece_step} with head.piece_length = {self.piece_length}, "
+                "expected 1 to two less, so that every token is in a piece"
+            )
         if self.layers != "last" and self.pooling == "pooler":
-            raise ModelError(f"head.layers: found {self.layers} with head.pooling = pooler, expected cls, mean or max: "
-                             "the pooler was trained on the last layer alone")
+            raise ModelError(
+                f"head.layers: found {self.layers} with head.pooling = pooler, expected cls, mean or max: "
+                "the pooler was trained on the last layer alone"
+            )
         if (self.problem == "columns") != bool(self.columns):
             raise ModelError(
                 f"head.columns: found {len(self.columns)} columns with head.problem = {self.problem}, expected "

@@ -41,8 +41,10 @@ class WeightCopies:
 
     def __enter__(self) -> None:
         with torch.no_grad():
-            torch._foreach_copy_([copy for each in self._copies for copy in each.copies],
-                                 [parameter for each in self._copies for parameter in each.parameters])
+            torch._foreach_copy_(
+                [copy for each in self._copies for copy in each.copies],
+                [parameter for each in self._copies for parameter in each.parameters],
+            )
         for unit, copies in zip(self._units, self._copies, strict=True):
             unit._copies = copies
 
@@ -55,8 +57,12 @@ class _Copies:
     """Those of one module, and the places where they stand instead of its parameters."""
 
     def __init__(self, unit: nn.Module, dtype: torch.dtype) -> None:
-        found = [(module._parameters, name, parameter) for module in unit.modules()
-                 for name, parameter in module._parameters.items() if parameter is not None]
+        found = [
+            (module._parameters, name, parameter)
+            for module in unit.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
         self._places: list[tuple[dict[str, Any], str]] = [(place, name) for place, name, _ in found]
         self.parameters: list[Tensor] = [parameter for *_, parameter in found]
         self.copies = [torch.empty_like(parameter, dtype=dtype, requires_grad=False) for parameter in self.parameters]
@@ -86,8 +92,11 @@ class _FromCopies(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        cast = [None if gradient is None else torch.empty_like(gradient, dtype=dtype)
-                for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)]
-        torch._foreach_copy_([each for each in cast if each is not None],
-                             [each for each in gradients if each is not None])
+        cast = [
+            None if gradient is None else torch.empty_like(gradient, dtype=dtype)
+            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
+        ]
+        torch._foreach_copy_(
+            [each for each in cast if each is not None], [each for each in gradients if each is not None]
+        )
         return None, *cast

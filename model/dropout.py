@@ -39,8 +39,7 @@ class DropoutKey(NamedTuple):
     layer: int
 
     def at(self, place: int) -> int:
-        """Seed of one place in the layer: 64 bits, mixed by splitmix64 so that neighbouring keys are unrelated.
-        """
+        """Seed of one place in the layer: 64 bits, mixed by splitmix64 so that neighbouring keys are unrelated."""
         mixed = 0
         for part in (self.seed, self.layer, place):
             mixed = (mixed ^ part) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
@@ -51,7 +50,8 @@ class DropoutKey(NamedTuple):
 
 
 def row_bits(keys: Sequence[int], rows: int, device: torch.device) -> Tensor:
-    """Random bits of the rows of a mask for each key (64 bits): (keys, rows) int32 on `device`. The host does not wait.
+    """Random bits of the rows of a mask for each key (64 bits): (keys, rows) int32 on `device`. The host does not
+    wait.
     """
     halves = torch.tensor([[_signed(key), _signed(key >> 32)] for key in keys], dtype=torch.int32)
     if device.type == "cuda":

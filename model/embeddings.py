@@ -74,8 +74,12 @@ class Embeddings(nn.Module):
         self.projection = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
 
     def forward(
-        self, input_ids: Tensor | None, token_type_ids: Tensor | None, position_ids: Tensor,
-        inputs_embeds: Tensor | None = None, bits: Tensor | None = None,
+        self,
+        input_ids: Tensor | None,
+        token_type_ids: Tensor | None,
+        position_ids: Tensor,
+        inputs_embeds: Tensor | None = None,
+        bits: Tensor | None = None,
     ) -> Tensor:
         """(T,) or (B, S) ids to (..., hidden) vectors in the encoder's compute dtype.
 
@@ -146,14 +150,16 @@ class _RotateInBlocks(torch.autograd.Function):
         ctx.num_heads = num_heads
         rotated = torch.empty_like(packed, memory_format=torch.contiguous_format)
         half = cosine.shape[-1] // 2  # a table's halves are equal
-        angles = [table[..., :half].expand(*packed.shape[:-1], 1, half).reshape(-1, 1, 1, 1, half)
-                  for table in (cosine, sine)]
+        angles = [
+            table[..., :half].expand(*packed.shape[:-1], 1, half).reshape(-1, 1, 1, 1, half) for table in (cosine, sine)
+        ]
         sources, targets = (each.view(-1, 3, num_heads, 2, half) for each in (packed.contiguous(), rotated))
         targets[:, 2] = sources[:, 2]
         elements = _BLOCK_ELEMENTS[packed.is_cuda] or packed.numel()
         rows = max(1, elements // (4 * num_heads * half))
-        for source, target, cos, sin in zip(*(each.split(rows) for each in (sources[:, :2], targets[:, :2], *angles)),
-                                            strict=True):
+        for source, target, cos, sin in zip(
+            *(each.split(rows) for each in (sources[:, :2], targets[:, :2], *angles)), strict=True
+        ):
             source = source.to(torch.promote_types(source.dtype, cos.dtype))
             block, products = source * cos, source * sin
             block[..., 0, :] -= products[..., 1, :]

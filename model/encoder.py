@@ -70,8 +70,13 @@ class Attention(nn.Module):
         extra = {"head_mask": head_mask} if context.kernel == "eager" else {}
         if context.kernel == "varlen" and rotary is None:
             hidden, *parts = branch(hidden, self.qkv, 3)
-            mixed, _ = self._attend([part.unflatten(-1, (self.num_heads, self.head_size)) for part in parts],
-                                    context.kernel, layout, seed, extra)
+            mixed, _ = self._attend(
+                [part.unflatten(-1, (self.num_heads, self.head_size)) for part in parts],
+                context.kernel,
+                layout,
+                seed,
+                extra,
+            )
             return self.output(_rows(mixed, read)), None, hidden
         packed = self.qkv(hidden)
         if rotary is not None:
@@ -159,8 +164,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(Copied):
-    """Attention, cross-attention in a decoder with it, feed-forward; each with residual, norm and dropout.
-    """
+    """Attention, cross-attention in a decoder with it, feed-forward; each with residual, norm and dropout."""
 
     def __init__(self, config: BertConfig, layer: int) -> None:
         super().__init__()
@@ -177,8 +181,13 @@ class EncoderLayer(Copied):
         self.feed_forward_norm = encoder_norm(config)
 
     def forward(
-        self, hidden: Tensor, context: Context, bits: Tensor | None, seeds: tuple[int | None, int | None],
-        head_mask: Tensor | None = None, read: Tensor | None = None,
+        self,
+        hidden: Tensor,
+        context: Context,
+        bits: Tensor | None,
+        seeds: tuple[int | None, int | None],
+        head_mask: Tensor | None = None,
+        read: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """(..., hidden) -> (..., hidden), attention and cross-attention probabilities (from the eager
         kernel).
@@ -206,17 +215,21 @@ class EncoderLayer(Copied):
         """Dropout mask (0 and 1) of each sub-layer's output; None: no dropout."""
         if self.attention_probability == self.probability:
             return keep_masks(bits, hidden.shape[-1], self.probability, hidden.dtype)
-        return [keep if probability else None
-                for part, probability in ((bits[:-1], self.attention_probability), (bits[-1:], self.probability))
-                for keep in (keep_masks(part, hidden.shape[-1], probability, hidden.dtype) if probability
-                             else part.unbind())]
+        return [
+            keep if probability else None
+            for part, probability in ((bits[:-1], self.attention_probability), (bits[-1:], self.probability))
+            for keep in (
+                keep_masks(part, hidden.shape[-1], probability, hidden.dtype) if probability else part.unbind()
+            )
+        ]
 
     def _add(self, hidden: Tensor, change: Tensor, keep: Tensor | None, norm: nn.Module, scale: float) -> Tensor:
         if torch.compiler.is_compiling() and not self.pre and torch.is_grad_enabled():
             # Write and keep the norm's input. Otherwise compilers keep `change`, and add and mask again in backward:
             # one more pass over three tensors.
-            hidden = checkpoint(_residual, hidden, change, keep, scale, use_reentrant=False, context_fn=_SAVED,
-                                preserve_rng_state=False)
+            hidden = checkpoint(
+                _residual, hidden, change, keep, scale, use_reentrant=False, context_fn=_SAVED, preserve_rng_state=False
+            )
         else:
             hidden = _residual(hidden, change, keep, scale)
         return hidden if self.pre else norm(hidden)
@@ -235,7 +248,8 @@ _SAVED = partial(create_selective_checkpoint_contexts, _save)
 
 
 def _is_no_hint(record: logging.LogRecord) -> bool:
-    """False for torch's hint, printed at each start, that `_residual` should not change tensors in place: it does not.
+    """False for torch's hint, printed at each start, that `_residual` should not change tensors in place: it does
+    not.
     """
     return "context_fn is passed" not in record.getMessage()
 
@@ -267,8 +281,13 @@ class Encoder(nn.Module):
             self.final_norm = encoder_norm(config)
 
     def forward(
-        self, hidden: Tensor, context: Context, drops: tuple[int | None, Sequence[Tensor | None]],
-        head_mask: Tensor | None = None, output_hidden_states: bool = False, read: Tensor | None = None,
+        self,
+        hidden: Tensor,
+        context: Context,
+        drops: tuple[int | None, Sequence[Tensor | None]],
+        head_mask: Tensor | None = None,
+        output_hidden_states: bool = False,
+        read: Tensor | None = None,
     ) -> EncoderOutput:
         """Run the layers on (T, hidden) or (B, S, hidden). `head_mask`: (layers, heads).
 
@@ -326,12 +345,19 @@ class Encoder(nn.Module):
         for layer in self.layers:
             layer.compile(dynamic=True, backend=backend, recompile_limit=_GRAPHS)
 
-    def _run(self, layer: nn.Module, hidden: Tensor, context: Context, keys: tuple[Tensor | None, DropoutKey | None],
-             head_mask: Tensor | None, read: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _run(
+        self,
+        layer: nn.Module,
+        hidden: Tensor,
+        context: Context,
+        keys: tuple[Tensor | None, DropoutKey | None],
+        head_mask: Tensor | None,
+        read: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Call a layer with its random bits and seeds of dropout."""
         bits, key = keys
         if bits is not None and read is not None:
-            bits = bits[:, :len(read)]
+            bits = bits[:, : len(read)]
         seeds: tuple[int | None, int | None] = (None, None)
         if key is not None and self.config.attention_probs_dropout_prob:
             seeds = key.at(3), key.at(4)

@@ -38,8 +38,14 @@ def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, longest: int, reach: tuple[int, int],
-    probability: float, seed: int | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    offsets: Tensor,
+    longest: int,
+    reach: tuple[int, int],
+    probability: float,
+    seed: int | None,
 ) -> Tensor:
     """(T, heads, head size) each -> the same, by flash attention. CUDA (Ampere and newer), fp16 or bf16.
 
@@ -56,20 +62,42 @@ def flash_attention(
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, longest: int, reach: tuple[int, int],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    offsets: Tensor,
+    longest: int,
+    reach: tuple[int, int],
     probability: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Result, log of the softmax's sums, and where the mask was drawn from; autograd knows it (derivatives.yaml)."""
     return torch.ops.aten._flash_attention_forward(
-        query, key, value, offsets, offsets, longest, longest, probability, reach == (-1, 0), False,
-        window_size_left=reach[0], window_size_right=reach[1],
+        query,
+        key,
+        value,
+        offsets,
+        offsets,
+        longest,
+        longest,
+        probability,
+        reach == (-1, 0),
+        False,
+        window_size_left=reach[0],
+        window_size_right=reach[1],
     )[:3]
 
 
 @torch.library.custom_op(f"{_OPERATORS}::flash_attention", mutates_args=())
 def _dropping(
-    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, longest: int, left: int, right: int,
-    probability: float, seed: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    offsets: Tensor,
+    longest: int,
+    left: int,
+    right: int,
+    probability: float,
+    seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same as one operator, into which compilers do not look: in a graph no generator can be set."""
     with drawing_from(seed, query.device):
@@ -84,12 +112,36 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tenso
 
 @torch.library.custom_op(f"{_OPERATORS}::flash_attention_backward", mutates_args=())
 def _dropping_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, sums: Tensor, offsets: Tensor,
-    state: Tensor, longest: int, left: int, right: int, probability: float,
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    sums: Tensor,
+    offsets: Tensor,
+    state: Tensor,
+    longest: int,
+    left: int,
+    right: int,
+    probability: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.ops.aten._flash_attention_backward(
-        gradient, query, key, value, output, sums, offsets, offsets, longest, longest, probability,
-        (left, right) == (-1, 0), state, state.new_empty(0), window_size_left=left, window_size_right=right,
+        gradient,
+        query,
+        key,
+        value,
+        output,
+        sums,
+        offsets,
+        offsets,
+        longest,
+        longest,
+        probability,
+        (left, right) == (-1, 0),
+        state,
+        state.new_empty(0),
+        window_size_left=left,
+        window_size_right=right,
     )
 
 

@@ -1,5 +1,4 @@
-"""FLOPs of a training step from its real tokens: those of the mathematics, without padding and recomputation.
-"""
+"""FLOPs of a training step from its real tokens: those of the mathematics, without padding and recomputation."""
 
 from __future__ import annotations
 

@@ -192,7 +192,8 @@ class DetectionHead(Copied):
 
 
 class LayerMix(nn.Module):
-    """A learned weighted sum of the layers' vectors: softmax of the weights, times a scale (Peters et al. 2018, eq. 1).
+    """A learned weighted sum of the layers' vectors: softmax of the weights, times a scale (Peters et al. 2018, eq.
+    1).
     """
 
     def __init__(self, num_layers: int) -> None:

@@ -94,21 +94,43 @@ _DECODERS = {  # family -> names of the vocabulary projection's weight and bias
 }
 _PREFIXES = {"bert": "bert.", "electra": "electra.", "modernbert": "model."}  # of the encoder's names
 # Names of theirs that repeat another parameter or hold no weight.
-_REPEATED = (_UNTIED_BIAS, *(f"{family}.embeddings.{name}" for family in ("bert", "electra")
-                             for name in ("position_ids", "token_type_ids")))
+_REPEATED = (
+    _UNTIED_BIAS,
+    *(f"{family}.embeddings.{name}" for family in ("bert", "electra") for name in ("position_ids", "token_type_ids")),
+)
 _SEGMENT_WEIGHTS = {  # which these are never without there
-    family: f"{family}.embeddings.token_type_embeddings.weight" for family in ("bert", "electra")}
+    family: f"{family}.embeddings.token_type_embeddings.weight" for family in ("bert", "electra")
+}
 VOCABULARY_ROWS = ("bert.embeddings.word.weight", "masked_lm.decoder.weight", "masked_lm.decoder.bias")
 
 _BERT_DEFAULTS = (  # fields that must have the published values
-    "position_embedding", "segment_padding_index", "embedding_norm", "normalization", "norm_position",
-    "gated_feed_forward", "linear_bias", "norm_bias", "decoder_bias", "pooler_activation", "mlm_head",
-    "local_attention_window", "classifier_transform",
+    "position_embedding",
+    "segment_padding_index",
+    "embedding_norm",
+    "normalization",
+    "norm_position",
+    "gated_feed_forward",
+    "linear_bias",
+    "norm_bias",
+    "decoder_bias",
+    "pooler_activation",
+    "mlm_head",
+    "local_attention_window",
+    "classifier_transform",
 )
 _MODERN_VALUES = {
-    "embedding_size": None, "position_embedding": "rotary", "type_vocab_size": 0, "embedding_norm": True,
-    "normalization": "layer_norm", "norm_position": "pre", "first_attention_norm": False, "gated_feed_forward": True,
-    "gate_bias": True, "pooler": False, "mlm_head": "bert", "is_decoder": False,
+    "embedding_size": None,
+    "position_embedding": "rotary",
+    "type_vocab_size": 0,
+    "embedding_norm": True,
+    "normalization": "layer_norm",
+    "norm_position": "pre",
+    "first_attention_norm": False,
+    "gated_feed_forward": True,
+    "gate_bias": True,
+    "pooler": False,
+    "mlm_head": "bert",
+    "is_decoder": False,
 }
 
 
@@ -133,8 +155,11 @@ def huggingface_names(config: BertConfig, head: str = "masked_lm") -> dict[str, 
     family = family_of(config)
     if family is None:
         raise ModelError("model: this variant has no counterpart in transformers; it is kept in our own format")
-    modules: dict[str, tuple[str, ...]] = {**_MODERN, **_MODERN_HEADS[head]} if family == "modernbert" else {
-        **(_ELECTRA if family == "electra" else _BERT)}
+    modules: dict[str, tuple[str, ...]] = (
+        {**_MODERN, **_MODERN_HEADS[head]}
+        if family == "modernbert"
+        else {**(_ELECTRA if family == "electra" else _BERT)}
+    )
     for layer in range(config.num_hidden_layers):
         parts: Mapping[str, tuple[str, ...]] = _MODERN_LAYER if family == "modernbert" else _BERT_LAYER
         theirs = f"model.layers.{layer}." if family == "modernbert" else f"{family}.encoder.layer.{layer}."
@@ -253,25 +278,54 @@ _PROBLEMS = {
 _SEGMENTS = "segment_embeddings"  # false in config.json: the only segment's embedding is zero, as without segments
 # Fields that BERT's configuration in transformers has under the same name, and ELECTRA's, which has one more.
 _BERT_FIELDS = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-    "max_position_embeddings", "type_vocab_size", "hidden_dropout_prob", "attention_probs_dropout_prob",
-    "classifier_dropout", "layer_norm_eps", "initializer_range", "pad_token_id", "tie_word_embeddings",
-    "is_decoder", "add_cross_attention",
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "classifier_dropout",
+    "layer_norm_eps",
+    "initializer_range",
+    "pad_token_id",
+    "tie_word_embeddings",
+    "is_decoder",
+    "add_cross_attention",
 )
 # Defaults of ELECTRA's configuration in transformers.
-_ELECTRA_DEFAULTS = {"vocab_size": 30522, "embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4,
-                     "intermediate_size": 1024}
+_ELECTRA_DEFAULTS = {
+    "vocab_size": 30522,
+    "embedding_size": 128,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+}
 _DETECTOR = "BertForReplacedTokenDetection"
-_ELECTRA_CLASSES = {_DETECTOR: "ElectraForPreTraining", **{
-    f"Bert{ending}": f"Electra{ending}" for ending in ("Model", "ForMaskedLM", "ForTokenClassification",
-                                                       "ForQuestionAnswering")}}
+_ELECTRA_CLASSES = {
+    _DETECTOR: "ElectraForPreTraining",
+    **{
+        f"Bert{ending}": f"Electra{ending}"
+        for ending in ("Model", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
+    },
+}
 _MODERN_FIELDS = {  # ours -> ModernBERT's
-    "vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_hidden_layers",
-    "num_attention_heads": "num_attention_heads", "intermediate_size": "intermediate_size",
-    "max_position_embeddings": "max_position_embeddings", "attention_probs_dropout_prob": "attention_dropout",
-    "layer_norm_eps": "norm_eps", "initializer_range": "initializer_range", "pad_token_id": "pad_token_id",
-    "tie_word_embeddings": "tie_word_embeddings", "local_attention_window": "local_attention",
-    "norm_bias": "norm_bias", "decoder_bias": "decoder_bias",
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "max_position_embeddings": "max_position_embeddings",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "layer_norm_eps": "norm_eps",
+    "initializer_range": "initializer_range",
+    "pad_token_id": "pad_token_id",
+    "tie_word_embeddings": "tie_word_embeddings",
+    "local_attention_window": "local_attention",
+    "norm_bias": "norm_bias",
+    "decoder_bias": "decoder_bias",
 }
 
 
@@ -332,8 +386,12 @@ def _export_family(config: BertConfig, architecture: str, head: HeadConfig | Non
             return family
         known = config.classifier_transform and architecture != "BertForNextSentencePrediction"
         return family if known and not (head and (head.columns or head.pooling == "max")) else None
-    needs_pooler = architecture in ("BertForPreTraining", "BertForNextSentencePrediction",
-                                    "BertForSequenceClassification", "BertForMultipleChoice")
+    needs_pooler = architecture in (
+        "BertForPreTraining",
+        "BertForNextSentencePrediction",
+        "BertForSequenceClassification",
+        "BertForMultipleChoice",
+    )
     if (needs_pooler and not config.pooler) or (head and (head.columns or head.pooling != "pooler")):
         return None
     return family
@@ -348,8 +406,9 @@ def config_from_huggingface(values: dict) -> BertConfig:
     if kind == "modernbert":
         return _modern_config(values)
     if kind not in ("bert", "electra"):
-        raise ModelError(f"config.json: found model_type {kind!r}, expected bert, electra, modernbert or "
-                         f"{OWN_MODEL_TYPE}")
+        raise ModelError(
+            f"config.json: found model_type {kind!r}, expected bert, electra, modernbert or {OWN_MODEL_TYPE}"
+        )
     if values.get("position_embedding_type", "absolute") != "absolute":
         raise ModelError(
             f"config.json: found position_embedding_type {values['position_embedding_type']!r}, expected absolute"
@@ -405,16 +464,20 @@ def _modern_config(values: dict) -> BertConfig:
 
 def _rotary_bases(values: dict) -> dict[str, float]:
     """Base of the rotary frequencies by kind of layer; raises ModelError for scaled frequencies."""
-    bases = {"full_attention": values.get("global_rope_theta", 160_000.0),
-             "sliding_attention": values.get("local_rope_theta", 10_000.0)}
+    bases = {
+        "full_attention": values.get("global_rope_theta", 160_000.0),
+        "sliding_attention": values.get("local_rope_theta", 10_000.0),
+    }
     for field in ("rope_scaling", "rope_parameters"):
         given = values.get(field) or {}
         layers = {layer: given.get(layer) or {} for layer in bases}
         for rope in (given, *layers.values()):
             kind = rope.get("rope_type") or rope.get("type") or "default"
             if kind != "default":
-                raise ModelError(f"config.json: found rope_type {kind!r} in {field}, expected default: scaled rotary "
-                                 "positions are not computed here; take a model without them")
+                raise ModelError(
+                    f"config.json: found rope_type {kind!r} in {field}, expected default: scaled rotary "
+                    "positions are not computed here; take a model without them"
+                )
         bases = {layer: layers[layer].get("rope_theta", base) for layer, base in bases.items()}
     return bases
 
@@ -438,9 +501,14 @@ def architecture_of(state_dict: StateDict) -> str:
 
 
 def save_pretrained(
-    folder: str | os.PathLike, config: BertConfig, state_dict: StateDict,
-    tokenizer_folder: str | os.PathLike | None = None, *, architecture: str | None = None,
-    head: HeadConfig | None = None, notes: dict[str, Any] | None = None,
+    folder: str | os.PathLike,
+    config: BertConfig,
+    state_dict: StateDict,
+    tokenizer_folder: str | os.PathLike | None = None,
+    *,
+    architecture: str | None = None,
+    head: HeadConfig | None = None,
+    notes: dict[str, Any] | None = None,
 ) -> None:
     """Write config.json, model.safetensors and copies of the tokenizer's files into `folder`.
 
@@ -453,8 +521,9 @@ def save_pretrained(
     folder = Path(folder)
     for name, what in _NO_MODELS.items():
         if (folder / name).exists():
-            raise ModelError(f"{folder}: found {what} ({name}), expected a new folder, or a model's to write over; "
-                             "choose another")
+            raise ModelError(
+                f"{folder}: found {what} ({name}), expected a new folder, or a model's to write over; choose another"
+            )
     architecture = architecture or architecture_of(state_dict)
     if not any(name.startswith("bert.") for name in state_dict):
         state_dict = {f"bert.{name}": tensor for name, tensor in state_dict.items()}
@@ -484,8 +553,10 @@ def copy_pretrained(source: str | os.PathLike, folder: str | os.PathLike) -> lis
         inside.append(place.parent.parent / "blobs")
     for name in taken:
         if not any((place / name).resolve().is_relative_to(each) for each in inside):
-            raise ModelError(f"{source / name}: found a link out of the model's folder, to {(place / name).resolve()}, "
-                             "expected a file of the model; put the file in its place")
+            raise ModelError(
+                f"{source / name}: found a link out of the model's folder, to {(place / name).resolve()}, "
+                "expected a file of the model; put the file in its place"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / "config.json", folder / "config.json")
     if "model.safetensors" in taken:
@@ -500,8 +571,10 @@ def copy_pretrained(source: str | os.PathLike, folder: str | os.PathLike) -> lis
 def cast_pretrained(folder: str | os.PathLike, dtype: torch.dtype) -> None:
     """Convert the weights of a model folder to another dtype. Raises ModelError for one that cannot represent them."""
     folder = Path(folder)
-    weights = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-               for name, tensor in _read_weights(folder).items()}
+    weights = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in _read_weights(folder).items()
+    }
     check_finite(weights, f"{folder} in {str(dtype).removeprefix('torch.')}")
     values = _read_config(folder) | {"dtype": str(dtype).removeprefix("torch.")}
     _write_weights(weights, folder)
@@ -571,8 +644,10 @@ def _check_layers(weights: StateDict, config: BertConfig, folder: Path) -> None:
     """Check the number of layers in config.json before anything is allocated for each, since it may be any number."""
     found = {match[1] for match in map(_LAYER.search, weights) if match}
     if config.num_hidden_layers > len(found):
-        raise ModelError(f"{folder / 'config.json'}: found num_hidden_layers {config.num_hidden_layers}, expected "
-                         f"{len(found)}, the layers among the weights; fix it, or fetch the model again")
+        raise ModelError(
+            f"{folder / 'config.json'}: found num_hidden_layers {config.num_hidden_layers}, expected "
+            f"{len(found)}, the layers among the weights; fix it, or fetch the model again"
+        )
 
 
 def _check_sizes(config: BertConfig, weights: StateDict, source: str) -> None:
@@ -598,16 +673,20 @@ def check_finite(weights: StateDict, source: str) -> None:
     for name, tensor in weights.items():
         # A tensor with NaN has NaN as minimum and maximum, so one pass without a copy is enough.
         if tensor.is_floating_point() and tensor.numel() and not torch.stack(tensor.float().aminmax()).isfinite().all():
-            raise ModelError(f"{source}: found {name} with numbers that are not finite, expected a model whose "
-                             "training went well; take an earlier checkpoint, or fetch the model again")
+            raise ModelError(
+                f"{source}: found {name} with numbers that are not finite, expected a model whose "
+                "training went well; take an earlier checkpoint, or fetch the model again"
+            )
 
 
 def load_architecture(folder: str | os.PathLike) -> str:
     """Name of the class of a model folder by its config.json. Raises ModelError if it names none."""
     name = _named_architecture(_read_config(Path(folder)))
     if not name:
-        raise ModelError(f"{folder}: found no architectures in config.json, expected the name of the model's class, "
-                         "such as BertForMaskedLM; add it")
+        raise ModelError(
+            f"{folder}: found no architectures in config.json, expected the name of the model's class, "
+            "such as BertForMaskedLM; add it"
+        )
     ours = {theirs: ours for ours, theirs in _ELECTRA_CLASSES.items()}
     return ours.get(name) or re.sub("^ModernBert|^Electra", "Bert", name)
 
@@ -663,8 +742,10 @@ def _reading(folder: Path) -> Iterator[None]:
     try:
         yield
     except (TypeError, AttributeError, LookupError) as error:
-        raise ModelError(f"{folder / 'config.json'}: found a value of another kind than its field's ({error}); fix "
-                         "it, or fetch or export the model again") from error
+        raise ModelError(
+            f"{folder / 'config.json'}: found a value of another kind than its field's ({error}); fix "
+            "it, or fetch or export the model again"
+        ) from error
 
 
 def _read_weights(folder: Path) -> StateDict:
@@ -703,8 +784,12 @@ class InFolders(nn.Module):
 
     @classmethod
     def from_folder(
-        cls: type[_Model], folder: str | os.PathLike[str], *, head: HeadConfig | None = None,
-        new_head_seed: int | None = None, **options: Any,
+        cls: type[_Model],
+        folder: str | os.PathLike[str],
+        *,
+        head: HeadConfig | None = None,
+        new_head_seed: int | None = None,
+        **options: Any,
     ) -> _Model:
         """The model in `folder`, in evaluation mode; heads of the folder that this class lacks are left out.
 
@@ -722,14 +807,22 @@ class InFolders(nn.Module):
 
     @classmethod
     def from_weights(
-        cls: type[_Model], config: BertConfig, weights: StateDict, source: str, *, new_head_seed: int | None = None,
+        cls: type[_Model],
+        config: BertConfig,
+        weights: StateDict,
+        source: str,
+        *,
+        new_head_seed: int | None = None,
         **options: Any,
     ) -> _Model:
         """The same from weights under our names; `source` names them in errors."""
         if config.classifier_transform and config.mlm_head == "bert":
             # ModernBERT has one head of these names: a classifier starts with that of the masked LM.
-            learned = {name.replace("masked_lm.", "transform."): tensor for name, tensor in weights.items()
-                       if name.startswith(("masked_lm.dense.", "masked_lm.norm."))}
+            learned = {
+                name.replace("masked_lm.", "transform."): tensor
+                for name, tensor in weights.items()
+                if name.startswith(("masked_lm.dense.", "masked_lm.norm."))
+            }
             weights = learned | weights
         _check_sizes(config, weights, source)
         model = cls(config, **options)

@@ -36,9 +36,7 @@ class SentenceEncoder(BertPreTrained):
             raise ModelError(f"pooling: found {pooling!r}, expected one of {', '.join(POOLINGS)}")
         self.pooling = pooling
 
-    def forward(
-        self, input_ids: Tensor | None = None, *, texts: Tensor | None = None, **inputs: Any
-    ) -> SentenceOutput:
+    def forward(self, input_ids: Tensor | None = None, *, texts: Tensor | None = None, **inputs: Any) -> SentenceOutput:
         """Takes the inputs of BertModel.forward. `texts`: (B,) int64, equal for equal texts; returned in the output,
         for losses that compare the vectors of a whole batch.
         """

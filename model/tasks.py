@@ -101,8 +101,9 @@ class Classifier(WithTransform):
             raise ModelError(f"head.layers: found last_four with {layers} layers, expected at least 4")
         if self.head.layers == "weighted":
             self.mix = LayerMix(layers)
-        self.classifier = nn.Linear(config.hidden_size * (4 if self.head.layers == "last_four" else 1),
-                                    self._num_outputs())
+        self.classifier = nn.Linear(
+            config.hidden_size * (4 if self.head.layers == "last_four" else 1), self._num_outputs()
+        )
 
     def _num_outputs(self) -> int:
         return self.head.num_outputs
@@ -136,7 +137,7 @@ class Classifier(WithTransform):
             states: tuple[Tensor, ...] = (encoded.last_hidden_state,)
         else:
             assert encoded.hidden_states is not None, "_asked asks for them"
-            states = encoded.hidden_states[-4 if self.head.layers == "last_four" else 1:]
+            states = encoded.hidden_states[-4 if self.head.layers == "last_four" else 1 :]
         if self.reads_tokens:
             return torch.stack(states, -2)
         if self._reads_firsts:
@@ -218,9 +219,16 @@ class BertForQuestionAnswering(WithTransform):
         return encoded.last_hidden_state
 
     def forward(
-        self, input_ids: Tensor | None = None, *, start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None, softmax: Tensor | None = None, start_targets: Tensor | None = None,
-        end_targets: Tensor | None = None, num_softmaxes: int = 0, **inputs: Any,
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        softmax: Tensor | None = None,
+        start_targets: Tensor | None = None,
+        end_targets: Tensor | None = None,
+        num_softmaxes: int = 0,
+        **inputs: Any,
     ) -> SpanOutput:
         """Positions: (B,) int64 from the start of each sequence; outside of it (or negative): no loss.
 
@@ -240,7 +248,8 @@ class BertForQuestionAnswering(WithTransform):
             return output._replace(
                 start_losses=shared_softmax_losses(start.float(), softmax, start_targets, num_softmaxes),
                 end_losses=shared_softmax_losses(end.float(), softmax, end_targets, num_softmaxes),
-                num_starts=count, num_ends=count,
+                num_starts=count,
+                num_ends=count,
             )
         if start_positions is None or end_positions is None:
             return output
@@ -292,8 +301,12 @@ class BertForMaskedLM(BertPreTrained):
         self.masked_lm = MaskedLanguageModelHead(config, self.bert.embeddings.word)
 
     def forward(
-        self, input_ids: Tensor | None = None, *, masked_positions: Tensor | None = None,
-        labels: Tensor | None = None, **inputs: Any,
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        masked_positions: Tensor | None = None,
+        labels: Tensor | None = None,
+        **inputs: Any,
     ) -> PreTrainingOutput:
         """As BertForPreTraining.forward, without next sentences."""
         encoded, hidden = encode_masked(self.bert, masked_positions, input_ids=input_ids, **inputs)
@@ -355,8 +368,11 @@ class BertForReplacedTokenDetection(BertPreTrained):
     ) -> DetectionOutput:
         """`replaced`: bool in the shape of the tokens."""
         scores = self.detection(self.bert(input_ids, **inputs).last_hidden_state)
-        return DetectionOutput(scores) if replaced is None else DetectionOutput(
-            scores, *detection_losses(scores, replaced))
+        return (
+            DetectionOutput(scores)
+            if replaced is None
+            else DetectionOutput(scores, *detection_losses(scores, replaced))
+        )
 
 
 def detection_losses(scores: Tensor, replaced: Tensor) -> tuple[Tensor, Tensor]:
@@ -376,7 +392,11 @@ class BertForSequenceClassification(Classifier):
             self.piece_attention = nn.Linear(self.classifier.in_features, 1)
 
     def forward(
-        self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, piece_offsets: Tensor | None = None,
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        piece_offsets: Tensor | None = None,
         **inputs: Any,
     ) -> TaskOutput:
         """`labels`: (B,) int64 classes; (B, labels) of 0 and 1; (B, columns) int64; (B,) or (B, targets)
@@ -467,7 +487,11 @@ class BertForMultipleChoice(Classifier):
         return super().features(input_ids, **inputs)
 
     def forward(
-        self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, num_choices: int | None = None,
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        num_choices: int | None = None,
         **inputs: Any,
     ) -> TaskOutput:
         """Padded: ids (B, choices, S) or `inputs_embeds` (B, choices, S, hidden), masks and segments alike.
@@ -492,8 +516,15 @@ class BertForMultipleChoice(Classifier):
 
 
 _CLASSES: tuple[type[InFolders], ...] = (
-    BertModel, BertForPreTraining, BertForMaskedLM, BertForNextSentencePrediction, BertForReplacedTokenDetection,
-    BertForSequenceClassification, BertForTokenClassification, BertForMultipleChoice, BertForQuestionAnswering,
+    BertModel,
+    BertForPreTraining,
+    BertForMaskedLM,
+    BertForNextSentencePrediction,
+    BertForReplacedTokenDetection,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertForMultipleChoice,
+    BertForQuestionAnswering,
 )
 ARCHITECTURES = {each.__name__: each for each in _CLASSES}
 
@@ -502,6 +533,8 @@ def saved_class(folder: str | os.PathLike[str]) -> type[InFolders]:
     """The class of a model folder. Raises ModelError if config.json names none, or an unsupported one."""
     name = load_architecture(folder)
     if name not in ARCHITECTURES:
-        raise ModelError(f"{os.path.join(folder, 'config.json')}: found architecture {name}, expected one of "
-                         f"{', '.join(ARCHITECTURES)}")
+        raise ModelError(
+            f"{os.path.join(folder, 'config.json')}: found architecture {name}, expected one of "
+            f"{', '.join(ARCHITECTURES)}"
+        )
     return ARCHITECTURES[name]

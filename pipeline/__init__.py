@@ -1,5 +1,6 @@
 """Text to shards to batches."""
 
 if __name__ != "cloze.pipeline":
-    raise ImportError(f"found an import of {__name__!r}, expected cloze.pipeline: under two names each "
-                      "class would exist twice")
+    raise ImportError(
+        f"found an import of {__name__!r}, expected cloze.pipeline: under two names each class would exist twice"
+    )

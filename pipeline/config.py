@@ -105,14 +105,23 @@ class VocabularyConfig:
         _require(self.min_frequency >= 1, "vocabulary.min_frequency", self.min_frequency, "at least 1")
         _require(1 <= self.alphabet <= 60000, "vocabulary.alphabet", self.alphabet, "1 to 60000")
         roles = ["pad", "unknown", "classification", "separator", "mask"]
-        _require(sorted(self.special_order) == sorted(roles), "vocabulary.special_order", self.special_order,
-                 f"each of {', '.join(roles)} once")
+        _require(
+            sorted(self.special_order) == sorted(roles),
+            "vocabulary.special_order",
+            self.special_order,
+            f"each of {', '.join(roles)} once",
+        )
         names = list(self.special_tokens.values())
         _require(len(set(names)) == 5, "vocabulary: special tokens", names, "five different names")
         for role, name in self.special_tokens.items():
             special = not is_word(name) and name.isprintable() and " " not in name
-            _require(special, f"vocabulary.{role}_token", name, "a name that no text has as a word: letters or digits "
-                     "with marks around them, such as [MASK] or <mask>, without white space")
+            _require(
+                special,
+                f"vocabulary.{role}_token",
+                name,
+                "a name that no text has as a word: letters or digits "
+                "with marks around them, such as [MASK] or <mask>, without white space",
+            )
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -148,14 +157,22 @@ class SamplesConfig:
         _require_share("samples.short_share", self.short_share)
         _require_share("samples.single_share", self.single_share)
         within = self.objective == "full_sentences" and not self.cross_documents
-        _require(within or self.single_share == 0, "samples.single_share", self.single_share,
-                 "0, unless objective is full_sentences and cross_documents is false")
+        _require(
+            within or self.single_share == 0,
+            "samples.single_share",
+            self.single_share,
+            "0, unless objective is full_sentences and cross_documents is false",
+        )
         _require(self.pair_sets >= 1, "samples.pair_sets", self.pair_sets, "at least 1")
         draws = self.objective in PAIR_OBJECTIVES and (self.objective != "given_pairs" or self.random_share > 0)
         draws = draws or 0 < self.single_share < 1
-        _require(self.pair_sets == 1 or draws, "samples.pair_sets", self.pair_sets,
-                 f"1: {self.objective} draws no cuts or partners, so that all sets would have the same samples; for "
-                 "more masks raise mask_sets, or draw them at load time (masking.mode dynamic)")
+        _require(
+            self.pair_sets == 1 or draws,
+            "samples.pair_sets",
+            self.pair_sets,
+            f"1: {self.objective} draws no cuts or partners, so that all sets would have the same samples; for "
+            "more masks raise mask_sets, or draw them at load time (masking.mode dynamic)",
+        )
         _require(self.min_document_tokens >= 1, "samples.min_document_tokens", self.min_document_tokens, "at least 1")
 
 
@@ -190,8 +207,12 @@ class MaskingConfig:
         _require(0 < self.rate <= 1, "masking.rate", self.rate, "a share above 0, up to 1")
         _require_share("masking.mask_share", self.mask_share)
         _require_share("masking.random_share", self.random_share)
-        _require(self.mask_share + self.random_share <= 1 + 1e-9, "masking.mask_share + masking.random_share",
-                 self.mask_share + self.random_share, "at most 1")
+        _require(
+            self.mask_share + self.random_share <= 1 + 1e-9,
+            "masking.mask_share + masking.random_share",
+            self.mask_share + self.random_share,
+            "at most 1",
+        )
         cap = self.max_predictions_per_sequence
         _require(cap is None or cap >= 1, "masking.max_predictions_per_sequence", cap, "at least 1, or null")
         _require(0 < self.span_p <= 1, "masking.span_p", self.span_p, "a number above 0, up to 1")

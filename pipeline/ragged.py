@@ -43,8 +43,11 @@ def take(values: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> tuple[np.
     Arrow copies each row as a byte string: for short rows in a third, for long ones in a ninth of the time of `gather`.
     """
     size = values.itemsize
-    strings = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [
-        None, pa.py_buffer(offsets * size), pa.py_buffer(np.ascontiguousarray(values))])
+    strings = pa.Array.from_buffers(
+        pa.large_binary(),
+        len(offsets) - 1,
+        [None, pa.py_buffer(offsets * size), pa.py_buffer(np.ascontiguousarray(values))],
+    )
     taken = pc.take(strings, to_arrow(np.asarray(rows, np.int64)), memory_pool=POOL)
     _, bounds, data = taken.buffers()
     found = np.frombuffer(bounds, np.int64, len(taken) + 1) // size

@@ -29,7 +29,8 @@ def token_type(vocab_size: int) -> pa.DataType:
 
 
 def numpy_type(integers: pa.DataType) -> np.dtype:
-    """The NumPy dtype of an Arrow integer type. pyarrow's to_pandas_dtype may need pandas, which is not a dependency.
+    """The NumPy dtype of an Arrow integer type. pyarrow's to_pandas_dtype may need pandas, which is not a
+    dependency.
     """
     return np.dtype(str(integers))
 

@@ -128,9 +128,7 @@ def alone(output: Place, lock: Place, note: Callable[[str], None] = lambda _: No
     """
     with holding(lock) if isinstance(lock, Path) else leased(lock, note) as held:
         if not held:
-            raise UserError(
-                f"output: another process is at work in {output}; wait for it, or choose another --output"
-            )
+            raise UserError(f"output: another process is at work in {output}; wait for it, or choose another --output")
         with readable_errors(output):
             remove_leftovers(output)
         yield (lambda: None) if isinstance(held, bool) else held.check

@@ -25,12 +25,15 @@ def load_yaml(text: str, load: Callable[[str], Any] = yaml.safe_load, *, name: s
         if "*" in text and "&" in text:
             values = _expanded(yaml.compose(text, yaml.SafeLoader), {})
             if values > MOST_VALUES:
-                raise UserError(f"{name}: found YAML whose aliases expand to {values:,} values, expected at most "
-                                f"{MOST_VALUES:,}; write the values out")
+                raise UserError(
+                    f"{name}: found YAML whose aliases expand to {values:,} values, expected at most "
+                    f"{MOST_VALUES:,}; write the values out"
+                )
         return load(text)
     except RecursionError as error:
-        raise UserError(f"{name}: found values that are nested too deep, or contain themselves, expected sections of "
-                        "values") from error
+        raise UserError(
+            f"{name}: found values that are nested too deep, or contain themselves, expected sections of values"
+        ) from error
 
 
 def _expanded(node: yaml.Node | None, known: dict[int, int]) -> int:

@@ -17,8 +17,15 @@ def byte_tokenizer(texts: Iterable[str]) -> Tokenizer:
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=1000, min_frequency=2, special_tokens=list(NAMES.values()), show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+    backend.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=1000,
+            min_frequency=2,
+            special_tokens=list(NAMES.values()),
+            show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        ),
+    )
     add_special_tokens(backend, NAMES)
     return Tokenizer(backend, NAMES)

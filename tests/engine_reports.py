@@ -31,8 +31,11 @@ def formats_main(command: list[str]) -> int:
     def telling(self, *arguments):
         seen: dict[str, set[torch.dtype]] = {"products": set(), "gradients": set(), "masters": set(), "moments": set()}
         layer = self.engine.module.bert.encoder.layers[0].feed_forward
-        hooks = [linear.register_forward_hook(lambda module, inputs, output: seen["products"].add(output.dtype))
-                 for linear in layer.modules() if isinstance(linear, torch.nn.Linear)]
+        hooks = [
+            linear.register_forward_hook(lambda module, inputs, output: seen["products"].add(output.dtype))
+            for linear in layer.modules()
+            if isinstance(linear, torch.nn.Linear)
+        ]
         optimizer = base_optimizer(self.engine)
         step = optimizer.step
 
@@ -62,15 +65,17 @@ def _tell(what: dict) -> None:
 
 def told(output: str) -> list[dict]:
     """What each process has reported."""
-    return [json.loads(line[len(_LINE):]) for line in output.splitlines() if line.startswith(_LINE)]
+    return [json.loads(line[len(_LINE) :]) for line in output.splitlines() if line.startswith(_LINE)]
 
 
 def _held(engine) -> dict:
     """Constants of each group, steps that were counted, and norms of the moments, whole though they are partitioned."""
     optimizer = base_optimizer(engine)
     states = [state for state in optimizer.state.values() if "exp_avg" in state]
-    squares = torch.tensor([sum(float(state[name].double().square().sum()) for state in states)
-                            for name in ("exp_avg", "exp_avg_sq")], dtype=torch.float64)
+    squares = torch.tensor(
+        [sum(float(state[name].double().square().sum()) for state in states) for name in ("exp_avg", "exp_avg_sq")],
+        dtype=torch.float64,
+    )
     if engine.zero_optimization_stage():
         squares = distributed.reduce_sum(squares.to(engine.device)).cpu()
     names = ("weight_decay", "betas", "eps", "lr")

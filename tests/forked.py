@@ -24,11 +24,15 @@ with fewer_imports():
     from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload([  # one list for all tests: it is the process's, and the last one that is set counts
-    "tests.forked", "pytest",
-    "torch._dynamo",  # which torch's optimizers import at their first use
-    "cloze.launch.pretrain.command", "cloze.launch.finetune.command",
-])
+FORKSERVER.set_forkserver_preload(
+    [  # one list for all tests: it is the process's, and the last one that is set counts
+        "tests.forked",
+        "pytest",
+        "torch._dynamo",  # which torch's optimizers import at their first use
+        "cloze.launch.pretrain.command",
+        "cloze.launch.finetune.command",
+    ]
+)
 # A process that goes on when another has failed is asked to end, and made to after so long, as srun does.
 GRACE_SECONDS = 10
 
@@ -42,15 +46,17 @@ class ForkedRun:
         variables: further environment variables.
     """
 
-    def __init__(self, command: list[str], processes: int = 1, main: Callable[[list[str]], int] = cli.main,
-                 **variables: str) -> None:
+    def __init__(
+        self, command: list[str], processes: int = 1, main: Callable[[list[str]], int] = cli.main, **variables: str
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._printed, theirs = FORKSERVER.Pipe(duplex=False)
         self._text = b""
-        self._process = FORKSERVER.Process(target=_launch, args=(
-            partial(main, command), processes, port, theirs, child_variables(**variables)))
+        self._process = FORKSERVER.Process(
+            target=_launch, args=(partial(main, command), processes, port, theirs, child_variables(**variables))
+        )
         self._process.start()
         theirs.close()
         self.pid = self._process.pid
@@ -136,5 +142,11 @@ def _become(rank: int, processes: int, port: int) -> None:
     sys.stdout.reconfigure(line_buffering=True)
     if processes == 1:
         return  # as by hand, without a launcher
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes),
-                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(processes),
+        LOCAL_WORLD_SIZE=str(processes),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )

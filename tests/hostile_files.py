@@ -32,10 +32,18 @@ PATIENCE_SECONDS = 120
 STEPS = 6
 RUN = ("--train.max_steps", str(STEPS), "--checkpoint.every_steps", "2", "--checkpoint.keep_last", "3")
 VALUES = (None, -1, 0, 10**7, 1e308, "", "x" * 10_000, "\x00", [], {}, True, "NaN", [[[]]])
-BOMB = "\n".join(["a0: &a0 [0, 0, 0, 0, 0, 0, 0, 0, 0]"] + [
-    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)])
-LINES = (b"{oops}\n", b"[1]\n", b'{"text": 3}\n', b'{"body": "x"}\n', b'{"text": "\xff"}\n', b'{"text": "a"',
-         b"\x00" * 99)
+BOMB = "\n".join(
+    ["a0: &a0 [0, 0, 0, 0, 0, 0, 0, 0, 0]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+)
+LINES = (
+    b"{oops}\n",
+    b"[1]\n",
+    b'{"text": 3}\n',
+    b'{"body": "x"}\n',
+    b'{"text": "\xff"}\n',
+    b'{"text": "a"',
+    b"\x00" * 99,
+)
 
 
 class Malice:
@@ -94,30 +102,83 @@ def targets(folder: Path) -> list[Target]:
     corpus.tokenizer().save(texts / "tokenizer")
     recipe = folder / "recipe"
     recipe.mkdir()
-    fields = {"train": {"max_steps": 4, "learning_rate": 1e-3}, "model": {"hidden_size": 32, "num_hidden_layers": 2},
-              "optimizer": {"betas": [0.9, 0.98]}, "schedule": {"name": "linear"}}
+    fields = {
+        "train": {"max_steps": 4, "learning_rate": 1e-3},
+        "model": {"hidden_size": 32, "num_hidden_layers": 2},
+        "optimizer": {"betas": [0.9, 0.98]},
+        "schedule": {"name": "linear"},
+    }
     (recipe / "recipe.yaml").write_text(yaml.safe_dump(fields))
     model = save_model(folder / "models" / "model").parent
     return [
-        Target("run", run.parent, ("run/checkpoints/**/*", "run/*.yaml", "run/*.json", "run/*.jsonl"),
-               lambda copy: pretrain_arguments(data, copy / "run", *RUN), lambda copy: weights(copy / "run"),
-               (*ANY, "flipped", "pickle")),
-        Target("data", data, ("manifest.json", "train/*", "tokenizer/tokenizer.json"),
-               lambda copy: pretrain_arguments(copy, copy.with_name(f"{copy.name}-run"), *RUN),
-               lambda copy: weights(copy.with_name(f"{copy.name}-run")), (*ANY, "flipped")),
-        Target("corpus", texts, ("in/*.gz", "in/*.xz", "in/*.bz2"), _prepare, _shards,
-               ("truncated", "emptied", "garbage", "dangling link", "flipped", "lines")),  # a file less: another corpus
-        Target("recipe", recipe, ("recipe.yaml",), lambda copy: [
-            "pretrain", "--config", str(copy / "recipe.yaml"), "--data", str(data), "--output", str(copy / "run"),
-            "--print_config"], None, (*ANY, "flipped", "bomb", "value")),
-        Target("model", model, ("model/*",), lambda copy: ["predict", "embed", str(copy / "model"), "the cat"], None,
-               (*ANY, "value", "pickle")),
+        Target(
+            "run",
+            run.parent,
+            ("run/checkpoints/**/*", "run/*.yaml", "run/*.json", "run/*.jsonl"),
+            lambda copy: pretrain_arguments(data, copy / "run", *RUN),
+            lambda copy: weights(copy / "run"),
+            (*ANY, "flipped", "pickle"),
+        ),
+        Target(
+            "data",
+            data,
+            ("manifest.json", "train/*", "tokenizer/tokenizer.json"),
+            lambda copy: pretrain_arguments(copy, copy.with_name(f"{copy.name}-run"), *RUN),
+            lambda copy: weights(copy.with_name(f"{copy.name}-run")),
+            (*ANY, "flipped"),
+        ),
+        Target(
+            "corpus",
+            texts,
+            ("in/*.gz", "in/*.xz", "in/*.bz2"),
+            _prepare,
+            _shards,
+            ("truncated", "emptied", "garbage", "dangling link", "flipped", "lines"),
+        ),  # a file less: another corpus
+        Target(
+            "recipe",
+            recipe,
+            ("recipe.yaml",),
+            lambda copy: [
+                "pretrain",
+                "--config",
+                str(copy / "recipe.yaml"),
+                "--data",
+                str(data),
+                "--output",
+                str(copy / "run"),
+                "--print_config",
+            ],
+            None,
+            (*ANY, "flipped", "bomb", "value"),
+        ),
+        Target(
+            "model",
+            model,
+            ("model/*",),
+            lambda copy: ["predict", "embed", str(copy / "model"), "the cat"],
+            None,
+            (*ANY, "value", "pickle"),
+        ),
     ]
 
 
 def _prepare(copy: Path) -> list[str]:
-    return ["prepare", "--input", str(copy / "in"), "--tokenizer", str(copy / "tokenizer"), "--output",
-            str(copy / "out"), "--max_length", "64", "--mask_sets", "2", "--workers", "1"]
+    return [
+        "prepare",
+        "--input",
+        str(copy / "in"),
+        "--tokenizer",
+        str(copy / "tokenizer"),
+        "--output",
+        str(copy / "out"),
+        "--max_length",
+        "64",
+        "--mask_sets",
+        "2",
+        "--workers",
+        "1",
+    ]
 
 
 def _shards(copy: Path) -> dict[str, bytes]:
@@ -145,9 +206,14 @@ def harm(path: Path, kind: str, rng: random.Random, trap: Path) -> str:
     elif kind == "pickle":
         torch.save({"module": Malice(trap)}, path)
     else:
-        path.write_bytes({"truncated": lambda: content[: rng.randrange(max(1, len(content)))], "emptied": lambda: b"",
-                          "bomb": lambda: BOMB.encode(), "lines": lambda: rng.choice(LINES),
-                          }.get(kind, lambda: rng.randbytes(max(1, len(content))))())
+        path.write_bytes(
+            {
+                "truncated": lambda: content[: rng.randrange(max(1, len(content)))],
+                "emptied": lambda: b"",
+                "bomb": lambda: BOMB.encode(),
+                "lines": lambda: rng.choice(LINES),
+            }.get(kind, lambda: rng.randbytes(max(1, len(content))))()
+        )
     return f"{kind}: {path.name}"
 
 
@@ -165,8 +231,10 @@ def alike(left, right) -> bool:
     """Whether two results are the same, bit for bit."""
     if left.keys() != right.keys():
         return False
-    return all(torch.equal(left[name], right[name]) if isinstance(left[name], torch.Tensor)
-               else left[name] == right[name] for name in left)
+    return all(
+        torch.equal(left[name], right[name]) if isinstance(left[name], torch.Tensor) else left[name] == right[name]
+        for name in left
+    )
 
 
 def judge(status: int | None, output: str, same: Callable[[], bool]) -> str | None:

@@ -30,10 +30,28 @@ Process = subprocess.Popen | ForkedRun
 PATIENCE_SECONDS = 300
 # A model that takes a few milliseconds a step, with all that a real one has.
 TINY = (
-    "--model.hidden_size", "32", "--model.num_hidden_layers", "2", "--model.num_attention_heads", "2",
-    "--model.intermediate_size", "64", "--model.max_position_embeddings", "32",
-    "--train.global_batch_size", "16", "--train.micro_batch_size", "4", "--train.learning_rate", "3e-3",
-    "--train.precision", "fp32", "--train.log_every_steps", "1", "--evaluation.every_steps", "0",
+    "--model.hidden_size",
+    "32",
+    "--model.num_hidden_layers",
+    "2",
+    "--model.num_attention_heads",
+    "2",
+    "--model.intermediate_size",
+    "64",
+    "--model.max_position_embeddings",
+    "32",
+    "--train.global_batch_size",
+    "16",
+    "--train.micro_batch_size",
+    "4",
+    "--train.learning_rate",
+    "3e-3",
+    "--train.precision",
+    "fp32",
+    "--train.log_every_steps",
+    "1",
+    "--evaluation.every_steps",
+    "0",
 )
 
 
@@ -45,23 +63,32 @@ def pretrain_arguments(data: Path, output: Path, *overrides: str) -> list[str]:
 CLOZE = ("-m", "cloze")
 
 
-def pretrain_command(data: Path, output: Path, *overrides: str, processes: int = 1, program: tuple[str, ...] = CLOZE
-                     ) -> list[str]:
+def pretrain_command(
+    data: Path, output: Path, *overrides: str, processes: int = 1, program: tuple[str, ...] = CLOZE
+) -> list[str]:
     """The command of a run, through torchrun as on a cluster; one process alone needs none.
 
     Args:
         program: what is started; a script that a test has written needs PYTHONPATH.
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return [sys.executable, *(launcher if processes > 1 else []), *program,
-            *pretrain_arguments(data, output, *overrides)]
+    return [
+        sys.executable,
+        *(launcher if processes > 1 else []),
+        *program,
+        *pretrain_arguments(data, output, *overrides),
+    ]
 
 
 def start(command: list[str], **variables: str) -> subprocess.Popen:
     """Start a command, with further environment variables."""
     return subprocess.Popen(
-        command, cwd=ROOT, env=child_variables(PYTHONUNBUFFERED="1", **variables), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        command,
+        cwd=ROOT,
+        env=child_variables(PYTHONUNBUFFERED="1", **variables),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
 
 
@@ -133,8 +160,10 @@ def saved(output: Path) -> list[Path]:
 
 def curve(output: Path) -> list[dict]:
     """metrics.jsonl without what depends on the clock."""
-    return [{name: value for name, value in line.items() if not name.startswith(("speed/", "memory/"))}
-            for line in read_metrics(output)]
+    return [
+        {name: value for name, value in line.items() if not name.startswith(("speed/", "memory/"))}
+        for line in read_metrics(output)
+    ]
 
 
 def weights(output: Path, step: int | Literal["best"] | None = None) -> dict[str, torch.Tensor]:

@@ -8,8 +8,15 @@ import pytest
 # is compiled once for a session.
 TOGETHER = ("tests/clusters/", "tests/gpu/")
 # What takes longest comes first, so that no process has a long file left when the others are done; then the rest.
-FIRST = ("tests/clusters/", "tests/gpu/", "tests/distributed/", "tests/stores/", "tests/end_to_end/", "tests/launch/",
-         "tests/model/")
+FIRST = (
+    "tests/clusters/",
+    "tests/gpu/",
+    "tests/distributed/",
+    "tests/stores/",
+    "tests/end_to_end/",
+    "tests/launch/",
+    "tests/model/",
+)
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
@@ -28,5 +35,8 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_modifyitems(config, items):
     """Sort by FIRST, where there are several processes."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: next(
-            (place for place, folder in enumerate(FIRST) if item.nodeid.startswith(folder)), len(FIRST)))
+        items.sort(
+            key=lambda item: next(
+                (place for place, folder in enumerate(FIRST) if item.nodeid.startswith(folder)), len(FIRST)
+            )
+        )

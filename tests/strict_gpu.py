@@ -1,6 +1,6 @@
 """Cloze on a GPU for which no host may wait inside a step: whatever does raises. `poisoned`: steps 3 and 4 are NaN.
 
-    python -m tests.strict_gpu [poisoned] pretrain --data ...
+python -m tests.strict_gpu [poisoned] pretrain --data ...
 """
 
 from __future__ import annotations

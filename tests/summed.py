@@ -74,8 +74,10 @@ def _batch(model, *key: int) -> dict:
         "input_ids": torch.randint(model.vocab_size, (total,), generator=generator),
         "token_type_ids": torch.zeros(total, dtype=torch.long),
         "position_ids": torch.cat([torch.arange(length) for length in lengths]),
-        "sequence_offsets": torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), "max_sequence_length": max(lengths),
-        "masked_positions": positions, "labels": torch.randint(model.vocab_size, positions.shape, generator=generator),
+        "sequence_offsets": torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
+        "max_sequence_length": max(lengths),
+        "masked_positions": positions,
+        "labels": torch.randint(model.vocab_size, positions.shape, generator=generator),
         "next_sentence_label": torch.randint(2, (3,), generator=generator),
     }
 
@@ -131,8 +133,13 @@ def _trained(variant: Variant, environment, sent: list[int]) -> dict:
                 engine.backward(loss, scale_wrt_gas=False)
                 engine.step()
     hooks = sum(len(each._post_accumulate_grad_hooks or ()) for each in engine.module.parameters())
-    return {"gradients": gradients, "sent": list(sent), "inside": inside, "hooks": hooks,
-            "weights": {name: each.detach().clone() for name, each in engine.module.named_parameters()}}
+    return {
+        "gradients": gradients,
+        "sent": list(sent),
+        "inside": inside,
+        "hooks": hooks,
+        "weights": {name: each.detach().clone() for name, each in engine.module.named_parameters()},
+    }
 
 
 # ---- small models of which nothing is usual --------------------------------------------------------------------------
@@ -185,10 +192,17 @@ def odd_main(sizes: list[int], folder: Path, _command: list[str]) -> int:
                         distributed.reduce_sum(each.grad).mul_(1 / environment.world_size)
                 else:
                     sums.finish()
-                found.append({"size": size, "way": way, "sent": list(sent), "inside": inside,
-                              "gradients": [each.grad.clone() for each in learning],
-                              "aligned": [each.grad.data_ptr() % 16 == 0 for each in learning if not each.numel() % 4],
-                              "others": [each.grad for each in (model.frozen, model.empty)]})
+                found.append(
+                    {
+                        "size": size,
+                        "way": way,
+                        "sent": list(sent),
+                        "inside": inside,
+                        "gradients": [each.grad.clone() for each in learning],
+                        "aligned": [each.grad.data_ptr() % 16 == 0 for each in learning if not each.numel() % 4],
+                        "others": [each.grad for each in (model.frozen, model.empty)],
+                    }
+                )
         torch.save(found, folder / f"{rank}.pt")
     return 0
 

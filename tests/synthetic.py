@@ -18,8 +18,17 @@ NAMES = {"pad": "[PAD]", "unknown": "[UNK]", "classification": "[CLS]", "separat
 SPECIAL = SpecialTokens(pad=0, unknown=1, classification=2, separator=3, mask=4)
 
 
-def make_shards(folder: Path, *, train: int = 200, validation: int = 24, vocab_size: int = 64, max_length: int = 32,
-                mask_sets: int = 2, pairs: bool = True, seed: int = 0) -> Path:
+def make_shards(
+    folder: Path,
+    *,
+    train: int = 200,
+    validation: int = 24,
+    vocab_size: int = 64,
+    max_length: int = 32,
+    mask_sets: int = 2,
+    pairs: bool = True,
+    seed: int = 0,
+) -> Path:
     """A prepared folder whose words follow each other in cycles, so that a model can learn something.
 
     Samples have 6 to max_length tokens, and 1 token to a third of their tokens is masked; with mask_sets=0 masks are
@@ -38,19 +47,35 @@ def make_shards(folder: Path, *, train: int = 200, validation: int = 24, vocab_s
         # Three shards, of different sizes, so that reading crosses their borders.
         cuts = [0, count // 5, count // 2, count] if count else []
         shards = [
-            write_shard(folder / name / f"shard-{number:05d}.arrow", samples.part(low, high),
-                        [_part_of_masks(m, low, high) for m in masks], vocab_size, 0, "zstd")
+            write_shard(
+                folder / name / f"shard-{number:05d}.arrow",
+                samples.part(low, high),
+                [_part_of_masks(m, low, high) for m in masks],
+                vocab_size,
+                0,
+                "zstd",
+            )
             for number, (low, high) in enumerate(zip(cuts, cuts[1:], strict=False))
         ]
         counts = {"samples": count, "tokens": len(samples.input_ids)}
         if masks:
             counts["masked"] = len(masks[0].ids)
-        splits[name] = SplitInfo(counts, np.bincount(samples.lengths, minlength=max_length + 1).tolist(),
-                                 ShardTable.of(shards))
+        splits[name] = SplitInfo(
+            counts, np.bincount(samples.lengths, minlength=max_length + 1).tolist(), ShardTable.of(shards)
+        )
     Manifest(
-        tokenizer_fingerprint=tokenizer.fingerprint, vocab_size=vocab_size, special_tokens=SPECIAL,
-        objective="next_sentence", max_length=max_length, mask_sets=mask_sets, pair_sets=1, seed=seed,
-        preparation={"masking": asdict(masking)}, sources=[], counts={}, unigram_entropy=float(np.log(len(words))),
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL,
+        objective="next_sentence",
+        max_length=max_length,
+        mask_sets=mask_sets,
+        pair_sets=1,
+        seed=seed,
+        preparation={"masking": asdict(masking)},
+        sources=[],
+        counts={},
+        unigram_entropy=float(np.log(len(words))),
         splits=splits,
     ).save(folder)
     return folder
@@ -72,8 +97,14 @@ def _samples(rng, count: int, vocab_size: int, max_length: int, pairs: bool) -> 
         starts.append(middle)
         labels.append(label)
     ids = np.concatenate(rows).astype(np.uint16) if rows else np.empty(0, np.uint16)
-    return Samples(ids, np.cumsum([0, *map(len, rows)]), np.array(starts, np.uint16), np.array(labels, np.int8),
-                   np.arange(count, dtype=np.uint64), np.zeros(count, np.uint16))
+    return Samples(
+        ids,
+        np.cumsum([0, *map(len, rows)]),
+        np.array(starts, np.uint16),
+        np.array(labels, np.int8),
+        np.arange(count, dtype=np.uint64),
+        np.zeros(count, np.uint16),
+    )
 
 
 def _masks(rng, samples: Samples, vocab_size: int) -> Masks:
@@ -85,8 +116,11 @@ def _masks(rng, samples: Samples, vocab_size: int) -> Masks:
         positions.append(chosen)
         ids.append(np.where(rng.random(count) < 0.8, SPECIAL.mask, rng.integers(5, vocab_size, count)))
     flat = np.concatenate(positions) if positions else np.empty(0)
-    return Masks(flat.astype(np.uint16), (np.concatenate(ids) if ids else np.empty(0)).astype(np.uint16),
-                 np.cumsum([0, *map(len, positions)]))
+    return Masks(
+        flat.astype(np.uint16),
+        (np.concatenate(ids) if ids else np.empty(0)).astype(np.uint16),
+        np.cumsum([0, *map(len, positions)]),
+    )
 
 
 def _part_of_masks(masks: Masks, low: int, high: int) -> Masks:

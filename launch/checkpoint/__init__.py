@@ -7,6 +7,16 @@ from cloze.launch.checkpoint.state import CHECKSUMS, TrainState, damage, read_st
 from cloze.launch.checkpoint.stored import StoredCheckpoints
 
 __all__ = [
-    "ALLOWED_CLASSES", "CHECKSUMS", "CheckpointManager", "StoredCheckpoints", "TrainState", "checkpoint_steps",
-    "damage", "fetch_run", "load_pickled", "read_average", "read_state", "read_weights",
+    "ALLOWED_CLASSES",
+    "CHECKSUMS",
+    "CheckpointManager",
+    "StoredCheckpoints",
+    "TrainState",
+    "checkpoint_steps",
+    "damage",
+    "fetch_run",
+    "load_pickled",
+    "read_average",
+    "read_state",
+    "read_weights",
 ]

@@ -16,13 +16,15 @@ Parts = dict[str, tuple[int, torch.Tensor]]
 
 
 def average_file(rank: int | None) -> str:
-    """Name of the file with a rank's parts; None: name of the file with whole parameters, where nothing is partitioned.
+    """Name of the file with a rank's parts; None: name of the file with whole parameters, where nothing is
+    partitioned.
     """
     return "ema.pt" if rank is None else f"ema-rank-{rank:05d}.pt"
 
 
 def average_content(parts: Parts, tied: dict[str, str]) -> dict:
-    """Content of such a file. tied: additional name of a tied parameter -> the name under which its parts are stored.
+    """Content of such a file. tied: additional name of a tied parameter -> the name under which its parts are
+    stored.
     """
     return {"parts": {name: list(part) for name, part in parts.items()}, "tied": tied}
 
@@ -56,7 +58,7 @@ def whole_average(folder: Path, weights: dict[str, torch.Tensor]) -> dict[str, t
         raise UserError(f"ema: found no moving average in {folder}, expected a run with --ema.decay; leave --ema out")
     found = {name: tensor.clone() for name, tensor in weights.items()}
     for name, start, part in read_parts(folder):
-        found[name].view(-1)[start:start + len(part)] = part
+        found[name].view(-1)[start : start + len(part)] = part
     names = average_file(None if read_state(folder)["zero_stage"] == 0 else 0)
     for name, first in load_pickled(folder / names)["tied"].items():
         if name in found:

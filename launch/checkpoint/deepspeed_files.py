@@ -46,8 +46,10 @@ def only_tensors(path: str | Path) -> Iterator[None]:
         raise UserError(f"{path}: {error.strerror or error}; fix this, then run the same command again") from error
     except Exception as error:  # torch raises many kinds of errors here, which mean the same to the user
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path}: found something other than tensors or a damaged file, expected a checkpoint; it was "
-                        f"not loaded ({reason})") from error
+        raise UserError(
+            f"{path}: found something other than tensors or a damaged file, expected a checkpoint; it was "
+            f"not loaded ({reason})"
+        ) from error
 
 
 def load_pickled(path: str | Path) -> dict:
@@ -122,17 +124,25 @@ def convert_to_universal(folder: Path, target: Path) -> None:
     needed = 2 * sum(path.stat().st_size for path in folder.glob("*.pt"))
     free = shutil.disk_usage(target.parent).free
     if free < needed:
-        raise UserError(f"{target}: found {free:,} bytes free, expected at least {needed:,} to convert {folder.name} "
-                        "for another number of processes; free space, then run the same command again")
+        raise UserError(
+            f"{target}: found {free:,} bytes free, expected at least {needed:,} to convert {folder.name} "
+            "for another number of processes; free space, then run the same command again"
+        )
     try:
         with _silence(), plain_path(folder.parent) as source, plain_path(target.parent) as workplace:
-            ds_to_universal.main(Namespace(
-                input_folder=str(source / folder.name), output_folder=str(workplace / target.name),
-                keep_temp_folder=False, strict=True,
-                # One worker runs in this process. The files of stages 1 and 2 lack entries that the converter expects
-                # of newer files.
-                num_extract_workers=1, num_merge_workers=1, inject_missing_state=read_state(folder)["zero_stage"] < 3,
-            ))
+            ds_to_universal.main(
+                Namespace(
+                    input_folder=str(source / folder.name),
+                    output_folder=str(workplace / target.name),
+                    keep_temp_folder=False,
+                    strict=True,
+                    # One worker runs in this process. The files of stages 1 and 2 lack entries that the converter
+                    # expects of newer files.
+                    num_extract_workers=1,
+                    num_merge_workers=1,
+                    inject_missing_state=read_state(folder)["zero_stage"] < 3,
+                )
+            )
     except (MemoryError, OSError):
         raise
     except Exception as error:
@@ -140,9 +150,11 @@ def convert_to_universal(folder: Path, target: Path) -> None:
         for path in sorted(folder.glob("*.pt")):  # torch raises the same error for reads and for writes
             load_pickled(path)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{target}: found {folder.name} good but could not write its form for another number of "
-                        f"processes ({reason}), expected room and permission there; fix this, then run the same "
-                        "command again") from error
+        raise UserError(
+            f"{target}: found {folder.name} good but could not write its form for another number of "
+            f"processes ({reason}), expected room and permission there; fix this, then run the same "
+            "command again"
+        ) from error
     (target.parent / "latest_universal").unlink(missing_ok=True)  # a file of the converter that nothing here reads
 
 

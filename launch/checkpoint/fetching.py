@@ -65,13 +65,21 @@ def missing_part(folder: StorePath, files: Files) -> str | None:
         for number, (first, last) in enumerate(parts_of(size)):
             part = part_name(name, number)
             if sizes.get(part) != last - first:
-                return f"{part} is missing" if part not in sizes else (
-                    f"{part} has {sizes[part]} bytes, expected {last - first}")
+                return (
+                    f"{part} is missing"
+                    if part not in sizes
+                    else (f"{part} has {sizes[part]} bytes, expected {last - first}")
+                )
     return None
 
 
-def fetch_run(place: StorePath, step: int | Literal["best"] | None = None, count: int = 1,
-              warn: Callable[[str], None] = print, folder: Path | None = None) -> Path:
+def fetch_run(
+    place: StorePath,
+    step: int | Literal["best"] | None = None,
+    count: int = 1,
+    warn: Callable[[str], None] = print,
+    folder: Path | None = None,
+) -> Path:
     """Download checkpoints of a run, or the model of a complete fine-tuning run, into a local folder with the layout of
     a run.
 
@@ -86,25 +94,31 @@ def fetch_run(place: StorePath, step: int | Literal["best"] | None = None, count
     folder = folder or scratch_folder()
     fetch_description(place, folder)
     if not (folder / runs.CONFIG).exists():
-        raise UserError(f"{place}: found no run of `cloze pretrain` or `cloze finetune`, expected its {runs.CONFIG}; "
-                        "look at the name")
+        raise UserError(
+            f"{place}: found no run of `cloze pretrain` or `cloze finetune`, expected its {runs.CONFIG}; "
+            "look at the name"
+        )
     if (place / runs.MODEL / "config.json").is_file():
         start = len(place.key) + 1
         fetch_objects(place, [each.key[start:] for each in (place / runs.MODEL).objects()], folder)
         return folder
     if "train_file" in runs.fields_of(folder):
-        raise UserError(f"{place}: found a run of `cloze finetune` without its model, which is written at the end, "
-                        "expected a complete one; the command that started it resumes it")
+        raise UserError(
+            f"{place}: found a run of `cloze finetune` without its model, which is written at the end, "
+            "expected a complete one; the command that started it resumes it"
+        )
     commits = read_commits(place / runs.CHECKPOINTS / COMMITS)
     if isinstance(step, int):
         newest = step if step in commits and _fetched(place, folder, step, commits, warn) else None
     else:
-        newest = next((each for each in sorted(commits, reverse=True) if _fetched(place, folder, each, commits, warn)),
-                      None)
+        newest = next(
+            (each for each in sorted(commits, reverse=True) if _fetched(place, folder, each, commits, warn)), None
+        )
     if newest is None:
         found = ", ".join(map(str, sorted(commits))) or "none"
-        raise UserError(f"{place}: no good checkpoint{f' of step {step}' if isinstance(step, int) else ''}; the run "
-                        f"has {found}")
+        raise UserError(
+            f"{place}: no good checkpoint{f' of step {step}' if isinstance(step, int) else ''}; the run has {found}"
+        )
     if step == "best":
         state = json.loads((folder / runs.CHECKPOINTS / f"step-{newest:08d}" / "state.json").read_text())
         newest = state["best_step"]
@@ -115,8 +129,9 @@ def fetch_run(place: StorePath, step: int | Literal["best"] | None = None, count
     return folder
 
 
-def _fetched(place: StorePath, folder: Path, step: int, commits: dict[int, Commit], warn: Callable[[str], None]
-             ) -> bool:
+def _fetched(
+    place: StorePath, folder: Path, step: int, commits: dict[int, Commit], warn: Callable[[str], None]
+) -> bool:
     """Fetch a checkpoint unless it is there already; returns whether it is complete. A damaged one is reported."""
     place = place / runs.CHECKPOINTS
     target = folder / runs.CHECKPOINTS / f"step-{step:08d}"

@@ -55,8 +55,16 @@ class _Writing:
 class CheckpointManager:
     """The checkpoints of one run, `FOLDER/step-00001000/`. Saving and loading are collective."""
 
-    def __init__(self, folder: Path, environment: Environment, device: torch.device, *, keep_last: int = 2,
-                 warn: Callable[[str], None] = print, run: CheckpointManager | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environment: Environment,
+        device: torch.device,
+        *,
+        keep_last: int = 2,
+        warn: Callable[[str], None] = print,
+        run: CheckpointManager | None = None,
+    ) -> None:
         """run: for the checkpoints of another run, from which this run starts: those of this run, beside which
         converted ones are stored until they are loaded; None: these are this run's own.
         """
@@ -132,8 +140,16 @@ class CheckpointManager:
         step = distributed.from_main(-1 if found is None else found, self.device)
         return None if step < 0 else step
 
-    def save(self, engine: Engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor],
-             files: Mapping[str, dict] = MappingProxyType({}), *, local: bool = False) -> None:
+    def save(
+        self,
+        engine: Engine,
+        state: TrainState,
+        facts: dict,
+        rank_state: dict[str, torch.Tensor],
+        files: Mapping[str, dict] = MappingProxyType({}),
+        *,
+        local: bool = False,
+    ) -> None:
         """Copy everything to host memory and begin to write it; `publish` completes the checkpoint. Collective.
 
         Args:
@@ -157,9 +173,17 @@ class CheckpointManager:
         durable.save({**rank_state, **_rng_state(self.device)}, str(aside / self._rank_file(self.environment.rank)))
         for name, content in files.items():
             durable.save(content, str(aside / name))
-        self._writing = _Writing(durable.writer, aside, state, {
-            **asdict(state), "world_size": self.environment.world_size, **facts,
-        }, local)
+        self._writing = _Writing(
+            durable.writer,
+            aside,
+            state,
+            {
+                **asdict(state),
+                "world_size": self.environment.world_size,
+                **facts,
+            },
+            local,
+        )
 
     def _together(self, what: str) -> AbstractContextManager[None]:
         return distributed.together(what, self.folder, self.device)
@@ -232,8 +256,10 @@ class CheckpointManager:
         count = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
         free = shutil.disk_usage(self.folder).free
         if free < count * _BYTES_PER_PARAMETER:
-            raise UserError(f"{aside.with_suffix('')}: found {free:,} bytes free, expected at least "
-                            f"{count * _BYTES_PER_PARAMETER:,} for a checkpoint; free space and run again")
+            raise UserError(
+                f"{aside.with_suffix('')}: found {free:,} bytes free, expected at least "
+                f"{count * _BYTES_PER_PARAMETER:,} for a checkpoint; free space and run again"
+            )
 
     def _publish(self, aside: Path, final: Path, parts: list[str], state: dict) -> None:
         checksums: dict[str, tuple[int, str]] = {}
@@ -241,8 +267,10 @@ class CheckpointManager:
             files = json.loads(part)
             checksums.update(files)
             if missing := [name for name in files if not (aside / name).is_file()]:
-                raise UserError(f"output: found no {missing[0]} of process {rank} in {aside}, expected the files of "
-                                "all processes; --output must be a folder that all machines share")
+                raise UserError(
+                    f"output: found no {missing[0]} of process {rank} in {aside}, expected the files of "
+                    "all processes; --output must be a folder that all machines share"
+                )
         describe(aside, checksums, state)
         # One of the same step: damaged, so that `latest` has skipped it, or written before the step's evaluation.
         replaced = final.with_name(final.name + _REPLACED)
@@ -263,7 +291,7 @@ class CheckpointManager:
         """
         if not self.environment.is_main:
             return
-        old = set(self.steps()[:-self.keep_last]) - {best, *self._best}
+        old = set(self.steps()[: -self.keep_last]) - {best, *self._best}
         # Checkpoints from before a resume are verified here at the latest: a damaged one must not count among those
         # kept.
         kept = islice(self._good_steps(), self.keep_last) if old else ()
@@ -323,19 +351,27 @@ class CheckpointManager:
         state = read_state(folder)
         world_size, stage = state["world_size"], state["zero_stage"]
         if stage != engine.zero_optimization_stage():
-            raise UserError(f"{folder}: found a checkpoint of zero.stage {stage}, expected "
-                            f"{engine.zero_optimization_stage()}; continue with --zero.stage {stage}")
+            raise UserError(
+                f"{folder}: found a checkpoint of zero.stage {stage}, expected "
+                f"{engine.zero_optimization_stage()}; continue with --zero.stage {stage}"
+            )
         # A field that a checkpoint of an earlier version lacks gets its default.
         restored = TrainState(**{name: state[name] for name in TrainState.__dataclass_fields__ if name in state})
         engine.checkpoint_engine = DurableCheckpointEngine()
         source = self._universal(step) if self.is_elastic(step) else folder
         # DeepSpeed prints what it loads, on every rank.
-        with (kept_hyper_parameters(engine, restored.optimizer_steps), padding_can_be_loaded(engine),
-              contextlib.redirect_stdout(io.StringIO()), plain_path(source.parent) as place):
+        with (
+            kept_hyper_parameters(engine, restored.optimizer_steps),
+            padding_can_be_loaded(engine),
+            contextlib.redirect_stdout(io.StringIO()),
+            plain_path(source.parent) as place,
+        ):
             path, _ = engine.load_checkpoint(str(place), tag=source.name)
         if path is None:
-            raise UserError(f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "
-                            "remove the folder to continue from an older checkpoint")
+            raise UserError(
+                f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "
+                "remove the folder to continue from an older checkpoint"
+            )
         if source != folder:
             distributed.barrier()
             if self.leads:
@@ -363,8 +399,9 @@ def _set_rng_state(state: dict, device: torch.device) -> None:
         torch.cuda.set_rng_state(state["rng_cuda"], device)
 
 
-def read_weights(run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print, *,
-                 ema: bool = False) -> tuple[int, dict[str, torch.Tensor]]:
+def read_weights(
+    run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print, *, ema: bool = False
+) -> tuple[int, dict[str, torch.Tensor]]:
     """Step and whole fp32 weights of a run's checkpoint, of any ZeRO stage.
 
     Args:
@@ -379,14 +416,18 @@ def read_weights(run: Path, step: int | Literal["best"] | None = None, warn: Cal
     if not isinstance(step, int):
         step = manager.latest()
         if step is None:
-            raise UserError(f"{run}: found no good checkpoint under checkpoints/, expected a folder that `cloze "
-                            "pretrain` wrote; train first, or give the run's folder")
+            raise UserError(
+                f"{run}: found no good checkpoint under checkpoints/, expected a folder that `cloze "
+                "pretrain` wrote; train first, or give the run's folder"
+            )
         if wanted == "best":
             step = read_state(manager.path(step))["best_step"]
     if step not in manager.steps() or (step not in manager._good and damage(manager.path(step))):
         found = ", ".join(map(str, manager.steps())) or "none"
-        raise UserError(f"{run}: no good checkpoint of step {step}; the run has {found}"
-                        + ("; train with --evaluation.keep_best true to keep the best" if wanted == "best" else ""))
+        raise UserError(
+            f"{run}: no good checkpoint of step {step}; the run has {found}"
+            + ("; train with --evaluation.keep_best true to keep the best" if wanted == "best" else "")
+        )
     weights = whole_weights(manager.path(step))
     return step, whole_average(manager.path(step), weights) if ema else weights
 
@@ -396,9 +437,14 @@ def checkpoint_steps(run: Path) -> list[int]:
     return CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu")).steps()
 
 
-def read_average(run: Path, count: int, step: int | Literal["best"] | None = None,
-                 warn: Callable[[str], None] = print, *, ema: bool = False
-                 ) -> tuple[list[int], dict[str, torch.Tensor]]:
+def read_average(
+    run: Path,
+    count: int,
+    step: int | Literal["best"] | None = None,
+    warn: Callable[[str], None] = print,
+    *,
+    ema: bool = False,
+) -> tuple[list[int], dict[str, torch.Tensor]]:
     """Steps, ascending, and mean fp32 weights of the checkpoint that `step` names, as in `read_weights`, and of the
     `count` - 1 before it. Buffers are averaged too; sums are computed in fp64.
 
@@ -408,8 +454,10 @@ def read_average(run: Path, count: int, step: int | Literal["best"] | None = Non
     last, weights = read_weights(run, step, warn, ema=ema)
     steps = [each for each in checkpoint_steps(run) if each <= last][-count:]
     if len(steps) < count:
-        raise UserError(f"{run}: found {len(steps)} checkpoints up to step {last}, expected the {count} that are to be "
-                        "averaged; train with a larger --checkpoint.keep_last, or average fewer")
+        raise UserError(
+            f"{run}: found {len(steps)} checkpoints up to step {last}, expected the {count} that are to be "
+            "averaged; train with a larger --checkpoint.keep_last, or average fewer"
+        )
     sums = {name: tensor.double() for name, tensor in weights.items()}
     for each in steps[:-1]:
         for name, tensor in read_weights(run, each, warn, ema=ema)[1].items():

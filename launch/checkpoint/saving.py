@@ -81,8 +81,10 @@ def write_verified(content: Any, path: Path) -> tuple[int, str]:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     written = hashing.size, hashing.digest.hexdigest()
     if (path.stat().st_size, sha256_of(path)) != written:
-        raise UserError(f"{path}: found other bytes on the disk than were written, expected the same; check the disk, "
-                        "then run the same command again")
+        raise UserError(
+            f"{path}: found other bytes on the disk than were written, expected the same; check the disk, "
+            "then run the same command again"
+        )
     return written
 
 

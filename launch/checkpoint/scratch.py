@@ -62,9 +62,13 @@ def whole_on_all(by_machine: list[list[Found]], machines: list[list[int]]) -> li
         if len(parts) < len(by_machine):  # each machine has at most one checkpoint of a step
             continue
         files: dict[str, tuple[int, str]] = {
-            name: (size, digest) for part in parts for name, (size, digest) in part.files.items()}
-        misplaced = any(owner_of(name) in ranks and name not in part.files
-                        for name in files for part, ranks in zip(parts, machines, strict=True))
+            name: (size, digest) for part in parts for name, (size, digest) in part.files.items()
+        }
+        misplaced = any(
+            owner_of(name) in ranks and name not in part.files
+            for name in files
+            for part, ranks in zip(parts, machines, strict=True)
+        )
         if hash_of_files(files) == first.whole and not misplaced:
             return parts
     return None

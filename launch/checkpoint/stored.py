@@ -41,6 +41,7 @@ from cloze.pipeline.stores.places import StorePath
 _LOOK_SECONDS = 1.0  # seconds between two listings while other ranks upload
 _WAIT_SECONDS = 0.1  # seconds between two checks at the end of a run
 
+
 @dataclass(frozen=True)
 class _Published:
     """A checkpoint on the scratch of the machines."""
@@ -62,8 +63,17 @@ class StoredCheckpoints(CheckpointManager):
     other machines.
     """
 
-    def __init__(self, run: StoredRun, folder: Path, environment: Environment, device: torch.device, *,
-                 keep_last: int = 2, warn: Callable[[str], None] = print, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self,
+        run: StoredRun,
+        folder: Path,
+        environment: Environment,
+        device: torch.device,
+        *,
+        keep_last: int = 2,
+        warn: Callable[[str], None] = print,
+        say: Callable[[str], None] = print,
+    ) -> None:
         super().__init__(folder, environment, device, keep_last=keep_last, warn=warn)
         self._run, self._say = run, say
         self._place = run.checkpoints
@@ -124,23 +134,28 @@ class StoredCheckpoints(CheckpointManager):
     def _exchange_facts(self) -> None:
         """Exchange the name of this start, the committed checkpoints and the ranks of each machine. Collective."""
         log = self._run.log
-        sent = json.dumps([self._run.attempt, {step: commit.attempt for step, commit in log.commits.items()}]
-                          ) if log else ""
+        sent = (
+            json.dumps([self._run.attempt, {step: commit.attempt for step, commit in log.commits.items()}])
+            if log
+            else ""
+        )
         attempt, committed = json.loads(distributed.gather_texts(sent, self.device)[0])
         self._committed = {int(step): by for step, by in committed.items()}
         if log is None:
             self._run.meet(attempt)
         status = self.folder.stat()
         machines = distributed.gather_texts(f"{platform.node()} {status.st_dev} {status.st_ino}", self.device)
-        self._ranks_by_machine = [[rank for rank, machine in enumerate(machines) if machine == each]
-                          for each in dict.fromkeys(machines)]
+        self._ranks_by_machine = [
+            [rank for rank, machine in enumerate(machines) if machine == each] for each in dict.fromkeys(machines)
+        ]
         self._local_ranks = next(ranks for ranks in self._ranks_by_machine if self.environment.rank in ranks)
         with self._together("begin a run"):
             if is_first(attempt) and self.leads and super().steps():
                 raise UserError(
                     f"checkpoint.scratch: found checkpoints in {self.folder.resolve()}, of a run that no longer "
                     f"exists in {self._run.place}, expected none at a first start; remove {self.folder.resolve()}, "
-                    "or choose another --output")
+                    "or choose another --output"
+                )
         if log:
             self._thread.submit(self._remove_uncommitted)
 
@@ -162,8 +177,9 @@ class StoredCheckpoints(CheckpointManager):
             return None
         step, files = whole[0].step, {name: each for part in whole for name, each in part.files.items()}
         if not take_shared(self.path(step), whole, self._ranks_by_machine, self.environment.rank, self.device):
-            self.warn(f"{self.path(step)}: the files copied from another machine differ from what was written; "
-                      "passed over")
+            self.warn(
+                f"{self.path(step)}: the files copied from another machine differ from what was written; passed over"
+            )
             return None
         mine = {name: each for name, each in files.items() if (owner_of(name) or 0) == self.environment.rank}
         self._waiting = _Published(step, files, mine, read_state(self.path(step)))
@@ -191,8 +207,10 @@ class StoredCheckpoints(CheckpointManager):
         index = self._agree_on_index(step)
         problems = ["its index, see above"] if index is None else self._fetch(step, index, whole=True)
         if any(problems):
-            raise UserError(f"{self._place}: found step {step} damaged ({next(filter(None, problems))}), expected what "
-                            "was uploaded; run the same command again, which resumes from an older one")
+            raise UserError(
+                f"{self._place}: found step {step} damaged ({next(filter(None, problems))}), expected what "
+                "was uploaded; run the same command again, which resumes from an older one"
+            )
         return step
 
     def _fetch(self, step: int, index: dict, whole: bool = False) -> list[str]:
@@ -206,8 +224,11 @@ class StoredCheckpoints(CheckpointManager):
         """
         state = index["state"]
         whole = whole or state["world_size"] != self.environment.world_size  # each machine then converts the checkpoint
-        files = {name: tuple(each) for name, each in sorted(index["files"].items())
-                 if whole or owner_of(name) is None or owner_of(name) in self._local_ranks}
+        files = {
+            name: tuple(each)
+            for name, each in sorted(index["files"].items())
+            if whole or owner_of(name) is None or owner_of(name) in self._local_ranks
+        }
         aside = self.path(step).with_name(self.path(step).name + ".fetched.tmp")
         with self._together("make room for a checkpoint"), readable_errors(aside):
             if self.leads:
@@ -281,8 +302,10 @@ class StoredCheckpoints(CheckpointManager):
         failure, lost = self._thread.failure, self._run.lost()
         with self._together("upload a checkpoint"):
             if lost is not None:
-                raise TakenOver(f"output: found {self._run.place} held by another job ({lost}), expected this one to "
-                                "hold it to the end; this one ends, and none of its later steps is kept")
+                raise TakenOver(
+                    f"output: found {self._run.place} held by another job ({lost}), expected this one to "
+                    "hold it to the end; this one ends, and none of its later steps is kept"
+                )
             if failure is not None and not isinstance(failure, StoreAway):
                 raise UserError(f"{failure}; {self._kept()}")
         self._store_failure = self._store_failure or failure or self._run.away()
@@ -297,12 +320,21 @@ class StoredCheckpoints(CheckpointManager):
         """Raise UserError with the failure and the folder of the last checkpoint. Collective."""
         with self._together("reach the store"):
             if self._store_failure is not None:
-                raise UserError(f"{self._store_failure}; {self._kept()}: the same command on the "
-                                "same machines resumes from it")
+                raise UserError(
+                    f"{self._store_failure}; {self._kept()}: the same command on the same machines resumes from it"
+                )
         raise AssertionError("unreachable: the rank for which all give up has raised")
 
-    def save(self, engine: Engine, state: TrainState, facts: dict, rank_state: dict[str, torch.Tensor],
-             files: Mapping[str, dict] = MappingProxyType({}), *, local: bool = False) -> None:
+    def save(
+        self,
+        engine: Engine,
+        state: TrainState,
+        facts: dict,
+        rank_state: dict[str, torch.Tensor],
+        files: Mapping[str, dict] = MappingProxyType({}),
+        *,
+        local: bool = False,
+    ) -> None:
         """As in CheckpointManager; state.json also names the start that saved it."""
         super().save(engine, state, facts | {ATTEMPT: self._run.attempt}, rank_state, files, local=local)
 
@@ -371,13 +403,17 @@ class StoredCheckpoints(CheckpointManager):
         """Report the time of the first upload; warn once if an upload takes longer than a stopped job has left."""
         if not self._measured:
             self._measured = True
-            self._say(f"{self._run.place}: step {step} was uploaded after {seconds:.1f} s ({num_bytes / 1e6:,.1f} MB); "
-                      "a stop takes as long, so give the job more time than that between its signal and its end")
+            self._say(
+                f"{self._run.place}: step {step} was uploaded after {seconds:.1f} s ({num_bytes / 1e6:,.1f} MB); "
+                "a stop takes as long, so give the job more time than that between its signal and its end"
+            )
         short = [f"{name} = {given:g}" for name, given in self._run.graces.items() if given < seconds]
         if short and not self._warned_short:
             self._warned_short = True
-            self.warn(f"{' and '.join(short)}: step {step} took {seconds:.1f} s to the store, expected less: a job "
-                      "that is stopped ends before its checkpoint is there; have it signalled earlier")
+            self.warn(
+                f"{' and '.join(short)}: step {step} took {seconds:.1f} s to the store, expected less: a job "
+                "that is stopped ends before its checkpoint is there; have it signalled earlier"
+            )
 
     def finish(self, best: int | None, beat: Callable[[], None]) -> None:
         """As in CheckpointManager; returns when the newest one is committed.
@@ -413,7 +449,7 @@ class StoredCheckpoints(CheckpointManager):
         log = self._run.log
         if log:
             good = [step for step in sorted(log.commits) if step not in self._damaged]
-            if old := set(good[:-self.keep_last]) - {best, *self._best, self._best_committed}:
+            if old := set(good[: -self.keep_last]) - {best, *self._best, self._best_committed}:
                 self._thread.submit(partial(self._retire, old))
         if self.leads and (local := super().steps()):
             kept = {each.step for each in (self._waiting, self._best_waiting) if each}
@@ -450,9 +486,13 @@ class StoredCheckpoints(CheckpointManager):
         counted = {f"{step_place(self._place, step).name}/{commit.folder}" for step, commit in log.commits.items()}
         try:
             found = [each.key for each in self._place.objects()]
-            old = [key for key in found if key[start:].startswith("step-")
-                   and "/".join(key[start:].split("/")[:2]) not in counted
-                   and key[start:].partition("/")[2].partition("-")[0] < attempt.partition("-")[0]]
+            old = [
+                key
+                for key in found
+                if key[start:].startswith("step-")
+                and "/".join(key[start:].split("/")[:2]) not in counted
+                and key[start:].partition("/")[2].partition("-")[0] < attempt.partition("-")[0]
+            ]
             self._place.writer.delete(old)
         except UserError as error:
             self.warn(f"{self._place}: what interrupted uploads have left could not be removed ({error})")

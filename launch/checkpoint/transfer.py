@@ -59,8 +59,10 @@ def upload(path: Path, size: int, digest: str, folder: StorePath, patience: Pati
         for each in sent:
             each.result()
     if found.hexdigest() != digest:
-        raise UserError(f"{path}: found other bytes on the disk than were written, expected the same; check the disk, "
-                        "then run the same command again")
+        raise UserError(
+            f"{path}: found other bytes on the disk than were written, expected the same; check the disk, "
+            "then run the same command again"
+        )
 
 
 def fetch(folder: StorePath, size: int, digest: str, target: Path) -> None:
@@ -131,13 +133,16 @@ class StoreThread:
             except UserError as error:
                 self._failure = error
             except OSError as error:  # an error of the scratch disk
-                self._failure = UserError(f"checkpoint.scratch: a checkpoint there can't be read "
-                                          f"({error.strerror or error}); check the disk")
+                self._failure = UserError(
+                    f"checkpoint.scratch: a checkpoint there can't be read ({error.strerror or error}); check the disk"
+                )
             except Exception as error:  # a bug must end the run, not leave it without checkpoints
                 if self._ended.is_set():  # the interpreter starts no more threads
                     return
-                self._failure = UserError(f"the thread that uploads checkpoints has failed ({type(error).__name__}: "
-                                          f"{error}), expected it to keep running")
+                self._failure = UserError(
+                    f"the thread that uploads checkpoints has failed ({type(error).__name__}: "
+                    f"{error}), expected it to keep running"
+                )
                 raise
             finally:
                 with self._lock:

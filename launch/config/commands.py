@@ -108,5 +108,7 @@ class StatusConfig:
     def __post_init__(self) -> None:
         at_least("status", self, interval_seconds=0.1)
         if self.curves is not None and not is_url(self.run):
-            raise UserError(f"curves: found {self.curves} with the folder {self.run} as run, expected null: its curves "
-                            f"are there; tensorboard --logdir {self.run}")
+            raise UserError(
+                f"curves: found {self.curves} with the folder {self.run} as run, expected null: its curves "
+                f"are there; tensorboard --logdir {self.run}"
+            )

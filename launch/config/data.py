@@ -61,21 +61,28 @@ class MixtureConfig:
         labels = [source.label for source in self.sources]
         for label in labels:
             if not re.fullmatch(r"[\w.-]+", label):
-                raise UserError(f"data.sources: found the name {label!r}, expected letters, digits, dots, dashes and "
-                                "underscores; give the source another name")
+                raise UserError(
+                    f"data.sources: found the name {label!r}, expected letters, digits, dots, dashes and "
+                    "underscores; give the source another name"
+                )
             if labels.count(label) > 1:
-                raise UserError(f"data.sources: found two that are called {label}, expected a name for each; give them "
-                                "names")
+                raise UserError(
+                    f"data.sources: found two that are called {label}, expected a name for each; give them names"
+                )
         weights = [source.weight for source in self.sources]
         for label, weight in zip(labels, weights, strict=True):
             if weight is not None and not 0 < weight < math.inf:
                 raise UserError(f"data.sources: found weight {weight} of {label}, expected a number above 0")
         given = sum(weight is not None for weight in weights)
         if given not in (0, len(weights)):
-            raise UserError(f"data.sources: found {given} weights for {len(weights)} sources, expected one for each, "
-                            "or none")
-        ways = {"weights of data.sources": given > 0, "data.phases": bool(self.phases),
-                "data.temperature": self.temperature is not None}
+            raise UserError(
+                f"data.sources: found {given} weights for {len(weights)} sources, expected one for each, or none"
+            )
+        ways = {
+            "weights of data.sources": given > 0,
+            "data.phases": bool(self.phases),
+            "data.temperature": self.temperature is not None,
+        }
         if sum(ways.values()) > 1:
             found = " and ".join(name for name, used in ways.items() if used)
             raise UserError(f"data: found {found}, expected one of them: each says all shares")

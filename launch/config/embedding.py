@@ -32,7 +32,9 @@ class EmbeddingConfig:
         if not 0 < self.temperature < math.inf:
             raise UserError(f"embedding.temperature: found {self.temperature}, expected a number above 0")
         if any(size < 1 for size in self.dimensions) or len(set(self.dimensions)) < len(self.dimensions):
-            raise UserError(f"embedding.dimensions: found {', '.join(map(str, self.dimensions))}, expected sizes of at "
-                            "least 1, each once")
+            raise UserError(
+                f"embedding.dimensions: found {', '.join(map(str, self.dimensions))}, expected sizes of at "
+                "least 1, each once"
+            )
         if len(self.scored_columns) not in (0, 2):
             raise UserError(f"embedding.scored_columns: found {', '.join(self.scored_columns)}, expected two columns")

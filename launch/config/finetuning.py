@@ -149,7 +149,8 @@ class FinetuneConfig(RunConfig, HubConfig):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=FREE)
     """When checkpoints are saved, which are kept and how a run resumes."""
     evaluation: EvaluationConfig = field(
-        default_factory=lambda: EvaluationConfig(metric=AUTO, keep_best=True), metadata=FREE)
+        default_factory=lambda: EvaluationConfig(metric=AUTO, keep_best=True), metadata=FREE
+    )
     """When the run is evaluated on the validation file; metric auto: the task's first one."""
     monitor: MonitorConfig = field(default_factory=lambda: MonitorConfig(inspect_every_steps=0), metadata=FREE)
     """What is monitored besides the curves, and how often."""
@@ -161,8 +162,17 @@ class FinetuneConfig(RunConfig, HubConfig):
     """Further DeepSpeed settings, by DeepSpeed's names."""
 
     def __post_init__(self) -> None:
-        at_least("finetune", self, max_length=8, head_tokens=1, window_step=1, max_query_tokens=1,
-                 max_answer_tokens=1, reinitialize_layers=0, seeds=1)
+        at_least(
+            "finetune",
+            self,
+            max_length=8,
+            head_tokens=1,
+            window_step=1,
+            max_query_tokens=1,
+            max_answer_tokens=1,
+            reinitialize_layers=0,
+            seeds=1,
+        )
         check_seed(self)
         for name in ("epochs", "evaluate_every_epochs", "unfreeze_every_epochs"):
             value = getattr(self, name)
@@ -175,17 +185,24 @@ class FinetuneConfig(RunConfig, HubConfig):
             raise UserError(f"freeze: found {self.freeze!r}, expected none, encoder or below_N, such as below_2")
         if self.unfreeze_every_epochs is not None and (self.freeze != "none" or self.zero.stage):
             found = f"freeze {self.freeze}" if self.freeze != "none" else f"zero.stage {self.zero.stage}"
-            raise UserError(f"unfreeze_every_epochs: found {found}, expected freeze none and zero.stage 0, where what "
-                            "learns may change from step to step")
+            raise UserError(
+                f"unfreeze_every_epochs: found {found}, expected freeze none and zero.stage 0, where what "
+                "learns may change from step to step"
+            )
         if self.freeze == "encoder" and self.zero.stage == 3:
-            raise UserError("freeze: found encoder at zero.stage 3, expected stage 0 to 2: what learns is too small to "
-                            "be partitioned")
+            raise UserError(
+                "freeze: found encoder at zero.stage 3, expected stage 0 to 2: what learns is too small to "
+                "be partitioned"
+            )
         if self.evaluation.samples is not None:
             raise UserError("evaluation.samples: found a number, expected null: all of the validation file is measured")
         for section, name, usual in (
-            ("train", "initial_global_batch_size", None), ("train", "batch_phases", []),
+            ("train", "initial_global_batch_size", None),
+            ("train", "batch_phases", []),
             ("train", "loss_reduction", "tokens"),
-            ("train", "compile", None), ("train", "memory_limit_gib", None), ("train", "sequence_length", None),
+            ("train", "compile", None),
+            ("train", "memory_limit_gib", None),
+            ("train", "sequence_length", None),
             ("monitor", "embeddings", False),
         ):
             found = getattr(getattr(self, section), name)
@@ -194,16 +211,19 @@ class FinetuneConfig(RunConfig, HubConfig):
                 raise UserError(f"{section}.{name}: found {found}, expected {expected}: it is for pretraining")
         check_processes(self)
         if self.processes != 1 and (self.seeds > 1 or self.grid):
-            raise UserError(f"processes: found {self.processes} with seeds or grid, expected 1: a sweep starts a run "
-                            "of one process on each GPU")
+            raise UserError(
+                f"processes: found {self.processes} with seeds or grid, expected 1: a sweep starts a run "
+                "of one process on each GPU"
+            )
         check_sections(self)
         if self.train.max_steps is not None:  # else the steps are not counted yet
             check_warmup(self)
         elif self.epochs is None:
             raise UserError("epochs: found null without train.max_steps, expected one of them")
 
-    def for_task(self, task: Task, positions: int, pooling: Literal["cls", "mean", "max"] | None = None
-                 ) -> FinetuneConfig:
+    def for_task(
+        self, task: Task, positions: int, pooling: Literal["cls", "mean", "max"] | None = None
+    ) -> FinetuneConfig:
         """With the metric's name and, unless given, the maximum length and pooling by task and model.
 
         Args:
@@ -215,25 +235,30 @@ class FinetuneConfig(RunConfig, HubConfig):
         """
         every = self.evaluation.every_steps
         if every != EvaluationConfig.every_steps and self.evaluate_every_epochs is not None:
-            raise UserError(f"evaluation.every_steps: found {every} beside evaluate_every_epochs = "
-                            f"{self.evaluate_every_epochs:g}, which sets the same, expected only one of them; add "
-                            "--evaluate_every_epochs null")
+            raise UserError(
+                f"evaluation.every_steps: found {every} beside evaluate_every_epochs = "
+                f"{self.evaluate_every_epochs:g}, which sets the same, expected only one of them; add "
+                "--evaluate_every_epochs null"
+            )
         if self.max_length is not None and self.max_length > positions:
-            raise UserError(f"max_length: found {self.max_length}, expected at most {positions}, the positions of "
-                            f"{self.model}")
+            raise UserError(
+                f"max_length: found {self.max_length}, expected at most {positions}, the positions of {self.model}"
+            )
         evaluation = self.evaluation
         if evaluation.metric == AUTO:
             evaluation = replace(evaluation, metric=task.metrics[0])
         usual = _LONG_TEXT if self.keep == "head_tail" else task.max_length
         length = self.max_length or min(usual, positions)
         if self.keep == "head_tail" and self.head_tokens >= length - 2:
-            raise UserError(f"head_tokens: found {self.head_tokens} with max_length {length}, expected less than "
-                            f"{length - 2}, so that there is room for the tail; lower it, or raise --max_length")
+            raise UserError(
+                f"head_tokens: found {self.head_tokens} with max_length {length}, expected less than "
+                f"{length - 2}, so that there is room for the tail; lower it, or raise --max_length"
+            )
         step = self.window_step or (min(_WINDOW_STEP, length // 3) if task.kind == "answering" else length // 2 - 1)
-        learned: Literal["pooler", "cls", "mean", "max"] = (
-            (pooling or "mean") if task.kind == "embedding" else "pooler")
-        return replace(self, max_length=length, window_step=step, evaluation=evaluation,
-                       pooling=self.pooling or learned)
+        learned: Literal["pooler", "cls", "mean", "max"] = (pooling or "mean") if task.kind == "embedding" else "pooler"
+        return replace(
+            self, max_length=length, window_step=step, evaluation=evaluation, pooling=self.pooling or learned
+        )
 
     @property
     def lengths(self) -> tuple[int, int]:

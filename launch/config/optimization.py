@@ -50,11 +50,15 @@ class OptimizerConfig:
         if bounds is not None and (len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]):
             raise UserError(f"optimizer.trust_ratio_bounds: found {bounds}, expected two numbers, the least first")
         if self.implementation == "deepspeed" and self.name != "adamw":
-            raise UserError(f"optimizer.implementation: found deepspeed with optimizer.name {self.name}, expected "
-                            "torch: of DeepSpeed's kernels only adamw's are used")
+            raise UserError(
+                f"optimizer.implementation: found deepspeed with optimizer.name {self.name}, expected "
+                "torch: of DeepSpeed's kernels only adamw's are used"
+            )
         if not self.bias_correction and self.name not in ("adamw", "lamb"):
-            raise UserError(f"optimizer.bias_correction: found false with optimizer.name {self.name}, expected true; "
-                            "only adamw and lamb have a form without")
+            raise UserError(
+                f"optimizer.bias_correction: found false with optimizer.name {self.name}, expected true; "
+                "only adamw and lamb have a form without"
+            )
 
     @property
     def whole_tensors(self) -> bool:
@@ -66,9 +70,9 @@ class OptimizerConfig:
 class ScheduleConfig:
     """Learning rate as a pure function of the step, or of the time that a run with a time budget has used."""
 
-    name: Literal[
-        "linear", "cosine", "constant", "polynomial", "poly_nvidia", "inverse_sqrt", "wsd", "exponential"
-    ] = "linear"
+    name: Literal["linear", "cosine", "constant", "polynomial", "poly_nvidia", "inverse_sqrt", "wsd", "exponential"] = (
+        "linear"
+    )
     """Shape after the warmup, which itself is always linear. docs/recipes.md shows the shapes."""
     warmup_steps: int | None = None
     """Warmup steps; null: warmup_share of all steps."""
@@ -93,8 +97,16 @@ class ScheduleConfig:
     """Steps between two multiplications, at least 1 (exponential)."""
 
     def __post_init__(self) -> None:
-        at_least("schedule", self, warmup_steps=0, warmup_share=0, warmup_tokens=1, initial_share=0, final_share=0,
-                 factor_steps=1)
+        at_least(
+            "schedule",
+            self,
+            warmup_steps=0,
+            warmup_share=0,
+            warmup_tokens=1,
+            initial_share=0,
+            final_share=0,
+            factor_steps=1,
+        )
         for name in ("warmup_share", "initial_share", "final_share"):
             if getattr(self, name) > 1:
                 raise UserError(f"schedule.{name}: found {getattr(self, name)}, expected 0 to 1")
@@ -105,9 +117,11 @@ class ScheduleConfig:
                 raise UserError(f"schedule.{name}: found {getattr(self, name)}, expected above 0 and at most 1")
         if self.warmup_tokens is not None:
             if self.name not in ("constant", "wsd", "poly_nvidia"):
-                raise UserError(f"schedule.warmup_tokens: found {self.warmup_tokens} with schedule.name {self.name}, "
-                                "expected null: it starts at the step where the warmup ends; give warmup_steps, or "
-                                "use constant, wsd or poly_nvidia")
+                raise UserError(
+                    f"schedule.warmup_tokens: found {self.warmup_tokens} with schedule.name {self.name}, "
+                    "expected null: it starts at the step where the warmup ends; give warmup_steps, or "
+                    "use constant, wsd or poly_nvidia"
+                )
             if self.warmup_steps is not None:
                 raise UserError("schedule.warmup_tokens: found beside schedule.warmup_steps, expected one of them")
 

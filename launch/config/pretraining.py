@@ -35,8 +35,9 @@ class PretrainEvaluationConfig(EvaluationConfig):
             raise UserError(f"evaluation.masking_rate: found {self.masking_rate}, expected a share above 0, up to 1")
         for name in self.sets:
             if not re.fullmatch(r"[\w.-]+", name):
-                raise UserError(f"evaluation.sets: found the name {name!r}, expected letters, digits, dots, dashes and "
-                                "underscores")
+                raise UserError(
+                    f"evaluation.sets: found the name {name!r}, expected letters, digits, dots, dashes and underscores"
+                )
 
 
 @dataclass(frozen=True)
@@ -113,31 +114,50 @@ class PretrainConfig(RunConfig):
         if self.init_optimizer and self.init_from is None:
             raise UserError("init_optimizer: found true without init_from, expected the run whose moments to take")
         if self.init_layers is not None and (self.init_from is None or self.init_optimizer):
-            raise UserError("init_layers: found them " + ("with init_optimizer, expected weights alone"
-                            if self.init_from else "without init_from, expected the model whose layers to take"))
+            raise UserError(
+                "init_layers: found them "
+                + (
+                    "with init_optimizer, expected weights alone"
+                    if self.init_from
+                    else "without init_from, expected the model whose layers to take"
+                )
+            )
         if self.init_layers is not None and len(self.init_layers) != self.model.num_hidden_layers:
-            raise UserError(f"init_layers: found {len(self.init_layers)}, expected one for each of "
-                            f"model.num_hidden_layers = {self.model.num_hidden_layers}")
+            raise UserError(
+                f"init_layers: found {len(self.init_layers)}, expected one for each of "
+                f"model.num_hidden_layers = {self.model.num_hidden_layers}"
+            )
         if self.init_word_vectors and self.init_from:
-            raise UserError(f"init_word_vectors: found {self.init_word_vectors} with init_from = {self.init_from}, "
-                            "which has word embeddings of its own, expected one of the two; leave the other out")
+            raise UserError(
+                f"init_word_vectors: found {self.init_word_vectors} with init_from = {self.init_from}, "
+                "which has word embeddings of its own, expected one of the two; leave the other out"
+            )
         check_seed(self)
         shares = [phase.until_share for phase in self.masking.phases if phase.until_share is not None]
         changes = self.masking.final_rate not in (None, self.masking.rate)
         if (changes or shares) and (self.train.time_budget_hours is not None or self.train.batch_changes):
-            name, value, instead = (("phases", f"until_share {shares[0]}", "until_tokens") if shares else
-                                    ("final_rate", self.masking.final_rate, "null"))
-            raise UserError(f"masking.{name}: found {value} in a run with a time budget or batches of several sizes, "
-                            f"expected {instead}: how many samples it has is not known beforehand")
+            name, value, instead = (
+                ("phases", f"until_share {shares[0]}", "until_tokens")
+                if shares
+                else ("final_rate", self.masking.final_rate, "null")
+            )
+            raise UserError(
+                f"masking.{name}: found {value} in a run with a time budget or batches of several sizes, "
+                f"expected {instead}: how many samples it has is not known beforehand"
+            )
         if self.masking.next_tokens_until and self.evaluation.patience is not None:
-            raise UserError(f"evaluation.patience: found {self.evaluation.patience} with masking.next_tokens_until, "
-                            "expected null: masked tokens are measured, which get no better before they begin")
+            raise UserError(
+                f"evaluation.patience: found {self.evaluation.patience} with masking.next_tokens_until, "
+                "expected null: masked tokens are measured, which get no better before they begin"
+            )
         check_processes(self)
         if self.data_streams is not None:
             for name, size in self.train.batch_sizes.items():
                 if self.data_streams < 1 or size % self.data_streams:
-                    raise UserError(f"data_streams: found {self.data_streams}, expected a divisor of train.{name} = "
-                                    f"{size}; leave it at null to have one chosen")
+                    raise UserError(
+                        f"data_streams: found {self.data_streams}, expected a divisor of train.{name} = "
+                        f"{size}; leave it at null to have one chosen"
+                    )
         check_sections(self)
         check_warmup(self)
         own = set()
@@ -147,9 +167,11 @@ class PretrainConfig(RunConfig):
         # The parser returns unparsable values as text, and for a file its content.
         elif self.data.startswith(("{", "[")) or "\n" in self.data or os.path.isfile(self.data):
             found = self.data if len(self.data) < 200 and "\n" not in self.data else f"a text, {self.data[:40]!r}..."
-            raise UserError(f"data: found {found}, expected a folder, or a section (or a YAML file of one) with "
-                            "sources, a list of {path, name, weight}, and proportions, temperature or phases, a list "
-                            "of {weights, until_tokens}; --data.help explains them")
+            raise UserError(
+                f"data: found {found}, expected a folder, or a section (or a YAML file of one) with "
+                "sources, a list of {path, name, weight}, and proportions, temperature or phases, a list "
+                "of {weights, until_tokens}; --data.help explains them"
+            )
         if both := sorted(own & self.evaluation.sets.keys()):
             raise UserError(f"evaluation.sets: found {both[0]}, expected a name that no source of data has")
 

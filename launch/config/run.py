@@ -37,28 +37,40 @@ class RunConfig:
 def check_sections(config: RunConfig) -> None:
     """Raise UserError for values of different sections of a run that contradict each other."""
     if config.train.precision == "fp16" and config.optimizer.whole_tensors:
-        raise UserError(f"optimizer.name: found {config.optimizer.name} with train.precision fp16, expected adamw: it "
-                        "needs zero.stage 0, and fp16 any other; use --train.precision bf16, or fp32 on a GPU "
-                        "without bf16")
+        raise UserError(
+            f"optimizer.name: found {config.optimizer.name} with train.precision fp16, expected adamw: it "
+            "needs zero.stage 0, and fp16 any other; use --train.precision bf16, or fp32 on a GPU "
+            "without bf16"
+        )
     if config.train.precision == "fp16" and config.zero.stage == 0:
         # DeepSpeed accumulates fp16 gradients in fp32 only where it partitions (engine.py,
         # _do_optimizer_sanity_check); with one process stage 1 partitions nothing away.
-        raise UserError("train.precision: found fp16 at zero.stage 0, expected stage 1 to 3, where gradients are "
-                        "accumulated in fp32; add --zero.stage 1")
+        raise UserError(
+            "train.precision: found fp16 at zero.stage 0, expected stage 1 to 3, where gradients are "
+            "accumulated in fp32; add --zero.stage 1"
+        )
     if config.train.compile and config.zero.stage == 3:
-        raise UserError("train.compile: found true at zero.stage 3, expected stage 0 to 2, where a layer's weights "
-                        "stay in place; compiled code would keep those that stage 3 takes away")
+        raise UserError(
+            "train.compile: found true at zero.stage 3, expected stage 0 to 2, where a layer's weights "
+            "stay in place; compiled code would keep those that stage 3 takes away"
+        )
     if config.optimizer.whole_tensors and config.zero.stage:
-        raise UserError(f"optimizer.name: found {config.optimizer.name} at zero.stage {config.zero.stage}, expected "
-                        "adamw: it measures whole tensors, of which each process would hold a part; use "
-                        "--zero.stage 0")
+        raise UserError(
+            f"optimizer.name: found {config.optimizer.name} at zero.stage {config.zero.stage}, expected "
+            "adamw: it measures whole tensors, of which each process would hold a part; use "
+            "--zero.stage 0"
+        )
     if config.train.time_budget_hours is not None:
         if (warmup := config.schedule.warmup_steps) is not None:
-            raise UserError(f"schedule.warmup_steps: found {warmup} with train.time_budget_hours, which does not "
-                            "count steps, expected null; use --schedule.warmup_steps null --schedule.warmup_share 0.06")
+            raise UserError(
+                f"schedule.warmup_steps: found {warmup} with train.time_budget_hours, which does not "
+                "count steps, expected null; use --schedule.warmup_steps null --schedule.warmup_share 0.06"
+            )
         if config.schedule.name == "exponential":
-            raise UserError("schedule.name: found exponential with train.time_budget_hours, expected a schedule that "
-                            "counts no steps")
+            raise UserError(
+                "schedule.name: found exponential with train.time_budget_hours, expected a schedule that "
+                "counts no steps"
+            )
 
 
 def check_seed(config: RunConfig) -> None:
@@ -77,6 +89,8 @@ def check_warmup(config: RunConfig) -> None:
     """Raise UserError for more steps of warmup than there are steps."""
     warmup = config.schedule.warmup_steps
     if config.train.time_budget_hours is None and warmup is not None and warmup > config.train.max_steps:
-        raise UserError(f"schedule.warmup_steps: found {warmup}, expected at most train.max_steps = "
-                        f"{config.train.max_steps}; for a shorter run add --schedule.warmup_steps null, which makes "
-                        f"the warmup {config.schedule.warmup_share:g} of its steps (schedule.warmup_share)")
+        raise UserError(
+            f"schedule.warmup_steps: found {warmup}, expected at most train.max_steps = "
+            f"{config.train.max_steps}; for a shorter run add --schedule.warmup_steps null, which makes "
+            f"the warmup {config.schedule.warmup_share:g} of its steps (schedule.warmup_share)"
+        )

@@ -41,11 +41,15 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         at_least("checkpoint", self, every_steps=0, keep_last=1, local=1, store_patience_seconds=1)
         if self.store_patience_seconds > _LONGEST_PATIENCE:
-            raise UserError(f"checkpoint.store_patience_seconds: found {self.store_patience_seconds:g}, expected at "
-                            f"most {_LONGEST_PATIENCE}: other processes wait for rank 0 for half an hour")
+            raise UserError(
+                f"checkpoint.store_patience_seconds: found {self.store_patience_seconds:g}, expected at "
+                f"most {_LONGEST_PATIENCE}: other processes wait for rank 0 for half an hour"
+            )
         if self.local is not None and self.every_steps % self.local:
-            raise UserError(f"checkpoint.local: found {self.local}, expected a divisor of checkpoint.every_steps = "
-                            f"{self.every_steps}")
+            raise UserError(
+                f"checkpoint.local: found {self.local}, expected a divisor of checkpoint.every_steps = "
+                f"{self.every_steps}"
+            )
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,10 @@ class MonitorConfig:
             if getattr(self, name) <= 0:
                 raise UserError(f"monitor.{name}: found {getattr(self, name)}, expected more than 0")
         if self.hang_seconds <= self.heartbeat_seconds:
-            raise UserError(f"monitor.hang_seconds: found {self.hang_seconds}, expected more than "
-                            f"monitor.heartbeat_seconds = {self.heartbeat_seconds}")
+            raise UserError(
+                f"monitor.hang_seconds: found {self.hang_seconds}, expected more than "
+                f"monitor.heartbeat_seconds = {self.heartbeat_seconds}"
+            )
         steps = self.profile_steps
         if steps and not (len(steps) == 2 and 0 <= steps[0] <= steps[1]):
             raise UserError(f"monitor.profile_steps: found {self.profile_steps}, expected the first and the last step")
@@ -142,5 +148,8 @@ class ZeroConfig:
     def __post_init__(self) -> None:
         for name, least in (("offload_optimizer", 2), ("offload_parameters", 3)):
             if getattr(self, name) and self.stage < least:
-                raise UserError(f"zero.{name}: found true at zero.stage {self.stage}, expected stage {least}"
-                                + (" or 3" if least < 3 else "") + f"; add --zero.stage {least}")
+                raise UserError(
+                    f"zero.{name}: found true at zero.stage {self.stage}, expected stage {least}"
+                    + (" or 3" if least < 3 else "")
+                    + f"; add --zero.stage {least}"
+                )

@@ -13,8 +13,9 @@ from cloze.pipeline.errors import UserError
 class Task:
     """A task: columns of its files, labels and metrics."""
 
-    kind: Literal["classification", "regression", "multi_label", "columns", "tagging", "answering", "choice",
-                  "embedding"]
+    kind: Literal[
+        "classification", "regression", "multi_label", "columns", "tagging", "answering", "choice", "embedding"
+    ]
     """What is predicted: a class, a number, a set of labels, a class in each of several columns; a class for each
     word; a span of a text; one of several texts; nothing, but vectors of texts that are alike where the texts are."""
     texts: tuple[str, ...] = ()
@@ -51,10 +52,20 @@ TASKS = {
     "multi-label": Task("multi_label", ("text",), ("labels",), metrics=("f1_micro", "f1_macro", "exact_match")),
     "label-columns": Task("columns", ("text",), (), metrics=("accuracy_mean",)),
     "sst2": Task("classification", ("sentence",), labels=_BINARY, metrics=("accuracy",)),
-    "cola": Task("classification", ("sentence",), labels=_BINARY, metrics=("matthews_correlation", "accuracy"),
-                 header=("source", "label", "star", "sentence")),
-    "mnli": Task("classification", _PAIR, ("gold_label",), ("contradiction", "entailment", "neutral"),
-                 diagnostic=("Premise", "Hypothesis", "Label")),
+    "cola": Task(
+        "classification",
+        ("sentence",),
+        labels=_BINARY,
+        metrics=("matthews_correlation", "accuracy"),
+        header=("source", "label", "star", "sentence"),
+    ),
+    "mnli": Task(
+        "classification",
+        _PAIR,
+        ("gold_label",),
+        ("contradiction", "entailment", "neutral"),
+        diagnostic=("Premise", "Hypothesis", "Label"),
+    ),
     "qnli": Task("classification", ("question", "sentence"), labels=_ENTAILMENT),
     "rte": Task("classification", _PAIR, labels=_ENTAILMENT),
     "wnli": Task("classification", _PAIR, labels=_BINARY),
@@ -62,10 +73,18 @@ TASKS = {
     "mrpc": Task("classification", ("#1 String", "#2 String"), ("Quality",), _BINARY, ("f1", "accuracy")),
     "stsb": Task("regression", _PAIR, ("score",), metrics=("pearson", "spearman")),
     # Marelli et al. 2014, as SemEval distributes it.
-    "sick-entailment": Task("classification", ("sentence_A", "sentence_B"), ("entailment_judgment",),
-                            ("CONTRADICTION", "ENTAILMENT", "NEUTRAL")),
-    "sick-relatedness": Task("regression", ("sentence_A", "sentence_B"), ("relatedness_score",),
-                             metrics=("pearson", "spearman", "mean_squared_error")),
+    "sick-entailment": Task(
+        "classification",
+        ("sentence_A", "sentence_B"),
+        ("entailment_judgment",),
+        ("CONTRADICTION", "ENTAILMENT", "NEUTRAL"),
+    ),
+    "sick-relatedness": Task(
+        "regression",
+        ("sentence_A", "sentence_B"),
+        ("relatedness_score",),
+        metrics=("pearson", "spearman", "mean_squared_error"),
+    ),
     "ner": Task("tagging", metrics=("f1",)),
     "pos": Task("tagging"),
     # Length and windows as in the BERT release's run_squad.py.
@@ -73,12 +92,21 @@ TASKS = {
     "squad2": Task("answering", metrics=("f1",), max_length=384),
     "multiple-choice": Task("choice", ("text",), choices=("choice0", "choice1", "choice2", "choice3")),
     # Zellers et al. 2018, as in the files train.csv and val.csv.
-    "swag": Task("choice", ("sent1",), labels=("0", "1", "2", "3"),
-                 choices=("ending0", "ending1", "ending2", "ending3"), choice_prefix="sent2"),
+    "swag": Task(
+        "choice",
+        ("sent1",),
+        labels=("0", "1", "2", "3"),
+        choices=("ending0", "ending1", "ending2", "ending3"),
+        choice_prefix="sent2",
+    ),
     # Mostafazadeh et al. 2016, the Story Cloze Test.
-    "rocstories": Task("choice", ("InputSentence1", "InputSentence2", "InputSentence3", "InputSentence4"),
-                       ("AnswerRightEnding",), ("1", "2"),
-                       choices=("RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2")),
+    "rocstories": Task(
+        "choice",
+        ("InputSentence1", "InputSentence2", "InputSentence3", "InputSentence4"),
+        ("AnswerRightEnding",),
+        ("1", "2"),
+        choices=("RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2"),
+    ),
     # Metrics of files with scores; of pairs those of retrieval: launch/finetune/examples/similarity.py.
     "embed": Task("embedding", ("anchor", "positive"), (), metrics=("spearman", "pearson")),
 }
@@ -89,5 +117,6 @@ def find_task(name: str) -> Task:
     if name in TASKS:
         return TASKS[name]
     near = difflib.get_close_matches(name, TASKS, 1)
-    raise UserError(f"task: found {name!r}, expected one of {', '.join(TASKS)}"
-                    + (f"; did you mean {near[0]}?" if near else ""))
+    raise UserError(
+        f"task: found {name!r}, expected one of {', '.join(TASKS)}" + (f"; did you mean {near[0]}?" if near else "")
+    )

@@ -99,32 +99,55 @@ class TrainConfig:
         if self.micro_batch_size != AUTO:
             at_least("train", self, micro_batch_size=1)
         if self.tf32 and self.precision != "fp32":
-            raise UserError(f"train.tf32: found true with train.precision {self.precision}, expected false: its "
-                            "products have 16 bits; use --train.precision fp32 with it")
-        at_least("train", self, max_steps=1, sequence_length=1, global_batch_size=1, memory_limit_gib=0,
-                 gradient_clipping=0, log_every_steps=1, max_skipped_steps=1, stop_before_seconds=0, grace_seconds=0,
-                 initial_global_batch_size=1, batch_increment=1, batch_warmup_tokens=0)
+            raise UserError(
+                f"train.tf32: found true with train.precision {self.precision}, expected false: its "
+                "products have 16 bits; use --train.precision fp32 with it"
+            )
+        at_least(
+            "train",
+            self,
+            max_steps=1,
+            sequence_length=1,
+            global_batch_size=1,
+            memory_limit_gib=0,
+            gradient_clipping=0,
+            log_every_steps=1,
+            max_skipped_steps=1,
+            stop_before_seconds=0,
+            grace_seconds=0,
+            initial_global_batch_size=1,
+            batch_increment=1,
+            batch_warmup_tokens=0,
+        )
         if self.learning_rate != AUTO and self.learning_rate <= 0:
             raise UserError(f"train.learning_rate: found {self.learning_rate}, expected more than 0")
         if self.time_budget_hours is not None and self.time_budget_hours <= 0:
             raise UserError(f"train.time_budget_hours: found {self.time_budget_hours}, expected more than 0")
         grows = self.initial_global_batch_size is not None
         if grows != (self.batch_warmup_tokens > 0):
-            raise UserError("train.initial_global_batch_size, train.batch_warmup_tokens: found "
-                            f"{self.initial_global_batch_size} and {self.batch_warmup_tokens}, expected both or none")
+            raise UserError(
+                "train.initial_global_batch_size, train.batch_warmup_tokens: found "
+                f"{self.initial_global_batch_size} and {self.batch_warmup_tokens}, expected both or none"
+            )
         check_ends("train.batch_phases", [*(phase.until_tokens for phase in self.batch_phases), None])
         for phase in self.batch_phases:
             at_least("train.batch_phases", phase, global_batch_size=1)
         if grows and self.batch_phases:
-            raise UserError("train.batch_phases: found them with train.initial_global_batch_size "
-                            f"{self.initial_global_batch_size}, expected one of the two")
+            raise UserError(
+                "train.batch_phases: found them with train.initial_global_batch_size "
+                f"{self.initial_global_batch_size}, expected one of the two"
+            )
         if self.batch_increment is not None and not grows:
-            raise UserError(f"train.batch_increment: found {self.batch_increment} without "
-                            "train.initial_global_batch_size, expected null: the batch does not grow")
+            raise UserError(
+                f"train.batch_increment: found {self.batch_increment} without "
+                "train.initial_global_batch_size, expected null: the batch does not grow"
+            )
         if self.increment is not None and (self.growth < 0 or self.growth % self.increment):
-            raise UserError(f"train.batch_increment: found {self.increment}, expected a divisor of the growth from "
-                            f"train.initial_global_batch_size = {self.initial_global_batch_size} to "
-                            f"train.global_batch_size = {self.global_batch_size}")
+            raise UserError(
+                f"train.batch_increment: found {self.increment}, expected a divisor of the growth from "
+                f"train.initial_global_batch_size = {self.initial_global_batch_size} to "
+                f"train.global_batch_size = {self.global_batch_size}"
+            )
 
     def for_size(self: Train, parameters: int) -> Train:
         """With the peak learning rate by the number of parameters of the encoder's layers, unless it is given."""
@@ -165,8 +188,10 @@ class TrainConfig:
         sizes = {"global_batch_size": self.global_batch_size}
         if self.initial_global_batch_size is not None and self.increment is not None:
             sizes |= {"initial_global_batch_size": self.initial_global_batch_size, "batch_increment": self.increment}
-        return sizes | {f"batch_phases[{number}].global_batch_size": phase.global_batch_size
-                        for number, phase in enumerate(self.batch_phases)}
+        return sizes | {
+            f"batch_phases[{number}].global_batch_size": phase.global_batch_size
+            for number, phase in enumerate(self.batch_phases)
+        }
 
     def on(self: Train, world_size: int) -> Train:
         """With the micro-batch size at this world size; auto and null, which depend on the device, stay."""
@@ -239,8 +264,9 @@ class MaskingConfig:
             if not 0 < phase.rate <= 1:
                 raise UserError(f"masking.phases: found rate {phase.rate}, expected a share above 0, up to 1")
             if phase.until_share is not None and not 0 < phase.until_share < 1:
-                raise UserError(f"masking.phases: found until_share {phase.until_share}, expected a share between 0 "
-                                "and 1")
+                raise UserError(
+                    f"masking.phases: found until_share {phase.until_share}, expected a share between 0 and 1"
+                )
         for kind, other in (("until_tokens", "until_share"), ("until_share", "until_tokens")):
             if any(getattr(phase, other) is not None for phase in self.phases):
                 continue
@@ -284,20 +310,36 @@ class BatchArithmetic:
                 less = size - size % world_size
                 near = f"{less} or {less + world_size}" if less else world_size
                 dividing = _nearest_divisors(math.gcd(*train.batch_sizes.values()), world_size)
-                raise UserError(f"train.{name}: found {size}, expected a multiple of the {world_size} processes; set "
-                                f"it to {near}, or, for a run that is resumed, use another number of processes: "
-                                + " or ".join(map(str, dividing)))
+                raise UserError(
+                    f"train.{name}: found {size}, expected a multiple of the {world_size} processes; set "
+                    f"it to {near}, or, for a run that is resumed, use another number of processes: "
+                    + " or ".join(map(str, dividing))
+                )
         share = math.gcd(*train.batch_sizes.values()) // world_size
         wished = train.micro_batch_size if isinstance(train.micro_batch_size, int) else 1
         micro_batch_size = next(size for size in range(min(wished, share), 0, -1) if share % size == 0)
         grows = train.initial_global_batch_size is not None
-        growth = (f"; grows from {train.initial_global_batch_size} by {train.increment} over the first "
-                  f"{train.batch_warmup_tokens:,} tokens") if grows else ""
-        growth += "".join(f"; {phase.global_batch_size} up to {phase.until_tokens:,} tokens"
-                          for phase in train.batch_phases)
-        return cls(train.global_batch_size, micro_batch_size,
-                   train.global_batch_size // (micro_batch_size * world_size), world_size, growth)
+        growth = (
+            (
+                f"; grows from {train.initial_global_batch_size} by {train.increment} over the first "
+                f"{train.batch_warmup_tokens:,} tokens"
+            )
+            if grows
+            else ""
+        )
+        growth += "".join(
+            f"; {phase.global_batch_size} up to {phase.until_tokens:,} tokens" for phase in train.batch_phases
+        )
+        return cls(
+            train.global_batch_size,
+            micro_batch_size,
+            train.global_batch_size // (micro_batch_size * world_size),
+            world_size,
+            growth,
+        )
 
     def __str__(self) -> str:
-        return (f"{self.global_batch_size} = {self.micro_batch_size} micro x {self.gradient_accumulation_steps} "
-                f"accumulation x {self.world_size} process" + ("es" if self.world_size > 1 else "") + self.growth)
+        return (
+            f"{self.global_batch_size} = {self.micro_batch_size} micro x {self.gradient_accumulation_steps} "
+            f"accumulation x {self.world_size} process" + ("es" if self.world_size > 1 else "") + self.growth
+        )

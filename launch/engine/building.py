@@ -28,9 +28,7 @@ from cloze.launch.system import distributed
 from cloze.pipeline.errors import UserError
 
 
-def build_engine(
-    model: nn.Module, config: RunConfig, made: dict, device: torch.device
-) -> deepspeed.DeepSpeedEngine:
+def build_engine(model: nn.Module, config: RunConfig, made: dict, device: torch.device) -> deepspeed.DeepSpeedEngine:
     """Wrap the model; its parameters move to `device` and, for bf16 and fp16, become 16-bit.
 
     Args:
@@ -51,12 +49,14 @@ def build_engine(
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
     forget_left_world()
     deepspeed.comm.comm.cdb.new_group = distributed.new_group  # in which stages 1 to 3 reduce gradients
-    optimizer = build_optimizer(model, config.optimizer, config.train.peak_rate,
-                                states_on_cpu="offload_optimizer" in made["zero_optimization"])
+    optimizer = build_optimizer(
+        model, config.optimizer, config.train.peak_rate, states_on_cpu="offload_optimizer" in made["zero_optimization"]
+    )
     try:
         # Without device_rank it takes the GPU numbered LOCAL_RANK, also where each process sees one GPU alone.
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=made,
-                                          args=SimpleNamespace(device_rank=device.index or 0))
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=made, args=SimpleNamespace(device_rank=device.index or 0)
+        )
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError, DeepSpeedConfigError) as error:
         if not config.deepspeed:
             raise  # nothing of the user's is in it
@@ -77,16 +77,19 @@ def _check_read(made: dict, added: dict) -> None:
     noting = NotingDict(made)  # not the one that the engine has, which is saved in every checkpoint
     DeepSpeedConfig(noting)
     if (unread := noting.unread(added)) is not None:
-        raise UserError(f"deepspeed.{unread}: found a setting that DeepSpeed does not read in such a run, expected one "
-                        "that it knows; see its configuration reference")
+        raise UserError(
+            f"deepspeed.{unread}: found a setting that DeepSpeed does not read in such a run, expected one "
+            "that it knows; see its configuration reference"
+        )
 
 
 class NotingDict(dict):
     """A nested dict that notes by which names it is asked: DeepSpeed ignores most names that it does not know."""
 
     def __init__(self, values: dict) -> None:
-        super().__init__({name: NotingDict(value) if isinstance(value, dict) else value
-                          for name, value in values.items()})
+        super().__init__(
+            {name: NotingDict(value) if isinstance(value, dict) else value for name, value in values.items()}
+        )
         self.asked: set[Any] = set()
 
     def __getitem__(self, name: Any) -> Any:
@@ -120,11 +123,15 @@ def _refusal(error: Exception) -> UserError:
     if isinstance(error, ValidationError):  # of pydantic, with which it reads most of it
         found = error.errors()[0]
         where = ".".join(map(str, found["loc"]))
-        return UserError(f"deepspeed: found {where} = {found['input']!r}, expected a setting that DeepSpeed knows "
-                         f"({found['msg']}); see its configuration reference")
+        return UserError(
+            f"deepspeed: found {where} = {found['input']!r}, expected a setting that DeepSpeed knows "
+            f"({found['msg']}); see its configuration reference"
+        )
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return UserError(f"deepspeed: found what DeepSpeed refuses ({reason}), expected settings that it takes in such a "
-                     "run; see its configuration reference")
+    return UserError(
+        f"deepspeed: found what DeepSpeed refuses ({reason}), expected settings that it takes in such a "
+        "run; see its configuration reference"
+    )
 
 
 def _check_fp16(made: dict, device: torch.device) -> None:

@@ -15,16 +15,24 @@ NO_CLIPPING = 1e30
 
 # Whole sections of DeepSpeed's that would quietly win over fields of ours.
 OURS_BY = {
-    "bf16": "train.precision", "bfloat16": "train.precision", "fp16": "train.precision",
-    "data_types": "train.precision", "torch_autocast": "train.precision", "optimizer": "the section optimizer",
-    "scheduler": "the section schedule", "checkpoint": "the section checkpoint", "tensorboard": "launch/run/metrics.py",
+    "bf16": "train.precision",
+    "bfloat16": "train.precision",
+    "fp16": "train.precision",
+    "data_types": "train.precision",
+    "torch_autocast": "train.precision",
+    "optimizer": "the section optimizer",
+    "scheduler": "the section schedule",
+    "checkpoint": "the section checkpoint",
+    "tensorboard": "launch/run/metrics.py",
 }
 
 # Settings with which alone a run is right, and why.
 COUNTED_ON = {
     "gradient_allreduce_op": ("mean", "the loss counts on gradients that are averaged over the processes"),
-    "gradient_predivide_factor": (1.0, "gradients are summed in fp32, which needs no factor, and at stage 3 "
-                                       "DeepSpeed does not take back every one"),
+    "gradient_predivide_factor": (
+        1.0,
+        "gradients are summed in fp32, which needs no factor, and at stage 3 DeepSpeed does not take back every one",
+    ),
     "prescale_gradients": (False, "gradients are summed in fp32, and divided after it"),
     "managed_gradient_accumulation": (True, "the run tells DeepSpeed which micro-batch is a step's last"),
     "zero_optimization.compute_grad_norm": (True, "by its norm an infinite or NaN gradient is known, and skipped"),
@@ -72,9 +80,14 @@ def deepspeed_config(config: RunConfig, world_size: int, *, load_universal: bool
         result["data_types"] = {"grad_accum_dtype": "fp32"}
     elif precision == "fp16":
         scale = config.loss_scale
-        result["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": scale.initial_power,
-                          "loss_scale_window": scale.window, "hysteresis": scale.hysteresis,
-                          "min_loss_scale": scale.minimum}
+        result["fp16"] = {
+            "enabled": True,
+            "loss_scale": 0,
+            "initial_scale_power": scale.initial_power,
+            "loss_scale_window": scale.window,
+            "hysteresis": scale.hysteresis,
+            "min_loss_scale": scale.minimum,
+        }
         result["data_types"] = {"grad_accum_dtype": "fp32"}
     if load_universal:
         result["checkpoint"] = {"load_universal": True}
@@ -83,8 +96,10 @@ def deepspeed_config(config: RunConfig, world_size: int, *, load_universal: bool
     merged = _merge(result, config.deepspeed, "deepspeed")
     for name in merged["zero_optimization"]:
         if "offload" in name and name not in result["zero_optimization"]:
-            raise UserError(f"deepspeed.zero_optimization.{name}: found a setting, expected none: "
-                            "zero.offload_optimizer and zero.offload_parameters decide it")
+            raise UserError(
+                f"deepspeed.zero_optimization.{name}: found a setting, expected none: "
+                "zero.offload_optimizer and zero.offload_parameters decide it"
+            )
     for path, (expected, reason) in COUNTED_ON.items():
         section, _, name = path.rpartition(".")
         found = (merged[section] if section else merged).get(name, expected)
@@ -100,8 +115,10 @@ def _merge(made: dict, added: dict, path: str) -> dict:
         if isinstance(value, dict) and isinstance(made.get(name), dict):
             merged[name] = _merge(made[name], value, f"{path}.{name}")
         elif name in made and made[name] != value:
-            raise UserError(f"{path}.{name}: found {value!r}, expected {made[name]!r}, which the configuration of the "
-                            "run makes; change the field that it follows from")
+            raise UserError(
+                f"{path}.{name}: found {value!r}, expected {made[name]!r}, which the configuration of the "
+                "run makes; change the field that it follows from"
+            )
         else:
             merged[name] = value
     return merged

@@ -102,8 +102,10 @@ def kept_hyper_parameters(engine: deepspeed.DeepSpeedEngine, optimizer_steps: in
     partitioned: Any = engine.optimizer if engine.zero_optimization() else None
     limit, scaler = getattr(partitioned, "clip_grad", None), getattr(partitioned, "loss_scaler", None)
     # A group's `step` is no hyper-parameter: where states that DeepSpeed's FusedAdam has yet to make begin to count.
-    before = [{name: value for name, value in group.items() if name not in ("params", "step")}
-              for group in optimizer.param_groups]
+    before = [
+        {name: value for name, value in group.items() if name not in ("params", "step")}
+        for group in optimizer.param_groups
+    ]
     yield
     for group, values in zip(optimizer.param_groups, before, strict=True):
         group.update(values)
@@ -159,8 +161,9 @@ def padding_can_be_loaded(engine: deepspeed.DeepSpeedEngine) -> Iterator[None]:
     def load_all(name: str, folder: str) -> None:
         groups, padding = getattr(partitioned, name), _Padding()
         empty = [all(parameter._hp_mapping is None for parameter in group) for group in groups]
-        setattr(partitioned, name, [[padding] if nothing else group
-                                    for nothing, group in zip(empty, groups, strict=True)])
+        setattr(
+            partitioned, name, [[padding] if nothing else group for nothing, group in zip(empty, groups, strict=True)]
+        )
         partitioned.param_names[padding] = ""
         try:
             load(name, folder)

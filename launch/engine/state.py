@@ -84,8 +84,11 @@ def master_fragments(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[str, i
         elif (place := engine.optimizer.grad_position.get(engine.optimizer.get_param_id(parameter))) is not None:
             group, start, length = place
             rank = deepspeed.comm.get_rank(group=parameter.ds_process_group)
-            yield name, rank * length, engine.optimizer.fp32_partitioned_groups_flat[group].detach().narrow(
-                0, start, length)
+            yield (
+                name,
+                rank * length,
+                engine.optimizer.fp32_partitioned_groups_flat[group].detach().narrow(0, start, length),
+            )
 
 
 def full_parameter(engine: deepspeed.DeepSpeedEngine, parameter: nn.Parameter) -> torch.Tensor:
@@ -96,7 +99,8 @@ def full_parameter(engine: deepspeed.DeepSpeedEngine, parameter: nn.Parameter) -
 
 @torch.no_grad()
 def set_parameter(engine: deepspeed.DeepSpeedEngine, parameter: nn.Parameter, values: torch.Tensor) -> None:
-    """Give a parameter values, all of them, flat, on every process; its master stays as it is. Collective at stage 3.
+    """Give a parameter values, all of them, flat, on every process; its master stays as it is. Collective at stage
+    3.
     """
     with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=engine.zero_optimization_stage() == 3):
         parameter.copy_(values.view(parameter.shape))
@@ -119,7 +123,9 @@ def live_precision(engine: deepspeed.DeepSpeedEngine) -> str:
     """Formats of matrix products, of parameters and of their copies that the optimizer updates, read off the live
     engine."""
     names = {dtype: name for name, dtype in PRECISIONS.items()}
-    stored, updated = ("+".join(sorted({names[tensor.dtype] for tensor in tensors})) for tensors in (
-        engine.module.parameters(), (fragment for *_, fragment in master_fragments(engine))))
+    stored, updated = (
+        "+".join(sorted({names[tensor.dtype] for tensor in tensors}))
+        for tensors in (engine.module.parameters(), (fragment for *_, fragment in master_fragments(engine)))
+    )
     text = f"{names[compute_dtype(engine)]} products, {stored} parameters"
     return text if stored == updated else f"{text} with {updated} master copies"

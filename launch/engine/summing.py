@@ -70,8 +70,11 @@ class GradientSums:
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
         """Context around backward, in which a bucket is sent as soon as all of its gradients are complete."""
-        hooks = [parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
-                 for bucket in self._buckets for parameter in bucket.parameters]
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
+            for bucket in self._buckets
+            for parameter in bucket.parameters
+        ]
         try:
             yield
         finally:
@@ -80,8 +83,10 @@ class GradientSums:
 
     def _arrived(self, bucket: _Bucket, parameter: Tensor) -> None:
         if bucket.is_sent:
-            raise RuntimeError(f"a gradient of shape {tuple(parameter.shape)} was added to after it had been sent to "
-                               "other ranks, expected backward to come to each parameter once")
+            raise RuntimeError(
+                f"a gradient of shape {tuple(parameter.shape)} was added to after it had been sent to "
+                "other ranks, expected backward to come to each parameter once"
+            )
         bucket.missing.discard(parameter)
         while self._num_sent < len(self._buckets) and not self._buckets[self._num_sent].missing:
             self._send_next()

@@ -15,9 +15,15 @@ from cloze.pipeline.errors import UserError
 # What launch/engine/repairs.py and state.py replace, call or read. Where another version calls a function by another
 # name, a replacement would have no effect, silently.
 _INNER = {
-    DeepSpeedEngine: ("backward", "buffered_allreduce_fallback", "clip_fp32_gradients",
-                      "is_gradient_accumulation_boundary", "set_gradient_accumulation_boundary",
-                      "torch_autocast_dtype", "torch_autocast_enabled"),
+    DeepSpeedEngine: (
+        "backward",
+        "buffered_allreduce_fallback",
+        "clip_fp32_gradients",
+        "is_gradient_accumulation_boundary",
+        "set_gradient_accumulation_boundary",
+        "torch_autocast_dtype",
+        "torch_autocast_enabled",
+    ),
     DeepSpeedZeroOptimizer: ("_update_scale", "load_hp_checkpoint_state_from_checkpoint_dir"),
     DeepSpeedZeroOptimizer_Stage3: ("_update_scale", "load_hp_checkpoint_state_from_checkpoint_dir_stage3"),
 }
@@ -32,11 +38,14 @@ def check_deepspeed() -> None:
     except metadata.PackageNotFoundError:  # imported from a folder: nothing says what it asks for
         asked = []
     wanted = next((str(each.specifier) for each in asked if each.name == "deepspeed"), "a version that Cloze asks for")
-    tested = all(each.specifier.contains(deepspeed.__version__, prereleases=True) for each in asked
-                 if each.name == "deepspeed")
+    tested = all(
+        each.specifier.contains(deepspeed.__version__, prereleases=True) for each in asked if each.name == "deepspeed"
+    )
     lacking = [f"{kind.__name__}.{name}" for kind, names in _INNER.items() for name in names if not hasattr(kind, name)]
     if tested and not lacking:
         return
     without = f" without {', '.join(lacking)}" if lacking else ""
-    raise UserError(f"deepspeed: found version {deepspeed.__version__}{without}, expected {wanted}, with which Cloze's "
-                    f"repairs of it were tested; pip install 'deepspeed{wanted if asked else ''}'")
+    raise UserError(
+        f"deepspeed: found version {deepspeed.__version__}{without}, expected {wanted}, with which Cloze's "
+        f"repairs of it were tested; pip install 'deepspeed{wanted if asked else ''}'"
+    )

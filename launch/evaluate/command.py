@@ -65,15 +65,19 @@ def _fine_tune(config: EvaluateConfig, folder: Path, step: int | Literal["best"]
 def _model(config: EvaluateConfig) -> tuple[Path, int | Literal["best"] | None]:
     """The model's folder and the step; the folder of a checkpoint, RUN/checkpoints/step-00001000, determines both."""
     if config.every_checkpoint and is_url(config.model):
-        raise UserError(f"every_checkpoint: found true with {config.model}, expected a folder, where results are kept "
-                        "next to the checkpoints; name a checkpoint with step")
+        raise UserError(
+            f"every_checkpoint: found true with {config.model}, expected a folder, where results are kept "
+            "next to the checkpoints; name a checkpoint with step"
+        )
     folder = model_path(config, config.step)
     found = _CHECKPOINT.fullmatch(folder.resolve().name)
     if not found or folder.resolve().parent.name != runs.CHECKPOINTS:
         return folder, config.step
     if config.step is not None or config.every_checkpoint:
-        raise UserError(f"model: found the checkpoint {folder} with step or every_checkpoint, expected the folder of "
-                        "its run with them")
+        raise UserError(
+            f"model: found the checkpoint {folder} with step or every_checkpoint, expected the folder of "
+            "its run with them"
+        )
     return folder.resolve().parents[1], int(found[1])
 
 
@@ -87,8 +91,9 @@ def _measure(config: EvaluateConfig, predictor: Predictor, texts: list, console:
     predictor.require(Score())
     progress = _Progress(console)
     if config.suite == "lines":
-        return score_lines(predictor.loaded, texts, max_length=config.max_length, bf16=config.precision == "bf16",
-                           progress=progress)
+        return score_lines(
+            predictor.loaded, texts, max_length=config.max_length, bf16=config.precision == "bf16", progress=progress
+        )
     return accuracies(texts, score_pairs(predictor.loaded, texts, config.precision, progress))
 
 
@@ -127,16 +132,20 @@ def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list, console: C
             continue
         result = _measure(config, predictor, texts, console)
         write_json(path, {"step": step, "settings": settings, "result": result})
-        console.say(f"step {step}  " + "  ".join(
-            f"{name.split('/')[1]} {value:.4f}" for name, value in scalars(config.suite, result).items()
-            if name.startswith(f"{config.suite}/")))
+        console.say(
+            f"step {step}  "
+            + "  ".join(
+                f"{name.split('/')[1]} {value:.4f}"
+                for name, value in scalars(config.suite, result).items()
+                if name.startswith(f"{config.suite}/")
+            )
+        )
     _write_curves(config.suite, folder, settings)
     return EXIT_COMPLETE
 
 
 def _write_curves(suite: str, folder: Path, settings: dict) -> None:
-    """Write a folder's results with these settings as TensorBoard events, in the order of the steps.
-    """
+    """Write a folder's results with these settings as TensorBoard events, in the order of the steps."""
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
     with SummaryWriter(str(folder)) as board:

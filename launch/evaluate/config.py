@@ -54,8 +54,10 @@ class EvaluateConfig(ModelConfig):
         if not self.data:
             raise UserError("data: found none, expected what the suite is made of; give --data FOLDER")
         if self.every_checkpoint and (self.step is not None or self.json or self.picture):
-            raise UserError("every_checkpoint: found true with step, json or picture, expected it alone: results are "
-                            "written to RUN/evaluate-SUITE")
+            raise UserError(
+                "every_checkpoint: found true with step, json or picture, expected it alone: results are "
+                "written to RUN/evaluate-SUITE"
+            )
         if self.picture and not self.picture.endswith((".png", ".pdf", ".svg")):
             raise UserError(f"picture: found {self.picture}, expected a name that ends in .png, .pdf or .svg")
         if self.picture and self.suite != "blimp":
@@ -63,7 +65,8 @@ class EvaluateConfig(ModelConfig):
         if self.suite == "glue" and self.output is None:
             raise UserError("output: found none with suite glue, expected a folder for the fine-tuning runs")
         if self.random_weights and self.suite != "glue":
-            raise UserError(f"random_weights: found true with suite {self.suite}, expected false: only glue "
-                            "trains from them")
+            raise UserError(
+                f"random_weights: found true with suite {self.suite}, expected false: only glue trains from them"
+            )
         if self.suite == "glue" and self.every_checkpoint:
             raise UserError("every_checkpoint: found true with suite glue, expected false: name a checkpoint with step")

@@ -38,13 +38,16 @@ def find_tasks(folder: Path) -> dict[str, tuple[Path, Path]]:
         if name in _NAMES and (path / "train.tsv").is_file() and development:
             found[name] = path / "train.tsv", development
     if not found:
-        raise UserError(f"data: found no task of GLUE in {folder}, expected folders such as SST-2 or cola with "
-                        "train.tsv and dev.tsv")
+        raise UserError(
+            f"data: found no task of GLUE in {folder}, expected folders such as SST-2 or cola with "
+            "train.tsv and dev.tsv"
+        )
     return found
 
 
-def fine_tune(folder: Path, step: int | None, tasks: dict[str, tuple[Path, Path]], config: EvaluateConfig,
-              console: Console) -> dict | None:
+def fine_tune(
+    folder: Path, step: int | None, tasks: dict[str, tuple[Path, Path]], config: EvaluateConfig, console: Console
+) -> dict | None:
     """Run every task with every seed, each a `cloze finetune` in its own process; None if a signal stopped it.
 
     Complete runs are not repeated. The development file is evaluated by the first metric of the task.
@@ -66,21 +69,47 @@ def fine_tune(folder: Path, step: int | None, tasks: dict[str, tuple[Path, Path]
     if config.random_weights:
         starts["random_weights"] = output / _RANDOM, _random_weights(folder, output / _RANDOM)
     planned = {
-        (start, task, seed): Run(f"{part.relative_to(output) / task}/seed-{seed}", part / task / f"seed-{seed}", {}, [
-            sys.executable, "-m", "cloze", "finetune", task, *model, "--train", str(train), "--validation",
-            str(development), "--output", str(part / task / f"seed-{seed}"), "--seed", str(seed),
-            "--config", config.finetune_config,
-        ]) for seed in range(1, config.seeds + 1) for task, (train, development) in tasks.items()
+        (start, task, seed): Run(
+            f"{part.relative_to(output) / task}/seed-{seed}",
+            part / task / f"seed-{seed}",
+            {},
+            [
+                sys.executable,
+                "-m",
+                "cloze",
+                "finetune",
+                task,
+                *model,
+                "--train",
+                str(train),
+                "--validation",
+                str(development),
+                "--output",
+                str(part / task / f"seed-{seed}"),
+                "--seed",
+                str(seed),
+                "--config",
+                config.finetune_config,
+            ],
+        )
+        for seed in range(1, config.seeds + 1)
+        for task, (train, development) in tasks.items()
         for start, (part, model) in starts.items()
     }
     if run_all(list(planned.values()), visible_gpus() or [""], console):
         return None
-    return {start: {task: _summary(task, {seed: planned[start, task, seed] for seed in range(1, config.seeds + 1)})
-                    for task in tasks} for start in starts}
+    return {
+        start: {
+            task: _summary(task, {seed: planned[start, task, seed] for seed in range(1, config.seeds + 1)})
+            for task in tasks
+        }
+        for start in starts
+    }
 
 
 def _random_weights(folder: Path, output: Path) -> list[str]:
-    """Write the configuration of a model; returns the arguments of `cloze finetune` for random weights of that shape.
+    """Write the configuration of a model; returns the arguments of `cloze finetune` for random weights of that
+    shape.
     """
     shape = runs.model_config(folder) if runs.is_pretraining(folder) else load_pretrained(runs.model_folder(folder))[0]
     output.mkdir(parents=True, exist_ok=True)
@@ -98,5 +127,10 @@ def _summary(task: str, planned: dict[int, Run]) -> dict:
         metric = found["metric"]
         values[str(seed)] = found["validation"][metric] or 0.0  # a correlation of constants is undefined
     numbers = list(values.values())
-    return {"metric": metric, "median": statistics.median(numbers), "mean": statistics.fmean(numbers),
-            "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None, "seeds": values}
+    return {
+        "metric": metric,
+        "median": statistics.median(numbers),
+        "mean": statistics.fmean(numbers),
+        "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None,
+        "seeds": values,
+    }

@@ -27,7 +27,10 @@ _AT_ONCE = 8
 
 
 def pseudo_log_likelihoods(
-    loaded: LoadedModel, encodings: Sequence[Encoding], *, bf16: bool = False,
+    loaded: LoadedModel,
+    encodings: Sequence[Encoding],
+    *,
+    bf16: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> np.ndarray:
     """Sum of the natural log-probabilities of each sequence's tokens, special tokens apart; (n,) float64.
@@ -47,7 +50,7 @@ def pseudo_log_likelihoods(
         group, variants = batch
         rows, columns = group.variants(np.asarray(variants))
         with torch.inference_mode():
-            group.values[variants.start:variants.stop] = _hidden(loaded, model, rows, columns)
+            group.values[variants.start : variants.stop] = _hidden(loaded, model, rows, columns)
         return rows.size
 
     for size in _on_each_core(score, [(group, part) for group in groups for part in group.batches()], loaded.device):
@@ -79,8 +82,9 @@ class _Alike:
         return self._ids[numbers // len(self._places)], self._places[numbers % len(self._places)]
 
 
-def _on_each_core(score: Callable[[tuple[_Alike, range]], int], batches: Sequence[tuple[_Alike, range]], device: str
-                  ) -> Iterator[int]:
+def _on_each_core(
+    score: Callable[[tuple[_Alike, range]], int], batches: Sequence[tuple[_Alike, range]], device: str
+) -> Iterator[int]:
     """Results in order. On a CPU each core takes batches of its own: products of small models are too small to share
     (8 layers of 256 in bf16, two cores: 9 seconds where it took 12).
     """
@@ -116,17 +120,26 @@ class _EncoderInBf16:
         return PreTrainingOutput(prediction_logits=self.model.masked_lm(encoded.last_hidden_state.float()))
 
 
-def _hidden(loaded: LoadedModel, model: BertForPreTraining | _EncoderInBf16, rows: np.ndarray, columns: np.ndarray
-            ) -> np.ndarray:
+def _hidden(
+    loaded: LoadedModel, model: BertForPreTraining | _EncoderInBf16, rows: np.ndarray, columns: np.ndarray
+) -> np.ndarray:
     """Log-probabilities (N,) of one masked token in each row of ids (N, L)."""
     count, length = rows.shape
     hidden = rows[np.arange(count), columns]
     rows = rows.copy()
     rows[np.arange(count), columns] = loaded.tokenizer.special_tokens.mask
-    (inputs,) = concatenated(rows.reshape(-1), np.arange(0, rows.size + 1, length), np.full(count, length),
-                             np.array([count]), loaded.config.segments)
-    there = to_device(inputs | {"positions": torch.from_numpy(np.arange(count) * length + columns),
-                                "hidden": torch.from_numpy(hidden)}, torch.device(loaded.device))
+    (inputs,) = concatenated(
+        rows.reshape(-1),
+        np.arange(0, rows.size + 1, length),
+        np.full(count, length),
+        np.array([count]),
+        loaded.config.segments,
+    )
+    there = to_device(
+        inputs
+        | {"positions": torch.from_numpy(np.arange(count) * length + columns), "hidden": torch.from_numpy(hidden)},
+        torch.device(loaded.device),
+    )
     positions, hidden_there = there.pop("positions"), there.pop("hidden")
     found = hidden_log_probabilities(model, there, positions, hidden_there)
     return found.double().cpu().numpy()

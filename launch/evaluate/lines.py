@@ -31,7 +31,12 @@ def read_lines(data: str, every_nth: int = 1) -> list[str]:
 
 
 def score_lines(
-    loaded: LoadedModel, lines: list[str], *, max_length: int, bf16: bool, progress: Callable[[int, int], None],
+    loaded: LoadedModel,
+    lines: list[str],
+    *,
+    max_length: int,
+    bf16: bool,
+    progress: Callable[[int, int], None],
 ) -> dict:
     """Total scores of all lines; repeated lines count each time but are scored once.
 
@@ -60,6 +65,9 @@ def score_lines(
     characters = sum(map(len, lines))
     likelihood = sum(sums[number[line]] for line in lines)
     return {
-        "lines": len(lines), "characters": characters, "tokens": sum(tokens[number[line]] for line in lines),
-        "log_likelihood": likelihood, "log_likelihood_per_character": likelihood / characters,
+        "lines": len(lines),
+        "characters": characters,
+        "tokens": sum(tokens[number[line]] for line in lines),
+        "log_likelihood": likelihood,
+        "log_likelihood_per_character": likelihood / characters,
     }

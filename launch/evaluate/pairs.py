@@ -44,8 +44,10 @@ def read_pairs(folder: Path, every_nth: int = 1) -> list[Pair]:
     """
     files = sorted(folder.glob("*.jsonl"))
     if not files:
-        raise UserError(f"data: found no *.jsonl file in {folder}, expected a folder of files with sentence_good and "
-                        "sentence_bad in each line")
+        raise UserError(
+            f"data: found no *.jsonl file in {folder}, expected a folder of files with sentence_good and "
+            "sentence_bad in each line"
+        )
     pairs = []
     for path in files:
         with readable_errors(path):
@@ -63,8 +65,10 @@ def _pair(line: bytes, name: str, place: str) -> Pair:
         content = json.loads(line)
         good, bad = content["sentence_good"], content["sentence_bad"]
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{place}: found no pair ({type(error).__name__}: {error}), expected an object with "
-                        "sentence_good and sentence_bad") from error
+        raise UserError(
+            f"{place}: found no pair ({type(error).__name__}: {error}), expected an object with "
+            "sentence_good and sentence_bad"
+        ) from error
     for text in (good, bad):
         if not isinstance(text, str):
             raise UserError(f"{place}: found {text!r}, expected a sentence")
@@ -74,7 +78,10 @@ def _pair(line: bytes, name: str, place: str) -> Pair:
 
 
 def score_pairs(
-    loaded: LoadedModel, pairs: list[Pair], precision: str, progress: Callable[[int, int], None],
+    loaded: LoadedModel,
+    pairs: list[Pair],
+    precision: str,
+    progress: Callable[[int, int], None],
 ) -> np.ndarray:
     """Log-probability of the good sentence minus that of the bad one, (n,) float64. Repeated sentences are scored once.
 
@@ -123,7 +130,8 @@ def accuracies(pairs: list[Pair], differences: np.ndarray) -> dict:
         groups[phenomenon[name]].append(value)
     phenomena = {name: statistics.fmean(values) for name, values in sorted(groups.items())}
     return {
-        "paradigms": paradigms, "phenomena": phenomena,
+        "paradigms": paradigms,
+        "phenomena": phenomena,
         "mean_of_paradigms": statistics.fmean(paradigms.values()),
         "mean_of_phenomena": statistics.fmean(phenomena.values()),
     }

@@ -14,24 +14,43 @@ _MEANS = ("mean_of_paradigms", "mean_of_phenomena")
 def print_result(console: Console, title: str, result: dict) -> None:
     """Print a table: for pairs the phenomena with their paradigms, for lines the numbers."""
     if "paradigms" not in result:
-        console.facts(title, [(name.replace("_", " "), f"{value:,.5f}" if isinstance(value, float) else f"{value:,}")
-                              for name, value in result.items()])
+        console.facts(
+            title,
+            [
+                (name.replace("_", " "), f"{value:,.5f}" if isinstance(value, float) else f"{value:,}")
+                for name, value in result.items()
+            ],
+        )
         return
-    console.facts(title, [
-        *((name.replace("_", " "), f"{value:.1f}") for name, value in result["paradigms"].items()), ("", ""),
-        *((name.replace("_", " "), f"{value:.1f}") for name, value in result["phenomena"].items()), ("", ""),
-        *((name.replace("_", " "), f"{result[name]:.2f}") for name in _MEANS),
-    ])
+    console.facts(
+        title,
+        [
+            *((name.replace("_", " "), f"{value:.1f}") for name, value in result["paradigms"].items()),
+            ("", ""),
+            *((name.replace("_", " "), f"{value:.1f}") for name, value in result["phenomena"].items()),
+            ("", ""),
+            *((name.replace("_", " "), f"{result[name]:.2f}") for name in _MEANS),
+        ],
+    )
 
 
 def print_tasks(console: Console, title: str, result: dict) -> None:
-    """Print a table of fine-tuned tasks: median and spread over the seeds; and those of random weights, if measured.
-    """
+    """Print a table of fine-tuned tasks: median and spread over the seeds; and those of random weights, if measured."""
     starts = {"": "tasks"} | ({"random weights: ": "random_weights"} if "random_weights" in result else {})
     columns = [f"{start}{column}" for start in starts for column in ("median", "mean ± deviation")]
-    console.table(title, ("task", "metric", *columns, "seeds"), [
-        (task, each["metric"], *(text for part in starts.values() for text in _spread(result[part][task])),
-         str(len(each["seeds"]))) for task, each in result["tasks"].items()])
+    console.table(
+        title,
+        ("task", "metric", *columns, "seeds"),
+        [
+            (
+                task,
+                each["metric"],
+                *(text for part in starts.values() for text in _spread(result[part][task])),
+                str(len(each["seeds"])),
+            )
+            for task, each in result["tasks"].items()
+        ],
+    )
 
 
 def _spread(task: dict) -> tuple[str, str]:
@@ -71,6 +90,8 @@ def scalars(suite: str, result: dict) -> dict[str, float]:
     """The values of a result as curves: `SUITE/NAME`."""
     if "paradigms" not in result:
         return {f"{suite}/log_likelihood_per_character": result["log_likelihood_per_character"]}
-    return ({f"{suite}/{name}": result[name] for name in _MEANS}
-            | {f"{suite}-phenomena/{name}": value for name, value in result["phenomena"].items()}
-            | {f"{suite}-paradigms/{name}": value for name, value in result["paradigms"].items()})
+    return (
+        {f"{suite}/{name}": result[name] for name in _MEANS}
+        | {f"{suite}-phenomena/{name}": value for name, value in result["phenomena"].items()}
+        | {f"{suite}-paradigms/{name}": value for name, value in result["paradigms"].items()}
+    )

@@ -46,11 +46,15 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
     """
     if config.seeds > 1 or config.grid:
         if is_url(config.output):
-            raise UserError(f"output: found {config.output} with several runs (seeds, grid), expected a folder, where "
-                            "they are compared; one run by itself goes to an object store")
+            raise UserError(
+                f"output: found {config.output} with several runs (seeds, grid), expected a folder, where "
+                "they are compared; one run by itself goes to an object store"
+            )
         if environment.world_size > 1:
-            raise UserError(f"seeds, grid: found them in a run of {environment.world_size} processes, expected one "
-                            "process, which starts a run on each GPU; leave torchrun out")
+            raise UserError(
+                f"seeds, grid: found them in a run of {environment.world_size} processes, expected one "
+                "process, which starts a run on each GPU; leave torchrun out"
+            )
         return sweep(config, read_job)
     scoring.check_installed()
     console = Console(environment.is_main)
@@ -66,8 +70,9 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
         with running.joined(config, job.facts, environment, console, run) as (process, stop):
             trainer, evaluation, learned = prepare_trainer(job, process)
             with running.recorded(config, trainer, stop, run) as record:
-                stepped = trainer.run(open_stream(learned, trainer), record.metrics, stop,
-                                      evaluation.showing(record.metrics))
+                stepped = trainer.run(
+                    open_stream(learned, trainer), record.metrics, stop, evaluation.showing(record.metrics)
+                )
                 record.complete = stepped and report(job, trainer, run, stop)
         if record.complete:
             for line in where(config, job.task, run):
@@ -80,9 +85,11 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
 def _warn_of_length(job: Job, console: Console) -> None:
     known, config = job.source.trained_length, job.config
     if known and known < min(config.lengths[0], job.train.longest):
-        console.warn(f"max_length: found {config.max_length}, more than the {known} tokens that {config.model} "
-                     "was trained on: its further positions are trained on these examples only; pretrain a phase of "
-                     f"that length, or give --max_length {known}")
+        console.warn(
+            f"max_length: found {config.max_length}, more than the {known} tokens that {config.model} "
+            "was trained on: its further positions are trained on these examples only; pretrain a phase of "
+            f"that length, or give --max_length {known}"
+        )
 
 
 def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Job]:
@@ -103,16 +110,23 @@ def prepare_trainer(job: Job, process: Process) -> tuple[Trainer, Evaluation, Jo
     engine = build_engine(model, config, made, process.device)
     _print_facts(job, process, engine, [("parameters", parameters), ("weights", origin)])
     trainer = running.make_trainer(
-        config, process, engine, checkpoints, facts=job.facts, more={"model_step": job.source.step},
+        config,
+        process,
+        engine,
+        checkpoints,
+        facts=job.facts,
+        more={"model_step": job.source.step},
         objective=_objective(job, environment.rank),
-        evaluate=Evaluation(job, engine, environment, process.device), flops=partial(_flops, model.config),
+        evaluate=Evaluation(job, engine, environment, process.device),
+        flops=partial(_flops, model.config),
     )
     running.resume(trainer, step)
     learned = _with_features(job, engine, process)  # with the weights after the resume
     trainer.evaluate = evaluation = Evaluation(learned, engine, environment, process.device)
     if environment.is_main:
-        runs.describe(Path(config.output), process.shown(config), job.facts,
-                      partial(copy_tokenizer, job.source.tokenizer), made)
+        runs.describe(
+            Path(config.output), process.shown(config), job.facts, partial(copy_tokenizer, job.source.tokenizer), made
+        )
     return trainer, evaluation, learned
 
 
@@ -123,7 +137,8 @@ def _objective(job: Job, rank: int) -> TrainingObjective:
 
 
 def _with_features(job: Job, engine: Engine, process: Process) -> Job:
-    """The job with cached features of the frozen encoder in place of its training and validation examples. Collective.
+    """The job with cached features of the frozen encoder in place of its training and validation examples.
+    Collective.
     """
     if job.config.freeze != "encoder":
         return job
@@ -132,12 +147,16 @@ def _with_features(job: Job, engine: Engine, process: Process) -> Job:
     engine.module.eval()
     with torch.autocast(device.type, compute_dtype(engine), enabled=engine.torch_autocast_enabled()):
         train, validation = (
-            encode_once(engine.module.features, examples, job.config.train.micro_batch, process.environment,
-                        device, beat)
-            for examples in (job.train, job.validation))
+            encode_once(
+                engine.module.features, examples, job.config.train.micro_batch, process.environment, device, beat
+            )
+            for examples in (job.train, job.validation)
+        )
     engine.module.train()
-    process.console.say(f"the encoder has run over {len(job.train) + len(job.validation):,} examples once, in "
-                        f"{time.perf_counter() - began:.1f} s; only the head is trained from here on")
+    process.console.say(
+        f"the encoder has run over {len(job.train) + len(job.validation):,} examples once, in "
+        f"{time.perf_counter() - began:.1f} s; only the head is trained from here on"
+    )
     return replace(job, train=train, validation=validation)
 
 
@@ -154,21 +173,29 @@ def _print_facts(job: Job, process: Process, engine: Engine, rows: list[tuple[st
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
     assert config.train.max_steps is not None, "read_job has counted them"
     epochs = f"{config.train.max_steps * config.train.global_batch_size / len(job.train):.2f} epochs"
-    process.console.facts(f"cloze finetune {config.task} -> {process.shown(config).output}", [
-        *rows,
-        *([("labels", f"{len(names)}: {shown}")] if names else []),
-        ("metrics", job.validation.measured),
-        *((f"{examples.name}", examples.facts) for examples in (job.train, job.validation, *job.test)),
-        *running.training_facts(config, process, engine, epochs, job.rate),
-    ])
+    process.console.facts(
+        f"cloze finetune {config.task} -> {process.shown(config).output}",
+        [
+            *rows,
+            *([("labels", f"{len(names)}: {shown}")] if names else []),
+            ("metrics", job.validation.measured),
+            *((f"{examples.name}", examples.facts) for examples in (job.train, job.validation, *job.test)),
+            *running.training_facts(config, process, engine, epochs, job.rate),
+        ],
+    )
 
 
 def open_stream(job: Job, trainer: Trainer) -> Iterator[RankBatch]:
     """This rank's batches from the trainer's position on."""
     config, environment = job.config, trainer.environment
     stream = ExampleStream(
-        job.train, config.train.global_batch_size, config.train.micro_batch, environment.rank,
-        environment.world_size, config.seed, trainer.state.samples_consumed,
+        job.train,
+        config.train.global_batch_size,
+        config.train.micro_batch,
+        environment.rank,
+        environment.world_size,
+        config.seed,
+        trainer.state.samples_consumed,
     )
     batches = iter(stream)
     if config.unfreeze_every_epochs is not None:

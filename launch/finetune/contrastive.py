@@ -66,13 +66,14 @@ class ContrastiveObjective:
         found = {width: contrastive_losses(groups[..., :width], everyone, own, self._config) for width in widths}
         losses = torch.stack([losses for losses, _ in found.values()]).sum(0) / totals.clamp(min=1).float()
         # This rank's rows are candidates of the other ranks' anchors: their gradients are the sum of all ranks'.
-        gradient, = torch.autograd.grad(losses.sum(), everything)
-        gradients = distributed.reduce_sum(gradient)[first: first + sum(sizes)].split(sizes)
+        (gradient,) = torch.autograd.grad(losses.sum(), everything)
+        gradients = distributed.reduce_sum(gradient)[first : first + sum(sizes)].split(sizes)
         rows = [size // self._group_size for size in sizes]
         hits = found[groups.shape[-1]][1]
         self._next = deque(
             (part, torch.stack([share.sum(), hit.sum(), hit.new_tensor(len(hit))]).double())
-            for part, share, hit in zip(gradients, losses.detach().split(rows), hits.float().split(rows), strict=True))
+            for part, share, hit in zip(gradients, losses.detach().split(rows), hits.float().split(rows), strict=True)
+        )
 
     def __call__(self, output: SentenceOutput, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
         """A scalar whose gradient is that of the global loss for the next micro-batch; and its sums, float64 (3,).

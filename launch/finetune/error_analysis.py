@@ -26,15 +26,25 @@ def page(examples: Examples, predictions: list[dict]) -> str:
 
 def _worst(examples: Examples, predictions: list[dict]) -> str:
     """Table of the wrong predictions, worst first; empty if there are none."""
-    wrong = [(badness, number) for number, each in enumerate(predictions)
-             if (badness := examples.kind.error_size(each)) is not None]
+    wrong = [
+        (badness, number)
+        for number, each in enumerate(predictions)
+        if (badness := examples.kind.error_size(each)) is not None
+    ]
     wrong.sort(key=lambda pair: (-pair[0], pair[1]))
     rows = []
     for badness, number in wrong[:_WORST]:
         each = predictions[number]
         text = examples.text(number)
-        rows.append([str(each.get("place", each.get("id"))), text[:_LONGEST] + ("..." if len(text) > _LONGEST else ""),
-                     _shown(each["label"]), _shown(each["prediction"]), figure(badness)])
+        rows.append(
+            [
+                str(each.get("place", each.get("id"))),
+                text[:_LONGEST] + ("..." if len(text) > _LONGEST else ""),
+                _shown(each["label"]),
+                _shown(each["prediction"]),
+                figure(badness),
+            ]
+        )
     return markdown(["place", "text", "true", "predicted", "how wrong"], rows) if rows else ""
 
 

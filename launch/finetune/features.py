@@ -61,8 +61,14 @@ class CachedExamples(Examples):
 
 
 @torch.no_grad()
-def encode_once(features: Callable[..., torch.Tensor], examples: Examples, micro_batch_size: int,
-                environment: Environment, device: torch.device, beat: Callable[[], None]) -> CachedExamples:
+def encode_once(
+    features: Callable[..., torch.Tensor],
+    examples: Examples,
+    micro_batch_size: int,
+    environment: Environment,
+    device: torch.device,
+    beat: Callable[[], None],
+) -> CachedExamples:
     """The examples with their features, each computed by one of the processes. Collective.
 
     Every process keeps all features in host memory, since each epoch distributes them differently.

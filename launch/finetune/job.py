@@ -39,8 +39,10 @@ class Job:
     @property
     def facts(self) -> dict[str, str]:
         """Hashes of the inputs, which must be the same at a resume."""
-        return {"train_hash": _hash(Path(self.config.train_file)),
-                "tokenizer_fingerprint": self.source.tokenizer.fingerprint}
+        return {
+            "train_hash": _hash(Path(self.config.train_file)),
+            "tokenizer_fingerprint": self.source.tokenizer.fingerprint,
+        }
 
 
 def _hash(path: Path) -> str:
@@ -68,6 +70,7 @@ def read_job(config: FinetuneConfig) -> Job:
         check_shape(config, shape, len(config.text_columns) == 1)
     config = config.for_task(task, shape.max_position_embeddings, source.pooling).for_size(size)
     rate = running.origin_of_rate(given, size)
-    architecture, head, train, validation, test = read_examples(config, task, source.tokenizer, shape.segments,
-                                                                shape.hidden_size)
+    architecture, head, train, validation, test = read_examples(
+        config, task, source.tokenizer, shape.segments, shape.hidden_size
+    )
     return Job(config.for_units(len(train)), task, source, architecture, head, train, validation, test, rate)

@@ -33,12 +33,17 @@ _TABLES = ("classification", "regression", "multi_label", "columns", "choice")
 _TEXTS = _TABLES[:-1]
 # Fields that only some kinds of task read, with their defaults: other values are refused, not ignored.
 _ONLY_FOR = {
-    "pooling": ("pooler", (*_TEXTS, "embedding")), "keep": ("head", _TEXTS),
-    "read_layers": ("last", (*_TEXTS, "tagging")), "embedding": (EmbeddingConfig(), ("embedding",)),
-    "text_columns": ([], (*_TABLES, "embedding")), "label_columns": ([], (*_TABLES, "embedding")),
+    "pooling": ("pooler", (*_TEXTS, "embedding")),
+    "keep": ("head", _TEXTS),
+    "read_layers": ("last", (*_TEXTS, "tagging")),
+    "embedding": (EmbeddingConfig(), ("embedding",)),
+    "text_columns": ([], (*_TABLES, "embedding")),
+    "label_columns": ([], (*_TABLES, "embedding")),
     "skip_malformed_rows": (False, (*_TABLES, "embedding")),
-    "choice_columns": ([], ("choice",)), "labels": ([], ("classification", "multi_label", "choice", "tagging")),
-    "answer_softmax": ("window", ("answering",)), "answer_units": ("words", ("answering",)),
+    "choice_columns": ([], ("choice",)),
+    "labels": ([], ("classification", "multi_label", "choice", "tagging")),
+    "answer_softmax": ("window", ("answering",)),
+    "answer_units": ("words", ("answering",)),
 }
 
 Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, Sequence[Examples]]
@@ -63,26 +68,34 @@ def check_fields(config: FinetuneConfig, task: Task) -> None:
     names = [Path(path).name.split(".")[0] for path in config.test]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"test: found {names.count(name)} files named {name}, expected names that differ, by which "
-                            "the results go; rename one")
+            raise UserError(
+                f"test: found {names.count(name)} files named {name}, expected names that differ, by which "
+                "the results go; rename one"
+            )
     for name, (usual, kinds) in _ONLY_FOR.items():
         # null in a user's configuration, a name in that of a run.
         plain = name == "pooling" and config.pooling is None or getattr(config, name) == usual
         if not plain and task.kind not in kinds:
             expected = "none" if usual == [] else "its defaults" if name == "embedding" else str(usual).lower()
-            raise UserError(f"{name}: found {getattr(config, name)} with the task {config.task}, expected {expected}: "
-                            f"it is for {', '.join(kinds)}")
+            raise UserError(
+                f"{name}: found {getattr(config, name)} with the task {config.task}, expected {expected}: "
+                f"it is for {', '.join(kinds)}"
+            )
     if len(set(config.labels)) < len(config.labels):
         raise UserError(f"labels: found {', '.join(config.labels)}, expected each once")
     if task.kind == "embedding":
         _check_embedding(config)
     if config.read_layers != "last" and config.pooling in (None, "pooler") and task.kind != "tagging":
-        raise UserError(f"pooling: found pooler with read_layers {config.read_layers}, expected cls, mean or max: the "
-                        "pooler was made for the last layer; add --pooling cls")
+        raise UserError(
+            f"pooling: found pooler with read_layers {config.read_layers}, expected cls, mean or max: the "
+            "pooler was made for the last layer; add --pooling cls"
+        )
     texts = tuple(config.text_columns) or task.texts
     if config.keep == "pieces" and task.kind in _TEXTS and len(texts) > 1:
-        raise UserError(f"keep: found pieces with a pair of texts ({', '.join(texts)}), expected one text; take head, "
-                        "tail or head_tail")
+        raise UserError(
+            f"keep: found pieces with a pair of texts ({', '.join(texts)}), expected one text; take head, "
+            "tail or head_tail"
+        )
     if task.kind == "choice" and len(config.label_columns) > 1:
         raise UserError(f"label_columns: found {', '.join(config.label_columns)}, expected one: the right choice")
 
@@ -90,20 +103,30 @@ def check_fields(config: FinetuneConfig, task: Task) -> None:
 def _check_embedding(config: FinetuneConfig) -> None:
     """Raise UserError for settings by which a headless encoder has nothing to train, or no vector."""
     if config.pooling == "pooler":
-        raise UserError(f"pooling: found pooler with the task {config.task}, expected one of {', '.join(POOLINGS)}: "
-                        "sentence-transformers has no pooler")
+        raise UserError(
+            f"pooling: found pooler with the task {config.task}, expected one of {', '.join(POOLINGS)}: "
+            "sentence-transformers has no pooler"
+        )
     if config.freeze in ("encoder", "below_0"):
-        raise UserError(f"freeze: found {config.freeze} with the task {config.task}, expected none or below_1 and "
-                        "more: there is no head that could learn instead")
+        raise UserError(
+            f"freeze: found {config.freeze} with the task {config.task}, expected none or below_1 and "
+            "more: there is no head that could learn instead"
+        )
     if config.unfreeze_every_epochs is not None:
-        raise UserError(f"unfreeze_every_epochs: found {config.unfreeze_every_epochs:g} with the task {config.task}, "
-                        "expected null: there is no head that learns at first")
+        raise UserError(
+            f"unfreeze_every_epochs: found {config.unfreeze_every_epochs:g} with the task {config.task}, "
+            "expected null: there is no head that learns at first"
+        )
     if len(config.label_columns) > 1:
-        raise UserError(f"label_columns: found {', '.join(config.label_columns)} with the task {config.task}, expected "
-                        "one: that of the scores")
+        raise UserError(
+            f"label_columns: found {', '.join(config.label_columns)} with the task {config.task}, expected "
+            "one: that of the scores"
+        )
     if config.train.global_batch_size < 2:
-        raise UserError(f"train.global_batch_size: found {config.train.global_batch_size} with the task {config.task}, "
-                        "expected at least 2: the other rows of a batch are what a row is distinguished from")
+        raise UserError(
+            f"train.global_batch_size: found {config.train.global_batch_size} with the task {config.task}, "
+            "expected at least 2: the other rows of a batch are what a row is distinguished from"
+        )
 
 
 def check_shape(config: FinetuneConfig, shape: BertConfig, dropout_pairs: bool) -> None:
@@ -115,13 +138,20 @@ def check_shape(config: FinetuneConfig, shape: BertConfig, dropout_pairs: bool) 
     """
     for size in config.embedding.dimensions:
         if size >= shape.hidden_size:
-            raise UserError(f"embedding.dimensions: found {size}, expected less than {shape.hidden_size}, the size of "
-                            "the model's vectors, which is always trained")
-    rates = [config.dropout] if config.dropout is not None else [
-        shape.hidden_dropout_prob, shape.attention_output_dropout, shape.attention_probs_dropout_prob]
+            raise UserError(
+                f"embedding.dimensions: found {size}, expected less than {shape.hidden_size}, the size of "
+                "the model's vectors, which is always trained"
+            )
+    rates = (
+        [config.dropout]
+        if config.dropout is not None
+        else [shape.hidden_dropout_prob, shape.attention_output_dropout, shape.attention_probs_dropout_prob]
+    )
     if dropout_pairs and not any(rates):
-        raise UserError(f"dropout: found 0 with one column of texts ({config.text_columns[0]}), expected more: dropout "
-                        "alone makes a text's two vectors differ; add --dropout 0.1")
+        raise UserError(
+            f"dropout: found 0 with one column of texts ({config.text_columns[0]}), expected more: dropout "
+            "alone makes a text's two vectors differ; add --dropout 0.1"
+        )
 
 
 def check_columns(config: FinetuneConfig, task: Task) -> None:
@@ -140,15 +170,22 @@ def check_columns(config: FinetuneConfig, task: Task) -> None:
         found = reading.columns or tuple(first.values)
         if path in config.test and task.diagnostic and set(task.diagnostic) <= set(found):
             continue
-        needed = {"text_columns": columns.texts + columns.prefix, "choice_columns": columns.choices,
-                  "label_columns": () if path in config.test else targets}
+        needed = {
+            "text_columns": columns.texts + columns.prefix,
+            "choice_columns": columns.choices,
+            "label_columns": () if path in config.test else targets,
+        }
         missing = {field: [name for name in names if name not in found] for field, names in needed.items()}
         if any(missing.values()):
             finding = tuple(found), tuple((field, tuple(names)) for field, names in missing.items() if names)
             lacking.setdefault(finding, []).append(str(path))
     if lacking:
-        raise UserError("; ".join(str(missing_columns(", ".join(paths), found, dict(missing)))
-                                  for (found, missing), paths in lacking.items()))
+        raise UserError(
+            "; ".join(
+                str(missing_columns(", ".join(paths), found, dict(missing)))
+                for (found, missing), paths in lacking.items()
+            )
+        )
 
 
 def columns_of_task(config: FinetuneConfig, task: Task) -> Columns | None:
@@ -169,8 +206,9 @@ def measured_task(config: FinetuneConfig, task: Task) -> Task:
     return replace(task, metrics=metrics_of(columns_in(config, task, config.validation)))
 
 
-def read_examples(config: FinetuneConfig, task: Task, tokenizer: Tokenizer, segments: tuple[int, int] = (0, 1),
-                  hidden_size: int = 0) -> Read:
+def read_examples(
+    config: FinetuneConfig, task: Task, tokenizer: Tokenizer, segments: tuple[int, int] = (0, 1), hidden_size: int = 0
+) -> Read:
     """The model's class, its head, and the examples of the training, validation and test files. segments, hidden_size:
     those of the model.
 
@@ -198,11 +236,14 @@ def _texts(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
         raise UserError(f"text_columns: found {len(texts)} columns, expected one, or two for pairs")
     length, step = config.lengths
     if config.keep == "pieces" and step > length - 2:
-        raise UserError(f"window_step: found {step}, expected at most {length - 2}, the "
-                        "tokens of a piece beside [CLS] and [SEP], so that every token is in a piece")
+        raise UserError(
+            f"window_step: found {step}, expected at most {length - 2}, the "
+            "tokens of a piece beside [CLS] and [SEP], so that every token is in a piece"
+        )
     if len(targets) > 1 and task.kind == "classification":
-        raise UserError(f"label_columns: found {len(targets)} columns, expected one; label-columns is the task of "
-                        "several")
+        raise UserError(
+            f"label_columns: found {len(targets)} columns, expected one; label-columns is the task of several"
+        )
 
     numbers = task.kind == "regression" or task.kind == "multi_label" and len(targets) > 1
     labels = None if numbers else tuple(config.labels) or task.labels
@@ -251,11 +292,13 @@ def _answers(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
 def _choices(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
     shared = tuple(config.text_columns) or task.texts
     choices = tuple(config.choice_columns) or task.choices
-    target, = config.label_columns or task.targets
+    (target,) = config.label_columns or task.targets
     labels = tuple(config.labels) or task.labels or tuple(str(number) for number in range(len(choices)))
     if len(labels) != len(choices):
-        raise UserError(f"choice_columns: found {len(choices)} ({', '.join(choices)}) with {len(labels)} labels "
-                        f"({', '.join(labels)}), expected as many; name them with --labels")
+        raise UserError(
+            f"choice_columns: found {len(choices)} ({', '.join(choices)}) with {len(labels)} labels "
+            f"({', '.join(labels)}), expected as many; name them with --labels"
+        )
 
     def examples(path: str) -> ChoiceExamples:
         table = read_table(path, (), "", config.skip_malformed_rows, labels)
@@ -274,12 +317,16 @@ def _vectors(config: FinetuneConfig, task: Task, tokenizer: Tokenizer) -> Read:
 
     columns = tuple(config.text_columns) or task.texts
     train = ContrastiveExamples(table(config.train_file), columns, tokenizer, truncation)
-    validation, *test = [read_vectors(table(path), config, task, tokenizer, truncation)
-                         for path in (config.validation, *config.test)]
+    validation, *test = [
+        read_vectors(table(path), config, task, tokenizer, truncation) for path in (config.validation, *config.test)
+    ]
     return SentenceEncoder, None, train, validation, test
 
 
 _READERS = {
     **dict.fromkeys(("classification", "regression", "multi_label", "columns"), _texts),
-    "tagging": _tags, "answering": _answers, "choice": _choices, "embedding": _vectors,
+    "tagging": _tags,
+    "answering": _answers,
+    "choice": _choices,
+    "embedding": _vectors,
 }

@@ -18,8 +18,9 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import RankBatch
 
 
-def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | None, config: FinetuneConfig
-                ) -> tuple[BertPreTrained, str]:
+def start_model(
+    cls: type[BertPreTrained], source: Source, head: HeadConfig | None, config: FinetuneConfig
+) -> tuple[BertPreTrained, str]:
     """The model to train, the same on every process, and one line about the source of its weights.
 
     A head is kept if it is for the same labels (without labels: of the same class); else it is initialized from
@@ -27,11 +28,18 @@ def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | No
     """
     shape = source.config
     if config.dropout is not None:
-        shape = dataclasses.replace(shape, hidden_dropout_prob=config.dropout, classifier_dropout=None,
-                                    attention_probs_dropout_prob=config.dropout, attention_output_dropout_prob=None)
+        shape = dataclasses.replace(
+            shape,
+            hidden_dropout_prob=config.dropout,
+            classifier_dropout=None,
+            attention_probs_dropout_prob=config.dropout,
+            attention_output_dropout_prob=None,
+        )
     options: dict[str, Any] = {
         "attention_kernel": config.train.attention_kernel,
-        "gradient_checkpointing": config.train.gradient_checkpointing, **head_options(cls, head, config)}
+        "gradient_checkpointing": config.train.gradient_checkpointing,
+        **head_options(cls, head, config),
+    }
     if not source.weights:
         model = cls(shape, **options)
         init_weights(model, config.seed)
@@ -39,10 +47,15 @@ def start_model(cls: type[BertPreTrained], source: Source, head: HeadConfig | No
     if head is None:
         same = source.architecture == cls.__name__
     else:
-        same = (source.head is not None and source.head.labels == head.labels
-                and source.head.problem == head.problem and source.head.layers == head.layers)
-    kept = {name: tensor for name, tensor in source.weights.items()
-            if same or not name.startswith(("classifier.", "mix."))}
+        same = (
+            source.head is not None
+            and source.head.labels == head.labels
+            and source.head.problem == head.problem
+            and source.head.layers == head.layers
+        )
+    kept = {
+        name: tensor for name, tensor in source.weights.items() if same or not name.startswith(("classifier.", "mix."))
+    }
     model = cls.from_weights(shape, kept, config.model, new_head_seed=config.seed, **options)
     drawn = list(model.new_parameters) + reinitialize(model, config.reinitialize_layers, config.seed)
     origin = config.model + (f", step {source.step}" if source.step is not None else "")
@@ -81,7 +94,7 @@ def freeze(model: BertPreTrained, what: str) -> None:
         top = int(what.removeprefix("below_"))
         if top > len(layers):
             raise UserError(f"freeze: found {what}, expected at most below_{len(layers)}, the model's layers")
-        frozen = [model.bert.embeddings, *layers[:len(layers) - top]]
+        frozen = [model.bert.embeddings, *layers[: len(layers) - top]]
     for module in frozen:
         module.requires_grad_(False)
 

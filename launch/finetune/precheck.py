@@ -10,8 +10,10 @@ from cloze.launch.pretrained.precheck import check_model
 from cloze.pipeline.errors import UserError
 
 # Formats of the files of examples by the kind of the task.
-_FORMS = {"tagging": "CoNLL (a word a line with its tag behind, an empty line between sentences)",
-          "answering": "SQuAD's JSON"}
+_FORMS = {
+    "tagging": "CoNLL (a word a line with its tag behind, an empty line between sentences)",
+    "answering": "SQuAD's JSON",
+}
 _TABLES = ".tsv, .csv, .jsonl, .parquet or a saved data set"
 
 
@@ -22,7 +24,6 @@ def check_inputs(config: FinetuneConfig) -> None:
     for flag, paths in (("train", [config.train_file]), ("validation", [config.validation]), ("test", config.test)):
         for path in paths:
             if not Path(path).exists():
-                raise UserError(f"--{flag}: found no file {path}, expected examples: {form}; check the "
-                                "path")
+                raise UserError(f"--{flag}: found no file {path}, expected examples: {form}; check the path")
     if config.tokenizer is not None and not Path(config.tokenizer).exists():
         raise UserError(f"tokenizer: found no folder {config.tokenizer}, expected the folder of one; check the path")

@@ -57,8 +57,15 @@ class Evaluation:
     def __call__(self, beat: Callable[[], None]) -> dict[str, float]:
         """Metrics by name; `beat` is called after each micro-batch."""
         self._engine.eval()
-        self._outputs = predict(self._engine, self._job.validation, self._job.config.train.micro_batch,
-                                self._environment.rank, self._environment.world_size, self._device, beat)
+        self._outputs = predict(
+            self._engine,
+            self._job.validation,
+            self._job.config.train.micro_batch,
+            self._environment.rank,
+            self._environment.world_size,
+            self._device,
+            beat,
+        )
         self._engine.train()
         return self._job.validation.metrics(self._outputs)
 
@@ -66,6 +73,7 @@ class Evaluation:
         """A function that shows the last evaluation: confused classes, worst errors, the precision-recall curve of two
         classes.
         """
+
         def show(step: int) -> None:
             if not metrics:
                 return
@@ -90,26 +98,44 @@ def report(job: Job, trainer: Trainer, run: StoredRun | None, stop: StopRequest)
     # Checked by rank 0 only: other ranks may see an outdated shared folder. The evaluation before the first step is
     # never saved.
     if not distributed.from_main(best in trainer.checkpoints.steps(), trainer.device):
-        console.warn(f"no evaluation had a better {config.evaluation.metric} than the one at step {best}, which no "
-                     "checkpoint holds; the last one is taken")
+        console.warn(
+            f"no evaluation had a better {config.evaluation.metric} than the one at step {best}, which no "
+            "checkpoint holds; the last one is taken"
+        )
         best = None
     step, weights = read_weights(output, trainer.checkpoints.bring(best), console.warn)
-    console.say(f"measured with the checkpoint of step {step} of {trainer.state.step}, "
-                + ("the last one" if best is None else f"the best by {config.evaluation.metric}"))
+    console.say(
+        f"measured with the checkpoint of step {step} of {trainer.state.step}, "
+        + ("the last one" if best is None else f"the best by {config.evaluation.metric}")
+    )
     model = job.architecture(trainer.engine.module.config, **head_options(job.architecture, job.head, config))
     model.load_state_dict(weights)
     model.to(trainer.device).eval()
     torch.cuda.empty_cache()
     if environment.is_main:
         save_model(job, model, output)
-    results = {"task": config.task, "model": config.model, "model_step": trainer.facts["model_step"],
-               "seed": config.seed, "best_step": step, "steps": trainer.state.step,
-               "metric": config.evaluation.metric, "majority": job.validation.majority()}
+    results = {
+        "task": config.task,
+        "model": config.model,
+        "model_step": trainer.facts["model_step"],
+        "seed": config.seed,
+        "best_step": step,
+        "steps": trainer.state.step,
+        "metric": config.evaluation.metric,
+        "majority": job.validation.majority(),
+    }
     for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
         if distributed.reduce_sum(torch.tensor(float(stop.wanted), device=trainer.device)) > 0:
             return False
-        outputs = predict(model, examples, config.train.micro_batch, environment.rank, environment.world_size,
-                          trainer.device, partial(trainer.heartbeat.beat, trainer.state.step, "evaluate"))
+        outputs = predict(
+            model,
+            examples,
+            config.train.micro_batch,
+            environment.rank,
+            environment.world_size,
+            trainer.device,
+            partial(trainer.heartbeat.beat, trainer.state.step, "evaluate"),
+        )
         metrics = examples.metrics(outputs) if examples.labelled else {}
         results[split] = {"examples": examples.num_examples} | metrics
         if environment.is_main:
@@ -124,8 +150,11 @@ def report(job: Job, trainer: Trainer, run: StoredRun | None, stop: StopRequest)
     if run:
         with distributed.together("send the results", run.place, trainer.device):
             if environment.is_main:
-                _send(run, Patience(run.patience_seconds, console.warn, run.ended),
-                      partial(trainer.heartbeat.beat, trainer.state.step, "save"))
+                _send(
+                    run,
+                    Patience(run.patience_seconds, console.warn, run.ended),
+                    partial(trainer.heartbeat.beat, trainer.state.step, "save"),
+                )
     return True
 
 
@@ -140,8 +169,10 @@ def _send(run: StoredRun, patience: Patience, beat: Callable[[], None]) -> None:
 
 # The command for predictions of the model by the kind of its task.
 _QUESTIONS = {
-    "answering": 'predict answer {run} "QUESTION" --context "TEXT"', "tagging": 'predict tag {run} "TEXT"',
-    "choice": 'predict choose {run} "TEXT" "CHOICE" "CHOICE"', "embedding": 'predict similarity {run} "TEXT" "TEXT"',
+    "answering": 'predict answer {run} "QUESTION" --context "TEXT"',
+    "tagging": 'predict tag {run} "TEXT"',
+    "choice": 'predict choose {run} "TEXT" "CHOICE" "CHOICE"',
+    "embedding": 'predict similarity {run} "TEXT" "TEXT"',
 }
 
 
@@ -150,16 +181,20 @@ def where(config: FinetuneConfig, task: Task, run: StoredRun | None) -> list[str
     output = run.place if run else Path(config.output)
     pair = "" if task.kind == "choice" or len(config.text_columns or task.texts) < 2 else ' --pair "SECOND TEXT"'
     asked = _QUESTIONS.get(task.kind, 'predict classify {run} "TEXT"' + pair)
-    return [f"model     {output / runs.MODEL}",
-            f"results   {output / RESULTS}, {output / PREDICTIONS / 'validation.jsonl'}",
-            f"mistakes  {output / PREDICTIONS / 'validation-mistakes.md'}",
-            f"next      cloze {asked.format(run=shlex.quote(str(output)))}"]
+    return [
+        f"model     {output / runs.MODEL}",
+        f"results   {output / RESULTS}, {output / PREDICTIONS / 'validation.jsonl'}",
+        f"mistakes  {output / PREDICTIONS / 'validation-mistakes.md'}",
+        f"next      cloze {asked.format(run=shlex.quote(str(output)))}",
+    ]
 
 
 def _without_nan(results: dict) -> dict:
     """NaN (a correlation with constant predictions) as null: JSON has no NaN."""
-    return {name: _without_nan(value) if isinstance(value, dict) else None if value != value else value
-            for name, value in results.items()}
+    return {
+        name: _without_nan(value) if isinstance(value, dict) else None if value != value else value
+        for name, value in results.items()
+    }
 
 
 def _json(prediction: dict) -> str:
@@ -177,7 +212,8 @@ def _write_predictions(folder: Path, name: str, examples: Examples, outputs: np.
 
 
 def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
-    """Write DIR/model: a Hugging Face folder with labels, task, the tokenizer's fingerprint and how texts are encoded.
+    """Write DIR/model: a Hugging Face folder with labels, task, the tokenizer's fingerprint and how texts are
+    encoded.
     """
     notes: dict[str, Any] = {"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint}
     if truncation := truncation_of(job.config, job.task):
@@ -196,7 +232,14 @@ def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
     aside = output / (runs.MODEL + ".tmp")
     shutil.rmtree(aside, ignore_errors=True)
     with readable_errors(aside):
-        save_pretrained(aside, model.config, model.state_dict(), output / runs.TOKENIZER,
-                        architecture=architecture, head=job.head, notes=notes)
+        save_pretrained(
+            aside,
+            model.config,
+            model.state_dict(),
+            output / runs.TOKENIZER,
+            architecture=architecture,
+            head=job.head,
+            notes=notes,
+        )
         shutil.rmtree(output / runs.MODEL, ignore_errors=True)
         os.replace(aside, output / runs.MODEL)

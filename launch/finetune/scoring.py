@@ -83,8 +83,9 @@ class Ranked(NamedTuple):
     """The place of the first of all."""
 
 
-def ranked(queries: np.ndarray, documents: np.ndarray, without: np.ndarray, right: Sequence[np.ndarray]
-           ) -> list[Ranked]:
+def ranked(
+    queries: np.ndarray, documents: np.ndarray, without: np.ndarray, right: Sequence[np.ndarray]
+) -> list[Ranked]:
     """Documents ranked by their dot product with each query; of equal ones the earlier comes first.
 
     Args:
@@ -94,12 +95,14 @@ def ranked(queries: np.ndarray, documents: np.ndarray, without: np.ndarray, righ
     """
     found = []
     for start in range(0, len(queries), _QUERIES):
-        scores = queries[start: start + _QUERIES] @ documents.T
+        scores = queries[start : start + _QUERIES] @ documents.T
         for query, row in enumerate(scores, start):
             if without[query] >= 0:
                 row[without[query]] = -np.inf
-            ranks = [1 + np.count_nonzero(row > row[place]) + np.count_nonzero(row[:place] == row[place])
-                     for place in right[query]]
+            ranks = [
+                1 + np.count_nonzero(row > row[place]) + np.count_nonzero(row[:place] == row[place])
+                for place in right[query]
+            ]
             found.append(Ranked(np.array(ranks), int(row.argmax())))
     return found
 
@@ -109,7 +112,9 @@ def measure_ranks(ranks: Sequence[np.ndarray]) -> dict[str, float]:
     normalised discounted cumulative gain of the first ten with gain 1 for each right document (Jarvelin and Kekalainen
     2002).
     """
-    gains = [(1 / np.log2(1 + each[each <= 10])).sum() / (1 / np.log2(1 + np.arange(1, min(len(each), 10) + 1))).sum()
-             for each in ranks]
+    gains = [
+        (1 / np.log2(1 + each[each <= 10])).sum() / (1 / np.log2(1 + np.arange(1, min(len(each), 10) + 1))).sum()
+        for each in ranks
+    ]
     recalls = {f"recall_at_{most}": float(np.mean([np.mean(each <= most) for each in ranks])) for most in (1, 5, 10)}
     return {"ndcg_at_10": float(np.mean(gains)), **recalls}

@@ -45,8 +45,11 @@ def read_squad(path: str | Path) -> tuple[list[str], list[Question], bool]:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path}: can't be read as SQuAD's JSON ({error}), expected an object with 'data'") from error
-    paragraphs = [part for number, article in enumerate(_field(path, "", content, "data", list))
-                  for part in _field(path, f"data[{number}]", article, "paragraphs", list)]
+    paragraphs = [
+        part
+        for number, article in enumerate(_field(path, "", content, "data", list))
+        for part in _field(path, f"data[{number}]", article, "paragraphs", list)
+    ]
     contexts: list[str] = []
     questions: list[Question] = []
     known = True
@@ -61,8 +64,15 @@ def read_squad(path: str | Path) -> tuple[list[str], list[Question], bool]:
     return contexts, questions, known
 
 
-_KINDS = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false",
-          type(None): "null"}
+_KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
 def _field(path: Path, place: str, holder: object, name: str, kind: type) -> Any:
@@ -80,8 +90,10 @@ def _field(path: Path, place: str, holder: object, name: str, kind: type) -> Any
 
 def _not_squad(path: Path, place: str, found: str, expected: str) -> UserError:
     where = f"{place}: " if place else ""
-    return UserError(f"{path}: can't be read as SQuAD: {where}found {found}, expected {expected}; "
-                     "articles in data have paragraphs, these context and qas, these id, question and answers")
+    return UserError(
+        f"{path}: can't be read as SQuAD: {where}found {found}, expected {expected}; "
+        "articles in data have paragraphs, these context and qas, these id, question and answers"
+    )
 
 
 def _start(path: Path, place: str, answer: dict) -> int:
@@ -97,12 +109,16 @@ def _question(path: Path, place: str, qa: object, number: int, context: str) -> 
     assert isinstance(qa, dict), "it has a field"
     identity = str(_field(path, place, qa, "id", object))
     found = _field(path, place, qa, "answers", list) if "answers" in qa else []
-    answers = tuple((_field(path, f"{place}, answers", answer, "text", str),
-                     _start(path, f"{place}, answers", answer)) for answer in found)
+    answers = tuple(
+        (_field(path, f"{place}, answers", answer, "text", str), _start(path, f"{place}, answers", answer))
+        for answer in found
+    )
     for answer, start in answers:
         if start < 0 or context[start : start + len(answer)] != answer or not answer:
-            raise UserError(f"{path}: question {identity}: found {context[start : start + len(answer)]!r} at character "
-                            f"{start} of its text, expected the answer {answer!r}; fix answer_start")
+            raise UserError(
+                f"{path}: question {identity}: found {context[start : start + len(answer)]!r} at character "
+                f"{start} of its text, expected the answer {answer!r}; fix answer_start"
+            )
     return Question(identity, text, number, answers, bool(qa.get("is_impossible", False)))
 
 
@@ -133,8 +149,9 @@ def f1(answer: str, right: str, units: Callable[[str], list[str]], version_2: bo
     return 2 * common / (len(guessed) + len(true))
 
 
-def squad_scores(questions: list[Question], answers: list[str], units: Callable[[str], list[str]], version_2: bool
-                 ) -> np.ndarray:
+def squad_scores(
+    questions: list[Question], answers: list[str], units: Callable[[str], list[str]], version_2: bool
+) -> np.ndarray:
     """Exact match and F1 of each answer against the best of the right ones, (questions, 2), 0 to 1.
 
     SQuAD 2.0's script ignores right answers without units; if none is left, giving no answer is right.
@@ -142,13 +159,18 @@ def squad_scores(questions: list[Question], answers: list[str], units: Callable[
     scores = []
     for question, answer in zip(questions, answers, strict=True):
         right = [text for text, _ in question.answers if units(text) or not version_2] or [""]
-        scores.append([max(exact_match(answer, text, units) for text in right),
-                       max(f1(answer, text, units, version_2) for text in right)])
+        scores.append(
+            [
+                max(exact_match(answer, text, units) for text in right),
+                max(f1(answer, text, units, version_2) for text in right),
+            ]
+        )
     return np.array(scores)
 
 
-def squad_metrics(questions: list[Question], answers: list[str], units: Callable[[str], list[str]], version_2: bool
-                  ) -> dict[str, float]:
+def squad_metrics(
+    questions: list[Question], answers: list[str], units: Callable[[str], list[str]], version_2: bool
+) -> dict[str, float]:
     """In percent, by the official scripts' names: exact_match and f1 (1.1); exact, f1, HasAns_, NoAns_ (2.0, which
     has exact_match here too).
 
@@ -164,13 +186,15 @@ def squad_metrics(questions: list[Question], answers: list[str], units: Callable
     values |= {"exact": values["exact_match"], "total": len(questions)}
     for name, chosen in (("HasAns", ~none), ("NoAns", none)):
         if chosen.any():
-            values |= {f"{name}_exact": float(scores[chosen, 0].mean()), f"{name}_f1": float(scores[chosen, 1].mean()),
-                       f"{name}_total": int(chosen.sum())}
+            values |= {
+                f"{name}_exact": float(scores[chosen, 0].mean()),
+                f"{name}_f1": float(scores[chosen, 1].mean()),
+                f"{name}_total": int(chosen.sum()),
+            }
     return values
 
 
-def best_threshold(scores: np.ndarray, none: np.ndarray, answered: np.ndarray, odds: np.ndarray
-                   ) -> tuple[float, float]:
+def best_threshold(scores: np.ndarray, none: np.ndarray, answered: np.ndarray, odds: np.ndarray) -> tuple[float, float]:
     """Mean of scores (N,) if no answer is given above the best threshold of `odds`, and that threshold.
 
     Args:

@@ -53,8 +53,14 @@ def sweep(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> 
     check_pictures("seeds")
     console, folder = Console(), Path(config.output)
     planned = _plan(config, read_job)
-    summary = reach_end(folder, planned, visible_gpus() or [""], console, lambda: summarize(config, planned),
-                        lambda summary: draw(summary, folder / PICTURE))
+    summary = reach_end(
+        folder,
+        planned,
+        visible_gpus() or [""],
+        console,
+        lambda: summarize(config, planned),
+        lambda summary: draw(summary, folder / PICTURE),
+    )
     if summary is None:
         return EXIT_REQUEUE
     show(summary, console)
@@ -85,13 +91,16 @@ def _plan(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> 
             name = _name(part, seed)
             output = folder / name
             if output in {run.folder for run in planned}:
-                raise UserError(f"grid: found two settings whose runs would both be {output}, expected names that "
-                                "differ; let one of them be a sweep of its own")
+                raise UserError(
+                    f"grid: found two settings whose runs would both be {output}, expected names that "
+                    "differ; let one of them be a sweep of its own"
+                )
             where = str(output)
             runs.check_folder(replace(job.config, seed=seed, output=where, model_step=step), job.facts)
             path = file_of(output)
             written[path] = yaml.safe_dump(
-                asdict(replace(chosen, seed=seed, output=where, model_step=step)), sort_keys=False)
+                asdict(replace(chosen, seed=seed, output=where, model_step=step)), sort_keys=False
+            )
             command = [sys.executable, "-m", "cloze", "finetune", config.task, "--config", str(path)]
             planned.append(Run(name, output, settings, command))
     for path, text in written.items():
@@ -123,18 +132,32 @@ def summarize(config: FinetuneConfig, planned: list[Run]) -> dict:
     for settings in combinations(config.grid, _NO_SETTINGS):
         chosen = [run for run in planned if run.settings == settings]
         made = {run.name: finished[run.name] for run in chosen if run.name in finished}
-        described.append({
-            "settings": settings, "runs": [run.name for run in chosen], "n": len(made),
-            "failed": {run.name: why for run in chosen if (why := _failure(run, finished.get(run.name), evaluation))},
-            "metrics": {name: statistics_of(values) for name, values in _values(made).items()},
-        })
+        described.append(
+            {
+                "settings": settings,
+                "runs": [run.name for run in chosen],
+                "n": len(made),
+                "failed": {
+                    run.name: why for run in chosen if (why := _failure(run, finished.get(run.name), evaluation))
+                },
+                "metrics": {name: statistics_of(values) for name, values in _values(made).items()},
+            }
+        )
     key = f"validation/{metric}"
     medians = [(each["metrics"][key]["median"], each["settings"]) for each in described if key in each["metrics"]]
-    single = [(value, name) for each in described for name, value in each["metrics"].get(key, {"values": {}})
-              ["values"].items()]
-    return {"task": config.task, "model": config.model, "metric": metric, "n": len(finished),
-            "best": {"median": best_of(medians, evaluation, "settings"), "run": best_of(single, evaluation, "name")},
-            "settings": described}
+    single = [
+        (value, name)
+        for each in described
+        for name, value in each["metrics"].get(key, {"values": {}})["values"].items()
+    ]
+    return {
+        "task": config.task,
+        "model": config.model,
+        "metric": metric,
+        "n": len(finished),
+        "best": {"median": best_of(medians, evaluation, "settings"), "run": best_of(single, evaluation, "name")},
+        "settings": described,
+    }
 
 
 def _failure(run: Run, results: dict | None, evaluation: EvaluationConfig) -> str | None:
@@ -165,17 +188,25 @@ def show(summary: dict, console: Console) -> None:
     rows: list[tuple[str, ...]] = []
     for each in summary["settings"]:
         measured = each["metrics"].get(f"validation/{summary['metric']}")
-        spread = (shown(measured["median"]), f"{shown(measured['mean'])} ± {shown(measured['deviation'])}"
-                  ) if measured else ("-", "-")
+        spread = (
+            (shown(measured["median"]), f"{shown(measured['mean'])} ± {shown(measured['deviation'])}")
+            if measured
+            else ("-", "-")
+        )
         rows.append((named(each["settings"]), *spread, str(each["n"]), str(len(each["failed"]))))
-    console.table(f"{summary['task']}: validation {summary['metric']}",
-                  ("settings", "median", "mean ± deviation", "n", "failed"), rows)
+    console.table(
+        f"{summary['task']}: validation {summary['metric']}",
+        ("settings", "median", "mean ± deviation", "n", "failed"),
+        rows,
+    )
     for each in summary["settings"]:
         for run, why in each["failed"].items():
             console.warn(f"{run} failed: {why}")
     if best := summary["best"]["run"]:
-        console.say(f"best median: {named(summary['best']['median']['settings'])}; best run: {best['name']}, "
-                    f"{shown(best['value'])}")
+        console.say(
+            f"best median: {named(summary['best']['median']['settings'])}; best run: {best['name']}, "
+            f"{shown(best['value'])}"
+        )
 
 
 def draw(summary: dict, path: Path) -> None:

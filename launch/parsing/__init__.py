@@ -5,5 +5,11 @@ from cloze.launch.parsing.help_pages import Page, explain_command
 from cloze.launch.parsing.parser import build_parser, parse, shipped, words_first
 
 __all__ = [
-    "Page", "build_parser", "completion_script", "explain_command", "parse", "shipped", "words_first",
+    "Page",
+    "build_parser",
+    "completion_script",
+    "explain_command",
+    "parse",
+    "shipped",
+    "words_first",
 ]

@@ -71,16 +71,29 @@ def completion_script(shell: str, pages: list[Page]) -> str:
         flags[f"{name} MODEL"] = [flag for flag in several[0] if (flag.name, *flag.values) in shared]
     lines = [
         *(["autoload -Uz compinit bashcompinit && compinit && bashcompinit"] if shell == "zsh" else []),
-        *_function("_cloze_group", {name: [page.name.split()[1] for page in pages if page.name.startswith(f"{name} ")]
-                                    for name in groups}),
-        *_function("_cloze_flags", {name: [flag.name for flag in each if flag.name != "WORD"]
-                                    for name, each in flags.items()}),
-        *_function("_cloze_topics", {page.name: ["all", *(each.name for each in describe(page.config).values()
-                                                          if each.is_section)] for page in pages}),
-        *_function("_cloze_values", {f"{name} {flag.name}": flag.values for name, each in flags.items()
-                                     for flag in each if flag.values}),
-        *_function("_cloze_files", {f"{name} {flag.name}": [] for name, each in flags.items()
-                                    for flag in each if not flag.takes_files}, otherwise="yes"),
+        *_function(
+            "_cloze_group",
+            {name: [page.name.split()[1] for page in pages if page.name.startswith(f"{name} ")] for name in groups},
+        ),
+        *_function(
+            "_cloze_flags", {name: [flag.name for flag in each if flag.name != "WORD"] for name, each in flags.items()}
+        ),
+        *_function(
+            "_cloze_topics",
+            {
+                page.name: ["all", *(each.name for each in describe(page.config).values() if each.is_section)]
+                for page in pages
+            },
+        ),
+        *_function(
+            "_cloze_values",
+            {f"{name} {flag.name}": flag.values for name, each in flags.items() for flag in each if flag.values},
+        ),
+        *_function(
+            "_cloze_files",
+            {f"{name} {flag.name}": [] for name, each in flags.items() for flag in each if not flag.takes_files},
+            otherwise="yes",
+        ),
         _BASH.replace("FIRST", " ".join(firsts)).replace("GROUPS", " ".join(groups)),
         "complete -o bashdefault -o default -o filenames -F _cloze cloze",
     ]
@@ -120,8 +133,10 @@ def _fish(pages: list[Page]) -> str:
             lines.append(f"complete -c cloze -n __fish_use_subcommand -a {first} -d {shlex.quote(about)}")
             seen.add(first)
         if second:
-            lines.append(f"complete -c cloze -n '__fish_seen_subcommand_from {first}' -a {second[0]} "
-                         f"-d {shlex.quote(page.about)}")
+            lines.append(
+                f"complete -c cloze -n '__fish_seen_subcommand_from {first}' -a {second[0]} "
+                f"-d {shlex.quote(page.about)}"
+            )
         given = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in page.name.split())
         for flag in _flags(page):
             takes = "" if flag.name == "WORD" else f" -l {flag.name.removeprefix('--')} -r"

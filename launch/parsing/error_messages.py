@@ -69,8 +69,9 @@ def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
             raise UserError(f"--{flag}: found the name {quoted(key)} in {name}, expected the name of a field")
     for key, inner in values.items() if flag == "config" else ():
         if key in known and known[key].is_section and not isinstance(inner, (dict, str)):
-            raise UserError(f"--config: found {quoted(shown(inner))} for {key} in {name}, expected "
-                            f"{known[key].expected}")
+            raise UserError(
+                f"--config: found {quoted(shown(inner))} for {key} in {name}, expected {known[key].expected}"
+            )
 
 
 def _names(values: dict) -> list:
@@ -78,8 +79,7 @@ def _names(values: dict) -> list:
     return [*values, *inner]
 
 
-def explain(message: str, known: Mapping[str, Described], words: list[str],
-            flags: Mapping[str, str]) -> str:
+def explain(message: str, known: Mapping[str, Described], words: list[str], flags: Mapping[str, str]) -> str:
     """Our message for an error of jsonargparse.
 
     Args:
@@ -145,16 +145,20 @@ def _wrong_value(message: str, known: Mapping[str, Described], words: list[str])
         # A value of several kinds, as data: a folder or a section; the kinds that it is not come after.
         return f"--{field.name}: found {quoted(inside[1])} in it, which is no field there; it takes {field.expected}"
     if inner := re.search(r'Parser key "[\w.]+".*(Group \'|Option \'|No action for key)', message):
-        return _unknown(message[inner.start(1):], known, words)
-    value = re.search(r"(?:Got|Given) value: (.*)$", message) or re.search(r"Unable to load config ['\"](.*?)['\"]",
-                                                                           message)
+        return _unknown(message[inner.start(1) :], known, words)
+    value = re.search(r"(?:Got|Given) value: (.*)$", message) or re.search(
+        r"Unable to load config ['\"](.*?)['\"]", message
+    )
     typed = _typed(field.name, words)
     if "Expected" not in message and "Unable" not in message and "Union" not in message:
         return f"--{field.name}: found no value, expected {field.expected}"
     found = typed if typed is not None else value[1] if value else None
     near = difflib.get_close_matches(found or "", field.choices, 1)
-    return (f"--{field.name}: found {'another value' if found is None else quoted(found)}, expected {field.expected}"
-            + (" or null" if field.nullable else "") + (f"; did you mean {near[0]}?" if near else ""))
+    return (
+        f"--{field.name}: found {'another value' if found is None else quoted(found)}, expected {field.expected}"
+        + (" or null" if field.nullable else "")
+        + (f"; did you mean {near[0]}?" if near else "")
+    )
 
 
 def _wrong_item(message: str, field: Described, keys: list[str], words: list[str]) -> str:

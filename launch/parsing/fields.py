@@ -54,8 +54,9 @@ class Described:
     @property
     def takes_files(self) -> bool:
         """Whether a value may be a file: not for numbers and enumerated values."""
-        return not all(member in (int, float, bool, NoneType) or get_origin(member) is Literal
-                       for member in _members(self.kind))
+        return not all(
+            member in (int, float, bool, NoneType) or get_origin(member) is Literal for member in _members(self.kind)
+        )
 
     @property
     def is_switch(self) -> bool:
@@ -76,8 +77,11 @@ def describe(config: type) -> dict[str, Described]:
 
 def _describe(config: Any, prefix: str) -> Iterator[Described]:
     # A field's sentence stands in the class that declares it.
-    docs = {doc.arg_name: doc.description
-            for kind in reversed(config.__mro__[:-1]) for doc in parse_from_object(kind).params}
+    docs = {
+        doc.arg_name: doc.description
+        for kind in reversed(config.__mro__[:-1])
+        for doc in parse_from_object(kind).params
+    }
     kinds = get_type_hints(config)
     for field in fields(config):
         default = field.default if field.default_factory is MISSING else field.default_factory()
@@ -87,8 +91,11 @@ def _describe(config: Any, prefix: str) -> Iterator[Described]:
         if is_dataclass(kind):
             for inner in _describe(kind, f"{prefix}{field.name}."):
                 # A section's defaults may differ from those of its class.
-                value = getattr(default, inner.name.rpartition(".")[2]) if inner.section == prefix + field.name else (
-                    inner.default)
+                value = (
+                    getattr(default, inner.name.rpartition(".")[2])
+                    if inner.section == prefix + field.name
+                    else (inner.default)
+                )
                 yield Described(inner.name, inner.kind, inner.sentence, value)
 
 
@@ -119,7 +126,8 @@ def _in_words(kind: Any, alone: bool) -> str:
         if get_origin(item) is Literal:
             return f"a list of {', '.join(_listed(item))}"
         return {str: "one or more texts", int: "a list of whole numbers, as [1, 2]"}.get(
-            item, "a list of numbers, as [0.1, 0.2]")
+            item, "a list of numbers, as [0.1, 0.2]"
+        )
     if get_origin(kind) is dict or kind is dict:
         return "names and values, as {name: value}"
     if is_dataclass(kind):

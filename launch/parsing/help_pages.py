@@ -50,13 +50,16 @@ def explain_command(page: Page, topic: str = "") -> str:
         return _first_page(page, known)
     if topic == ALL:
         return _everything(page, known)
-    found = [each for each in known.values()
-             if topic in (each.name, each.section) or topic == each.name.rpartition(".")[2]]
+    found = [
+        each for each in known.values() if topic in (each.name, each.section) or topic == each.name.rpartition(".")[2]
+    ]
     if not found:
         sections = [each.name for each in known.values() if each.is_section]
         near = difflib.get_close_matches(topic, [ALL, *known, *(name.rpartition(".")[2] for name in known)], 1)
-        raise UserError(f"cloze {page.name} --help: found {topic!r}, expected {', '.join([ALL, *sections])} or a field"
-                        + (f"; did you mean {near[0]}?" if near else ""))
+        raise UserError(
+            f"cloze {page.name} --help: found {topic!r}, expected {', '.join([ALL, *sections])} or a field"
+            + (f"; did you mean {near[0]}?" if near else "")
+        )
     return "\n".join(_entries(page, found))
 
 
@@ -70,8 +73,9 @@ def _first_page(page: Page, known: dict[str, Described]) -> str:
     if rest:
         sections = [each.name for each in known.values() if each.is_section]
         some = f", --help {sections[0]} those of a section ({', '.join(sections)})" if sections else ""
-        lines += _wrapped(f"--help all explains {len(rest)} more fields{some}; --print_config prints the whole "
-                          "configuration.", "")
+        lines += _wrapped(
+            f"--help all explains {len(rest)} more fields{some}; --print_config prints the whole configuration.", ""
+        )
     return "\n".join(lines).rstrip()
 
 

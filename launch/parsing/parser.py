@@ -52,9 +52,16 @@ def named_file(flag: str, kind: str, value: str) -> str:
         return value
     near = difflib.get_close_matches(value, known, 1)
     others = [each.name for each in sorted(CONFIGS.iterdir()) if each.name != kind and value in shipped(each.name)]
-    raise UserError(f"--{flag}: found no file {value!r}, expected a YAML file or one of {', '.join(known)}"
-                    + (f"; {value} is the name of one in configs/{' and configs/'.join(others)}" if others else
-                       f"; did you mean {near[0]}?" if near else ""))
+    raise UserError(
+        f"--{flag}: found no file {value!r}, expected a YAML file or one of {', '.join(known)}"
+        + (
+            f"; {value} is the name of one in configs/{' and configs/'.join(others)}"
+            if others
+            else f"; did you mean {near[0]}?"
+            if near
+            else ""
+        )
+    )
 
 
 def takes_flags(name: str) -> bool:
@@ -86,8 +93,15 @@ def build_parser(name: str, config: Any, words: str | None = None) -> jsonargpar
     return parser
 
 
-def parse(name: str, config: type[Config], arguments: list[str], *, words: str | None = None,
-          short: tuple[tuple[str, str], ...] = (), configs: str = "") -> Config:
+def parse(
+    name: str,
+    config: type[Config],
+    arguments: list[str],
+    *,
+    words: str | None = None,
+    short: tuple[tuple[str, str], ...] = (),
+    configs: str = "",
+) -> Config:
     """A command's configuration from its arguments.
 
     Args:
@@ -104,7 +118,7 @@ def parse(name: str, config: type[Config], arguments: list[str], *, words: str |
     kinds = get_type_hints(config)
     lists = {field for field, kind in kinds.items() if kind == list[str]} - {words}
     for brief, long in short:
-        arguments = [long + word[len(brief):] if word.partition("=")[0] == brief else word for word in arguments]
+        arguments = [long + word[len(brief) :] if word.partition("=")[0] == brief else word for word in arguments]
     known = describe(kind)
     arguments = _join_lists(_complete_switches(arguments, known), lists)
     if words is not None and kinds[words] == list[str]:
@@ -118,14 +132,17 @@ def parse(name: str, config: type[Config], arguments: list[str], *, words: str |
     except (ArgumentError, jsonargparse.ArgumentError, OSError, UnicodeError) as error:
         flags = {action.dest: f"--{action.dest}" for action in parser._actions if action.option_strings}
         flags |= {long[2:]: brief for brief, long in short}
-        raise UserError(f"cloze {name}: {explain(str(error), known, arguments, flags)}; see cloze {name} --help"
-                        ) from error
+        raise UserError(
+            f"cloze {name}: {explain(str(error), known, arguments, flags)}; see cloze {name} --help"
+        ) from error
     except RecursionError as error:
         raise UserError(f"cloze {name}: found values that are nested too deep, expected sections of values") from error
     made = config(**{field.name: getattr(namespace, field.name) for field in fields(kind)})
     if (wrong := _infinite(made)) is not None:
-        raise UserError(f"cloze {name}: --{wrong}: found a value that is infinite or no number, expected a number; see "
-                        f"cloze {name} --help")
+        raise UserError(
+            f"cloze {name}: --{wrong}: found a value that is infinite or no number, expected a number; see "
+            f"cloze {name} --help"
+        )
     return made
 
 

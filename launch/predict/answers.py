@@ -72,8 +72,12 @@ class AnswerQuestion(Operation):
 
     def table_lines(self, row: Row, result: list[Span]) -> Iterator[dict[str, str]]:
         for span in result:
-            yield {"question": row.text, "answer": span.text or "(none)", "characters": f"{span.start}-{span.end}",
-                   "probability": figure(span.probability)}
+            yield {
+                "question": row.text,
+                "answer": span.text or "(none)",
+                "characters": f"{span.start}-{span.end}",
+                "probability": figure(span.probability),
+            }
 
     def columns(self, loaded: LoadedModel | None, result: list[Span]) -> dict[str, Any]:
         """The best answer (null values for an empty context); with `top_k` a list of all."""
@@ -82,15 +86,17 @@ class AnswerQuestion(Operation):
         names = {"answer": "text", "start": "start", "end": "end", "probability": "probability"}
         return {name: getattr(result[0], field) if result else None for name, field in names.items()}
 
-    def finish(
-        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
-    ) -> list[Span]:
-        windows = [(starts, ends, np.array(encoding.parts) == 2, encoding.offsets)
-                   for encoding, (starts, ends) in zip(encodings, values, strict=True)]
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> list[Span]:
+        windows = [
+            (starts, ends, np.array(encoding.parts) == 2, encoding.offsets)
+            for encoding, (starts, ends) in zip(encodings, values, strict=True)
+        ]
         asked = self._as_learned(loaded.encoder.answering)
         best = answer_spans(row.second, windows, self.candidates, asked.max_answer_tokens)
         if asked.allow_no_answer:
             best = sorted([*best, ((0, 0), null_score(windows))], key=lambda item: (-item[1], item[0]))
         weights = np.exp([score - best[0][1] for _, score in best])
-        return [Span(row.second[start:end], start, end, score, float(share)) for ((start, end), score), share in
-                zip(best[: self.top_k], weights / weights.sum(), strict=False)]
+        return [
+            Span(row.second[start:end], start, end, score, float(share))
+            for ((start, end), score), share in zip(best[: self.top_k], weights / weights.sum(), strict=False)
+        ]

@@ -21,16 +21,22 @@ def check_options(options: object) -> None:
     for name, kinds in _kinds(type(options)).items():
         value = getattr(options, name)
         if not any(_is_of(value, kind) for kind in kinds):
-            expected = [f"one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal
-                        else _NAMES.get(kind) or str(kind) for kind in kinds]
+            expected = [
+                f"one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else _NAMES.get(kind) or str(kind)
+                for kind in kinds
+            ]
             raise UserError(f"{name}: found {shown(value)}, expected {' or '.join(expected)}")
 
 
 def _kinds(options: type) -> dict[str, tuple[Any, ...]]:
     """Types of values that each field may have."""
     hints = get_type_hints(options)
-    return {field.name: get_args(hints[field.name]) if get_origin(hints[field.name]) in (Union, UnionType)
-            else (hints[field.name],) for field in dataclasses.fields(options)}
+    return {
+        field.name: get_args(hints[field.name])
+        if get_origin(hints[field.name]) in (Union, UnionType)
+        else (hints[field.name],)
+        for field in dataclasses.fields(options)
+    }
 
 
 def _is_of(value: object, kind: Any) -> bool:
@@ -48,8 +54,10 @@ def model_name(model: object) -> str:
         UserError: it is empty, or neither text nor path.
     """
     if not isinstance(model, str | os.PathLike) or not str(model).strip():
-        raise UserError(f"model: found {shown(model)}, expected the folder of a Cloze run or a Hugging Face folder, or "
-                        "the name of a hub model")
+        raise UserError(
+            f"model: found {shown(model)}, expected the folder of a Cloze run or a Hugging Face folder, or "
+            "the name of a hub model"
+        )
     text = str(model)
     return str(Path(text).expanduser()) if text.startswith("~") else text
 

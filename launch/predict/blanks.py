@@ -59,10 +59,12 @@ class FillMask(Operation):
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
     ) -> list[list[Guess]]:
-        (ids, shares), = values
+        ((ids, shares),) = values
         decode = loaded.tokenizer.decode
-        return [[Guess(decode([token]), share) for token, share in zip(*blank, strict=True)]
-                for blank in zip(ids, shares, strict=True)]
+        return [
+            [Guess(decode([token]), share) for token, share in zip(*blank, strict=True)]
+            for blank in zip(ids, shares, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,12 @@ class Score(Operation):
         return hidden_log_probabilities(model, batch.inputs, ids.new_tensor(batch.blanks()), hidden).tolist()
 
     def table_lines(self, row: Row, result: SentenceScore) -> Iterator[dict[str, str]]:
-        yield {"text": row.both, "log-probability": figure(result.log_probability),
-               "mean": figure(result.mean_log_probability), "tokens": str(len(result.tokens))}
+        yield {
+            "text": row.both,
+            "log-probability": figure(result.log_probability),
+            "mean": figure(result.mean_log_probability),
+            "tokens": str(len(result.tokens)),
+        }
 
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]

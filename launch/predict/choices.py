@@ -41,8 +41,10 @@ class Choose(Operation):
 
     def check_row(self, row: Row, learned: Columns | None) -> None:
         if len(row.choices) < 2:
-            raise UserError(f"{row.place}: found {len(row.choices)} choices, expected a text and at least two choices: "
-                            "with tabs between them, or the fields text and choices of JSON")
+            raise UserError(
+                f"{row.place}: found {len(row.choices)} choices, expected a text and at least two choices: "
+                "with tabs between them, or the fields text and choices of JSON"
+            )
 
     def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
         return [encoder.encode(row.text, choice, cut=True, place=row.place) for choice in row.choices]
@@ -57,12 +59,14 @@ class Choose(Operation):
     def columns(self, loaded: LoadedModel | None, result: Ranking) -> dict[str, Any]:
         """The most probable choice."""
         best = result.ranking[0]
-        return {"choice": best.text, "number": best.number, "probability": best.probability,
-                "cut_tokens": result.cut_tokens}
+        return {
+            "choice": best.text,
+            "number": best.number,
+            "probability": best.probability,
+            "cut_tokens": result.cut_tokens,
+        }
 
-    def finish(
-        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
-    ) -> Ranking:
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Ranking:
         weights = np.exp(np.array(values) - max(values))
         chances = (weights / weights.sum()).tolist()
         order = sorted(range(len(chances)), key=lambda number: -chances[number])

@@ -44,8 +44,10 @@ def predict(config: Input) -> int:
 def _warn_of_longer_texts(predictor: Predictor) -> None:
     encoder = predictor.loaded.encoder
     if encoder.longer_texts:
-        Console().warn(f"found {encoder.longer_texts:,} texts of more than the {encoder.truncation.max_length} tokens "
-                       "that the model was trained on; expect lower accuracy there, or divide them")
+        Console().warn(
+            f"found {encoder.longer_texts:,} texts of more than the {encoder.truncation.max_length} tokens "
+            "that the model was trained on; expect lower accuracy there, or divide them"
+        )
 
 
 def _answered(predictor: Predictor, config: Input, cut: Counter) -> Iterator[tuple[Row, Any]]:

@@ -48,8 +48,10 @@ class Input(ModelConfig, Operation):
         if self.text and self.file:
             raise UserError(f"file: found {self.file} beside texts on the command line, expected one of them")
         if self.text_columns and not self.file:
-            raise UserError(f"text_columns: found {', '.join(self.text_columns)} without a table, expected none; name "
-                            "the table with --file")
+            raise UserError(
+                f"text_columns: found {', '.join(self.text_columns)} without a table, expected none; name "
+                "the table with --file"
+            )
         if self.output and not self.output.endswith(self.outputs):
             raise UserError(f"output: found {self.output}, expected a name that ends in {', '.join(self.outputs)}")
 
@@ -110,7 +112,8 @@ class AnswerConfig(AnswerQuestion, Input):
 
 @dataclass(frozen=True)
 class ChooseConfig(Choose, Input):
-    """Choose the best continuation of a text: on the command line and in a line (with tabs) a text, then its choices.
+    """Choose the best continuation of a text: on the command line and in a line (with tabs) a text, then its
+    choices.
     """
 
     def given(self) -> Iterator[Row]:
@@ -119,7 +122,8 @@ class ChooseConfig(Choose, Input):
 
 @dataclass(frozen=True)
 class SimilarityConfig(Compare, Input):
-    """Compare texts: on the command line the first one with each of the others, in a file the two texts of each line.
+    """Compare texts: on the command line the first one with each of the others, in a file the two texts of each
+    line.
     """
 
     def given(self) -> Iterator[Row]:
@@ -151,13 +155,13 @@ class FeaturesConfig(Features, PairInput):
 
     def __post_init__(self) -> None:
         if self.output and (self.word or self.attention):
-            raise UserError(f"output: found {self.output} with {'word' if self.word else 'attention'}, expected null: "
-                            "the vectors of all tokens are written; leave --output out")
+            raise UserError(
+                f"output: found {self.output} with {'word' if self.word else 'attention'}, expected null: "
+                "the vectors of all tokens are written; leave --output out"
+            )
         super().__post_init__()
 
 
 @dataclass(frozen=True)
 class TokenizeConfig(Tokenize, PairInput):
     """The inputs of a model for texts: tokens, ids, segments, mask, and the characters of each token."""
-
-

@@ -8,8 +8,12 @@ from cloze.launch.run import runs
 from cloze.model.tasks import saved_class
 
 _OPERATIONS = {
-    "BertForPreTraining": "fill-mask", "BertForMaskedLM": "fill-mask", "BertForSequenceClassification": "classify",
-    "BertForTokenClassification": "tag", "BertForQuestionAnswering": "answer", "BertForMultipleChoice": "choose",
+    "BertForPreTraining": "fill-mask",
+    "BertForMaskedLM": "fill-mask",
+    "BertForSequenceClassification": "classify",
+    "BertForTokenClassification": "tag",
+    "BertForQuestionAnswering": "answer",
+    "BertForMultipleChoice": "choose",
 }
 
 

@@ -39,8 +39,7 @@ def write_results(path: Path, operation: Operation, loaded: LoadedModel | None, 
             return len(vectors)
         if path.suffix == ".jsonl":
             with open(aside, "w", encoding="utf-8") as file:
-                written = (file.write(encoded(as_json(operation, *pair)) + "\n")
-                           for pair in results)
+                written = (file.write(encoded(as_json(operation, *pair)) + "\n") for pair in results)
                 return sum(1 for _ in written)
         rows = (beside(operation, row, operation.columns(loaded, result)) for row, result in results)
         if path.suffix == ".parquet":
@@ -56,8 +55,9 @@ def _write_separated(path: Path, file: IO[str], rows: Iterator[dict[str, Any]]) 
     for chunk in _chunks(rows):
         if not columns:
             columns = _columns(chunk)
-            writer = csv.DictWriter(file, columns, delimiter="\t" if path.suffix == ".tsv" else ",",
-                                    lineterminator="\n")
+            writer = csv.DictWriter(
+                file, columns, delimiter="\t" if path.suffix == ".tsv" else ",", lineterminator="\n"
+            )
             writer.writeheader()
         _check(path, columns, chunk)
         writer.writerows({name: _cell(value) for name, value in row.items()} for row in chunk)
@@ -96,8 +96,10 @@ def _table(path: Path, chunk: list[dict[str, Any]], schema: pa.Schema | None) ->
     try:
         return pa.Table.from_pylist(chunk, schema)
     except (pa.ArrowException, TypeError) as error:
-        raise UserError(f"output: {path}: found values of two kinds in one column ({' '.join(str(error).split())}), "
-                        "expected one; write *.jsonl") from error
+        raise UserError(
+            f"output: {path}: found values of two kinds in one column ({' '.join(str(error).split())}), "
+            "expected one; write *.jsonl"
+        ) from error
 
 
 def _chunks(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -112,5 +114,7 @@ def _columns(chunk: list[dict[str, Any]]) -> tuple[str, ...]:
 def _check(path: Path, columns: Iterable[str], chunk: list[dict[str, Any]]) -> None:
     """Raise UserError for a new column after the first rows, which are written already."""
     if late := [name for name in _columns(chunk) if name not in columns]:
-        raise UserError(f"output: {path}: found the column {late[0]!r}, which none of the first {_CHUNK:,} rows has, "
-                        "expected theirs; write *.jsonl")
+        raise UserError(
+            f"output: {path}: found the column {late[0]!r}, which none of the first {_CHUNK:,} rows has, "
+            "expected theirs; write *.jsonl"
+        )

@@ -48,16 +48,19 @@ class Classify(Operation):
     def check_row(self, row: Row, learned: Columns | None) -> None:
         super().check_row(row, learned)
         if learned and len(learned.texts) == 2 and row.pair is None:
-            raise UserError(f"{row.place}: found one text, expected two: the model was trained on pairs "
-                            f"({', '.join(learned.texts)}); give the second one with --pair, behind a tab in a file, "
-                            "or as the field pair of JSON")
+            raise UserError(
+                f"{row.place}: found one text, expected two: the model was trained on pairs "
+                f"({', '.join(learned.texts)}); give the second one with --pair, behind a tab in a file, "
+                "or as the field pair of JSON"
+            )
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
         if encoder.pieces is None:
             return [encoder.encode(row.text, row.pair, cut=True, place=row.place)]
         if row.pair is not None:
-            raise UserError(f"{row.place}: found a pair of texts, expected one text: the model reads long texts in "
-                            "pieces")
+            raise UserError(
+                f"{row.place}: found a pair of texts, expected one text: the model reads long texts in pieces"
+            )
         length, step = encoder.pieces
         return encoder.windows(row.text, length=length, step=step, place=row.place)
 
@@ -81,8 +84,9 @@ class Classify(Operation):
                 found |= {"prediction" if single else f"prediction_{name}": value for name, value in labels.items()}
                 continue
             several = head.problem == "multi_label"
-            found[f"prediction{of}"] = ",".join(name for name, share in labels.items() if share > 0.5) if several else (
-                next(iter(labels)))
+            found[f"prediction{of}"] = (
+                ",".join(name for name, share in labels.items() if share > 0.5) if several else (next(iter(labels)))
+            )
             if self.top_k is None:
                 names = dict(head.columns)[column] if column is not None else head.labels
                 found |= {f"probability{of}_{name}": labels[name] for name in names}
@@ -115,8 +119,12 @@ def _probabilities(model: Any, logits: Any) -> list[dict[str | None, list[float]
         parts = model.split_columns(logits)
         columns = {name: part.softmax(-1).tolist() for name, part in parts.items()}
         return [{name: rows[row] for name, rows in columns.items()} for row in range(len(logits))]
-    activations = {"single_label": lambda x: x.softmax(-1), "multi_label": lambda x: x.sigmoid(),
-                   "score": lambda x: x.sigmoid(), "regression": lambda x: x}
+    activations = {
+        "single_label": lambda x: x.softmax(-1),
+        "multi_label": lambda x: x.sigmoid(),
+        "score": lambda x: x.sigmoid(),
+        "regression": lambda x: x,
+    }
     return [{None: row} for row in activations[model.head.problem](logits).tolist()]
 
 

@@ -140,7 +140,9 @@ class Operation:
         trained on; None: unknown.
         """
         if self.takes_pair == "always" and row.pair is None:
-            raise UserError(f"{row.place}: found one text, expected {self.fields[0]} and {self.fields[1]}: two "
-                            "texts with a tab between them, or two fields of JSON")
+            raise UserError(
+                f"{row.place}: found one text, expected {self.fields[0]} and {self.fields[1]}: two "
+                "texts with a tab between them, or two fields of JSON"
+            )
         if self.takes_pair == "never" and row.pair is not None:
             raise UserError(f"{row.place}: found a pair of texts, expected one text for {self.name}")

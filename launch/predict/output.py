@@ -30,7 +30,8 @@ def as_json(operation: Operation, row: Row, result: Any) -> dict[str, Any]:
 
 
 def beside(operation: Operation, row: Row, content: dict[str, Any]) -> dict[str, Any]:
-    """The text or its row of a table, followed by the result; `cloze_` is prefixed to names that a column has already.
+    """The text or its row of a table, followed by the result; `cloze_` is prefixed to names that a column has
+    already.
     """
     if row.values is None:
         given = row.text, list(row.choices) if operation.takes_choices else row.pair
@@ -59,8 +60,10 @@ def encoded(value: Any) -> str:
     try:
         return _ENCODER.encode(value)
     except ValueError as error:
-        raise UserError(f"the model's result: found a number that is not finite ({error}), expected numbers; the "
-                        "model's weights or precision overflow on this text") from error
+        raise UserError(
+            f"the model's result: found a number that is not finite ({error}), expected numbers; the "
+            "model's weights or precision overflow on this text"
+        ) from error
 
 
 def draw_attention(attention: Attentions, path: Path) -> None:
@@ -72,8 +75,9 @@ def draw_attention(attention: Attentions, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError(f"attention: found no matplotlib, expected it for pictures; {how_to_install('pictures')}"
-                        ) from None
+        raise UserError(
+            f"attention: found no matplotlib, expected it for pictures; {how_to_install('pictures')}"
+        ) from None
     layers, heads, length, _ = attention.weights.shape
     side = min(max(1.6, 0.16 * length), _LARGEST_PICTURE_INCHES / max(layers, heads))
     figure = Figure(figsize=(side * heads + 1, side * layers + 1), layout="constrained")

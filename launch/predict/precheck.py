@@ -36,8 +36,10 @@ def named_model(words: list[str]) -> ModelConfig:
     """
     ordered = words_first(words)
     if not ordered or ordered[0].startswith("--"):
-        raise UserError("cloze predict: found no model, expected its folder or name behind `predict`, or an operation: "
-                        "see cloze predict --help")
+        raise UserError(
+            "cloze predict: found no model, expected its folder or name behind `predict`, or an operation: "
+            "see cloze predict --help"
+        )
     found = {}
     for number, word in enumerate(ordered):
         name, equals, value = word.removeprefix("--").partition("=")

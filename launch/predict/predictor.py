@@ -97,8 +97,12 @@ class Predictor:
         """Pseudo-log-likelihood of a text, and of each token; higher is more probable."""
         return self._one(Score(), text)
 
-    def classify(self, text: str | Iterable[str | tuple[str, str]], pair: str | Iterable[str] | None = None,
-                 top_k: int | None = None) -> list[Label] | list[list[Label]]:
+    def classify(
+        self,
+        text: str | Iterable[str | tuple[str, str]],
+        pair: str | Iterable[str] | None = None,
+        top_k: int | None = None,
+    ) -> list[Label] | list[list[Label]]:
         """Labels of a text or pair, the most probable first; for a list (pairs as tuples, or as two lists) a list of
         labels each. Texts longer than the model reads are truncated, with a warning.
         """
@@ -107,14 +111,16 @@ class Predictor:
         found = [result.labels for result in results]
         return found[0] if isinstance(text, str) else found
 
-    def tag(self, text: str | Iterable[str],
-            aggregation: Literal["none", "simple", "first", "average", "max"] = "first") -> list[Tag] | list[list[Tag]]:
+    def tag(
+        self, text: str | Iterable[str], aggregation: Literal["none", "simple", "first", "average", "max"] = "first"
+    ) -> list[Tag] | list[list[Tag]]:
         """Tagged words of a text of any length; for a list of texts a list each; `aggregation` as in `TagWords`."""
         results = self._each(TagWords(aggregation=aggregation), text)
         return results[0] if isinstance(text, str) else results
 
-    def answer(self, question: str | Iterable[str], context: str | Iterable[str], top_k: int = 1, **options: Any
-               ) -> list[Span] | list[list[Span]]:
+    def answer(
+        self, question: str | Iterable[str], context: str | Iterable[str], top_k: int = 1, **options: Any
+    ) -> list[Span] | list[list[Span]]:
         """The best answers in a context of any length; for a list of questions, with one context or one each, a list
         each. Further options are those of `AnswerQuestion`.
         """
@@ -129,23 +135,37 @@ class Predictor:
         self._warn(result.cut_tokens)
         return result.ranking
 
-    def similarity(self, text: str, other: str, pooling: Literal["cls", "mean", "max"] | None = None, layer: int = -1,
-                   dimensions: int | None = None) -> float:
+    def similarity(
+        self,
+        text: str,
+        other: str,
+        pooling: Literal["cls", "mean", "max"] | None = None,
+        layer: int = -1,
+        dimensions: int | None = None,
+    ) -> float:
         """Cosine of the vectors of two texts, -1 to 1; pooling, layer and dimensions as in `embed`."""
         result = self._one(Compare(pooling=pooling, layer=layer, dimensions=dimensions), text, other)
         self._warn(result.cut_tokens)
         return result.cosine
 
-    def embed(self, texts: Iterable[str | tuple[str, str]], pooling: Literal["cls", "mean", "max"] | None = None,
-              layer: int = -1, dimensions: int | None = None) -> np.ndarray:
+    def embed(
+        self,
+        texts: Iterable[str | tuple[str, str]],
+        pooling: Literal["cls", "mean", "max"] | None = None,
+        layer: int = -1,
+        dimensions: int | None = None,
+    ) -> np.ndarray:
         """One vector per text, (N, hidden size) fp32. pooling: cls, mean, max; None: as the model was trained, else
         mean. layer: 0 embeddings, 1 ..., -1 last. dimensions: keep the first numbers as unit vectors, (N, dimensions).
         Texts longer than the model reads are truncated, with a warning.
         """
         results = list(self.map(Embed(pooling=pooling, layer=layer, dimensions=dimensions), texts))
         self._warn(sum(result.cut_tokens for result in results))
-        return np.stack([result.vector for result in results]) if results else (
-            np.empty((0, dimensions or self.config.hidden_size), np.float32))
+        return (
+            np.stack([result.vector for result in results])
+            if results
+            else (np.empty((0, dimensions or self.config.hidden_size), np.float32))
+        )
 
     def features(self, text: str, pair: str | None = None, layer: int = -1) -> TokenVectors:
         """The vector of every token, special tokens included."""
@@ -182,8 +202,10 @@ class Predictor:
         """Raise UserError if this model does not support the operation with its options."""
         if not self.has_head(operation):
             kind = type(self.model).__name__
-            raise UserError(f"{self.loaded.source}: found a {kind}, expected a model with the head for "
-                            f"{operation.name}; it can {', '.join(self.abilities())}")
+            raise UserError(
+                f"{self.loaded.source}: found a {kind}, expected a model with the head for "
+                f"{operation.name}; it can {', '.join(self.abilities())}"
+            )
         operation.check(self.loaded)
 
     def has_head(self, operation: type[Operation] | Operation) -> bool:
@@ -226,13 +248,15 @@ class Predictor:
             inputs["input_ids"][blanks] = self.tokenizer.special_tokens.mask
         return replace(batch, inputs=to_device(inputs, torch.device(self.loaded.device)))
 
-    def _each(self, operation: Operation, text: str | Iterable[Any], pair: str | Iterable[str] | None = None
-              ) -> list[Any]:
+    def _each(
+        self, operation: Operation, text: str | Iterable[Any], pair: str | Iterable[str] | None = None
+    ) -> list[Any]:
         """Results of a text or a list of texts, with one second text for all, one each, or none."""
         if isinstance(text, str):
             if pair is not None and not isinstance(pair, str):
-                raise UserError("texts: found one text with a list of second ones, expected one second text, or two "
-                                "lists")
+                raise UserError(
+                    "texts: found one text with a list of second ones, expected one second text, or two lists"
+                )
             return [self._one(operation, text, pair)]
         texts = list(listed("texts", text))
         if pair is None:
@@ -247,8 +271,11 @@ class Predictor:
         before = encoder.longer_texts
         (result,) = self.map(operation, [Row(text, pair)])
         if encoder.longer_texts > before:
-            warnings.warn(f"the text has more than the {encoder.truncation.max_length} tokens that the model "
-                          "was trained on; expect lower accuracy there, or divide it", stacklevel=3)
+            warnings.warn(
+                f"the text has more than the {encoder.truncation.max_length} tokens that the model "
+                "was trained on; expect lower accuracy there, or divide it",
+                stacklevel=3,
+            )
         return result
 
     def _warn(self, cut_tokens: int) -> None:
@@ -273,6 +300,18 @@ def batches(lengths: Sequence[int], batch_tokens: int = BATCH_TOKENS) -> Iterato
 
 OPERATIONS: dict[str, type[Operation]] = {
     operation.name: operation
-    for operation in (FillMask, Classify, TagWords, AnswerQuestion, Choose, Compare, Embed, Features, FindWord, Score,
-                      Attend, Tokenize)
+    for operation in (
+        FillMask,
+        Classify,
+        TagWords,
+        AnswerQuestion,
+        Choose,
+        Compare,
+        Embed,
+        Features,
+        FindWord,
+        Score,
+        Attend,
+        Tokenize,
+    )
 }

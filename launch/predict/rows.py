@@ -39,14 +39,18 @@ def check_file(config: Input) -> None:
     if config.lines is not None or not path.is_file():
         return
     if path.suffix in _CONLL:
-        raise UserError(f"file: found {path}, CoNLL by its name, which is for training, expected a text a line or a "
-                        "table: `cloze finetune --test` predicts CoNLL's words; --lines text takes each line as a text")
+        raise UserError(
+            f"file: found {path}, CoNLL by its name, which is for training, expected a text a line or a "
+            "table: `cloze finetune --test` predicts CoNLL's words; --lines text takes each line as a text"
+        )
     if path.suffix == ".json":
         with readable_errors(path), open(path, "rb") as file:
             begin = file.read(_BEGINNING).removeprefix(codecs.BOM_UTF8)
         if _SQUAD.match(begin):
-            raise UserError(f"file: found SQuAD's JSON in {path}, which is for training, expected {_lines_of(config)}; "
-                            "`cloze finetune --test` predicts the answers to its questions")
+            raise UserError(
+                f"file: found SQuAD's JSON in {path}, which is for training, expected {_lines_of(config)}; "
+                "`cloze finetune --test` predicts the answers to its questions"
+            )
         if begin.lstrip().startswith(b"["):
             raise UserError(f"file: found a JSON list in {path}, expected {_lines_of(config)}")
 
@@ -73,8 +77,9 @@ def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
     fields = kind.fields
     if config.file in (None, "-"):
         if config.file is None and sys.stdin.isatty():
-            raise UserError(f"text: found none, expected a {fields[0]} on the command line, --file, or lines on "
-                            "standard input")
+            raise UserError(
+                f"text: found none, expected a {fields[0]} on the command line, --file, or lines on standard input"
+            )
         yield from _parse(sys.stdin.buffer, "standard input", config)
         return
     check_file(config)
@@ -83,8 +88,10 @@ def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
         yield from _from_table(path, tuple(config.text_columns), learned, kind)
         return
     if config.text_columns:
-        raise UserError(f"text_columns: found {', '.join(config.text_columns)} with {path}, whose lines have no names, "
-                        f"expected a table: {', '.join(tables.ENDINGS)}")
+        raise UserError(
+            f"text_columns: found {', '.join(config.text_columns)} with {path}, whose lines have no names, "
+            f"expected a table: {', '.join(tables.ENDINGS)}"
+        )
     try:
         with open(path, "rb") as file:
             yield from _parse(file, config.file, config)
@@ -105,11 +112,15 @@ def given_rows(texts: Iterable[str | tuple[str, str] | Row]) -> Iterator[Row]:
             row = Row(given[0], given[1], f"text {number}")
         else:
             row = Row(given, place=f"text {number}")  # type: ignore[arg-type]  # refused below if it is no text
-        wrong = [each for each in (row.text, *(() if row.pair is None else (row.pair,)), *row.choices)
-                 if not isinstance(each, str)]
+        wrong = [
+            each
+            for each in (row.text, *(() if row.pair is None else (row.pair,)), *row.choices)
+            if not isinstance(each, str)
+        ]
         if wrong:
-            raise UserError(f"{row.place}: found {shown(wrong[0])}, expected a text, or a pair of texts as a tuple of "
-                            "two")
+            raise UserError(
+                f"{row.place}: found {shown(wrong[0])}, expected a text, or a pair of texts as a tuple of two"
+            )
         yield row
 
 
@@ -141,13 +152,17 @@ def _from_table(path: Path, asked: tuple[str, ...], learned: Columns | None, kin
         yield Row(_text(row, first_text), pair, row.place, values=row.values)
 
 
-def _find_columns(path: Path, found: tuple[str, ...], asked: tuple[str, ...], learned: Columns | None,
-                  kind: type[Operation]) -> Columns:
+def _find_columns(
+    path: Path, found: tuple[str, ...], asked: tuple[str, ...], learned: Columns | None, kind: type[Operation]
+) -> Columns:
     """The columns of a table with the texts: those given, else those of the model's training, else the operation's
     field names.
     """
-    own = Columns(kind.fields[:1], kind.fields[1:]) if kind.takes_choices else Columns(
-        kind.fields if kind.takes_pair != "never" else kind.fields[:1])
+    own = (
+        Columns(kind.fields[:1], kind.fields[1:])
+        if kind.takes_choices
+        else Columns(kind.fields if kind.takes_pair != "never" else kind.fields[:1])
+    )
     needed = kind.fields[: 2 if kind.takes_choices or kind.takes_pair == "always" else 1]
     if asked:
         wanted = Columns(asked[:1], asked[1:]) if kind.takes_choices else Columns(asked)
@@ -200,8 +215,10 @@ def _parse(file: Iterable[bytes], name: str, config: Input) -> Iterator[Row]:
             empty.append(number)
             continue
         if by_number and empty:
-            raise UserError(f"{name}:{empty[0]}: found an empty line, expected a text on each: rows of {config.output} "
-                            "are found by the numbers of lines; remove it, or write *.jsonl, which has the texts")
+            raise UserError(
+                f"{name}:{empty[0]}: found an empty line, expected a text on each: rows of {config.output} "
+                "are found by the numbers of lines; remove it, or write *.jsonl, which has the texts"
+            )
         texts += 1
         yield parse(line, place, type(config))
     if not texts:

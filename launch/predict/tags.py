@@ -48,23 +48,33 @@ class TagWords(Operation):
 
     def table_lines(self, row: Row, result: list[Tag]) -> Iterator[dict[str, str]]:
         for tag in result:
-            yield {"text": row.text, "label": tag.label, "words": tag.text, "characters": f"{tag.start}-{tag.end}",
-                   "score": figure(tag.score)}
+            yield {
+                "text": row.text,
+                "label": tag.label,
+                "words": tag.text,
+                "characters": f"{tag.start}-{tag.end}",
+                "score": figure(tag.score),
+            }
 
-    def finish(
-        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
-    ) -> list[Tag]:
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> list[Tag]:
         labels = loaded.model.head.labels
-        continues = [each.continues if loaded.encoder.truncation.words == "characters"
-                     else loaded.tokenizer.continues_word[each.ids] for each in encodings]
+        continues = [
+            each.continues
+            if loaded.encoder.truncation.words == "characters"
+            else loaded.tokenizer.continues_word[each.ids]
+            for each in encodings
+        ]
         pieces = _pieces(encodings, values, continues)
         if self.aggregation not in ("none", "simple"):
             words = [_word(group, self.aggregation) for group in _words(pieces)]
             pieces = [word for word in words if word.end > word.start]  # a piece without characters is white space
         named = [(labels[piece.shares.argmax()], float(piece.shares.max()), piece.start, piece.end) for piece in pieces]
         tags = named if self.aggregation == "none" else [_entity(group) for group in _entities(named)]
-        return [Tag(label, score, start, end, row.text[start:end]) for label, score, start, end in tags
-                if label != self.ignored_label]
+        return [
+            Tag(label, score, start, end, row.text[start:end])
+            for label, score, start, end in tags
+            if label != self.ignored_label
+        ]
 
 
 @dataclass(frozen=True)
@@ -77,13 +87,16 @@ class _Piece:
     continues: bool
 
 
-def _pieces(encodings: Sequence[Encoding], values: Sequence[np.ndarray],
-            continues: Sequence[Sequence[bool] | np.ndarray]) -> list[_Piece]:
+def _pieces(
+    encodings: Sequence[Encoding], values: Sequence[np.ndarray], continues: Sequence[Sequence[bool] | np.ndarray]
+) -> list[_Piece]:
     """Every token of the text once, from the window with most context around it."""
     inside = [(each.first_token, each.first_token + len(each) - 2) for each in encodings]  # without [CLS] and [SEP]
-    pieces = [_Piece(*encoding.offsets[place], shares[place], bool(continuing[place]))
-              for encoding, shares, continuing in zip(encodings, values, continues, strict=True)
-              for place in range(1, len(encoding) - 1)]
+    pieces = [
+        _Piece(*encoding.offsets[place], shares[place], bool(continuing[place]))
+        for encoding, shares, continuing in zip(encodings, values, continues, strict=True)
+        for place in range(1, len(encoding) - 1)
+    ]
     return [piece for piece, counts in zip(pieces, counts_once(inside), strict=True) if counts]
 
 

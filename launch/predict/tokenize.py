@@ -33,8 +33,16 @@ def tokenize(config: TokenizeConfig) -> int:
     for row, shown in results:
         if wants_table(config):
             columns = zip(shown.tokens, shown.input_ids, shown.token_type_ids, shown.offsets, strict=True)
-            table += [{"token": token, "id": str(number), "segment": str(segment), "mask": "1",
-                       "characters": f"{offset[0]}-{offset[1]}"} for token, number, segment, offset in columns]
+            table += [
+                {
+                    "token": token,
+                    "id": str(number),
+                    "segment": str(segment),
+                    "mask": "1",
+                    "characters": f"{offset[0]}-{offset[1]}",
+                }
+                for token, number, segment, offset in columns
+            ]
         else:
             print(encoded(as_json(config, row, shown)))
     if table:

@@ -36,9 +36,7 @@ class Tokenize(Operation):
     def read(self, model: Any, batch: Batch) -> list[Any]:
         return [None] * len(batch.encodings)  # the model is not run
 
-    def finish(
-        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
-    ) -> Tokens:
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Tokens:
         return tokens_of(loaded.tokenizer, encodings[0], loaded.config.segments)
 
 

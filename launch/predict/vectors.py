@@ -48,8 +48,10 @@ class Pooled(OfLayer):
     def check(self, loaded: LoadedModel) -> None:
         super().check(loaded)
         if self.dimensions is not None and not 1 <= self.dimensions <= loaded.config.hidden_size:
-            raise UserError(f"dimensions: found {self.dimensions}, expected 1 to {loaded.config.hidden_size}, the size "
-                            "of the model's vectors")
+            raise UserError(
+                f"dimensions: found {self.dimensions}, expected 1 to {loaded.config.hidden_size}, the size "
+                "of the model's vectors"
+            )
 
     def with_model_defaults(self, loaded: LoadedModel) -> Operation:
         return replace(self, pooling=self.pooling or loaded.vectors.pooling)
@@ -80,7 +82,8 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Embed(Pooled):
-    """One vector for each text or pair; a model fine-tuned with the task embed gives unit vectors as in its training.
+    """One vector for each text or pair; a model fine-tuned with the task embed gives unit vectors as in its
+    training.
     """
 
     name = "embed"
@@ -94,9 +97,7 @@ class Embed(Pooled):
     def table_lines(self, row: Row, result: Embedding) -> Iterator[dict[str, str]]:
         yield {"text": row.both, "vector": shown_vector(result.vector)}
 
-    def finish(
-        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
-    ) -> Embedding:
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Embedding:
         vector, learned = values[0], loaded.vectors
         as_learned = self.pooling == learned.pooling and self.layer in (-1, loaded.config.num_hidden_layers)
         if learned.normalize and as_learned:
@@ -125,9 +126,7 @@ class Compare(Pooled):
     def table_lines(self, row: Row, result: Similarity) -> Iterator[dict[str, str]]:
         yield {"text": row.text, "other": row.pair or "", "cosine": figure(result.cosine)}
 
-    def finish(
-        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
-    ) -> Similarity:
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Similarity:
         return Similarity(cosine(*map(self.cut, values)), sum(each.cut_tokens for each in encodings))
 
 
@@ -195,12 +194,12 @@ class Attend(Operation):
     def read(self, model: Any, batch: Batch) -> list[Any]:
         layers = getattr(model, "bert", model)(**batch.inputs, output_attentions=True).attentions
         host = [layer.float().cpu().numpy() for layer in layers]
-        return [np.stack([layer[row, :, : len(each), : len(each)] for layer in host])
-                for row, each in enumerate(batch.encodings)]
+        return [
+            np.stack([layer[row, :, : len(each), : len(each)] for layer in host])
+            for row, each in enumerate(batch.encodings)
+        ]
 
-    def finish(
-        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
-    ) -> Attentions:
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Attentions:
         names = loaded.tokenizer.tokens
         return Attentions([names[token] for token in encodings[0].ids], values[0])
 
@@ -268,11 +267,14 @@ class FindWord(OfLayer):
         # With a tokenizer that includes the space before a word, the word has other tokens without a space.
         written = [self.word, f" {self.word}"] if tokenizer.space_begins_word else [self.word]
         forms = [list(ids) for ids in dict.fromkeys(tuple(tokenizer.encode(form)) for form in written)]
-        return [(place, place + len(ids)) for place in range(len(encoding)) for ids in forms
-                if _has_word_at(encoding, place, ids)]
+        return [
+            (place, place + len(ids))
+            for place in range(len(encoding))
+            for ids in forms
+            if _has_word_at(encoding, place, ids)
+        ]
 
-    def _found(self, tokenizer: Tokenizer, row: Row, encoding: Encoding
-               ) -> list[tuple[str, tuple[int, int], int, int]]:
+    def _found(self, tokenizer: Tokenizer, row: Row, encoding: Encoding) -> list[tuple[str, tuple[int, int], int, int]]:
         """Text, characters and token range of each occurrence."""
         unknown, words, found = tokenizer.special_tokens.unknown, _normalized_words(tokenizer, self.word), []
         for low, high in self._places(tokenizer, encoding):
@@ -287,8 +289,9 @@ class FindWord(OfLayer):
 def in_contexts(results: Iterable[list[Occurrence]]) -> list[WordInContext]:
     """The occurrences of a word in some texts (results of FindWord), each with its cosines to all."""
     found = [each for occurrences in results for each in occurrences]
-    return [WordInContext(**vars(each), cosines=[cosine(each.vector, other.vector) for other in found])
-            for each in found]
+    return [
+        WordInContext(**vars(each), cosines=[cosine(each.vector, other.vector) for other in found]) for each in found
+    ]
 
 
 def _normalized_words(tokenizer: Tokenizer, text: str) -> list[str]:

@@ -79,8 +79,10 @@ def pretrain(config: PretrainConfig, environment: Environment) -> int:
         with running.joined(resolved.config, resolved.facts, environment, console, run) as (process, stop):
             config, data, objective, callbacks, facts = resolve_on_device(resolved, process)
             trainer = prepare_trainer(config, data, process, objective, callbacks, facts)  # loads the newest checkpoint
-            with (closing(open_stream(config, data, trainer)) as stream,
-                  running.recorded(config, trainer, stop, run) as record):
+            with (
+                closing(open_stream(config, data, trainer)) as stream,
+                running.recorded(config, trainer, stop, run) as record,
+            ):
                 show = showing(config, data, trainer, record.metrics) if trainer.evaluate else None
                 record.complete = trainer.run(stream, record.metrics, stop, show)
         if run and record.complete:
@@ -103,8 +105,9 @@ def resolve_on_device(resolved: ResolvedRun, process: Process) -> ResolvedRun:
     if why := take_flash_attention_3(device, config.model.attention_probs_dropout_prob):
         process.console.warn(f"flash attention 3 is installed and cannot be used ({why}); version 2 computes")
     config = resolve_compile(config, device, process.console)
-    config = resolve(config, data, objective, partial(build_model, config, objective), process.environment, device,
-                     process.console)
+    config = resolve(
+        config, data, objective, partial(build_model, config, objective), process.environment, device, process.console
+    )
     return resolved._replace(config=config)
 
 
@@ -156,8 +159,10 @@ def choose_data_streams(config: PretrainConfig, world_size: int) -> int:
 def print_deepspeed_config(config: DeepSpeedConfig, environment: Environment) -> None:
     """Print DeepSpeed's configuration for a run as JSON; nothing is started."""
     if config.train.micro_batch_size in (AUTO, None):
-        Console().warn(f"train.micro_batch_size: found {config.train.micro_batch_size or 'null'}, which a run finds "
-                       "out on its device; the numbers of sequences and of accumulation steps below stand in for it")
+        Console().warn(
+            f"train.micro_batch_size: found {config.train.micro_batch_size or 'null'}, which a run finds "
+            "out on its device; the numbers of sequences and of accumulation steps below stand in for it"
+        )
     print(json.dumps(deepspeed_config(config, config.processes), indent=1))
 
 
@@ -173,8 +178,10 @@ def build_model(config: PretrainConfig, objective: Objective | None = None) -> B
     objective = objective or make_objective(config)
     model = objective.build_model()
     if not isinstance(model, BertPreTrained):
-        raise UserError(f"objective: found a {type(model).__name__} made by {type(objective).__name__}.build_model, "
-                        "expected a subclass of cloze.model.bert.BertPreTrained")
+        raise UserError(
+            f"objective: found a {type(model).__name__} made by {type(objective).__name__}.build_model, "
+            "expected a subclass of cloze.model.bert.BertPreTrained"
+        )
     init_weights(model, config.seed)
     if config.train.compile:
         for module in model.modules():
@@ -198,8 +205,14 @@ def take_word_vectors(path: Path, tokenizer: Tokenizer, model: BertPreTrained, c
     console.say(f"init_word_vectors: {found:,} of {len(numbers):,} tokens start from {path}")
 
 
-def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process, objective: Objective,
-                    callbacks: Sequence[Callback], facts: runs.Facts) -> Trainer:
+def prepare_trainer(
+    config: PretrainConfig,
+    data: TrainingData,
+    process: Process,
+    objective: Objective,
+    callbacks: Sequence[Callback],
+    facts: runs.Facts,
+) -> Trainer:
     """Build model, engine and trainer, load the newest checkpoint if there is one, and write the run's description."""
     environment, console = process.environment, process.console
     checkpoints, step, elastic = running.open_checkpoints(config, facts, process)
@@ -207,8 +220,9 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
     model = build_model(config, objective)
     torch.manual_seed(config.seed)  # our code does not use the global generator; seeded for libraries that do
     if step is None and config.init_word_vectors:
-        take_word_vectors(Path(config.init_word_vectors),
-                          Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER), model, console)
+        take_word_vectors(
+            Path(config.init_word_vectors), Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER), model, console
+        )
     start = Start(config, data.manifest, model, checkpoints, console) if step is None and config.init_from else None
     parameters = num_parameters(model)  # before ZeRO-3 partitions the parameters
     made = deepspeed_config(config, environment.world_size, load_universal=start.elastic if start else elastic)
@@ -216,10 +230,15 @@ def prepare_trainer(config: PretrainConfig, data: TrainingData, process: Process
     _print_facts(config, data, objective, process, engine, parameters)
     sets = validation_sets(config, data, process)
     trainer = running.make_trainer(
-        config, process, engine, checkpoints,
-        facts={**facts, "data_streams": config.data_streams}, objective=objective,
+        config,
+        process,
+        engine,
+        checkpoints,
+        facts={**facts, "data_streams": config.data_streams},
+        objective=objective,
         evaluate=partial(evaluate_sets, engine, objective, sets, process.device) if sets else None,
-        flops=lambda micro_batch: objective.flops(TokenCounts.of_micro_batch(micro_batch)), callbacks=callbacks,
+        flops=lambda micro_batch: objective.flops(TokenCounts.of_micro_batch(micro_batch)),
+        callbacks=callbacks,
         average=None if config.ema.decay is None else WeightAverage(engine, config.ema.decay, config.ema.warmup),
         sources=Sources(data, config.streams, objective.pretraining_output) if data.names else None,
     )
@@ -243,8 +262,9 @@ def _millions(count: float) -> str:
     return f"{count / 1e6:,.1f}" if count >= 1e9 else f"{count / 1e6:.4g}"
 
 
-def _print_facts(config: PretrainConfig, data: TrainingData, objective: Objective, process: Process, engine: Engine,
-                 parameters: int) -> None:
+def _print_facts(
+    config: PretrainConfig, data: TrainingData, objective: Objective, process: Process, engine: Engine, parameters: int
+) -> None:
     tokens, samples = data.num_tokens, data.num_samples
     histogram = data.length_histogram
     lengths = np.arange(len(histogram))
@@ -254,18 +274,25 @@ def _print_facts(config: PretrainConfig, data: TrainingData, objective: Objectiv
     predicted = next_tokens + (1 - next_tokens) * data.most_masked(masking)
     per_token = objective.flops(TokenCounts(size, squares, predicted * size)) / size
     steps_per_epoch = samples / config.train.global_batch_size
-    epochs = (f"{config.train.max_steps / steps_per_epoch:.2f} epochs of {steps_per_epoch:,.1f} steps "
-              f"({samples:,} samples, {tokens:,} tokens)")
-    entropies = ", ".join(f"{name} {manifest.unigram_entropy:.3f}".lstrip() for name, manifest in
-                          zip(data.names or ("",), data.manifests, strict=True))
-    process.console.facts(f"cloze pretrain -> {process.shown(config).output}", [
-        ("parameters", f"{parameters:,}"),
-        ("FLOPs a token", f"{_millions(per_token)} M, forward and backward"),
-        *data.described(),
-        *running.training_facts(config, process, engine, epochs),
-        *cache_facts(config, data),
-        ("MLM loss to beat", f"{entropies}, the unigram entropy of the training tokens"),
-    ])
+    epochs = (
+        f"{config.train.max_steps / steps_per_epoch:.2f} epochs of {steps_per_epoch:,.1f} steps "
+        f"({samples:,} samples, {tokens:,} tokens)"
+    )
+    entropies = ", ".join(
+        f"{name} {manifest.unigram_entropy:.3f}".lstrip()
+        for name, manifest in zip(data.names or ("",), data.manifests, strict=True)
+    )
+    process.console.facts(
+        f"cloze pretrain -> {process.shown(config).output}",
+        [
+            ("parameters", f"{parameters:,}"),
+            ("FLOPs a token", f"{_millions(per_token)} M, forward and backward"),
+            *data.described(),
+            *running.training_facts(config, process, engine, epochs),
+            *cache_facts(config, data),
+            ("MLM loss to beat", f"{entropies}, the unigram entropy of the training tokens"),
+        ],
+    )
 
 
 def validation_sets(config: PretrainConfig, data: TrainingData, process: Process) -> list[ValidationSet]:
@@ -283,21 +310,34 @@ def validation_sets(config: PretrainConfig, data: TrainingData, process: Process
     if not folders:
         for name in ("keep_best", "patience", "target"):
             if getattr(config.evaluation, name):
-                raise UserError(f"evaluation.{name}: found {getattr(config.evaluation, name)}, expected none: the "
-                                f"validation split of {data.manifest.folder} is empty; prepare the data with one")
+                raise UserError(
+                    f"evaluation.{name}: found {getattr(config.evaluation, name)}, expected none: the "
+                    f"validation split of {data.manifest.folder} is empty; prepare the data with one"
+                )
         process.console.warn(f"{data.manifest.folder}: the validation split is empty; nothing is evaluated")
     rate = config.evaluation.masking_rate
     if rate is not None and folders and all(manifest.mask_sets for _, manifest, _ in folders):
-        raise UserError(f"evaluation.masking_rate: found {rate} with shards in {folders[0][1].folder} that hold their "
-                        "masks, expected null; or prepare them with --masking.mode dynamic")
+        raise UserError(
+            f"evaluation.masking_rate: found {rate} with shards in {folders[0][1].folder} that hold their "
+            "masks, expected null; or prepare them with --masking.mode dynamic"
+        )
     environment = process.environment
     pooled = any(own for *_, own in folders)  # only the additional sets, if the data has no validation split
     return [
-        ValidationSet(name, own or not pooled, partial(
-            evaluation_batches, open_split(config, manifest.folder, "validation", environment, process.device),
-            micro_batch_size=config.train.micro_batch, rank=environment.rank, world_size=environment.world_size,
-            max_samples=config.evaluation.samples, segments=config.model.segments, rate=rate,
-        ))
+        ValidationSet(
+            name,
+            own or not pooled,
+            partial(
+                evaluation_batches,
+                open_split(config, manifest.folder, "validation", environment, process.device),
+                micro_batch_size=config.train.micro_batch,
+                rank=environment.rank,
+                world_size=environment.world_size,
+                max_samples=config.evaluation.samples,
+                segments=config.model.segments,
+                rate=rate,
+            ),
+        )
         for name, manifest, own in folders
     ]
 
@@ -306,25 +346,36 @@ def open_stream(config: PretrainConfig, data: TrainingData, trainer: Trainer) ->
     """This rank's batches from the trainer's position on."""
     environment = trainer.environment
     return BatchStream(
-        open_training(config, data, environment, trainer.device), global_batch_size=config.train.global_batch_size,
-        micro_batch_size=config.train.micro_batch, rank=environment.rank, world_size=environment.world_size,
-        streams=config.streams, seed=config.seed, samples_consumed=trainer.state.samples_consumed,
-        warmup=batch_warmup(config, data), segments=config.model.segments, masking=run_masking(config, data),
+        open_training(config, data, environment, trainer.device),
+        global_batch_size=config.train.global_batch_size,
+        micro_batch_size=config.train.micro_batch,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        streams=config.streams,
+        seed=config.seed,
+        samples_consumed=trainer.state.samples_consumed,
+        warmup=batch_warmup(config, data),
+        segments=config.model.segments,
+        masking=run_masking(config, data),
     )
 
 
-def showing(config: PretrainConfig, data: TrainingData, trainer: Trainer, metrics: MetricsWriter | None
-            ) -> Callable[[int], None]:
+def showing(
+    config: PretrainConfig, data: TrainingData, trainer: Trainer, metrics: MetricsWriter | None
+) -> Callable[[int], None]:
     """A function that each evaluation calls to show predictions for masked tokens (of a mixture's first source with
     held-out samples) and word embeddings.
     """
-    readers = [ShardReader(manifest.folder, "validation", check_sizes=False, cache=open_cache(config, manifest.folder))
-               for manifest in data.manifests]
+    readers = [
+        ShardReader(manifest.folder, "validation", check_sizes=False, cache=open_cache(config, manifest.folder))
+        for manifest in data.manifests
+    ]
     reader = max(readers, key=lambda each: each.num_samples > 0)
     tokenizer = Tokenizer.from_folder(data.manifest.folder / runs.TOKENIZER)
     count = min(config.monitor.examples, reader.num_samples)
-    guesses = count and SamplePredictions(trainer.engine, trainer.device, reader, tokenizer, count,
-                                          config.model.segments, metrics)
+    guesses = count and SamplePredictions(
+        trainer.engine, trainer.device, reader, tokenizer, count, config.model.segments, metrics
+    )
 
     def show(step: int) -> None:
         if guesses:
@@ -333,6 +384,6 @@ def showing(config: PretrainConfig, data: TrainingData, trainer: Trainer, metric
             table = full_parameter(trainer.engine, trainer.engine.module.bert.embeddings.word.weight)
             if metrics:
                 names = [json.dumps(token)[1:-1] or "?" for token in tokenizer.tokens]  # no tabs, no line breaks
-                metrics.embeddings(step, table[:len(names)], names)
+                metrics.embeddings(step, table[: len(names)], names)
 
     return show

@@ -65,7 +65,8 @@ class TrainingData:
 
     @cached_property
     def length_histogram(self) -> np.ndarray:
-        """Number of samples by length, float64 (max_length + 1,); for a mixture, of the phase with the longest samples.
+        """Number of samples by length, float64 (max_length + 1,); for a mixture, of the phase with the longest
+        samples.
         """
         table = np.zeros((len(self.manifests), self.max_length + 1))
         for row, manifest in zip(table, self.manifests, strict=True):
@@ -93,29 +94,38 @@ class TrainingData:
 
     def most_masked(self, masking: RunMasking) -> float:
         """The largest masking rate of any source at any time."""
-        return max(manifest.masked_share if manifest.mask_sets or masking.rate is None else masking.rate.most
-                   for manifest in self.manifests)
+        return max(
+            manifest.masked_share if manifest.mask_sets or masking.rate is None else masking.rate.most
+            for manifest in self.manifests
+        )
 
     @property
     def facts(self) -> dict[str, str | int]:
         """Hashes of the data, which must be the same at a resume."""
         if not self.names:
             return runs.data_facts(self.manifest)
-        shares = "; ".join(f"from sample {phase.begin}: " + ", ".join(f"{share:.9g}" for share in phase.shares)
-                           for phase in self.phases)
+        shares = "; ".join(
+            f"from sample {phase.begin}: " + ", ".join(f"{share:.9g}" for share in phase.shares)
+            for phase in self.phases
+        )
         return {
-            **{f"manifest_hash.{name}": manifest.hash
-               for name, manifest in zip(self.names, self.manifests, strict=True)},
-            "tokenizer_fingerprint": self.manifest.tokenizer_fingerprint, runs.TRAINED_LENGTH: self.max_length,
-            "source_names": ", ".join(self.names), "source_shares": shares,
+            **{
+                f"manifest_hash.{name}": manifest.hash
+                for name, manifest in zip(self.names, self.manifests, strict=True)
+            },
+            "tokenizer_fingerprint": self.manifest.tokenizer_fingerprint,
+            runs.TRAINED_LENGTH: self.max_length,
+            "source_names": ", ".join(self.names),
+            "source_shares": shares,
         }
 
     def described(self) -> list[tuple[str, str]]:
         """Rows of the table printed at the start: the sources and their shares."""
         rows = []
         for number, phase in enumerate(self.phases if self.names else ()):
-            shares = ", ".join(f"{name} {share:.1%}" for name, share in zip(self.names, phase.shares, strict=True)
-                               if share)
+            shares = ", ".join(
+                f"{name} {share:.1%}" for name, share in zip(self.names, phase.shares, strict=True) if share
+            )
             rows.append(("mixture" if number == 0 else f"from sample {phase.begin:,}", f"{shares} of the samples"))
         return rows
 
@@ -149,14 +159,20 @@ def read_once(config: PretrainConfig, environment: Environment) -> Iterator[None
     Raises:
         UserError: the store can't be read, or returns other content to other processes.
     """
-    folders = [to_place(path) for path in
-               (*(source.path for source in config.sources), *config.evaluation.sets.values())]
+    folders = [
+        to_place(path) for path in (*(source.path for source in config.sources), *config.evaluation.sets.values())
+    ]
     stored = {folder: open_cache(config, folder) for folder in folders if isinstance(folder, StorePath)}
-    objects = {folder / name: cache for folder, cache in stored.items() if cache is not None
-               for name in (FILE_NAME, *(f"{runs.TOKENIZER}/{each}" for each in FETCHED))}
+    objects = {
+        folder / name: cache
+        for folder, cache in stored.items()
+        if cache is not None
+        for name in (FILE_NAME, *(f"{runs.TOKENIZER}/{each}" for each in FETCHED))
+    }
     if objects:
         text = distributed.text_from_main(
-            lambda: json.dumps([shared.ask(path, cache) for path, cache in objects.items()]), environment)
+            lambda: json.dumps([shared.ask(path, cache) for path, cache in objects.items()]), environment
+        )
         for (path, cache), digest in zip(objects.items(), json.loads(text), strict=True):
             shared.use_digest(path, cache, digest)
     try:
@@ -183,8 +199,9 @@ def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:
         return TrainingData((), tuple(manifests), (Phase(0, (1.0,)),)), model
     for manifest in manifests:
         if not _counts(manifest)[1]:
-            raise UserError(f"{manifest.folder}: found no samples in split 'train'; prepare more text, or leave the "
-                            "source out")
+            raise UserError(
+                f"{manifest.folder}: found no samples in split 'train'; prepare more text, or leave the source out"
+            )
     names = tuple(source.label for source in config.sources)
     return TrainingData(names, tuple(manifests), _phases(config.data, names, tuple(manifests))), model
 
@@ -192,19 +209,26 @@ def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:
 def check_alike(manifests: list[Manifest], manifest: Manifest, field: str) -> None:
     """Raise UserError, naming the field, if a folder does not match those before it."""
     first, folder = manifests[0], manifest.folder
-    for name, what in (("tokenizer_fingerprint", "a tokenizer with fingerprint"), ("vocab_size", "a vocabulary of"),
-                       ("special_tokens", "special tokens")):
+    for name, what in (
+        ("tokenizer_fingerprint", "a tokenizer with fingerprint"),
+        ("vocab_size", "a vocabulary of"),
+        ("special_tokens", "special tokens"),
+    ):
         found, expected = getattr(manifest, name), getattr(first, name)
         if found != expected:
-            raise UserError(f"{field}: found {what} {_short(found)} in {folder}, expected {_short(expected)}, that "
-                            f"of {first.folder}; prepare them with one --tokenizer")
+            raise UserError(
+                f"{field}: found {what} {_short(found)} in {folder}, expected {_short(expected)}, that "
+                f"of {first.folder}; prepare them with one --tokenizer"
+            )
     for other in manifests:
         kinds = {other.objective, manifest.objective}
         # folders without pairs have no label and can be mixed with any
         if kinds <= set(PAIR_OBJECTIVES) and len(kinds) > 1:
-            raise UserError(f"{field}: found objective {manifest.objective} in {folder}, expected "
-                            f"{other.objective}, that of {other.folder}, or one without pairs: next_sentence_label "
-                            "has another meaning in each; prepare them with one samples.objective")
+            raise UserError(
+                f"{field}: found objective {manifest.objective} in {folder}, expected "
+                f"{other.objective}, that of {other.folder}, or one without pairs: next_sentence_label "
+                "has another meaning in each; prepare them with one samples.objective"
+            )
 
 
 def _short(value: object) -> str:
@@ -248,23 +272,33 @@ def check_manifest(manifest: Manifest, model: BertConfig, longest: int | None) -
     """The model's configuration with the fields that the data decides. Raises UserError as `check_data`."""
     data = manifest.folder
     if model.vocab_size not in (0, manifest.vocab_size):
-        raise UserError(f"model.vocab_size: found {model.vocab_size}, expected {manifest.vocab_size}, the vocabulary "
-                        f"of the shards in {data}; leave it at 0 to take theirs")
+        raise UserError(
+            f"model.vocab_size: found {model.vocab_size}, expected {manifest.vocab_size}, the vocabulary "
+            f"of the shards in {data}; leave it at 0 to take theirs"
+        )
     tokenizer = Tokenizer.from_folder(data / runs.TOKENIZER)
     found = tokenizer.fingerprint
     if found != manifest.tokenizer_fingerprint:
-        raise UserError(f"{data / runs.TOKENIZER}: found a tokenizer with fingerprint {found[:12]}, expected "
-                        f"{manifest.tokenizer_fingerprint[:12]}, the one that made the shards; prepare the data again")
+        raise UserError(
+            f"{data / runs.TOKENIZER}: found a tokenizer with fingerprint {found[:12]}, expected "
+            f"{manifest.tokenizer_fingerprint[:12]}, the one that made the shards; prepare the data again"
+        )
     if tokenizer.special_tokens != manifest.special_tokens:
-        raise UserError(f"{data / runs.TOKENIZER}: found special tokens {tokenizer.special_tokens}, expected "
-                        f"{manifest.special_tokens}, those of the manifest; prepare the data again")
+        raise UserError(
+            f"{data / runs.TOKENIZER}: found special tokens {tokenizer.special_tokens}, expected "
+            f"{manifest.special_tokens}, those of the manifest; prepare the data again"
+        )
     if longest is not None and manifest.max_length > longest:
-        raise UserError(f"train.sequence_length: found {longest}, expected at least {manifest.max_length}, the "
-                        f"max_length of the shards in {data}; give the shards that the run is meant for, or set it to "
-                        "null")
+        raise UserError(
+            f"train.sequence_length: found {longest}, expected at least {manifest.max_length}, the "
+            f"max_length of the shards in {data}; give the shards that the run is meant for, or set it to "
+            "null"
+        )
     if manifest.max_length > model.max_position_embeddings:
-        raise UserError(f"model.max_position_embeddings: found {model.max_position_embeddings}, expected at least "
-                        f"{manifest.max_length}, the max_length of the shards in {data}")
+        raise UserError(
+            f"model.max_position_embeddings: found {model.max_position_embeddings}, expected at least "
+            f"{manifest.max_length}, the max_length of the shards in {data}"
+        )
     return replace(model, vocab_size=manifest.vocab_size, pad_token_id=manifest.special_tokens.pad)
 
 
@@ -275,25 +309,34 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
         UserError: rates are given although the shards hold their masks, or all of the run would have next tokens.
     """
     chosen = config.masking
-    given = {"rate": chosen.rate, "phases": chosen.phases and f"rates {[phase.rate for phase in chosen.phases]}",
-             "strategy": chosen.strategy}
+    given = {
+        "rate": chosen.rate,
+        "phases": chosen.phases and f"rates {[phase.rate for phase in chosen.phases]}",
+        "strategy": chosen.strategy,
+    }
     for name, value in given.items():
         stored = next((manifest.folder for manifest in data.manifests if manifest.mask_sets), None)
         if value and stored:
-            raise UserError(f"masking.{name}: found {value} with shards in {stored} that hold their masks, expected "
-                            "none; or prepare them with --masking.mode dynamic")
+            raise UserError(
+                f"masking.{name}: found {value} with shards in {stored} that hold their masks, expected "
+                "none; or prepare them with --masking.mode dynamic"
+            )
     end = config.train.max_steps * config.train.global_batch_size
     rate: RateSchedule | RatePhases | None = None
     if chosen.phases:
-        ends = [data.position(phase.until_tokens or 0) if phase.until_share is None else round(phase.until_share * end)
-                for phase in chosen.phases[:-1]]  # each phase has one of the two: MaskingConfig
+        ends = [
+            data.position(phase.until_tokens or 0) if phase.until_share is None else round(phase.until_share * end)
+            for phase in chosen.phases[:-1]
+        ]  # each phase has one of the two: MaskingConfig
         rate = RatePhases(tuple(phase.rate for phase in chosen.phases), tuple(ends))
     elif chosen.rate is not None:
         rate = RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)
     until = data.position(chosen.next_tokens_until) if chosen.next_tokens_until else 0  # a folder may be empty
     if until >= end:
-        raise UserError(f"masking.next_tokens_until: found {chosen.next_tokens_until:,}, expected less than the "
-                        f"{data.mean_length * end:,.0f} tokens of the run; masked ones follow")
+        raise UserError(
+            f"masking.next_tokens_until: found {chosen.next_tokens_until:,}, expected less than the "
+            f"{data.mean_length * end:,.0f} tokens of the run; masked ones follow"
+        )
     return RunMasking(rate, chosen.strategy, until)
 
 
@@ -303,15 +346,18 @@ def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | Ba
     """
     train = config.train
     if train.batch_phases:
-        return BatchPhases(tuple(phase.global_batch_size for phase in train.batch_phases),
-                           tuple(data.position(phase.until_tokens) for phase in train.batch_phases))
+        return BatchPhases(
+            tuple(phase.global_batch_size for phase in train.batch_phases),
+            tuple(data.position(phase.until_tokens) for phase in train.batch_phases),
+        )
     if train.initial_global_batch_size is None or train.increment is None:
         return None
     return BatchWarmup(train.initial_global_batch_size, train.increment, data.position(train.batch_warmup_tokens))
 
 
-def open_split(config: PretrainConfig, folder: Place, split: str, environment: Environment, device: torch.device
-               ) -> ShardReader:
+def open_split(
+    config: PretrainConfig, folder: Place, split: str, environment: Environment, device: torch.device
+) -> ShardReader:
     """Reader of a split. Only rank 0 checks the sizes of all shards; a failure is raised on all ranks. Collective.
 
     Raises:
@@ -321,8 +367,9 @@ def open_split(config: PretrainConfig, folder: Place, split: str, environment: E
         return ShardReader(folder, split, check_sizes=environment.is_main, cache=open_cache(config, folder))
 
 
-def open_training(config: PretrainConfig, data: TrainingData, environment: Environment, device: torch.device
-                  ) -> ShardReader | Mixture:
+def open_training(
+    config: PretrainConfig, data: TrainingData, environment: Environment, device: torch.device
+) -> ShardReader | Mixture:
     """Reader of the training samples. Collective; raises UserError as `open_split`."""
     readers = [open_split(config, manifest.folder, "train", environment, device) for manifest in data.manifests]
     return Mixture(readers, data.phases) if data.names else readers[0]

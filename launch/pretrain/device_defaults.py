@@ -46,8 +46,10 @@ def resolve_compile(config: PretrainConfig, device: torch.device, console: Conso
     others = torch.tensor([float(not wanted), float(lacking is not None)], device=device)
     unwanted, missing = distributed.reduce_sum(others).tolist()
     if wanted and missing and device.type == "cuda":
-        console.warn(f"train.compile: the layers are not compiled, since {lacking or 'another process'} lacks what "
-                     "that takes; install Triton and a C compiler, or set it to false")
+        console.warn(
+            f"train.compile: the layers are not compiled, since {lacking or 'another process'} lacks what "
+            "that takes; install Triton and a C compiler, or set it to false"
+        )
     return replace(config, train=replace(config.train, compile=not unwanted and not missing))
 
 
@@ -67,8 +69,12 @@ def facts_of(config: PretrainConfig, device: torch.device) -> dict[str, object]:
     kernel = attention_kernel(config, device)
     if kernel == "varlen" and has_flash_attention_3():
         kernel += ", flash attention 3"
-    return {"device": device_name(device), "attention kernel": kernel,
-            "compile": config.train.compile, "micro-batch": config.train.micro_batch_size}
+    return {
+        "device": device_name(device),
+        "attention kernel": kernel,
+        "compile": config.train.compile,
+        "micro-batch": config.train.micro_batch_size,
+    }
 
 
 def differences(config: PretrainConfig, before: dict[str, object], now: dict[str, object]) -> str | None:

@@ -34,15 +34,27 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 # outputs and is reported; it is raised for longer sequences (ModernBERT's from 10,000 to 160,000, arXiv 2412.13663,
 # section 2.2.2).
 FREE_MODEL_FIELDS = {
-    "hidden_dropout_prob", "attention_probs_dropout_prob", "attention_output_dropout_prob", "classifier_dropout",
-    "initialization", "initializer_range", "initializer_cutoff", "embedding_initializer_range",
-    "position_initializer_range", "max_position_embeddings", "rotary_theta", "local_rotary_theta",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "attention_output_dropout_prob",
+    "classifier_dropout",
+    "initialization",
+    "initializer_range",
+    "initializer_cutoff",
+    "embedding_initializer_range",
+    "position_initializer_range",
+    "max_position_embeddings",
+    "rotary_theta",
+    "local_rotary_theta",
 }
 _FETCHED = "step-init_from.tmp"  # beside the checkpoints of the new run, removed by its first save
 POSITIONS = "bert.embeddings.position.weight"
 # Fields that determine the optimizer's groups and states.
-OPTIMIZER_FIELDS = (*(name for name in marked(PretrainConfig, FIXED) if name.startswith("optimizer.")), "zero.stage",
-                    "train.precision")
+OPTIMIZER_FIELDS = (
+    *(name for name in marked(PretrainConfig, FIXED) if name.startswith("optimizer.")),
+    "zero.stage",
+    "train.precision",
+)
 
 
 @dataclass(frozen=True)
@@ -110,13 +122,17 @@ def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoi
         source = Source(path, shape, weights, None, name)
         tokenizer = path
     else:
-        raise UserError(f"init_from: found neither {runs.CONFIG} nor config.json in {name}, expected the "
-                        "folder of a run of `cloze pretrain` or of a Hugging Face BERT")
+        raise UserError(
+            f"init_from: found neither {runs.CONFIG} nor config.json in {name}, expected the "
+            "folder of a run of `cloze pretrain` or of a Hugging Face BERT"
+        )
     found = Tokenizer.from_folder(tokenizer).fingerprint
     if found != manifest.tokenizer_fingerprint:
-        raise UserError(f"init_from: found a tokenizer with fingerprint {found[:12]} in {tokenizer}, expected "
-                        f"{manifest.tokenizer_fingerprint[:12]}, that of the shards in {manifest.folder}; prepare them "
-                        f"with --tokenizer {tokenizer}")
+        raise UserError(
+            f"init_from: found a tokenizer with fingerprint {found[:12]} in {tokenizer}, expected "
+            f"{manifest.tokenizer_fingerprint[:12]}, that of the shards in {manifest.folder}; prepare them "
+            f"with --tokenizer {tokenizer}"
+        )
     if config.init_layers is not None:
         source = _of_layers(source, config.init_layers)
     _check_shape(config, source)
@@ -132,8 +148,11 @@ def _of_layers(source: Source, layers: list[int]) -> Source:
     weights = {name: tensor for name, tensor in source.weights.items() if not name.startswith(prefix)}
     for number, layer in enumerate(layers):
         own = f"{prefix}{layer}."
-        weights |= {f"{prefix}{number}.{name.removeprefix(own)}": tensor for name, tensor in source.weights.items()
-                    if name.startswith(own)}
+        weights |= {
+            f"{prefix}{number}.{name.removeprefix(own)}": tensor
+            for name, tensor in source.weights.items()
+            if name.startswith(own)
+        }
     return replace(source, config=replace(source.config, num_hidden_layers=len(layers)), weights=weights)
 
 
@@ -141,19 +160,26 @@ def _check_shape(config: PretrainConfig, source: Source) -> None:
     for field in fields(BertConfig):
         wanted, found = getattr(config.model, field.name), getattr(source.config, field.name)
         if wanted != found and field.name not in FREE_MODEL_FIELDS:
-            raise UserError(f"model.{field.name}: found {wanted!r}, expected {found!r}, that of init_from = "
-                            f"{source.name}; set it to that")
+            raise UserError(
+                f"model.{field.name}: found {wanted!r}, expected {found!r}, that of init_from = "
+                f"{source.name}; set it to that"
+            )
     wanted, found = config.model.max_position_embeddings, source.config.max_position_embeddings
     if config.model.position_embedding != "learned" or wanted == found:
         return
     if wanted < found:
-        raise UserError(f"model.max_position_embeddings: found {wanted}, expected at least the {found} that "
-                        f"init_from = {source.name} has learned; set it to {found}")
+        raise UserError(
+            f"model.max_position_embeddings: found {wanted}, expected at least the {found} that "
+            f"init_from = {source.name} has learned; set it to {found}"
+        )
     if config.init_positions != "extend" or config.init_optimizer:
-        fix = ("--init_optimizer false and --init_positions extend" if config.init_optimizer else
-                "--init_positions extend")
-        raise UserError(f"model.max_position_embeddings: found {wanted}, expected {found}, those that init_from = "
-                        f"{source.name} has learned; with {fix} the further ones are drawn")
+        fix = (
+            "--init_optimizer false and --init_positions extend" if config.init_optimizer else "--init_positions extend"
+        )
+        raise UserError(
+            f"model.max_position_embeddings: found {wanted}, expected {found}, those that init_from = "
+            f"{source.name} has learned; with {fix} the further ones are drawn"
+        )
 
 
 def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
@@ -178,8 +204,11 @@ def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
             parameter[: len(value)].copy_(value)  # the source has fewer rows only if positions are extended
             taken += 1
     rows = [("weights", f"{taken} tensors of {source}"), ("initialized", ", ".join(drawn) or "nothing")]
-    changed = [f"{field.name} {before} -> {now}" for field in fields(BertConfig)
-               if (before := getattr(source.config, field.name)) != (now := getattr(model.config, field.name))]
+    changed = [
+        f"{field.name} {before} -> {now}"
+        for field in fields(BertConfig)
+        if (before := getattr(source.config, field.name)) != (now := getattr(model.config, field.name))
+    ]
     if changed:
         rows.append(("changed", ", ".join(changed)))
     left = sorted(source.weights.keys() - model.state_dict().keys())
@@ -194,15 +223,21 @@ def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
 def check_optimizer(config: PretrainConfig, source: Source) -> int:
     """The step of the source's optimizer states. Raises UserError unless the new run's optimizer can use them."""
     if source.step is None:
-        raise UserError(f"init_optimizer: found true with init_from = {source.name}, a Hugging Face folder without "
-                        "optimizer states, expected a run of `cloze pretrain`; use --init_optimizer false")
-    before, now = runs.fields_of(source.path), runs.flatten({"optimizer": vars(config.optimizer),
-                                                             "zero": vars(config.zero), "train": vars(config.train)})
+        raise UserError(
+            f"init_optimizer: found true with init_from = {source.name}, a Hugging Face folder without "
+            "optimizer states, expected a run of `cloze pretrain`; use --init_optimizer false"
+        )
+    before, now = (
+        runs.fields_of(source.path),
+        runs.flatten({"optimizer": vars(config.optimizer), "zero": vars(config.zero), "train": vars(config.train)}),
+    )
     for name in OPTIMIZER_FIELDS:
         if before.get(name) != now[name]:
-            raise UserError(f"{name}: found {now[name]!r}, expected {before.get(name)!r}, that of init_from = "
-                            f"{source.name}, whose moments init_optimizer asks for; set it to that, or use "
-                            "--init_optimizer false")
+            raise UserError(
+                f"{name}: found {now[name]!r}, expected {before.get(name)!r}, that of init_from = "
+                f"{source.name}, whose moments init_optimizer asks for; set it to that, or use "
+                "--init_optimizer false"
+            )
     return source.step
 
 
@@ -211,8 +246,10 @@ def _check_parameters(model: nn.Module, source: Source) -> None:
     for name, parameter in model.named_parameters():
         found = source.weights.get(name)
         if found is None or found.shape != parameter.shape:
-            raise UserError(f"init_optimizer: found a run that trains {name}, expected the parameters of {source}, "
-                            "which has none such; give the objective that it had, or --init_optimizer false")
+            raise UserError(
+                f"init_optimizer: found a run that trains {name}, expected the parameters of {source}, "
+                "which has none such; give the objective that it had, or --init_optimizer false"
+            )
 
 
 class Start:
@@ -226,12 +263,19 @@ class Start:
         UserError: the configuration does not fit the source.
     """
 
-    def __init__(self, config: PretrainConfig, manifest: Manifest, model: nn.Module, checkpoints: CheckpointManager,
-                 console: Console) -> None:
+    def __init__(
+        self,
+        config: PretrainConfig,
+        manifest: Manifest,
+        model: nn.Module,
+        checkpoints: CheckpointManager,
+        console: Console,
+    ) -> None:
         place = to_place(config.init_from or "")  # never empty: a Start is only made if init_from is set
         path = place if isinstance(place, Path) else bring_source(place, checkpoints, console.warn)
-        theirs = CheckpointManager(path / runs.CHECKPOINTS, checkpoints.environment, checkpoints.device,
-                                   warn=console.warn, run=checkpoints)
+        theirs = CheckpointManager(
+            path / runs.CHECKPOINTS, checkpoints.environment, checkpoints.device, warn=console.warn, run=checkpoints
+        )
         self.source = read_source(config, path, manifest, theirs)
         self.rows = take_weights(model, self.source)
         self.moments: CheckpointManager | None = None  # the checkpoints with the moments
@@ -251,6 +295,11 @@ class Start:
         if self.moments and self.source.step is not None:
             trainer.inherit(self.moments, self.source.step)
             moved = f"taken, of {trainer.state.inherited_steps} steps"
-        console.facts("init_from: initial state of this run", [
-            *self.rows, ("moments", moved), ("starting at 0", "step, position in the data, schedule"),
-        ])
+        console.facts(
+            "init_from: initial state of this run",
+            [
+                *self.rows,
+                ("moments", moved),
+                ("starting at 0", "step, position in the data, schedule"),
+            ],
+        )

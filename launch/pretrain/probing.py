@@ -46,8 +46,15 @@ CPU_MICRO_BATCH = 32
 _LESS_MEMORY = "set train.gradient_checkpointing to all, raise zero.stage, or take a smaller model"
 
 
-def resolve(config: PretrainConfig, data: TrainingData, objective: Objective, build_model: Callable[[], nn.Module],
-            environment: Environment, device: torch.device, console: Console) -> PretrainConfig:
+def resolve(
+    config: PretrainConfig,
+    data: TrainingData,
+    objective: Objective,
+    build_model: Callable[[], nn.Module],
+    environment: Environment,
+    device: torch.device,
+    console: Console,
+) -> PretrainConfig:
     """The configuration with a number for `train.micro_batch_size` if it was auto or null. Collective.
 
     The saved number of an earlier start is kept if it divides this rank's share of the batch.
@@ -78,19 +85,31 @@ def with_micro_batch_size(config: PretrainConfig, size: int) -> PretrainConfig:
     return replace(config, train=replace(config.train, micro_batch_size=size))
 
 
-def _search(config: PretrainConfig, data: TrainingData, objective: Objective, build_model: Callable[[], nn.Module],
-            environment: Environment, device: torch.device, candidates: list[int]) -> int:
+def _search(
+    config: PretrainConfig,
+    data: TrainingData,
+    objective: Objective,
+    build_model: Callable[[], nn.Module],
+    environment: Environment,
+    device: torch.device,
+    candidates: list[int],
+) -> int:
     given = config.train.memory_limit_gib
     limit = None if given is None else int(given * 2**30)
-    memory = (CudaMemory(device, limit) if device.type == "cuda" else
-              HostMemory(processes_on_this_machine(environment), limit))
+    memory = (
+        CudaMemory(device, limit)
+        if device.type == "cuda"
+        else HostMemory(processes_on_this_machine(environment), limit)
+    )
     try:
         probe = build_probe(config, data, objective, build_model(), environment, device)
     except Exception as error:
         if not _out_of_memory(error):
             raise
-        raise UserError("train.micro_batch_size: found no memory for the model and its optimizer alone, expected room "
-                        "for them and a micro-batch; raise zero.stage, or take a smaller model") from error
+        raise UserError(
+            "train.micro_batch_size: found no memory for the model and its optimizer alone, expected room "
+            "for them and a micro-batch; raise zero.stage, or take a smaller model"
+        ) from error
     try:
         return largest_that_fits(candidates, probe.run, memory, lambda fits: _agree(fits, device))
     finally:
@@ -117,8 +136,12 @@ class Memory(Protocol):
         """Memory that the process may use."""
 
 
-def largest_that_fits(candidates: list[int], run: Callable[[int, Callable[[bool], bool]], bool], memory: Memory,
-                      agree: Callable[[bool], bool]) -> int:
+def largest_that_fits(
+    candidates: list[int],
+    run: Callable[[int, Callable[[bool], bool]], bool],
+    memory: Memory,
+    agree: Callable[[bool], bool],
+) -> int:
     """The largest candidate that every rank can run. Collective.
 
     A size is tried only if all ranks expect it to fit, by the peaks of smaller sizes: a rank that runs out of memory
@@ -194,10 +217,15 @@ class ProbeBatches:
         positions = (places < (share * lengths).ceil().repeat_interleave(lengths)).nonzero()[:, 0]
         offsets = torch.cat((starts, torch.tensor([tokens]))).numpy()
         (batch,) = concatenated(ids.numpy(), offsets, lengths.numpy(), np.array([len(lengths)]))
-        return to_device(batch | {
-            "masked_positions": positions, "labels": ids[positions],
-            "next_sentence_label": torch.zeros(len(lengths), dtype=torch.int64),
-        }, self.device)
+        return to_device(
+            batch
+            | {
+                "masked_positions": positions,
+                "labels": ids[positions],
+                "next_sentence_label": torch.zeros(len(lengths), dtype=torch.int64),
+            },
+            self.device,
+        )
 
 
 def probe_batches(data: TrainingData, masking: RunMasking, device: torch.device) -> ProbeBatches:
@@ -206,17 +234,30 @@ def probe_batches(data: TrainingData, masking: RunMasking, device: torch.device)
     return ProbeBatches(data.max_length, data.length_histogram, data.manifest.vocab_size, predicted, device)
 
 
-def build_probe(config: PretrainConfig, data: TrainingData, objective: Objective, model: nn.Module,
-                environment: Environment, device: torch.device) -> Probe:
+def build_probe(
+    config: PretrainConfig,
+    data: TrainingData,
+    objective: Objective,
+    model: nn.Module,
+    environment: Environment,
+    device: torch.device,
+) -> Probe:
     """A Probe of the run; its engine is built with the run's configuration."""
     share = config.train.global_batch_size // environment.world_size
     # Two micro-steps per step if the run can have them: gradient accumulation takes additional memory.
-    steady = replace(config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0,
-                     batch_phases=[])
+    steady = replace(
+        config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0, batch_phases=[]
+    )
     alone = with_micro_batch_size(replace(config, train=steady), share // 2 if share % 2 == 0 else share)
     engine = build_engine(model, config, deepspeed_config(alone, environment.world_size), device)
-    return Probe(engine, objective, probe_batches(data, run_masking(config, data), device), environment.world_size,
-                 share // alone.train.micro_batch, partitions_weights=config.zero.stage == 3)
+    return Probe(
+        engine,
+        objective,
+        probe_batches(data, run_masking(config, data), device),
+        environment.world_size,
+        share // alone.train.micro_batch,
+        partitions_weights=config.zero.stage == 3,
+    )
 
 
 class Probe:
@@ -229,8 +270,15 @@ class Probe:
         partitions_weights: whether weights are gathered in forward (ZeRO stage 3), so that no rank can run alone.
     """
 
-    def __init__(self, engine: Engine, objective: Objective, batches: ProbeBatches, world_size: int, micro_steps: int,
-                 partitions_weights: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        objective: Objective,
+        batches: ProbeBatches,
+        world_size: int,
+        micro_steps: int,
+        partitions_weights: bool,
+    ) -> None:
         self._engine, self._objective, self._batches = engine, objective, batches
         self._world_size, self._micro_steps, self._partitions_weights = world_size, micro_steps, partitions_weights
         engine.train()
@@ -258,9 +306,11 @@ class Probe:
             if not _out_of_memory(error):
                 raise
             if self._world_size > 1:
-                raise UserError(f"train.micro_batch_size: found no memory for a whole step of {size} sequences, "
-                                f"expected room for it; {f'give less than {size}, or ' if size > 1 else ''}"
-                                f"{_LESS_MEMORY}") from error
+                raise UserError(
+                    f"train.micro_batch_size: found no memory for a whole step of {size} sequences, "
+                    f"expected room for it; {f'give less than {size}, or ' if size > 1 else ''}"
+                    f"{_LESS_MEMORY}"
+                ) from error
             return False
         return True
 
@@ -322,8 +372,10 @@ class HostMemory:
         if limit is None:
             held, free = resident_bytes(), available_bytes()
             if held is None or free is None:
-                raise UserError("train.micro_batch_size: found auto on a system that does not tell its free memory, "
-                                "expected Linux or a GPU; give a number, or train.memory_limit_gib")
+                raise UserError(
+                    "train.micro_batch_size: found auto on a system that does not tell its free memory, "
+                    "expected Linux or a GPU; give a number, or train.memory_limit_gib"
+                )
             # Computed at the start, when the other processes use as little memory as this one.
             limit = held + free // processes
         self._limit = limit

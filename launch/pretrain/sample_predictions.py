@@ -24,12 +24,21 @@ class SamplePredictions:
         metrics: rank 0's MetricsWriter; None elsewhere.
     """
 
-    def __init__(self, engine: Engine, device: torch.device, reader: ShardReader, tokenizer: Tokenizer, count: int,
-                 segments: tuple[int, int], metrics: MetricsWriter | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        device: torch.device,
+        reader: ShardReader,
+        tokenizer: Tokenizer,
+        count: int,
+        segments: tuple[int, int],
+        metrics: MetricsWriter | None,
+    ) -> None:
         self._engine, self._device, self._tokenizer, self._metrics = engine, device, tokenizer, metrics
         # The same batch on every rank: a forward is collective where parameters are partitioned.
-        (self._batch,) = evaluation_batches(reader, micro_batch_size=count, rank=0, world_size=1, max_samples=count,
-                                            segments=segments)
+        (self._batch,) = evaluation_batches(
+            reader, micro_batch_size=count, rank=0, world_size=1, max_samples=count, segments=segments
+        )
 
     @torch.no_grad()
     def __call__(self, step: int) -> None:
@@ -52,8 +61,10 @@ class SamplePredictions:
             rows = []
             for number, index in enumerate(blanks[:_SHOWN_BLANKS], 1):
                 words[positions[index] - start] = f"**({number})**"
-                found = ", ".join(f"{_code(names[token])} {chance:.0%}" for token, chance in
-                                  zip(guesses[index].tolist(), chances[index].tolist(), strict=True))
+                found = ", ".join(
+                    f"{_code(names[token])} {chance:.0%}"
+                    for token, chance in zip(guesses[index].tolist(), chances[index].tolist(), strict=True)
+                )
                 rows.append(f"| {number} | {_code(names[self._batch['labels'][index]])} | {found} |")
             text = " ".join(word if word.startswith("**(") else _plain(word) for word in words)
             pages.append("\n".join([text.replace(" ##", ""), "", "| blank | was | guesses |", "|---|---|---|", *rows]))

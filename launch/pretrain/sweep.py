@@ -58,8 +58,11 @@ class PretrainingRun(Run):
         (_, _, name), lines = self.metric.partition("/"), runs.read_metrics(self.folder)
         values = [line[self.metric] for line in lines if self.metric in line]
         speeds = [line["speed/tokens_per_second"] for line in lines if "speed/tokens_per_second" in line]
-        return {"metric": name, "validation": {name: values[-1]},
-                "tokens_per_second": statistics.median(speeds)} if values and values[-1] is not None else None
+        return (
+            {"metric": name, "validation": {name: values[-1]}, "tokens_per_second": statistics.median(speeds)}
+            if values and values[-1] is not None
+            else None
+        )
 
 
 def sweep(config: SweepConfig, environment: Environment) -> int:
@@ -73,8 +76,10 @@ def sweep(config: SweepConfig, environment: Environment) -> int:
         UserError: a setting is wrong, or the folder holds the runs of another sweep.
     """
     if environment.world_size > 1:
-        raise UserError(f"sweep: found it in a run of {environment.world_size} processes, expected one process, which "
-                        "starts the runs; leave torchrun out, and give each run its --processes")
+        raise UserError(
+            f"sweep: found it in a run of {environment.world_size} processes, expected one process, which "
+            "starts the runs; leave torchrun out, and give each run its --processes"
+        )
     if is_url(config.output):
         raise UserError(f"output: found {config.output}, expected a folder: the runs of a sweep lie on one file system")
     check_pictures("grid")
@@ -87,8 +92,14 @@ def sweep(config: SweepConfig, environment: Environment) -> int:
         sys.stdout.flush()
         os.execv(command[0], command)  # it handles signals and returns its own exit status
     devices = visible_gpus() if config.processes == 1 else []
-    summary = reach_end(folder, planned, devices or [""], console, lambda: summarize(config, planned),
-                        lambda summary: draw(summary["metric"], planned, folder / PICTURE))
+    summary = reach_end(
+        folder,
+        planned,
+        devices or [""],
+        console,
+        lambda: summarize(config, planned),
+        lambda summary: draw(summary["metric"], planned, folder / PICTURE),
+    )
     if summary is None:
         return EXIT_REQUEUE
     show(summary, console)
@@ -105,15 +116,18 @@ def plan(config: SweepConfig) -> list[PretrainingRun]:
     for settings in combinations(config.grid, _NO_SETTINGS):
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
         output = folder / part_of_name(settings)
-        chosen = replace(parse("pretrain", PretrainConfig, ["--config", yaml.safe_dump(base), *words]),
-                         output=str(output))
+        chosen = replace(
+            parse("pretrain", PretrainConfig, ["--config", yaml.safe_dump(base), *words]), output=str(output)
+        )
         deepspeed_config(chosen, 1)
         resolved = resolve_run(chosen, 1)
         runs.check_folder(resolved.config, resolved.facts)
         path = file_of(output)
         if path in written:
-            raise UserError(f"grid: found two settings whose runs would both be {output}, expected names that differ; "
-                            "let one of them be a sweep of its own")
+            raise UserError(
+                f"grid: found two settings whose runs would both be {output}, expected names that differ; "
+                "let one of them be a sweep of its own"
+            )
         written[path] = yaml.safe_dump(asdict(chosen), sort_keys=False)
         measured = all(manifest.splits["validation"].counts.get("samples") for manifest in resolved.data.manifests)
         metric = f"validation/{config.evaluation.metric}" if measured else "train/loss"
@@ -139,15 +153,21 @@ def summarize(config: SweepConfig, planned: list[PretrainingRun]) -> dict:
     described: list[dict[str, Any]] = []
     for settings in [dict(each) for each in dict.fromkeys(tuple(_settings(run).items()) for run in planned)]:
         chosen = [run for run in planned if _settings(run) == settings]
-        values = {run.name: finished[run.name]["validation"][finished[run.name]["metric"]] for run in chosen
-                  if run.name in finished}
+        values = {
+            run.name: finished[run.name]["validation"][finished[run.name]["metric"]]
+            for run in chosen
+            if run.name in finished
+        }
         speeds = [finished[name]["tokens_per_second"] for name in values]
-        described.append({
-            "settings": settings, "runs": [run.name for run in chosen],
-            "measured": statistics_of(values) if values else None,
-            "tokens_per_second": statistics.median(speeds) if speeds else None,
-            "failed": {run.name: _why(run) for run in chosen if run.name not in finished},
-        })
+        described.append(
+            {
+                "settings": settings,
+                "runs": [run.name for run in chosen],
+                "measured": statistics_of(values) if values else None,
+                "tokens_per_second": statistics.median(speeds) if speeds else None,
+                "failed": {run.name: _why(run) for run in chosen if run.name not in finished},
+            }
+        )
     medians = [(each["measured"]["median"], each["settings"]) for each in described if each["measured"]]
     best = best_of(medians, config.evaluation, "settings")
     sign = 1 if measure_of(config.evaluation.metric).lower_is_better else -1
@@ -167,12 +187,25 @@ def show(summary: dict, console: Console) -> None:
     rows: list[tuple[str, ...]] = []
     for each in summary["settings"]:
         found = each["measured"]
-        rows.append((named(each["settings"]), *((shown(found["median"]),
-                     f"{shown(found['mean'])} ± {shown(found['deviation'])}", str(found["n"]),
-                     f"{each['tokens_per_second']:,.0f}") if found else ("-", "-", "0", "-")),
-                     str(len(each["failed"]))))
-    console.table(f"{summary['metric']} at the end",
-                  ("settings", "median", "mean ± deviation", "n", "tokens/s", "failed"), rows)
+        rows.append(
+            (
+                named(each["settings"]),
+                *(
+                    (
+                        shown(found["median"]),
+                        f"{shown(found['mean'])} ± {shown(found['deviation'])}",
+                        str(found["n"]),
+                        f"{each['tokens_per_second']:,.0f}",
+                    )
+                    if found
+                    else ("-", "-", "0", "-")
+                ),
+                str(len(each["failed"])),
+            )
+        )
+    console.table(
+        f"{summary['metric']} at the end", ("settings", "median", "mean ± deviation", "n", "tokens/s", "failed"), rows
+    )
     for each in summary["settings"]:
         for run, why in each["failed"].items():
             console.warn(f"{run} failed: {why}")
@@ -190,8 +223,9 @@ def draw(metric: str, planned: list[PretrainingRun], path: Path) -> None:
         if not (run.folder / runs.METRICS).is_file():
             continue
         name = named(_settings(run))
-        points = [(line["step"], line[metric]) for line in runs.read_metrics(run.folder)
-                  if line.get(metric) is not None]
+        points = [
+            (line["step"], line[metric]) for line in runs.read_metrics(run.folder) if line.get(metric) is not None
+        ]
         if not points:
             continue
         label = None if name in colours else name

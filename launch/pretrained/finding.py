@@ -38,8 +38,7 @@ def fetched_run(url: str, step: int | Literal["best"] | None = None, count: int 
 
 
 def checkpoint_room() -> ModuleType:
-    """The module launch/checkpoint, imported lazily since it imports DeepSpeed, which takes a second.
-    """
+    """The module launch/checkpoint, imported lazily since it imports DeepSpeed, which takes a second."""
     if "deepspeed" not in sys.modules:
         prepare_deepspeed(read_environment())  # must be set before DeepSpeed is imported
     with fewer_imports():

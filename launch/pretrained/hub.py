@@ -40,16 +40,22 @@ def fetch_model(name: str, hub: HubConfig) -> Path:
     from huggingface_hub import snapshot_download
 
     def fetch(files: list[str]) -> Path:
-        return Path(snapshot_download(name, revision=hub.revision, cache_dir=hub.cache_dir,
-                                      local_files_only=hub.offline, allow_patterns=files))
+        return Path(
+            snapshot_download(
+                name, revision=hub.revision, cache_dir=hub.cache_dir, local_files_only=hub.offline, allow_patterns=files
+            )
+        )
 
     try:
         folder = fetch(_FILES)
         if not (folder / _WEIGHTS).exists() and hub.pickled_weights:
             folder = fetch([_PICKLED_WEIGHTS])
     except Exception as error:  # network, names, permissions: the library raises many kinds of errors
-        how = ("it is looked up offline; leave --offline true out to fetch it" if hub.offline else
-               "check name and revision")
+        how = (
+            "it is looked up offline; leave --offline true out to fetch it"
+            if hub.offline
+            else "check name and revision"
+        )
         at = f" at revision {hub.revision!r}" if hub.revision else ""
         kinds = [kind.__name__ for kind in type(error).__mro__]
         reason = "" if hub.offline else next((_REASONS[kind] for kind in kinds if kind in _REASONS), kinds[0]) + "; "
@@ -75,8 +81,10 @@ def check_push(name: str) -> None:
     try:
         HfApi().whoami()
     except Exception as error:  # network, tokens, settings: the library raises many kinds of errors
-        raise UserError(f"push: found no way to the hub as yourself ({_said(error)}), expected a token that may write; "
-                        "log in by `hf auth login`, or set HF_TOKEN") from error
+        raise UserError(
+            f"push: found no way to the hub as yourself ({_said(error)}), expected a token that may write; "
+            "log in by `hf auth login`, or set HF_TOKEN"
+        ) from error
 
 
 def push_model(folder: Path, name: str, *, private: bool) -> str:
@@ -93,11 +101,14 @@ def push_model(folder: Path, name: str, *, private: bool) -> str:
         made = api.create_repo(name, private=private, exist_ok=True)
         public = private and not api.repo_info(made.repo_id).private
     except Exception as error:
-        raise UserError(f"push: found no repository {name} that can be written ({_said(error)}), expected one that is "
-                        f"yours; {kept}") from error
+        raise UserError(
+            f"push: found no repository {name} that can be written ({_said(error)}), expected one that is yours; {kept}"
+        ) from error
     if public:
-        raise UserError(f"push: found {name} there already, which everybody can read, expected a private repository; "
-                        f"add --private false, or choose another name; {kept}")
+        raise UserError(
+            f"push: found {name} there already, which everybody can read, expected a private repository; "
+            f"add --private false, or choose another name; {kept}"
+        )
     try:
         api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Upload by cloze export")
     except Exception as error:

@@ -35,17 +35,26 @@ class LoadedModel:
         UserError: the tokenizer has more tokens than the model's vocabulary.
     """
 
-    def __init__(self, model: Any, tokenizer: Tokenizer, source: str = "model", truncation: Truncation | None = None,
-                 answering: Answering | None = None, columns: Columns | None = None,
-                 vectors: Vectors | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Tokenizer,
+        source: str = "model",
+        truncation: Truncation | None = None,
+        answering: Answering | None = None,
+        columns: Columns | None = None,
+        vectors: Vectors | None = None,
+    ) -> None:
         self.device = device_type()
         self.model = model.to(self.device).eval()
         self.tokenizer, self.source, self.columns = tokenizer, source, columns
         self.vectors = vectors or Vectors()
         self.config: BertConfig = model.config
         if tokenizer.vocab_size > self.config.vocab_size:
-            raise UserError(f"{source}: found a tokenizer of {tokenizer.vocab_size} tokens, expected at most "
-                            f"{self.config.vocab_size}, the model's vocab_size; take the tokenizer it was trained with")
+            raise UserError(
+                f"{source}: found a tokenizer of {tokenizer.vocab_size} tokens, expected at most "
+                f"{self.config.vocab_size}, the model's vocab_size; take the tokenizer it was trained with"
+            )
         head = getattr(model, "head", None)
         pieces = (head.piece_length, head.piece_step) if head and head.pieces != "none" else None
         self.encoder = Encoder(tokenizer, self.config.max_position_embeddings, pieces, truncation, answering)

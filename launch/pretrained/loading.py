@@ -53,9 +53,17 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     if step is not None:
         raise UserError(f"step: found {step} with {folder}, which is one model, expected none; leave --step out")
     folder = runs.model_folder(folder)
-    return _checked_finite(LoadedModel(saved_class(folder).from_folder(folder), tokenizer, str(folder),
-                                  load_truncation(folder), _load_note(folder, ANSWERING, Answering),
-                                  columns_of(load_note(folder, COLUMNS)), load_vectors(folder)))
+    return _checked_finite(
+        LoadedModel(
+            saved_class(folder).from_folder(folder),
+            tokenizer,
+            str(folder),
+            load_truncation(folder),
+            _load_note(folder, ANSWERING, Answering),
+            columns_of(load_note(folder, COLUMNS)),
+            load_vectors(folder),
+        )
+    )
 
 
 def _check_step(step: object) -> None:
@@ -65,7 +73,8 @@ def _check_step(step: object) -> None:
 
 
 def load_truncation(folder: Path) -> Truncation | None:
-    """How long texts were truncated in the training of a model; None if it is not saved. Raises UserError, ModelError.
+    """How long texts were truncated in the training of a model; None if it is not saved. Raises UserError,
+    ModelError.
     """
     return _load_note(folder, TRUNCATION, Truncation)
 
@@ -86,8 +95,10 @@ def _load_note(folder: Path, name: str, kind: type[_Note]) -> _Note | None:
     try:
         noted = kind(**fields)
     except TypeError as error:
-        raise UserError(f"{folder / 'config.json'}: {name}: found {str(fields)[:60]} ({error}), expected the fields of "
-                        "a model that Cloze has trained; export it again") from error
+        raise UserError(
+            f"{folder / 'config.json'}: {name}: found {str(fields)[:60]} ({error}), expected the fields of "
+            "a model that Cloze has trained; export it again"
+        ) from error
     check_kinds(name, noted)
     return noted
 
@@ -105,27 +116,37 @@ def _checked_finite(loaded: LoadedModel) -> LoadedModel:
         encoder = getattr(loaded.model, "bert", loaded.model)
         vectors = encoder(**to_device(inputs, torch.device(loaded.device))).last_hidden_state
     if not vectors.isfinite().all():
-        raise UserError(f"{loaded.source}: found a model whose vectors are not finite (NaN), expected numbers; its "
-                        "weights are damaged: take an earlier checkpoint, or fetch the model again")
+        raise UserError(
+            f"{loaded.source}: found a model whose vectors are not finite (NaN), expected numbers; its "
+            "weights are damaged: take an earlier checkpoint, or fetch the model again"
+        )
     return loaded
 
 
-def read_run_weights(run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print
-                     ) -> tuple[int, dict[str, torch.Tensor]]:
+def read_run_weights(
+    run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print
+) -> tuple[int, dict[str, torch.Tensor]]:
     """As `checkpoint.read_weights`, for programs that have not prepared the environment for DeepSpeed."""
     found, weights = checkpoint_room().read_weights(run, step, warn)
     return found, _of_model(weights)
 
 
-def read_run_average(run: Path, count: int, step: int | Literal["best"] | None = None,
-                     warn: Callable[[str], None] = print, *, part: str = "", ema: bool = False
-                     ) -> tuple[list[int], dict[str, torch.Tensor]]:
+def read_run_average(
+    run: Path,
+    count: int,
+    step: int | Literal["best"] | None = None,
+    warn: Callable[[str], None] = print,
+    *,
+    part: str = "",
+    ema: bool = False,
+) -> tuple[list[int], dict[str, torch.Tensor]]:
     """As `checkpoint.read_average`, for programs that have not prepared the environment for DeepSpeed. part: prefix of
     the parameters of a submodel, such as ELECTRA's generator.
     """
     steps, weights = checkpoint_room().read_average(run, count, step, warn, ema=ema)
-    return steps, _of_model({name.removeprefix(part): value for name, value in weights.items()
-                             if name.startswith(part)})
+    return steps, _of_model(
+        {name.removeprefix(part): value for name, value in weights.items() if name.startswith(part)}
+    )
 
 
 def _of_model(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -31,17 +31,22 @@ def check_model(config: FinetuneConfig) -> None:
     shape = named_shape(config.model)
     path = shape or Path(config.model)
     if not path.exists() and (shape is not None or not is_name(config.model)):
-        raise UserError(f"model: found no {config.model}, expected a Cloze run, a Hugging Face folder or hub name, or "
-                        f"a file of configs/model/ or its name ({', '.join(shipped('model'))})")
+        raise UserError(
+            f"model: found no {config.model}, expected a Cloze run, a Hugging Face folder or hub name, or "
+            f"a file of configs/model/ or its name ({', '.join(shipped('model'))})"
+        )
     if path.is_dir():
         runs.check_holds_model(path)
     if shape and config.tokenizer is None:
-        raise UserError(f"tokenizer: found none, expected the folder of one: {config.model} is a shape without a "
-                        "vocabulary; add --tokenizer DIR")
+        raise UserError(
+            f"tokenizer: found none, expected the folder of one: {config.model} is a shape without a "
+            "vocabulary; add --tokenizer DIR"
+        )
 
 
 def check_used(config: ModelConfig) -> None:
-    """Raise UserError for a missing model. A model on the hub is fetched; a store, which may be slow, is checked later.
+    """Raise UserError for a missing model. A model on the hub is fetched; a store, which may be slow, is checked
+    later.
     """
     if not is_url(config.model):
         runs.check_holds_model(model_path(config))

@@ -56,8 +56,9 @@ def find_source(config: FinetuneConfig) -> Source:
     stored = fetched_run(config.model, config.model_step) if is_url(config.model) else Path(config.model)
     path = described or stored
     if config.model_step is not None and not runs.is_pretraining(path):
-        raise UserError(f"model_step: found {config.model_step} with {config.model}, expected null: it is for a run of "
-                        "pretraining")
+        raise UserError(
+            f"model_step: found {config.model_step} with {config.model}, expected null: it is for a run of pretraining"
+        )
     if described is not None:
         return _from_shape(config, path)
     if runs.is_pretraining(path):
@@ -78,17 +79,20 @@ def find_source(config: FinetuneConfig) -> Source:
     if expected is None and config.tokenizer and has_own:
         expected = Tokenizer.from_folder(own_tokenizer).fingerprint
     if expected is not None and tokenizer.fingerprint != expected:
-        raise UserError(f"tokenizer: found one with fingerprint {tokenizer.fingerprint[:12]} in {tokenizer.folder}, "
-                        f"expected {expected[:12]}, the one that {path} was trained with; leave --tokenizer out")
+        raise UserError(
+            f"tokenizer: found one with fingerprint {tokenizer.fingerprint[:12]} in {tokenizer.folder}, "
+            f"expected {expected[:12]}, the one that {path} was trained with; leave --tokenizer out"
+        )
     _check_vocabulary(tokenizer, shape, path)
-    return Source(shape, weights, head, tokenizer, architecture, step, length,
-                  vectors.pooling if vectors else None)
+    return Source(shape, weights, head, tokenizer, architecture, step, length, vectors.pooling if vectors else None)
 
 
 def _from_shape(config: FinetuneConfig, path: Path) -> Source:
     if config.reinitialize_layers:
-        raise UserError(f"reinitialize_layers: found {config.reinitialize_layers} with {path}, a shape, whose layers "
-                        "are all random, expected 0; leave --reinitialize_layers out")
+        raise UserError(
+            f"reinitialize_layers: found {config.reinitialize_layers} with {path}, a shape, whose layers "
+            "are all random, expected 0; leave --reinitialize_layers out"
+        )
     assert config.tokenizer is not None, "check_model asks for it"
     tokenizer = Tokenizer.from_folder(config.tokenizer)
     known = {field.name for field in dataclasses.fields(BertConfig)}
@@ -100,8 +104,11 @@ def _from_shape(config: FinetuneConfig, path: Path) -> Source:
         raise UserError(f"model: found {path} with other fields than a model's, expected a file of configs/model/")
     values["vocab_size"] = values.get("vocab_size") or tokenizer.vocab_size
     try:  # YAML 1.1 reads 1e-5, without a decimal point, as a string
-        values |= {field.name: float(values[field.name]) for field in dataclasses.fields(BertConfig)
-                   if field.type == "float" and field.name in values}
+        values |= {
+            field.name: float(values[field.name])
+            for field in dataclasses.fields(BertConfig)
+            if field.type == "float" and field.name in values
+        }
         shape = BertConfig(**values | {"pad_token_id": tokenizer.special_tokens.pad})
     except (TypeError, ValueError) as error:
         raise UserError(f"model: {path}: found a value of another kind than the field's ({error})") from error
@@ -111,14 +118,18 @@ def _from_shape(config: FinetuneConfig, path: Path) -> Source:
 
 def _check_vocabulary(tokenizer: Tokenizer, shape: BertConfig, path: Path) -> None:
     if tokenizer.vocab_size > shape.vocab_size:
-        raise UserError(f"tokenizer: found {tokenizer.vocab_size} tokens in {tokenizer.folder}, expected at most "
-                        f"{shape.vocab_size}, the vocabulary of {path}; take the tokenizer it was trained with")
+        raise UserError(
+            f"tokenizer: found {tokenizer.vocab_size} tokens in {tokenizer.folder}, expected at most "
+            f"{shape.vocab_size}, the vocabulary of {path}; take the tokenizer it was trained with"
+        )
 
 
 def warn_of_own_format(folder: Path, console: Console) -> None:
     """Warn if transformers cannot load a model folder by itself."""
     if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type") == OWN_MODEL_TYPE:
-        how = (f"transformers loads it with trust_remote_code=True, by the code next to it ({REMOTE_CODE})"
-               if (folder / REMOTE_CODE).exists() else
-               "cloze export adds the code with which transformers loads it")
+        how = (
+            f"transformers loads it with trust_remote_code=True, by the code next to it ({REMOTE_CODE})"
+            if (folder / REMOTE_CODE).exists()
+            else "cloze export adds the code with which transformers loads it"
+        )
         console.warn(f"{folder}: transformers lacks this shape; it is in Cloze's own format; {how}")

@@ -67,10 +67,13 @@ def _parsed(path: StorePath, data: bytes) -> tuple[_Content, str]:
             commits = {int(step): Commit(**each) for step, each in saved["commits"].items()}
             return _Content(saved["owner"], int(saved["starts"]), commits), saved["mark"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: found no list of checkpoints ({type(error).__name__}), expected the one that `cloze "
-                        "pretrain` wrote; restore it, or choose another --output") from error
-    raise UserError(f"{path}: found format {saved['format']}, expected {_FORMAT}; take the version of Cloze that wrote "
-                    "it")
+        raise UserError(
+            f"{path}: found no list of checkpoints ({type(error).__name__}), expected the one that `cloze "
+            "pretrain` wrote; restore it, or choose another --output"
+        ) from error
+    raise UserError(
+        f"{path}: found format {saved['format']}, expected {_FORMAT}; take the version of Cloze that wrote it"
+    )
 
 
 class CommitLog:
@@ -180,5 +183,7 @@ class CommitLog:
         return self._read()[2]
 
     def _taken_over(self) -> TakenOver:
-        return TakenOver(f"{self._path}: found the run taken over by another job, expected this one to hold it; "
-                         "this one ends, and none of its later steps is kept")
+        return TakenOver(
+            f"{self._path}: found the run taken over by another job, expected this one to hold it; "
+            "this one ends, and none of its later steps is kept"
+        )

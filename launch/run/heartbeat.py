@@ -38,9 +38,14 @@ class Heartbeat:
             calls it; the other ranks report only themselves.
     """
 
-    def __init__(self, run: Path, environment: Environment, config: MonitorConfig,
-                 say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
-                 fetch: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        environment: Environment,
+        config: MonitorConfig,
+        say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+        fetch: Callable[[], None] | None = None,
+    ) -> None:
         self._folder = run / HEARTBEATS
         self._environment, self._config, self._say, self._fetch = environment, config, say, fetch
         self._now = (0, "start")
@@ -87,10 +92,20 @@ class Heartbeat:
         # Not synced: a heartbeat matters only while the process lives. A full disk ends the run elsewhere, where data
         # would be lost.
         try:
-            aside.write_text(json.dumps({
-                "step": step, "phase": phase, "since": self._moved, "time": time.time(),
-                "waiting": self._is_waiting(), "host": socket.gethostname(), "process": os.getpid(),
-            }), encoding="utf-8")
+            aside.write_text(
+                json.dumps(
+                    {
+                        "step": step,
+                        "phase": phase,
+                        "since": self._moved,
+                        "time": time.time(),
+                        "waiting": self._is_waiting(),
+                        "host": socket.gethostname(),
+                        "process": os.getpid(),
+                    }
+                ),
+                encoding="utf-8",
+            )
             os.replace(aside, self._path(self._environment.rank))
         except OSError as error:
             if self._written:  # one warning until a write succeeds again
@@ -121,7 +136,8 @@ class Heartbeat:
         return f"rank {rank}" + (f" ({beat['host']}, process {beat['process']})" if beat else "")
 
     def report(self) -> str:
-        """The report: position of each process and since when, which ranks are waited for, and this process's stacks.
+        """The report: position of each process and since when, which ranks are waited for, and this process's
+        stacks.
         """
         rank, world_size = self._environment.rank, self._environment.world_size
         step, phase = self._now
@@ -155,8 +171,10 @@ class Heartbeat:
             silent = now - beat["time"]
             waits = ", waiting for others" if beat["waiting"] else ""
             stopped = f"; its heartbeat stopped {silent:.0f} s ago" if silent > late else ""
-            lines[rank] = (f"  rank {rank}: step {beat['step']}, {beat['phase']} for {now - beat['since']:.0f} s"
-                           f"{waits} ({beat['host']}, process {beat['process']}){stopped}")
+            lines[rank] = (
+                f"  rank {rank}: step {beat['step']}, {beat['phase']} for {now - beat['since']:.0f} s"
+                f"{waits} ({beat['host']}, process {beat['process']}){stopped}"
+            )
             if silent > late:
                 culprits.append(rank)
         if not culprits:

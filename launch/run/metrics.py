@@ -33,12 +33,19 @@ _SPIKE_WINDOW = 20  # lines; no spikes are marked before half of the window is f
 
 
 # TensorBoard sorts groups of curves by name, digits first, and opens the first ones: the most important curves.
-_OVERVIEW = ("train/loss", "validation/loss", "train/mlm_accuracy", "validation/mlm_accuracy", "train/learning_rate",
-             "speed/tokens_per_second")
+_OVERVIEW = (
+    "train/loss",
+    "validation/loss",
+    "train/mlm_accuracy",
+    "validation/mlm_accuracy",
+    "train/learning_rate",
+    "speed/tokens_per_second",
+)
 
 
 def tensorboard_command(folder: Path) -> str:
-    """The command that shows a run's curves. It names the parent folder, since TensorBoard calls the folder itself `.`.
+    """The command that shows a run's curves. It names the parent folder, since TensorBoard calls the folder itself
+    `.`.
     """
     return shlex.join(["tensorboard", "--logdir", str(folder.parent)])
 
@@ -57,15 +64,24 @@ class MetricsWriter:
         kept: state of the trackers in the checkpoint that the run resumes from (`tracked`).
     """
 
-    def __init__(self, folder: Path, step: int = 0, evaluated_step: int = -1, metric: str = "loss",
-                 trackers: Sequence[str] = ("tensorboard",), project: str = "",
-                 facts: dict[str, Any] | None = None, kept: Mapping[str, dict] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        step: int = 0,
+        evaluated_step: int = -1,
+        metric: str = "loss",
+        trackers: Sequence[str] = ("tensorboard",),
+        project: str = "",
+        facts: dict[str, Any] | None = None,
+        kept: Mapping[str, dict] = MappingProxyType({}),
+    ) -> None:
         path = folder / METRICS
         lines = _truncate(path, step, evaluated_step) if path.exists() else []
         self._folder = folder
         shown = dict.fromkeys((*_OVERVIEW[:4], f"validation/{metric}", *_OVERVIEW[4:]))
-        self._overview = {name: f"0_overview/{number}_{name.replace('/', '_')}"
-                          for number, name in enumerate(shown, start=1)}
+        self._overview = {
+            name: f"0_overview/{number}_{name.replace('/', '_')}" for number, name in enumerate(shown, start=1)
+        }
         self._losses: deque[float] = deque(maxlen=_SPIKE_WINDOW)
         self._predicted: tuple[bool, ...] = ()
         for line in lines:
@@ -75,11 +91,14 @@ class MetricsWriter:
         with readable_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a", encoding="utf-8")
-            self._board = (SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
-                           if "tensorboard" in trackers else None)
+            self._board = (
+                SummaryWriter(str(folder), purge_step=step + 1 if step else 0) if "tensorboard" in trackers else None
+            )
         self._tracking = [
             Tracking(name, TRACKERS[name](project), folder, facts or {}, Console().warn, kept.get(name, {}))
-            for name in trackers if name in TRACKERS]
+            for name in trackers
+            if name in TRACKERS
+        ]
 
     def write(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
         """Append one line, and one TensorBoard event per scalar; both are flushed.
@@ -163,12 +182,17 @@ class MetricsWriter:
         with readable_errors(self._folder):
             self._board.add_embedding(vectors, metadata=names, global_step=step, tag=_EMBEDDINGS)
             # torch lists only the snapshots of this process, and the projector shows only what is listed.
-            found = sorted(path.parent.relative_to(self._folder) for path in
-                           self._folder.glob(f"*/{_EMBEDDINGS}/tensors.tsv"))
-            publish_text(self._folder / "projector_config.pbtxt", "".join(
-                f'embeddings {{\n tensor_name: "{_EMBEDDINGS}:{path.parent}"\n tensor_path: "{path}/tensors.tsv"\n'
-                f' metadata_path: "{path}/metadata.tsv"\n}}\n' for path in found
-            ))
+            found = sorted(
+                path.parent.relative_to(self._folder) for path in self._folder.glob(f"*/{_EMBEDDINGS}/tensors.tsv")
+            )
+            publish_text(
+                self._folder / "projector_config.pbtxt",
+                "".join(
+                    f'embeddings {{\n tensor_name: "{_EMBEDDINGS}:{path.parent}"\n tensor_path: "{path}/tensors.tsv"\n'
+                    f' metadata_path: "{path}/metadata.tsv"\n}}\n'
+                    for path in found
+                ),
+            )
             self._board.flush()
 
     def close(self, complete: bool = False) -> None:
@@ -182,7 +206,8 @@ class MetricsWriter:
 
 
 def _report_thread(failed: threading.ExceptHookArgs) -> None:
-    """Python's default report of a failed thread, except for TensorBoard's thread: its writer raises the error again.
+    """Python's default report of a failed thread, except for TensorBoard's thread: its writer raises the error
+    again.
     """
     if type(failed.thread).__module__ != event_file_writer.__name__:
         threading.__excepthook__(failed)

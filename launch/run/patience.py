@@ -33,7 +33,8 @@ class Patience:
         """Number of times that the store has stopped answering a request."""
 
     def __call__(self, ask: Callable[[], _Answer]) -> _Answer:
-        """The result of `ask`. Raises StoreAway when the time since the first failure is over, TakenOver immediately.
+        """The result of `ask`. Raises StoreAway when the time since the first failure is over, TakenOver
+        immediately.
         """
         failed: float | None = None  # time of the first failure: a slow upload does not count as one
         while True:
@@ -45,11 +46,15 @@ class Patience:
                 now = time.monotonic()
                 left = self._seconds - (now - (failed or now))
                 if left <= 0 or self._ended.is_set():
-                    raise StoreAway(f"{error}; expected an answer within checkpoint.store_patience_seconds = "
-                                    f"{self._seconds:g} of the first failure") from error
+                    raise StoreAway(
+                        f"{error}; expected an answer within checkpoint.store_patience_seconds = "
+                        f"{self._seconds:g} of the first failure"
+                    ) from error
                 if failed is None:
-                    self._warn(f"{str(error).removesuffix(ADVICE)}; training continues, and the upload is retried for "
-                               f"{left:.0f} s")
+                    self._warn(
+                        f"{str(error).removesuffix(ADVICE)}; training continues, and the upload is retried for "
+                        f"{left:.0f} s"
+                    )
                     failed, self.failures = now, self.failures + 1
                 self._ended.wait(min(_REST_SECONDS, left))
             else:

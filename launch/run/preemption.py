@@ -91,8 +91,10 @@ class Starting:
     def _end(self, number: int) -> None:
         # status.json is not changed: launchers send the same signal when another process could not start, and a
         # requeued job would repeat that forever.
-        line = (f"{signal.Signals(number).name}: stopped before the first step of this start, with nothing to save; "
-                "the same command starts it again")
+        line = (
+            f"{signal.Signals(number).name}: stopped before the first step of this start, with nothing to save; "
+            "the same command starts it again"
+        )
         saying = threading.Thread(target=self._say, args=(line,), daemon=True)  # the reader of the output may be gone
         saying.start()
         saying.join(SAYING_SECONDS)
@@ -141,8 +143,10 @@ class StopRequest:
         now = time.monotonic()
         if self._ignored_until is None:
             self._ignored_until = now + ONE_REQUEST_SECONDS
-            line = (f"{signal.Signals(number).name}: stopping after this step, with a checkpoint; a second "
-                    "signal ends the run at once, without")
+            line = (
+                f"{signal.Signals(number).name}: stopping after this step, with a checkpoint; a second "
+                "signal ends the run at once, without"
+            )
             # In a thread: an output that nobody reads must not block the second signal.
             threading.Thread(target=self._say, args=(line,), daemon=True).start()
         elif now > self._ignored_until:

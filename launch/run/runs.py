@@ -64,7 +64,8 @@ def flatten(values: dict, prefix: str = "") -> dict[str, object]:
 def _shaping(values: dict) -> dict[str, object]:
     """The fields that shape the result, by dotted name."""
     return {
-        name: value for name, value in flatten(values).items()
+        name: value
+        for name, value in flatten(values).items()
         if name not in FREE_FIELDS and name.split(".")[0] not in FREE_FIELDS
     }
 
@@ -89,8 +90,11 @@ def config_hash(config: RunConfig) -> str:
 
 def data_facts(manifest: Manifest) -> dict[str, str | int]:
     """Facts of the prepared data of a run: hashes, lengths, counts."""
-    return {"manifest_hash": manifest.hash, "tokenizer_fingerprint": manifest.tokenizer_fingerprint,
-            TRAINED_LENGTH: manifest.max_length}
+    return {
+        "manifest_hash": manifest.hash,
+        "tokenizer_fingerprint": manifest.tokenizer_fingerprint,
+        TRAINED_LENGTH: manifest.max_length,
+    }
 
 
 def trained_length(folder: Path) -> int | None:
@@ -131,13 +135,17 @@ def model_config(folder: Path) -> BertConfig:
     """
     content = read_fields(folder / CONFIG)
     if "train_file" in content:
-        raise UserError(f"{folder}: found a run of `cloze finetune` without its model, which is written at the end, "
-                        "expected a complete one; the command that started it resumes it")
+        raise UserError(
+            f"{folder}: found a run of `cloze finetune` without its model, which is written at the end, "
+            "expected a complete one; the command that started it resumes it"
+        )
     try:
         return BertConfig(**content["model"])
     except (KeyError, TypeError) as error:
-        raise UserError(f"{folder / CONFIG}: found no model that this version knows ({error}), expected the "
-                        "configuration of a run of `cloze pretrain`") from error
+        raise UserError(
+            f"{folder / CONFIG}: found no model that this version knows ({error}), expected the "
+            "configuration of a run of `cloze pretrain`"
+        ) from error
 
 
 def fields_of(folder: Path) -> dict[str, object]:
@@ -161,8 +169,10 @@ def check_holds_model(folder: Path) -> None:
         model_config(folder)
     elif not (model_folder(folder) / "config.json").exists():
         found = "no model in the folder" if folder.is_dir() else "no folder"
-        raise UserError(f"model: found {found} {folder}, expected a Cloze run or a Hugging Face folder; of a sweep "
-                        "give one of the runs in it")
+        raise UserError(
+            f"model: found {found} {folder}, expected a Cloze run or a Hugging Face folder; of a sweep "
+            "give one of the runs in it"
+        )
 
 
 def tokenizer_folder(folder: Path) -> Path:
@@ -197,9 +207,11 @@ def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
         return None
     streams = read_fields(folder / CONFIG).get("data_streams")
     if streams is None and not accept_changes:
-        raise UserError(f"output: found {folder}, a run begun by an earlier version of Cloze with another order of "
-                        "samples, expected one with data_streams; finish it with that version, choose another "
-                        "--output, or continue in the new order with --checkpoint.accept_changes true")
+        raise UserError(
+            f"output: found {folder}, a run begun by an earlier version of Cloze with another order of "
+            "samples, expected one with data_streams; finish it with that version, choose another "
+            "--output, or continue in the new order with --checkpoint.accept_changes true"
+        )
     return streams
 
 
@@ -219,12 +231,20 @@ def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> N
     if not folder.exists() or (folder.is_dir() and not _entries(folder) - _BEFORE_CONFIG):
         return  # an interrupted start leaves only these
     if not (folder / CONFIG).is_file():
-        raise UserError(f"output: found {shown} with files that are not a run's, expected a new folder or an earlier "
-                        "part of this run; choose another --output")
+        raise UserError(
+            f"output: found {shown} with files that are not a run's, expected a new folder or an earlier "
+            "part of this run; choose another --output"
+        )
     before = _shaping(read_fields(folder / CONFIG)) | read_fields(folder / DATA)
-    _refuse_another(f"output: found {shown} with another run", before, config, facts,
-                    "choose another --output", repeated=None if is_url(shown) else folder / CONFIG,
-                    states=any((folder / CHECKPOINTS).glob("step-*")))
+    _refuse_another(
+        f"output: found {shown} with another run",
+        before,
+        config,
+        facts,
+        "choose another --output",
+        repeated=None if is_url(shown) else folder / CONFIG,
+        states=any((folder / CHECKPOINTS).glob("step-*")),
+    )
 
 
 def check_checkpoint(folder: Path, state: dict, config: RunConfig, facts: Facts) -> None:
@@ -243,8 +263,9 @@ def check_checkpoint(folder: Path, state: dict, config: RunConfig, facts: Facts)
         before = state["shaping"] | hashes
     else:
         before = shaping_of(config, facts) | hashes
-    _refuse_another(f"{folder}: found a checkpoint of another run", before, config, facts,
-                    "remove it to resume from an older one")
+    _refuse_another(
+        f"{folder}: found a checkpoint of another run", before, config, facts, "remove it to resume from an older one"
+    )
 
 
 def shaping_of(config: RunConfig, facts: Facts) -> dict[str, object]:
@@ -252,8 +273,15 @@ def shaping_of(config: RunConfig, facts: Facts) -> dict[str, object]:
     return {**_shaping(asdict(config)), **facts}
 
 
-def _refuse_another(found: str, before: dict[str, object], config: RunConfig, facts: Facts,
-                    fix: str, repeated: Path | None = None, states: bool = True) -> None:
+def _refuse_another(
+    found: str,
+    before: dict[str, object],
+    config: RunConfig,
+    facts: Facts,
+    fix: str,
+    repeated: Path | None = None,
+    states: bool = True,
+) -> None:
     """Raise UserError, which begins with `found`, for the first field that differs from before and must not.
 
     Args:
@@ -268,11 +296,16 @@ def _refuse_another(found: str, before: dict[str, object], config: RunConfig, fa
         if before.get(name) == now.get(name):
             continue
         if states and name == "train.precision" and config.zero.stage > 0 and "bf16" in (before.get(name), now[name]):
-            new = (", or begin a new run with its weights by --init_from and another --output"
-                   if isinstance(config, PretrainConfig) else "")
-            raise UserError(f"{found}, whose {name} is {before.get(name)!r}, expected {now[name]!r}: at zero.stage "
-                            f"{config.zero.stage} optimizer states of bf16 do not become those of another precision, "
-                            f"nor these bf16's; keep --{name} {before.get(name)}{new}")
+            new = (
+                ", or begin a new run with its weights by --init_from and another --output"
+                if isinstance(config, PretrainConfig)
+                else ""
+            )
+            raise UserError(
+                f"{found}, whose {name} is {before.get(name)!r}, expected {now[name]!r}: at zero.stage "
+                f"{config.zero.stage} optimizer states of bf16 do not become those of another precision, "
+                f"nor these bf16's; keep --{name} {before.get(name)}{new}"
+            )
         acceptable = not name.startswith(FIXED)
         if acceptable and config.checkpoint.accept_changes:
             continue
@@ -290,8 +323,9 @@ def _entries(folder: Path) -> set[str]:
     return names - ({CHECKPOINTS} if empty else set())
 
 
-def describe(folder: Path, config: RunConfig, facts: Facts, save_tokenizer: Callable[[Path], object],
-             deepspeed: dict) -> None:
+def describe(
+    folder: Path, config: RunConfig, facts: Facts, save_tokenizer: Callable[[Path], object], deepspeed: dict
+) -> None:
     """Write the configurations and the tokenizer of the run, which are needed to understand, repeat and export it."""
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
     # The file that marks the folder as a run comes after the files that a resume compares; after an interruption the
@@ -319,8 +353,10 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     with holding(folder / LOCK) as held:
         if not held:
-            raise UserError(f"output: found {folder} in use by another job, expected it free; wait for that job or "
-                            "choose another --output")
+            raise UserError(
+                f"output: found {folder} in use by another job, expected it free; wait for that job or "
+                "choose another --output"
+            )
         yield
 
 
@@ -403,5 +439,8 @@ def metrics_of(line: bytes) -> dict | None:
 
 def kept_lines(lines: list[dict], step: int, evaluated_step: int) -> list[dict]:
     """The lines that stay when a run resumes from a step; evaluated_step: step of the last evaluation before it."""
-    return [line for line in lines if line["step"] <= (
-        evaluated_step if any(name.startswith("validation/") for name in line) else step)]
+    return [
+        line
+        for line in lines
+        if line["step"] <= (evaluated_step if any(name.startswith("validation/") for name in line) else step)
+    ]

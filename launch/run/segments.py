@@ -133,8 +133,10 @@ class Shipper:
             except (UserError, OSError) as error:
                 if not self._warned:
                     self._warned = True
-                    self._warn("the run's curves and status could not be uploaded to the store; the run continues, and "
-                               f"they are sent when it answers ({str(error).removesuffix(ADVICE)})")
+                    self._warn(
+                        "the run's curves and status could not be uploaded to the store; the run continues, and "
+                        f"they are sent when it answers ({str(error).removesuffix(ADVICE)})"
+                    )
 
 
 def send_rest(folder: Path, log: StorePath, attempt: str) -> None:
@@ -167,8 +169,9 @@ def add_unsent(path: Path, before: list[dict]) -> list[dict]:
     arrived = lines_of(path.read_bytes())[0] if path.exists() else []
     last = arrived[-1]["step"] if arrived else 0
     known = {(line["step"], "validation/loss" in line) for line in arrived}
-    unsent = [line for line in before
-              if line["step"] >= last and (line["step"], "validation/loss" in line) not in known]
+    unsent = [
+        line for line in before if line["step"] >= last and (line["step"], "validation/loss" in line) not in known
+    ]
     if unsent:
         publish_text(path, "".join(json.dumps(line) + "\n" for line in arrived + unsent), durable=False)
     return arrived

@@ -95,8 +95,10 @@ class StoredRun:
             self.scratch.mkdir(parents=True, exist_ok=True)
         with holding(self.scratch / f"{self._own.name}{runs.LOCK}") as alone:
             if not alone:
-                raise UserError(f"output: found {self.scratch} in use by another job on this machine, expected it "
-                                "free; wait for that job, or choose another --checkpoint.scratch")
+                raise UserError(
+                    f"output: found {self.scratch} in use by another job on this machine, expected it "
+                    "free; wait for that job, or choose another --checkpoint.scratch"
+                )
             if not main:
                 self._make_folder()
                 yield
@@ -105,8 +107,10 @@ class StoredRun:
             own = self.scratch / f"{self._own.name}.{LEASE}"
             with leased(self.place / LEASE, self._console.warn, self.patience_seconds, own) as lease:
                 if lease is None:
-                    raise UserError(f"output: found {self.place} in use by another job, expected it free; wait for "
-                                    "that job or choose another --output")
+                    raise UserError(
+                        f"output: found {self.place} in use by another job, expected it free; wait for "
+                        "that job or choose another --output"
+                    )
                 self._lease = lease
                 metrics = self.folder / runs.METRICS
                 # Unsent data must survive a start that is killed before the new folder is complete.
@@ -125,16 +129,20 @@ class StoredRun:
                 self.meet(self.log.claim())
                 named.write_text(self.attempt or "")
                 if not self.log.conditional:
-                    self._console.warn(f"{self.place}: the store does not enforce conditional writes, so an "
-                                       "old job that continues after a pause could commit; make sure that "
-                                       "there is only one")
+                    self._console.warn(
+                        f"{self.place}: the store does not enforce conditional writes, so an "
+                        "old job that continues after a pause could commit; make sure that "
+                        "there is only one"
+                    )
                 yield
 
     def _check_place(self) -> None:
         names = {path.name for path in self.place.iterdir()}
         if names and runs.CONFIG not in names and (strange := sorted(names - _OWN)):
-            raise UserError(f"output: found {self.place} with objects that are not a run's ({strange[0]}), expected a "
-                            "new name or an earlier part of this run; choose another --output")
+            raise UserError(
+                f"output: found {self.place} with objects that are not a run's ({strange[0]}), expected a "
+                "new name or an earlier part of this run; choose another --output"
+            )
 
     def _make_folder(self) -> None:
         with readable_errors(self.folder):
@@ -147,8 +155,7 @@ class StoredRun:
     def meet(self, attempt: str) -> None:
         """Set the name of this start, and begin to send this process's data."""
         self.attempt = attempt
-        self._shipper = Shipper(self.folder, self.place / LOG / attempt, self._rank, self._seconds,
-                                self._console.warn)
+        self._shipper = Shipper(self.folder, self.place / LOG / attempt, self._rank, self._seconds, self._console.warn)
 
     def begin(self, step: int, evaluated_step: int) -> None:
         """Send the description, and begin to send the curves. For rank 0.
@@ -180,6 +187,7 @@ class StoredRun:
         Args:
             beat: called while it waits.
         """
+
         def send() -> None:
             beat()
             self.ship()
@@ -188,8 +196,10 @@ class StoredRun:
             Patience(self.patience_seconds, lambda line: None, self.ended)(send)
         except StoreAway as error:
             self._sent_all = False
-            self._console.warn(f"{self.place}: the checkpoints are there, but not how the run has ended, nor its last "
-                               f"curves ({error}); the same command on this machine sends them when the store answers")
+            self._console.warn(
+                f"{self.place}: the checkpoints are there, but not how the run has ended, nor its last "
+                f"curves ({error}); the same command on this machine sends them when the store answers"
+            )
 
     def close(self, seconds: float) -> None:
         """Upload the remaining data, for at most `seconds`."""
@@ -210,9 +220,14 @@ class StoredRun:
         could.
         """
         silence = self._lease.silence if self._lease is not None else None
-        return None if silence is None else UserError(
-            f"output: found {self.place} without an answer, expected one within checkpoint.store_patience_seconds = "
-            f"{self.patience_seconds:g}: the run's lease can't be renewed ({silence})")
+        return (
+            None
+            if silence is None
+            else UserError(
+                f"output: found {self.place} without an answer, expected one within checkpoint.store_patience_seconds "
+                f"= {self.patience_seconds:g}: the run's lease can't be renewed ({silence})"
+            )
+        )
 
     def clear(self) -> None:
         """Remove the checkpoints from scratch, when the run is complete in the store."""
@@ -250,16 +265,20 @@ def stored(config: Kind, environment: Environment, console: Console) -> Iterator
     """
     if not is_url(config.output):
         if config.checkpoint.local is not None:
-            raise UserError(f"checkpoint.local: found {config.checkpoint.local} with the folder {config.output} as "
-                            "output, expected null: it is for a run in an object store; a folder has every checkpoint, "
-                            "see checkpoint.every_steps")
+            raise UserError(
+                f"checkpoint.local: found {config.checkpoint.local} with the folder {config.output} as "
+                "output, expected null: it is for a run in an object store; a folder has every checkpoint, "
+                "see checkpoint.every_steps"
+            )
         yield config, None
         return
     place = to_output(config.output)
     assert isinstance(place, StorePath), config.output
     if not place.key:
-        raise UserError(f"output: found {config.output}, a whole bucket, expected a place in it such as "
-                        f"{config.output.rstrip('/')}/runs/name")
+        raise UserError(
+            f"output: found {config.output}, a whole bucket, expected a place in it such as "
+            f"{config.output.rstrip('/')}/runs/name"
+        )
     run = StoredRun(place, config, environment, console)
     with run.held(environment.is_main):
         seconds = _FAILED_SECONDS

@@ -64,8 +64,10 @@ def combinations(grid: list[str], refused: Collection[str] = ()) -> list[dict[st
         name, _, text = entry.partition("=")
         values = text.split(",")
         if not name or not all(values) or len(set(values)) < len(values):
-            raise UserError(f"grid: found {entry!r}, expected FIELD=VALUE,VALUE with values that differ, such as "
-                            "learning_rate=2e-5,3e-5")
+            raise UserError(
+                f"grid: found {entry!r}, expected FIELD=VALUE,VALUE with values that differ, such as "
+                "learning_rate=2e-5,3e-5"
+            )
         if name in {each.name for each in fields(TrainConfig)}:
             name = f"train.{name}"
         if name in refused or name in axes:
@@ -91,8 +93,14 @@ def num_complete(planned: Sequence[Run]) -> int:
     return sum(run.results() is not None for run in planned)
 
 
-def reach_end(folder: Path, planned: Sequence[Run], devices: list[str], console: Console,
-              summarize: Callable[[], dict], draw: Callable[[dict], None]) -> dict | None:
+def reach_end(
+    folder: Path,
+    planned: Sequence[Run],
+    devices: list[str],
+    console: Console,
+    summarize: Callable[[], dict],
+    draw: Callable[[dict], None],
+) -> dict | None:
     """Run all runs of a sweep, holding the folder's lock, and write `results.json` and a picture; returns the results,
     or None if a signal stopped the sweep.
 
@@ -108,8 +116,9 @@ def reach_end(folder: Path, planned: Sequence[Run], devices: list[str], console:
         runs.set_status(folder, "running", num_complete(planned))
         if run_all(planned, devices, console):
             runs.set_status(folder, "requeue", num_complete(planned))
-            console.say(f"stopped with {num_complete(planned)} of {len(planned)} runs complete; the same "
-                        "command continues")
+            console.say(
+                f"stopped with {num_complete(planned)} of {len(planned)} runs complete; the same command continues"
+            )
             return None
         summary = summarize()
         publish_text(folder / RESULTS, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
@@ -185,10 +194,14 @@ def last_line(log: Path) -> str:
 def statistics_of(values: dict[str, float]) -> dict:
     """Median, mean and standard deviation of the runs' values, and the values by run."""
     numbers = list(values.values())
-    return {"median": statistics.median(numbers), "mean": statistics.fmean(numbers),
-            # sample standard deviation, with n - 1
-            "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None,
-            "n": len(numbers), "values": values}
+    return {
+        "median": statistics.median(numbers),
+        "mean": statistics.fmean(numbers),
+        # sample standard deviation, with n - 1
+        "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None,
+        "n": len(numbers),
+        "values": values,
+    }
 
 
 def best_of(found: list[tuple], evaluation: EvaluationConfig, label: str) -> dict | None:
@@ -215,5 +228,6 @@ def check_pictures(name: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UserError(f"{name}: found no matplotlib, expected it for the picture; {how_to_install('pictures')}"
-                        ) from None
+        raise UserError(
+            f"{name}: found no matplotlib, expected it for the picture; {how_to_install('pictures')}"
+        ) from None

@@ -77,8 +77,16 @@ class Wandb:
         if mode == "online" and not wandb.api.api_key:  # otherwise the library would ask on the terminal
             raise RuntimeError("no login found; `wandb login`, or set WANDB_MODE=offline")
         run_id = run_id or uuid.uuid4().hex[:12]
-        self._run = wandb.init(project=self._project, id=run_id, name=name, dir=str(folder), config=facts,
-                               resume="allow", reinit="create_new", settings=settings)
+        self._run = wandb.init(
+            project=self._project,
+            id=run_id,
+            name=name,
+            dir=str(folder),
+            config=facts,
+            resume="allow",
+            reinit="create_new",
+            settings=settings,
+        )
         return run_id
 
     def known(self) -> dict[str, int]:
@@ -139,8 +147,10 @@ def check_installed(names: Sequence[str]) -> None:
     """Raise UserError for the first tracker whose library is missing."""
     for name in names:
         if name in TRACKERS and importlib.util.find_spec(TRACKERS[name].library) is None:
-            raise UserError(f"monitor.trackers: found {name}, whose library is not installed, expected it; "
-                            f"{how_to_install(TRACKERS[name].extra)}")
+            raise UserError(
+                f"monitor.trackers: found {name}, whose library is not installed, expected it; "
+                f"{how_to_install(TRACKERS[name].extra)}"
+            )
 
 
 class Tracking:
@@ -156,8 +166,16 @@ class Tracking:
         leave_seconds: how long the end of the run waits for unsent values.
     """
 
-    def __init__(self, name: str, tracker: Tracker, folder: Path, facts: dict[str, Any], warn: Callable[[str], None],
-                 kept: Mapping[str, Any] = MappingProxyType({}), leave_seconds: float = _LEAVE_SECONDS) -> None:
+    def __init__(
+        self,
+        name: str,
+        tracker: Tracker,
+        folder: Path,
+        facts: dict[str, Any],
+        warn: Callable[[str], None],
+        kept: Mapping[str, Any] = MappingProxyType({}),
+        leave_seconds: float = _LEAVE_SECONDS,
+    ) -> None:
         self._name, self._tracker, self._folder, self._facts, self._kept = name, tracker, folder, facts, kept
         self._warn, self._leave_seconds = warn, leave_seconds
         self._waiting: queue.Queue[tuple[int, dict[str, float]] | bool] = queue.Queue(_WAITING)
@@ -183,19 +201,24 @@ class Tracking:
         except queue.Full:
             pass
         if self._thread.is_alive() and not self._failed:
-            self._warn(f"{self._name}: it has not answered for {self._leave_seconds:.0f} s, expected it to take the "
-                       "run's last values; metrics.jsonl has them all")
+            self._warn(
+                f"{self._name}: it has not answered for {self._leave_seconds:.0f} s, expected it to take the "
+                "run's last values; metrics.jsonl has them all"
+            )
         elif self._left_out and not self._failed:
-            self._warn(f"{self._name}: {self._left_out} lines were left out, since it was too slow; metrics.jsonl has "
-                       "them all")
+            self._warn(
+                f"{self._name}: {self._left_out} lines were left out, since it was too slow; metrics.jsonl has them all"
+            )
 
     def _work(self) -> None:
         try:
             # the folder's state is never older than the checkpoint's
             state = tracked(self._folder).get(self._name) or self._kept
             sent: dict[str, int] = dict(state.get("sent", {}))
-            state = {"id": self._tracker.begin(state.get("id"), self._folder.resolve().name, self._folder, self._facts),
-                     "sent": sent}
+            state = {
+                "id": self._tracker.begin(state.get("id"), self._folder.resolve().name, self._folder, self._facts),
+                "sent": sent,
+            }
             # The last values that a killed start sent may be recorded on the server only.
             sent |= {name: step for name, step in self._tracker.known().items() if step > sent.get(name, -1)}
             _note(self._folder, self._name, state)
@@ -212,8 +235,10 @@ class Tracking:
         except BaseException as error:
             self._failed = True
             reason = str(error).strip().splitlines()
-            self._warn(f"{self._name}: the run continues without it ({type(error).__name__}: "
-                       f"{reason[0] if reason else 'without a message'})")
+            self._warn(
+                f"{self._name}: the run continues without it ({type(error).__name__}: "
+                f"{reason[0] if reason else 'without a message'})"
+            )
 
 
 _noting = threading.Lock()  # several trackers write one file

@@ -20,9 +20,16 @@ from cloze.launch.serve.schemas import Refusal, answer_model, request_model
 from cloze.pipeline.errors import UserError
 
 PAGE = Path(__file__).with_name("page.html")
-REFUSALS = {status: {"model": Refusal, "description": reason} for status, reason in (
-    (401, "The request brings no key of this server"), (408, "The body did not come in time"),
-    (413, "The body is too large"), (422, "The request cannot be answered"), (503, "The queue is full"))}
+REFUSALS = {
+    status: {"model": Refusal, "description": reason}
+    for status, reason in (
+        (401, "The request brings no key of this server"),
+        (408, "The body did not come in time"),
+        (413, "The body is too large"),
+        (422, "The request cannot be answered"),
+        (503, "The queue is full"),
+    )
+}
 
 
 class Meters:
@@ -98,8 +105,13 @@ def build_app(predictor: Predictor, config: ServeConfig) -> Any:
         yield
         worker.cancel()
 
-    app = FastAPIOffline(title="Cloze", version=__version__, lifespan=lifespan, redoc_url=None,
-                         description=f"{type(predictor.model).__name__} from {predictor.loaded.source}")
+    app = FastAPIOffline(
+        title="Cloze",
+        version=__version__,
+        lifespan=lifespan,
+        redoc_url=None,
+        description=f"{type(predictor.model).__name__} from {predictor.loaded.source}",
+    )
     app.add_middleware(Bounds, config=config, traffic=traffic, keys=read_keys(config))
     # added last, so that it is the outer one
     app.add_middleware(CountRequests, counter=meters.requests, operations=predictor.abilities())
@@ -129,8 +141,12 @@ def _add_operation(app: Any, operation: type[Operation], config: ServeConfig, ba
         return Response(b'{"results": %b}' % results, media_type="application/json")
 
     answer.__annotations__["request"] = body
-    app.post(f"/{operation.name}", summary=(operation.__doc__ or "").splitlines()[0],
-             response_model=answer_model(operation), responses=REFUSALS)(answer)
+    app.post(
+        f"/{operation.name}",
+        summary=(operation.__doc__ or "").splitlines()[0],
+        response_model=answer_model(operation),
+        responses=REFUSALS,
+    )(answer)
 
 
 def _add_lacking(app: Any, operation: type[Operation], predictor: Predictor) -> None:

@@ -58,8 +58,9 @@ class Batcher:
     are converted to JSON. on_batch: called with the number of texts of each batch.
     """
 
-    def __init__(self, predictor: Predictor, limits: ServeConfig, on_batch: Callable[[float], None] | None = None
-                 ) -> None:
+    def __init__(
+        self, predictor: Predictor, limits: ServeConfig, on_batch: Callable[[float], None] | None = None
+    ) -> None:
         self.predictor, self.waiting_tokens, self.waiting_numbers = predictor, 0, 0
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="texts")
         self._limits, self._on_batch = limits, on_batch
@@ -70,8 +71,10 @@ class Batcher:
 
     @property
     def full(self) -> bool:
-        return (self.waiting_tokens >= self._limits.max_queue_tokens
-                or self.waiting_numbers >= self._limits.max_queue_numbers)
+        return (
+            self.waiting_tokens >= self._limits.max_queue_tokens
+            or self.waiting_numbers >= self._limits.max_queue_numbers
+        )
 
     async def submit(self, operation: Operation, rows: list[Row]) -> bytes:
         """Queue texts and return their results as JSON: a list of the objects that `cloze predict` prints.
@@ -87,8 +90,9 @@ class Batcher:
         prepared, tokens, numbers = await loop.run_in_executor(self._threads, self._prepare, operation, rows)
         share = max(tokens / self._limits.max_queue_tokens, numbers / self._limits.max_queue_numbers)
         self._make_room(share)
-        job = _Job(operation, prepared, characters, tokens, numbers, share, self._tokens_run + tokens,
-                   loop.create_future())
+        job = _Job(
+            operation, prepared, characters, tokens, numbers, share, self._tokens_run + tokens, loop.create_future()
+        )
         self.waiting_tokens += tokens
         self.waiting_numbers += numbers
         self._jobs.append(job)
@@ -196,8 +200,10 @@ class Batcher:
 
 def _check(limit: str, found: int, what: str, limits: ServeConfig) -> None:
     if found > (most := getattr(limits, limit)):
-        raise UserError(f"inputs: found more than {most:,} {what}, expected at most as many in a request ({limit}); "
-                        "send fewer or shorter texts")
+        raise UserError(
+            f"inputs: found more than {most:,} {what}, expected at most as many in a request ({limit}); "
+            "send fewer or shorter texts"
+        )
 
 
 def _write(operation: Operation, rows: list[Row], results: list[Any]) -> bytes:

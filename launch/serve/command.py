@@ -33,8 +33,9 @@ def serve(config: ServeConfig) -> int:
         import prometheus_client  # noqa: F401
         import uvicorn
     except ImportError as error:
-        raise UserError(f"serve: found no {error.name}, expected the packages of the server; "
-                        f"{how_to_install('serve')}") from None
+        raise UserError(
+            f"serve: found no {error.name}, expected the packages of the server; {how_to_install('serve')}"
+        ) from None
     share_one_arena()  # before there are threads, each of whose heaps would keep its peak size
     read_keys(config)  # errors of the keys are raised before the model is loaded
     make_room_for_files(config)
@@ -57,24 +58,36 @@ def serve(config: ServeConfig) -> int:
     host, port = listener.getsockname()[:2]
     Console().say(f"serving {config.model} at http://{host}:{port} (a page to try it; /docs explains every operation)")
     # uvicorn's warnings are about clients' requests, one line each.
-    server = Server(uvicorn.Config(
-        app, log_level="error", http=protocol(config), ws="none", access_log=False,
-        timeout_keep_alive=math.ceil(config.read_seconds), timeout_graceful_shutdown=math.ceil(config.grace_seconds)))
+    server = Server(
+        uvicorn.Config(
+            app,
+            log_level="error",
+            http=protocol(config),
+            ws="none",
+            access_log=False,
+            timeout_keep_alive=math.ceil(config.read_seconds),
+            timeout_graceful_shutdown=math.ceil(config.grace_seconds),
+        )
+    )
     server.run(sockets=[listener])
     if server.force_exit:
         Console().say("stopped by a second Ctrl-C; requests that were being answered were dropped")
         return 128 + signal.SIGINT  # the shell's convention for death by signal
     if dropped := app.state.traffic.dropped:
-        Console().say(f"stopped after {config.grace_seconds:g} s (grace_seconds); {dropped} requests that were being "
-                      "answered were dropped")
+        Console().say(
+            f"stopped after {config.grace_seconds:g} s (grace_seconds); {dropped} requests that were being "
+            "answered were dropped"
+        )
         return 1
     Console().say("stopped; every accepted request was answered")
     return 0
 
 
 def _end_without_threads(config: ServeConfig) -> None:
-    Console().say(f"stopped {config.grace_seconds:g} s (grace_seconds) after the signal, while the model was running; "
-                  "requests that were being answered were dropped")
+    Console().say(
+        f"stopped {config.grace_seconds:g} s (grace_seconds) after the signal, while the model was running; "
+        "requests that were being answered were dropped"
+    )
     os._exit(1)
 
 
@@ -83,5 +96,6 @@ def _listen(config: ServeConfig) -> socket.socket:
     try:
         return socket.create_server((config.host, config.port), backlog=2048)
     except (OSError, OverflowError) as error:
-        raise UserError(f"serve: found {config.host}:{config.port} not free to listen on ({error}); choose another "
-                        "--host or --port") from error
+        raise UserError(
+            f"serve: found {config.host}:{config.port} not free to listen on ({error}); choose another --host or --port"
+        ) from error

@@ -53,9 +53,21 @@ class ServeConfig(ModelConfig):
     """Seconds that accepted requests have to finish after a stop signal, above 0."""
 
     def __post_init__(self) -> None:
-        at_least("serve", self, port=0, max_batch_tokens=1, max_queue_tokens=1, max_texts=1, max_tokens=1,
-                 max_numbers=1, max_characters=1, max_body_bytes=1, max_queue_numbers=1, max_bytes_in_flight=1,
-                 max_connections=1)
+        at_least(
+            "serve",
+            self,
+            port=0,
+            max_batch_tokens=1,
+            max_queue_tokens=1,
+            max_texts=1,
+            max_tokens=1,
+            max_numbers=1,
+            max_characters=1,
+            max_body_bytes=1,
+            max_queue_numbers=1,
+            max_bytes_in_flight=1,
+            max_connections=1,
+        )
         for name in ("read_seconds", "write_seconds", "grace_seconds"):
             if getattr(self, name) <= 0:
                 raise UserError(f"serve.{name}: found {getattr(self, name)}, expected more than 0")

@@ -30,9 +30,11 @@ def make_room_for_files(config: ServeConfig) -> None:
     needed = config.max_connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and needed > hard:
-        raise UserError(f"serve.max_connections: found {config.max_connections}, expected at most "
-                        f"{hard - _OTHER_FILES}, since a process may open {hard} files here; lower it, or raise "
-                        "`ulimit -Hn`")
+        raise UserError(
+            f"serve.max_connections: found {config.max_connections}, expected at most "
+            f"{hard - _OTHER_FILES}, since a process may open {hard} files here; lower it, or raise "
+            "`ulimit -Hn`"
+        )
     if soft != resource.RLIM_INFINITY and needed > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 

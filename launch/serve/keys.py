@@ -26,20 +26,25 @@ def read_keys(config: ServeConfig) -> list[bytes] | None:
     path = config.api_key_file
     if path is None:
         if not (config.no_auth or _is_loopback(config.host)):
-            raise UserError(f"serve.api_key_file: found none for {config.host}, which other machines can reach, "
-                            "expected a file of keys; add --api_key_file FILE, or --no_auth true where a proxy asks "
-                            "for them")
+            raise UserError(
+                f"serve.api_key_file: found none for {config.host}, which other machines can reach, "
+                "expected a file of keys; add --api_key_file FILE, or --no_auth true where a proxy asks "
+                "for them"
+            )
         return None
     with readable_errors(Path(path)):
         lines = Path(path).read_bytes().splitlines()
     keys = [line.strip() for line in lines if line.strip() and not line.startswith(b"#")]
     if not keys:
-        raise UserError(f"serve.api_key_file: found no key in {path}, expected one a line; `openssl rand -hex 32` "
-                        "makes one")
+        raise UserError(
+            f"serve.api_key_file: found no key in {path}, expected one a line; `openssl rand -hex 32` makes one"
+        )
     for number, key in enumerate(keys, 1):
         if len(key) < LEAST_CHARACTERS:
-            raise UserError(f"serve.api_key_file: found {len(key)} characters in key {number} of {path}, expected at "
-                            f"least {LEAST_CHARACTERS}; `openssl rand -hex 32` makes one")
+            raise UserError(
+                f"serve.api_key_file: found {len(key)} characters in key {number} of {path}, expected at "
+                f"least {LEAST_CHARACTERS}; `openssl rand -hex 32` makes one"
+            )
     return [hashlib.sha256(key).digest() for key in keys]
 
 

@@ -25,7 +25,8 @@ class Refused(Exception):
 
 @dataclass
 class Traffic:
-    """Bytes held by all requests and responses, and the number of requests dropped before their response was complete.
+    """Bytes held by all requests and responses, and the number of requests dropped before their response was
+    complete.
     """
 
     most: int
@@ -57,8 +58,9 @@ class Bounds:
         try:
             try:
                 if not is_authorized(scope, self._keys):
-                    raise Refused(401, "authorization: found no key of this server, expected `Authorization: Bearer "
-                                  "KEY`")
+                    raise Refused(
+                        401, "authorization: found no key of this server, expected `Authorization: Bearer KEY`"
+                    )
                 await request.answer()
             except Refused as refused:
                 await request.refuse(refused)
@@ -70,8 +72,9 @@ class Bounds:
 
 
 class _Request:
-    def __init__(self, app: App, config: ServeConfig, traffic: Traffic, scope: Scope, receive: Receive, send: Send
-                 ) -> None:
+    def __init__(
+        self, app: App, config: ServeConfig, traffic: Traffic, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         self._app, self._config, self._traffic = app, config, traffic
         self._scope, self._receive, self._send = scope, receive, send
         # None in tests without a connection.
@@ -107,8 +110,9 @@ class _Request:
         try:
             body = await asyncio.wait_for(self._read(), self._config.read_seconds)
         except asyncio.TimeoutError:
-            raise Refused(408, f"body: found none that is whole after {self._config.read_seconds:g} s; send it faster"
-                          ) from None
+            raise Refused(
+                408, f"body: found none that is whole after {self._config.read_seconds:g} s; send it faster"
+            ) from None
         if body is None:
             return
         self._body_read = self.accepted = True
@@ -137,8 +141,9 @@ class _Request:
             pieces.append(piece)
             size += len(piece)
             if size > self._config.max_body_bytes:
-                raise Refused(413, f"body: found more than {self._config.max_body_bytes} bytes; send fewer or shorter "
-                              "texts")
+                raise Refused(
+                    413, f"body: found more than {self._config.max_body_bytes} bytes; send fewer or shorter texts"
+                )
             self._hold(len(piece))
             if not message.get("more_body", False):
                 return b"".join(pieces)
@@ -174,8 +179,9 @@ class _Request:
             await self._within(start)
         for low in range(0, max(1, len(body)), PIECE_BYTES):
             last = low + PIECE_BYTES >= len(body)
-            await self._within({"type": "http.response.body", "body": body[low : low + PIECE_BYTES],
-                                "more_body": more or not last})
+            await self._within(
+                {"type": "http.response.body", "body": body[low : low + PIECE_BYTES], "more_body": more or not last}
+            )
         self.free(len(body))
 
     async def _within(self, message: Message) -> None:
@@ -198,8 +204,11 @@ class _Request:
             await self.abort()
             return
         body = b'{"detail": "%b"}' % refused.line.encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)),
-                   (b"connection", b"close")]
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
         if refused.status == 503:
             headers.append((b"retry-after", b"1"))
         if refused.status == 401:

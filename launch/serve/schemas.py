@@ -31,8 +31,12 @@ def request_model(operation: type[Operation], config: ServeConfig) -> type[BaseM
         parts[second] = (text, ...) if operation.takes_pair == "always" else (text | None, None)
     each: Any = create_model(f"{name}Input", __config__=strict, **parts)
     if operation.takes_pair != "always" and not operation.takes_choices:
-        each = Annotated[each, BeforeValidator(lambda given: {first: given} if isinstance(given, str) else given,
-                                               json_schema_input_type=text | each)]
+        each = Annotated[
+            each,
+            BeforeValidator(
+                lambda given: {first: given} if isinstance(given, str) else given, json_schema_input_type=text | each
+            ),
+        ]
     docs = _sentences(operation)
     options: dict[str, Any] = {
         field.name: (field.type, _described(field, docs)) for field in dataclasses.fields(operation)
@@ -68,9 +72,7 @@ def _as_json(kind: Any) -> Any:
 
 def _fields(kind: Any) -> dict[str, Any]:
     docs = _sentences(kind)
-    return {
-        field.name: (_as_json(field.type), _described(field, docs)) for field in dataclasses.fields(kind)
-    }
+    return {field.name: (_as_json(field.type), _described(field, docs)) for field in dataclasses.fields(kind)}
 
 
 def _described(field: dataclasses.Field, docs: dict[str, str | None]) -> Any:

@@ -28,10 +28,25 @@ _COLUMNS = (
     ("validation/mlm_accuracy", "mlm accuracy", "{:.4f}"),
     ("validation/next_sentence_loss", "nsp", "{:.4f}"),
     ("validation/next_sentence_accuracy", "nsp accuracy", "{:.4f}"),
-    *((f"validation/{name}", name.replace("_", " "), "{:.4f}") for name in (
-        "accuracy", "accuracy_mean", "f1", "f1_micro", "f1_macro", "exact_match", "matthews_correlation", "pearson",
-        "spearman", "precision", "recall", "ndcg_at_10", "recall_at_1", "recall_at_10",
-    )),
+    *(
+        (f"validation/{name}", name.replace("_", " "), "{:.4f}")
+        for name in (
+            "accuracy",
+            "accuracy_mean",
+            "f1",
+            "f1_micro",
+            "f1_macro",
+            "exact_match",
+            "matthews_correlation",
+            "pearson",
+            "spearman",
+            "precision",
+            "recall",
+            "ndcg_at_10",
+            "recall_at_1",
+            "recall_at_10",
+        )
+    ),
 )
 
 
@@ -109,8 +124,15 @@ class Console:
                 table.add_row(*map(escape, row))
             self._rich.print(table)
 
-    def progress(self, step: int, max_steps: int | None, scalars: Mapping[str, float | None],
-                 seconds_left: float | None = None, *, estimate: bool = True) -> None:
+    def progress(
+        self,
+        step: int,
+        max_steps: int | None,
+        scalars: Mapping[str, float | None],
+        seconds_left: float | None = None,
+        *,
+        estimate: bool = True,
+    ) -> None:
         """Print one progress line: step, scalars, time left.
 
         Args:

@@ -38,10 +38,19 @@ class DataSheet:
         return self.architecture not in ("volta", "turing")
 
 
-def _sheet(name: str, tera_flops: float, gigabytes: float, gigabytes_a_second: float, link: float, processors: int,
-           architecture: str, source: str) -> DataSheet:
-    return DataSheet(name, tera_flops * 1e12, gigabytes * 1e9, gigabytes_a_second * 1e9, link * 1e9, processors,
-                     architecture, source)
+def _sheet(
+    name: str,
+    tera_flops: float,
+    gigabytes: float,
+    gigabytes_a_second: float,
+    link: float,
+    processors: int,
+    architecture: str,
+    source: str,
+) -> DataSheet:
+    return DataSheet(
+        name, tera_flops * 1e12, gigabytes * 1e9, gigabytes_a_second * 1e9, link * 1e9, processors, architecture, source
+    )
 
 
 # The first entry all of whose words are in the device's name is taken, so H100 comes after H100 NVL.
@@ -101,8 +110,10 @@ def named_sheet(name: str) -> DataSheet:
     if name.lower() in sheets:
         return sheets[name.lower()]
     near = difflib.get_close_matches(name.lower(), NAMES, 1)
-    raise UserError(f"plan.device: found {name!r}, expected {', '.join(NAMES[:-1])} or {NAMES[-1]}"
-                    + (f"; did you mean {near[0]}?" if near else ""))
+    raise UserError(
+        f"plan.device: found {name!r}, expected {', '.join(NAMES[:-1])} or {NAMES[-1]}"
+        + (f"; did you mean {near[0]}?" if near else "")
+    )
 
 
 def is_slice(device_name: str) -> bool:

@@ -144,8 +144,10 @@ def to_device(batch: dict, device: torch.device) -> dict:
     computing.wait_stream(copying)
     # otherwise its memory could be reused for the next copy while it is still being read
     there.record_stream(computing)
-    return batch | {name: there[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                    for name, (start, tensor) in places.items()}
+    return batch | {
+        name: there[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for name, (start, tensor) in places.items()
+    }
 
 
 # Alignment in bytes of each tensor in a packed batch: that of a GPU's widest loads.
@@ -223,8 +225,11 @@ def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtyp
     """Best FLOP/s of square products by dtype, with the threads that this process has; takes _SECONDS."""
     end = time.monotonic() + _SECONDS
     numbers = torch.Generator(device).manual_seed(0)  # a generator of its own: the run's random state does not change
-    matrices = [torch.randn(size, size, device=device, generator=numbers).to(dtype)
-                for dtype in dtypes for size in _SIZES[device.type]]
+    matrices = [
+        torch.randn(size, size, device=device, generator=numbers).to(dtype)
+        for dtype in dtypes
+        for size in _SIZES[device.type]
+    ]
     for matrix in matrices:  # the first products choose their kernels
         matrix @ matrix
     best = dict.fromkeys(dtypes, 0.0)
@@ -247,8 +252,12 @@ def _rate(matrix: torch.Tensor) -> float:
     return 2 * len(matrix) ** 3 * count / seconds
 
 
-def measure_kernels(device: torch.device, dtype: torch.dtype, seconds: float = _SECONDS / 4,
-                    clock: Callable[[], float] = time.perf_counter) -> KernelRates:
+def measure_kernels(
+    device: torch.device,
+    dtype: torch.dtype,
+    seconds: float = _SECONDS / 4,
+    clock: Callable[[], float] = time.perf_counter,
+) -> KernelRates:
     """The best rates in so many seconds of trials (at least one each), with this process's number of threads."""
     numbers = torch.Generator(device).manual_seed(0)  # its own: a run's random state stays as it is
 
@@ -322,10 +331,14 @@ def _keep(rates: dict[str, float]) -> list[float]:
 def peak_warning(device: torch.device) -> str:
     """The warning for a run that is faster than `peak_flops`: which peak is wrong, and how it is corrected."""
     if data_sheet_flops(device) is not None:
-        return (f"the data sheet's rate for {device_name(device)!r} in launch/system/data_sheets.py is too low; "
-                "correct it there")
-    return (f"the peak in {_file()} was measured while the machine was busy, or clocked lower than now; it is measured "
-            "again, and the higher value kept")
+        return (
+            f"the data sheet's rate for {device_name(device)!r} in launch/system/data_sheets.py is too low; "
+            "correct it there"
+        )
+    return (
+        f"the peak in {_file()} was measured while the machine was busy, or clocked lower than now; it is measured "
+        "again, and the higher value kept"
+    )
 
 
 def measured_anew(device: torch.device, dtype: torch.dtype, keep: bool) -> float | None:
@@ -371,8 +384,10 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-                platform.processor() or platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor() or platform.machine(),
+    )
 
 
 def _file() -> Path:

@@ -44,8 +44,12 @@ def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) 
         device = torch.device("cpu")
     work_on(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    options: dict[str, Any] = {"backend": backend, "rank": environment.rank, "world_size": environment.world_size,
-                               "timeout": timeout}
+    options: dict[str, Any] = {
+        "backend": backend,
+        "rank": environment.rank,
+        "world_size": environment.world_size,
+        "timeout": timeout,
+    }
     if device.type == "cuda":
         options["device_id"] = device  # otherwise NCCL connects in the first collective, and guesses a barrier's device
     if environment.world_size == 1:
@@ -86,8 +90,10 @@ def text_from_main(make: Callable[[], str], environment: Environment) -> str:
     text = store.get("text").decode()
     store.add("heard", 1)
     if text == "-":
-        raise UserError(f"rank {environment.rank}: rank 0 could not read what all processes need, expected it to; its "
-                        "own message says why")
+        raise UserError(
+            f"rank {environment.rank}: rank 0 could not read what all processes need, expected it to; its "
+            "own message says why"
+        )
     return text[1:]
 
 
@@ -113,8 +119,11 @@ def lost_others(error: RuntimeError) -> bool:
     """Whether an error of a collective means that other processes are gone: torch's errors of NCCL and of its store, or
     gloo's, a plain RuntimeError that names a file of gloo's transport.
     """
-    return have_met() and dist.get_world_size() > 1 and (
-        isinstance(error, dist.DistError) or "gloo/transport" in str(error))
+    return (
+        have_met()
+        and dist.get_world_size() > 1
+        and (isinstance(error, dist.DistError) or "gloo/transport" in str(error))
+    )
 
 
 def shutdown() -> None:

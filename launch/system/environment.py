@@ -63,13 +63,17 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         for name in names:
             text = variables.get(name, "")
             if not text.isdigit():
-                raise UserError(f"environment variable {name}: found {text!r}, expected a whole number, since "
-                                f"{names[0]} is set; start with torchrun, deepspeed or srun, or unset {names[0]}")
+                raise UserError(
+                    f"environment variable {name}: found {text!r}, expected a whole number, since "
+                    f"{names[0]} is set; start with torchrun, deepspeed or srun, or unset {names[0]}"
+                )
             values.append(int(text))
         rank, local_rank, world_size = values
         if rank >= world_size:
-            raise UserError(f"environment variables {names[0]}={rank} and {names[2]}={world_size}: the rank must be "
-                            "less than the world size; check the launcher's command line")
+            raise UserError(
+                f"environment variables {names[0]}={rank} and {names[2]}={world_size}: the rank must be "
+                "less than the world size; check the launcher's command line"
+            )
         if launcher == "slurm" and world_size == 1:
             break
         address, port = _meeting_point(launcher, world_size, variables)
@@ -94,8 +98,10 @@ def _meeting_point(launcher: str, world_size: int, variables: Mapping[str, str])
     address = variables.get("MASTER_ADDR") or known.get("address")
     port = variables.get("MASTER_PORT") or known.get("port")
     if not address or not port:
-        raise UserError(f"{launcher} started {world_size} processes but MASTER_ADDR and MASTER_PORT are not set; "
-                        "export both, the host of rank 0 and a free port there, or start with torchrun")
+        raise UserError(
+            f"{launcher} started {world_size} processes but MASTER_ADDR and MASTER_PORT are not set; "
+            "export both, the host of rank 0 and a free port there, or start with torchrun"
+        )
     return address, port
 
 
@@ -164,14 +170,15 @@ def device_index(environment: Environment, num_devices: int) -> int:
         return environment.local_rank
     if num_devices == 1 and environment.launcher in ("slurm", "mpi", "hydra"):
         return 0  # `srun --gpus-per-task=1` shows each process its own GPU alone
-    raise UserError(f"local rank {environment.local_rank}: found {num_devices} GPUs on this machine, expected one for "
-                    "each process; start fewer processes, or DS_ACCELERATOR=cpu to train on the CPU")
+    raise UserError(
+        f"local rank {environment.local_rank}: found {num_devices} GPUs on this machine, expected one for "
+        "each process; start fewer processes, or DS_ACCELERATOR=cpu to train on the CPU"
+    )
 
 
 def processes_on_this_machine(environment: Environment) -> int:
     """Processes of the run on this machine by the launcher's variables; without them all processes."""
-    names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE",
-             "MPI_LOCALNRANKS")
+    names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
     given = (os.environ.get(name, "") for name in names)
     return next((int(text) for text in given if text.isdigit()), environment.world_size)
 
@@ -269,8 +276,10 @@ def keep_products_deterministic() -> None:
 
 # What each of torch's settings of NCCL's flight recorder is called, older name last, and what it is set to
 # (FlightRecorder.hpp, ProcessGroupNCCL.hpp): so many last collectives, written down when one times out.
-_FLIGHT_RECORDER = ((("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
-                    (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"))
+_FLIGHT_RECORDER = (
+    (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
+    (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"),
+)
 _FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 
 
@@ -283,8 +292,7 @@ def record_collectives(prefix: Path) -> None:
 
 
 def prepare_process() -> Environment:
-    """Prepare a process of a run before DeepSpeed is imported; returns its rank, world size and the rest.
-    """
+    """Prepare a process of a run before DeepSpeed is imported; returns its rank, world size and the rest."""
     environment = read_environment()
     prepare_deepspeed(environment)
     if device_type() == "cpu":
@@ -306,9 +314,11 @@ def job_end_time() -> float:
     """
     text = os.environ.get("SLURM_JOB_END_TIME", "")
     if not text.isdigit():
-        raise UserError(f"train.stop_before_seconds: found SLURM_JOB_END_TIME={text!r} in the environment, expected "
-                        "the end of the job in seconds since 1970; before Slurm 23.02 export it in the job script, as "
-                        "launch/clusters/ does, or leave the field at null")
+        raise UserError(
+            f"train.stop_before_seconds: found SLURM_JOB_END_TIME={text!r} in the environment, expected "
+            "the end of the job in seconds since 1970; before Slurm 23.02 export it in the job script, as "
+            "launch/clusters/ does, or leave the field at null"
+        )
     return float(text)
 
 
@@ -318,7 +328,6 @@ def cache_folder() -> Path:
 
 
 def child_variables(**changes: str) -> dict[str, str]:
-    """This process's environment with changes, without a launcher's variables: for a command that is a new run.
-    """
+    """This process's environment with changes, without a launcher's variables: for a command that is a new run."""
     taken = {name for names in LAUNCHERS.values() for name in names} | {"MASTER_ADDR", "MASTER_PORT"}
     return {name: value for name, value in os.environ.items() if name not in taken} | changes

@@ -29,8 +29,10 @@ def own_class(field: str, name: str, base: type[Kind], *attributes: str) -> type
     """
     module_name, _, class_name = name.rpartition(".")
     if not (module_name and class_name):
-        raise UserError(f"{field}: found {name!r}, expected the dotted name of a class with its module, as "
-                        "my_module.MyClass for a class in my_module.py")
+        raise UserError(
+            f"{field}: found {name!r}, expected the dotted name of a class with its module, as "
+            "my_module.MyClass for a class in my_module.py"
+        )
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     importlib.invalidate_caches()
@@ -42,13 +44,18 @@ def own_class(field: str, name: str, base: type[Kind], *attributes: str) -> type
     if not inspect.isclass(found):
         raise UserError(f"{field}: found {name!r} of type {type(found).__name__} in {where}, expected a class")
     if not issubclass(found, base):
-        raise UserError(f"{field}: found {name!r}, a class that is no {base.__name__}, expected a subclass of "
-                        f"{base.__module__}.{base.__name__}")
-    lacking = sorted(getattr(found, "__abstractmethods__", ())) + [each for each in attributes
-                                                                   if not hasattr(found, each)]
+        raise UserError(
+            f"{field}: found {name!r}, a class that is no {base.__name__}, expected a subclass of "
+            f"{base.__module__}.{base.__name__}"
+        )
+    lacking = sorted(getattr(found, "__abstractmethods__", ())) + [
+        each for each in attributes if not hasattr(found, each)
+    ]
     if lacking:
-        raise UserError(f"{field}: found {name!r} in {where} without {', '.join(lacking)}, expected what every "
-                        f"{base.__name__} has; see docs/python.md")
+        raise UserError(
+            f"{field}: found {name!r} in {where} without {', '.join(lacking)}, expected what every "
+            f"{base.__name__} has; see docs/python.md"
+        )
     return found
 
 
@@ -58,11 +65,15 @@ def _module(field: str, name: str, module_name: str) -> Any:
     except (ModuleNotFoundError, ValueError) as error:  # ValueError: an empty name, as of ".MyClass"
         missing = getattr(error, "name", None) or module_name
         if not (module_name == missing or module_name.startswith(f"{missing}.")):
-            raise UserError(f"{field}: found {name!r}, whose module {module_name} needs {missing}, which is not "
-                            "installed, expected a module that can be imported") from error
-        raise UserError(f"{field}: found {name!r}, but no module {missing} in {os.getcwd()} or among what is "
-                        "installed, expected the dotted name of a class, as my_module.MyClass for a class in "
-                        "my_module.py") from error
+            raise UserError(
+                f"{field}: found {name!r}, whose module {module_name} needs {missing}, which is not "
+                "installed, expected a module that can be imported"
+            ) from error
+        raise UserError(
+            f"{field}: found {name!r}, but no module {missing} in {os.getcwd()} or among what is "
+            "installed, expected the dotted name of a class, as my_module.MyClass for a class in "
+            "my_module.py"
+        ) from error
     except Exception as error:  # any error that a user's module raises when it is imported
         raise UserError(f"{field}: found {name!r}, whose module fails{_place(error)}: {_said(error)}") from error
 
@@ -76,8 +87,10 @@ def make(field: str, name: str, kind: type[Kind], config: Any, options: Mapping[
     try:
         inspect.signature(kind).bind(config, **options)
     except TypeError as error:
-        raise UserError(f"{field}: found {name!r} with {field}_options {dict(options)}, expected those that its "
-                        f"constructor takes: {error}") from error
+        raise UserError(
+            f"{field}: found {name!r} with {field}_options {dict(options)}, expected those that its "
+            f"constructor takes: {error}"
+        ) from error
     made: Any = kind
     return made(config, **options)
 

@@ -29,16 +29,25 @@ def run_ranks(name: str, arguments: list[str], wished: int | Literal["auto"]) ->
         The status of the first process that failed; 75 if they were stopped; else 0.
     """
     count = max(1, len(visible_gpus())) if wished == "auto" else wished
-    print(f"cloze {name}: starting {count} process{'es' * (count > 1)} on this machine; Ctrl-C stops with a checkpoint",
-          flush=True)
+    print(
+        f"cloze {name}: starting {count} process{'es' * (count > 1)} on this machine; Ctrl-C stops with a checkpoint",
+        flush=True,
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     command = [sys.executable, "-m", "cloze", *name.split(), *arguments]
     with Children() as children:
         for rank in range(count):
-            children.start(command, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count),
-                           LOCAL_WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+            children.start(
+                command,
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(count),
+                LOCAL_WORLD_SIZE=str(count),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+            )
         return _wait(children.processes)
 
 
@@ -66,8 +75,9 @@ class Children:
     def start(self, command: list[str], **variables: str) -> subprocess.Popen:
         """Start a command with additional environment variables."""
         # A session of its own: Ctrl-C reaches only this process, which forwards it once.
-        process = subprocess.Popen(command, start_new_session=True,
-                                   env=child_variables(**variables, **end_with(os.getpid())))
+        process = subprocess.Popen(
+            command, start_new_session=True, env=child_variables(**variables, **end_with(os.getpid()))
+        )
         self.processes.append(process)
         if self.heard is not None:  # a signal may have come before this process was in the list
             process.send_signal(self.heard)

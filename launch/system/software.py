@@ -13,7 +13,8 @@ _LIBRARIES = ("torch", "deepspeed", "tokenizers", "pyarrow", "numpy")
 
 
 def software() -> dict[str, str | None]:
-    """Versions by name; `commit` of Cloze's working tree, followed by + if files differ, None without a working tree.
+    """Versions by name; `commit` of Cloze's working tree, followed by + if files differ, None without a working
+    tree.
     """
     versions = {name: _version(name) for name in _LIBRARIES}
     return {"cloze": cloze.__version__, "commit": _commit(), "python": platform.python_version()} | versions

@@ -38,20 +38,23 @@ def counts_once(windows: list[tuple[int, int]]) -> np.ndarray:
     return chosen
 
 
-def answer_spans(text: str, windows: Sequence[Window], candidates: int, max_tokens: int
-                 ) -> list[tuple[Characters, float]]:
+def answer_spans(
+    text: str, windows: Sequence[Window], candidates: int, max_tokens: int
+) -> list[tuple[Characters, float]]:
     """The `candidates` best spans of all windows, in characters of the text, with the sums of their logits, best first;
     a span found in several windows has its best score. As in the BERT release, spans neither begin nor end inside a
     word, unless all do. Tokens without a character (white space) neither begin nor end a span. Empty only for a text
     without other tokens.
     """
     inside = inside_words(text)
-    return (_answer_spans(windows, candidates, max_tokens, inside)
-            or _answer_spans(windows, candidates, max_tokens, np.zeros_like(inside)))
+    return _answer_spans(windows, candidates, max_tokens, inside) or _answer_spans(
+        windows, candidates, max_tokens, np.zeros_like(inside)
+    )
 
 
-def _answer_spans(windows: Iterable[Window], candidates: int, max_tokens: int, inside: np.ndarray
-                  ) -> list[tuple[Characters, float]]:
+def _answer_spans(
+    windows: Iterable[Window], candidates: int, max_tokens: int, inside: np.ndarray
+) -> list[tuple[Characters, float]]:
     """The same without spans that begin or end at a place where `inside` is true."""
     found: dict[Characters, float] = {}
     for starts, ends, allowed, offsets in windows:
@@ -73,8 +76,20 @@ def inside_words(text: str) -> np.ndarray:
     >>> inside_words("a bc").astype(int)
     array([0, 0, 0, 1, 0])
     """
-    of_word = np.array([False, *(each.islower() or each.isupper() or each.istitle() or each.isdecimal()
-                                 or bool(unicodedata.combining(each)) for each in text), False])
+    of_word = np.array(
+        [
+            False,
+            *(
+                each.islower()
+                or each.isupper()
+                or each.istitle()
+                or each.isdecimal()
+                or bool(unicodedata.combining(each))
+                for each in text
+            ),
+            False,
+        ]
+    )
     return of_word[:-1] & of_word[1:]
 
 
@@ -92,8 +107,10 @@ def best_spans(
     and ends all ordered pairs of at most `max_tokens` tokens; if there are none, the best of all ordered pairs.
     """
     every = np.flatnonzero(may_start), np.flatnonzero(may_end)
-    first, last = (places[np.argsort(-logits[places], kind="stable")[:candidates]]
-                   for places, logits in zip(every, (starts, ends), strict=True))
+    first, last = (
+        places[np.argsort(-logits[places], kind="stable")[:candidates]]
+        for places, logits in zip(every, (starts, ends), strict=True)
+    )
     pairs = _in_order(first, last, max_tokens)
     if not len(pairs) and len(pairs := _in_order(*every, max_tokens)):
         pairs = pairs[[(starts[pairs[:, 0]] + ends[pairs[:, 1]]).argmax()]]

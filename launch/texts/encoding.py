@@ -51,7 +51,8 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Truncation:
-    """How long texts are truncated, and what counts as a word: saved with the model, the same in training and in use.
+    """How long texts are truncated, and what counts as a word: saved with the model, the same in training and in
+    use.
     """
 
     max_length: int
@@ -137,8 +138,14 @@ class Encoder:
     longer_texts: number of texts encoded whole that were longer than the model's training texts.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int, pieces: tuple[int, int] | None = None,
-                 truncation: Truncation | None = None, answering: Answering | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_length: int,
+        pieces: tuple[int, int] | None = None,
+        truncation: Truncation | None = None,
+        answering: Answering | None = None,
+    ) -> None:
         """pieces: length and step of the pieces in which a model classifies long texts; None: it truncates them.
         truncation: how; None: tokens beyond `max_length` are cut off.
         answering: how the model was trained to answer questions; None: defaults.
@@ -153,8 +160,9 @@ class Encoder:
     def has_blank(self, text: str) -> bool:
         return bool(self._blank.search(text))
 
-    def encode(self, text: str, pair: str | None = None, *, cut: bool = False, blanks: bool = False,
-               place: str = "text") -> Encoding:
+    def encode(
+        self, text: str, pair: str | None = None, *, cut: bool = False, blanks: bool = False, place: str = "text"
+    ) -> Encoding:
         """Encode a text or a pair.
 
         `cut`: long texts are truncated as in the model's training, counted in `cut_tokens`. `blanks`: [MASK] is a mask
@@ -173,14 +181,17 @@ class Encoder:
             self.longer_texts += total > self.truncation.max_length
             return self._join(parts)
         if not cut:
-            raise UserError(f"{place}: found {total} tokens, expected at most {self.max_length}, the model's "
-                            "positions; shorten the text")
+            raise UserError(
+                f"{place}: found {total} tokens, expected at most {self.max_length}, the model's "
+                "positions; shorten the text"
+            )
         ends = self.truncation.ends([np.array(length) for length in lengths])
         kept = self._join([part.ends(*map(int, each)) for part, each in zip(parts, ends, strict=True)])
         return replace(kept, cut_tokens=total - len(kept))
 
-    def windows(self, text: str, question: str | None = None, *, length: int, step: int,
-                place: str = "text") -> Iterator[Encoding]:
+    def windows(
+        self, text: str, question: str | None = None, *, length: int, step: int, place: str = "text"
+    ) -> Iterator[Encoding]:
         """Encode a text of any length in windows of at most `length` tokens, special tokens and question included; each
         begins `step` tokens after the one before, or fewer if the windows would leave a gap.
 
@@ -191,11 +202,15 @@ class Encoder:
         tokens = self._tokens(text, False, place)
         room = min(length, self.max_length) - (2 if first is None else 3 + len(first.ids))
         if room < 1:
-            raise UserError(f"{place}: found a question that leaves no room for its text in "
-                            f"{min(length, self.max_length)} tokens; shorten the question")
+            raise UserError(
+                f"{place}: found a question that leaves no room for its text in "
+                f"{min(length, self.max_length)} tokens; shorten the question"
+            )
         before = [] if first is None else [first]
-        return (replace(self._join([*before, tokens[start:end]]), first_token=start)
-                for start, end in windows(len(tokens.ids), room, min(step, room)))
+        return (
+            replace(self._join([*before, tokens[start:end]]), first_token=start)
+            for start, end in windows(len(tokens.ids), room, min(step, room))
+        )
 
     def _tokens(self, text: str, blanks: bool, place: str) -> _Tokens:
         """Tokens of a text, at least one. The tokenizer would encode [MASK] as text, so the parts between blanks are
@@ -212,12 +227,14 @@ class Encoder:
         return tokens
 
     def _character_tokens(self, text: str) -> _Tokens:
-        """Tokens of each character encoded separately, as in a tagger's training; [UNK] for a character without tokens.
+        """Tokens of each character encoded separately, as in a tagger's training; [UNK] for a character without
+        tokens.
         """
         ids, offsets, continues = [], [], []
         spans = characters(text)
-        for span, located in zip(spans, self.tokenizer.encode_with_offsets([text[low:high] for low, high in spans]),
-                                 strict=True):
+        for span, located in zip(
+            spans, self.tokenizer.encode_with_offsets([text[low:high] for low, high in spans]), strict=True
+        ):
             found = located.ids or [self.tokenizer.special_tokens.unknown]
             ids += found
             offsets += [span] * len(found)

@@ -39,8 +39,9 @@ class Sequences:
     def batch(self, rows: np.ndarray, segments: tuple[int, int]) -> dict:
         """Inputs of a model's forward for some sequences, without targets."""
         offsets = ragged.to_offsets(self.lengths[rows])
-        (batch,) = concatenated(self.input_ids[self.tokens(rows)], offsets, self.segment_b_start[rows],
-                                np.array([len(rows)]), segments)
+        (batch,) = concatenated(
+            self.input_ids[self.tokens(rows)], offsets, self.segment_b_start[rows], np.array([len(rows)]), segments
+        )
         return batch
 
 

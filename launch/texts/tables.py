@@ -51,10 +51,16 @@ def columns_of(note: dict[str, Any] | None) -> Columns | None:
     if note is None:
         return None
     known = {each.name for each in dataclasses.fields(Columns)}
-    if not isinstance(note, dict) or not note.get("texts") or not set(note) <= known or not all(
-            isinstance(names, list) and all(isinstance(name, str) for name in names) for names in note.values()):
-        raise UserError(f"config.json: {COLUMNS}: found {str(note)[:60]}, expected the columns of a model that Cloze "
-                        "has trained; export it again")
+    if (
+        not isinstance(note, dict)
+        or not note.get("texts")
+        or not set(note) <= known
+        or not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in note.values())
+    ):
+        raise UserError(
+            f"config.json: {COLUMNS}: found {str(note)[:60]}, expected the columns of a model that Cloze "
+            "has trained; export it again"
+        )
     return Columns(**{name: tuple(names) for name, names in note.items()})
 
 
@@ -99,12 +105,19 @@ def missing_columns(path: str | Path, found: tuple[str, ...], missing: dict[str,
     fields = " and ".join(f"--{field}" for field in missing)
     names = list(dict.fromkeys(name for names in missing.values() for name in names))
     expected = f"one named {names[0]!r}" if len(names) == 1 else " and ".join(map(repr, names))
-    return UserError(f"{path}: found the columns {', '.join(map(repr, found))}, expected {expected}; name the right "
-                     f"{'one' if len(names) == 1 else 'ones'} with {fields}")
+    return UserError(
+        f"{path}: found the columns {', '.join(map(repr, found))}, expected {expected}; name the right "
+        f"{'one' if len(names) == 1 else 'ones'} with {fields}"
+    )
 
 
-def read_table(path: str | Path, header: tuple[str, ...] = (), mark: str = "", skip_malformed: bool = False,
-               labels: tuple[str, ...] | None = ()) -> Table:
+def read_table(
+    path: str | Path,
+    header: tuple[str, ...] = (),
+    mark: str = "",
+    skip_malformed: bool = False,
+    labels: tuple[str, ...] | None = (),
+) -> Table:
     """Read a table whole; arguments and errors as of `open_table`."""
     reading = open_table(path, header, mark, skip_malformed, labels)
     rows = list(reading.rows)
@@ -112,8 +125,13 @@ def read_table(path: str | Path, header: tuple[str, ...] = (), mark: str = "", s
     return Table(reading.path, columns, rows, reading.malformed)
 
 
-def open_table(path: str | Path, header: tuple[str, ...] = (), mark: str = "", skip_malformed: bool | None = None,
-               labels: tuple[str, ...] | None = ()) -> Reading:
+def open_table(
+    path: str | Path,
+    header: tuple[str, ...] = (),
+    mark: str = "",
+    skip_malformed: bool | None = None,
+    labels: tuple[str, ...] | None = (),
+) -> Reading:
     """Begin to read a table.
 
     Args:
@@ -141,8 +159,10 @@ def open_table(path: str | Path, header: tuple[str, ...] = (), mark: str = "", s
         records = _records(path) if kind == ".csv" else _tabbed(path)
         reading.rows = _separated(reading, records, header, mark, skip_malformed)
     else:
-        raise UserError(f"{path}: found the ending {kind!r}, expected .tsv, .csv, .jsonl or .parquet, or the folder of "
-                        "a saved data set")
+        raise UserError(
+            f"{path}: found the ending {kind!r}, expected .tsv, .csv, .jsonl or .parquet, or the folder of "
+            "a saved data set"
+        )
     first = next(reading.rows, None)  # reading the first row determines the columns of separated text
     if first is None:
         raise UserError(f"{path}: found no rows, expected examples")
@@ -164,14 +184,16 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
     """Lines of a UTF-8 file, .gz or plain, with their line ends; newline as for `open`. Raises UserError."""
     with readable_errors(path):
         try:
-            with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline=newline
-                                                               ) as file:
+            with (gzip.open if path.suffix == ".gz" else open)(
+                path, "rt", encoding="utf-8-sig", newline=newline
+            ) as file:
                 yield from file
         except UnicodeError as error:
             raise UserError(f"{path}: found bytes that are no UTF-8 text ({error}); convert the file") from error
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise UserError(f"{path}: found a damaged gzip file ({error}), expected a whole one; fetch or make it "
-                            "again") from error
+            raise UserError(
+                f"{path}: found a damaged gzip file ({error}), expected a whole one; fetch or make it again"
+            ) from error
 
 
 def parse_json(text: str) -> Any:
@@ -207,8 +229,9 @@ def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
             line = f" (line {reader.line_num})" if reader.line_num != number else ""
             yield f"row {number}{line}", fields
     except csv.Error as error:
-        raise UserError(f"{path}: row {number + 1} (line {reader.line_num}): can't be read as CSV ({error}); fix it"
-                        ) from error
+        raise UserError(
+            f"{path}: row {number + 1} (line {reader.line_num}): can't be read as CSV ({error}); fix it"
+        ) from error
 
 
 def _delimiter(first: str) -> str:
@@ -222,15 +245,21 @@ def _delimiter(first: str) -> str:
     return ","
 
 
-def _separated(reading: Reading, records: Iterator[tuple[str, list[str]]], header: tuple[str, ...], mark: str,
-               skip_malformed: bool | None) -> Iterator[Row]:
+def _separated(
+    reading: Reading,
+    records: Iterator[tuple[str, list[str]]],
+    header: tuple[str, ...],
+    mark: str,
+    skip_malformed: bool | None,
+) -> Iterator[Row]:
     path, columns = reading.path, header
     for position, (place, fields) in enumerate(records):
         if position == 0 and (not header or mark in fields):
             columns = tuple(fields)
             if len(set(columns)) < len(columns):
-                raise UserError(f"{path}: {place}: found the columns {', '.join(columns)}, expected names that differ; "
-                                "rename one")
+                raise UserError(
+                    f"{path}: {place}: found the columns {', '.join(columns)}, expected names that differ; rename one"
+                )
         elif fields in ([], [""]):
             continue
         elif len(fields) == len(columns):
@@ -240,8 +269,10 @@ def _separated(reading: Reading, records: Iterator[tuple[str, list[str]]], heade
             reading.malformed += 1
         else:
             how = "" if skip_malformed is None else ", or leave such rows out with --skip_malformed_rows true"
-            raise UserError(f"{path}: {place}: found {len(fields)} fields, expected {len(columns)} "
-                            f"({', '.join(columns)}); fix it{how}")
+            raise UserError(
+                f"{path}: {place}: found {len(fields)} fields, expected {len(columns)} "
+                f"({', '.join(columns)}); fix it{how}"
+            )
 
 
 def _read_json_lines(path: Path) -> Iterator[Row]:
@@ -251,8 +282,9 @@ def _read_json_lines(path: Path) -> Iterator[Row]:
         try:
             values = parse_json(line)
         except ValueError as error:
-            raise UserError(f"{path}: row {number}: can't be read as JSON ({error}); expected one object a line"
-                            ) from error
+            raise UserError(
+                f"{path}: row {number}: can't be read as JSON ({error}); expected one object a line"
+            ) from error
         if not isinstance(values, dict):
             raise UserError(f"{path}: row {number}: found {type(values).__name__}, expected one object a line")
         yield Row(values, f"{path}: row {number}")
@@ -308,8 +340,11 @@ def _rows(path: Path, schema: pa.Schema, values: Iterator[dict], labels: tuple[s
     for number, row in enumerate(values, 1):
         for column, known in named.items():
             value = row[column]
-            row[column] = ([known.get(part, part) for part in value if part != -1] if isinstance(value, list)
-                           else known.get(value, value))
+            row[column] = (
+                [known.get(part, part) for part in value if part != -1]
+                if isinstance(value, list)
+                else known.get(value, value)
+            )
         yield Row(row, f"{path}: row {number}")
 
 

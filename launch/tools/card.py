@@ -33,8 +33,18 @@ _POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}  # 
 # Classes without a head for a task.
 _ENCODERS = ("BertModel", "BertForPreTraining", "BertForMaskedLM", "BertForReplacedTokenDetection")
 # Local paths are private and useless for users of the model.
-_PATHS = ("output", "data", "train_file", "validation", "test", "model", "tokenizer", "cache_dir", "init_from",
-          "init_word_vectors")
+_PATHS = (
+    "output",
+    "data",
+    "train_file",
+    "validation",
+    "test",
+    "model",
+    "tokenizer",
+    "cache_dir",
+    "init_from",
+    "init_word_vectors",
+)
 _NOT_SHOWN = ("data_cache",)
 
 
@@ -48,13 +58,19 @@ def write_pooling(folder: Path) -> None:
     longest = (load_note(folder, TRUNCATION) or {}).get("max_length", config.max_position_embeddings)
     vectors = load_vectors(folder) or Vectors()
     kinds = ("Transformer", ""), ("Pooling", "1_Pooling"), *([("Normalize", "2_Normalize")] * vectors.normalize)
-    modules = [{"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
-               for number, (kind, path) in enumerate(kinds)]
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, path) in enumerate(kinds)
+    ]
     (folder / "1_Pooling").mkdir()
     for name, content in (
-        ("modules.json", modules), ("sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False}),
-        ("1_Pooling/config.json", {"word_embedding_dimension": config.hidden_size} | {
-            f"pooling_mode_{name}": vectors.pooling == kind for kind, name in _POOLINGS.items()}),
+        ("modules.json", modules),
+        ("sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False}),
+        (
+            "1_Pooling/config.json",
+            {"word_embedding_dimension": config.hidden_size}
+            | {f"pooling_mode_{name}": vectors.pooling == kind for kind, name in _POOLINGS.items()},
+        ),
     ):
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -74,10 +90,23 @@ def card(run: Path, folder: Path, name: str, said: str) -> str:
     task = "sentence-similarity" if load_vectors(folder) else task
     tags = ["cloze"] + ["sentence-transformers"] * encoder
     head = {"library_name": "transformers", "pipeline_tag": task, "tags": tags}
-    parts = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", f"# {name}", "",
-             f"A {load_note(folder, 'model_type')} model ({kind}), {said.replace(str(run), run.resolve().name)}, made "
-             f"with Cloze {software()['cloze']}.", "", "## Use", "", _use(name, own, auto, encoder), "", "## Shape", "",
-             _shape(load_pretrained(folder)[0], folder)]
+    parts = [
+        "---",
+        yaml.safe_dump(head, sort_keys=False).strip(),
+        "---",
+        f"# {name}",
+        "",
+        f"A {load_note(folder, 'model_type')} model ({kind}), {said.replace(str(run), run.resolve().name)}, made "
+        f"with Cloze {software()['cloze']}.",
+        "",
+        "## Use",
+        "",
+        _use(name, own, auto, encoder),
+        "",
+        "## Shape",
+        "",
+        _shape(load_pretrained(folder)[0], folder),
+    ]
     if measured := _measured(run):
         parts += ["", "## Measured", "", measured]
     if (run / runs.CONFIG).is_file():
@@ -87,25 +116,39 @@ def card(run: Path, folder: Path, name: str, said: str) -> str:
 
 def _use(name: str, own: bool, auto: str, encoder: bool) -> str:
     trust = ", trust_remote_code=True" * own
-    lines = [f"from transformers import AutoTokenizer, {auto}", "",
-             f'tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})',
-             f'model = {auto}.from_pretrained("{name}"{trust})']
+    lines = [
+        f"from transformers import AutoTokenizer, {auto}",
+        "",
+        f'tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})',
+        f'model = {auto}.from_pretrained("{name}"{trust})',
+    ]
     if encoder:
-        lines += ["", "from sentence_transformers import SentenceTransformer", "",
-                  f'encoder = SentenceTransformer("{name}"{trust})',
-                  'vectors = encoder.encode(["a text", "another one"])']
+        lines += [
+            "",
+            "from sentence_transformers import SentenceTransformer",
+            "",
+            f'encoder = SentenceTransformer("{name}"{trust})',
+            'vectors = encoder.encode(["a text", "another one"])',
+        ]
     text = "\n".join(["```python", *lines, "```"])
     if own:
-        text += ("\n\nThe shape is none of transformers' own: `trust_remote_code` runs the files `*.py` of this "
-                 f'folder, which are Cloze\'s. With Cloze installed, `cloze.load("{name}")` needs none of them.')
+        text += (
+            "\n\nThe shape is none of transformers' own: `trust_remote_code` runs the files `*.py` of this "
+            f'folder, which are Cloze\'s. With Cloze installed, `cloze.load("{name}")` needs none of them.'
+        )
     return text
 
 
 def _shape(config: BertConfig, folder: Path) -> str:
-    rows = {"layers": config.num_hidden_layers, "hidden size": config.hidden_size, "heads": config.num_attention_heads,
-            "vocabulary": config.vocab_size, "positions": config.max_position_embeddings,
-            "longest text in training (tokens)": (load_note(folder, TRUNCATION) or {}).get("max_length"),
-            "number format": load_note(folder, "dtype")}
+    rows = {
+        "layers": config.num_hidden_layers,
+        "hidden size": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "vocabulary": config.vocab_size,
+        "positions": config.max_position_embeddings,
+        "longest text in training (tokens)": (load_note(folder, TRUNCATION) or {}).get("max_length"),
+        "number format": load_note(folder, "dtype"),
+    }
     return _table(("", ""), [(name, value) for name, value in rows.items() if value is not None])
 
 
@@ -114,8 +157,12 @@ def _measured(run: Path) -> str:
     if (run / "results.json").is_file():
         results = runs.read_fields(run / "results.json")
         files = {name: values for name, values in results.items() if isinstance(values, dict) and "examples" in values}
-        rows = [(file, name, figure(value)) for file, values in files.items() for name, value in values.items()
-                if name != "examples" and value is not None]
+        rows = [
+            (file, name, figure(value))
+            for file, values in files.items()
+            for name, value in values.items()
+            if name != "examples" and value is not None
+        ]
         return _table(("file", "metric", "value"), rows) if rows else ""
     if not (run / runs.CONFIG).is_file() or not (run / "metrics.jsonl").is_file():
         return ""
@@ -124,8 +171,11 @@ def _measured(run: Path) -> str:
     for line in runs.read_metrics(run):
         if any(name.startswith("validation/") for name in line):
             found, step = {name: value for name, value in line.items() if name.startswith("validation/")}, line["step"]
-    rows = [(f"step {step}", name.removeprefix("validation/"), figure(value)) for name, value in found.items()
-            if isinstance(value, float)]
+    rows = [
+        (f"step {step}", name.removeprefix("validation/"), figure(value))
+        for name, value in found.items()
+        if isinstance(value, float)
+    ]
     return _table(("evaluation", "metric", "value"), rows) if rows else ""
 
 
@@ -137,14 +187,18 @@ def _training(run: Path) -> str:
             facts = runs.read_fields(path)
             rows += [(name.replace("_", " "), f"`{value}`") for name, value in facts.items() if value is not None]
     recipe = runs.read_fields(run / runs.CONFIG)
-    recipe = {name: value for name, value in recipe.items()
-              if name not in _NOT_SHOWN and (name not in _PATHS or isinstance(value, dict))}
+    recipe = {
+        name: value
+        for name, value in recipe.items()
+        if name not in _NOT_SHOWN and (name not in _PATHS or isinstance(value, dict))
+    }
     for name in ("objective_options", "deepspeed"):  # for fields of other versions
         if name in recipe:
             recipe[name] = _without_paths(recipe[name])
     if isinstance(mixture := recipe.get("data"), dict):
-        mixture["sources"] = [{**source, "path": None, "name": DataSource(**source).label}
-                              for source in mixture["sources"]]
+        mixture["sources"] = [
+            {**source, "path": None, "name": DataSource(**source).label} for source in mixture["sources"]
+        ]
     if isinstance(sets := recipe.get("evaluation", {}).get("sets"), dict):
         recipe["evaluation"]["sets"] = dict.fromkeys(sets)
     return "\n".join([_table(("", ""), rows), "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```"])

@@ -41,8 +41,13 @@ class Bars:
     def __enter__(self) -> Bars:
         if sys.stderr.isatty():
             self._bars = Progress(
-                TextColumn("{task.description:12}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"),
-                TextColumn("{task.fields[rates]}"), TextColumn("left"), TimeRemainingColumn(), console=self._console,
+                TextColumn("{task.description:12}"),
+                BarColumn(),
+                TextColumn("{task.percentage:3.0f}%"),
+                TextColumn("{task.fields[rates]}"),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self._console,
             )
             self._bars.start()
         return self
@@ -93,8 +98,10 @@ def vocab(config: PrepareConfig) -> None:
     with Bars() as bars:
         tokenizer = train_vocabulary(config, bars)
     specials = ", ".join(f"{name} {tokenizer.tokens.index(name)}" for name in tokenizer.names.values())
-    print(f"{config.output}: {tokenizer.vocab_size:,} entries ({specials}) in {time.monotonic() - began:.1f} s, "
-          f"fingerprint {tokenizer.fingerprint[:12]}")
+    print(
+        f"{config.output}: {tokenizer.vocab_size:,} entries ({specials}) in {time.monotonic() - began:.1f} s, "
+        f"fingerprint {tokenizer.fingerprint[:12]}"
+    )
 
 
 def prepare(config: PrepareConfig) -> None:
@@ -152,9 +159,13 @@ def _write_tensorboard(inspection: Inspection, config: InspectConfig) -> None:
     with SummaryWriter(config.tensorboard) as writer:
         if lengths.any():
             writer.add_histogram_raw(
-                f"data/{config.split}_lengths", min=float(np.flatnonzero(lengths).min()),
-                max=float(np.flatnonzero(lengths).max()), num=int(lengths.sum()), sum=float((sizes * lengths).sum()),
-                sum_squares=float((sizes**2 * lengths).sum()), bucket_limits=(sizes + 0.5).tolist(),
+                f"data/{config.split}_lengths",
+                min=float(np.flatnonzero(lengths).min()),
+                max=float(np.flatnonzero(lengths).max()),
+                num=int(lengths.sum()),
+                sum=float((sizes * lengths).sum()),
+                sum_squares=float((sizes**2 * lengths).sum()),
+                bucket_limits=(sizes + 0.5).tolist(),
                 bucket_counts=lengths.tolist(),
             )
         rows = "\n".join(f"| {name} | {value} |" for name, value in inspection.facts)

@@ -44,9 +44,12 @@ def doctor(config: DoctorConfig) -> int:
         devices.append(distributed.initialize(environment, timeout))
         return []
 
-    joined = examiner.run("processes", join, seconds=timeout.total_seconds(),
-                          advice="see that every machine was started, that their names resolve and that no firewall "
-                          "stands between them")
+    joined = examiner.run(
+        "processes",
+        join,
+        seconds=timeout.total_seconds(),
+        advice="see that every machine was started, that their names resolve and that no firewall stands between them",
+    )
     device = devices[0] if joined else None
     examiner.run("versions", doctor_checks.versions)
     if device is not None:
@@ -63,8 +66,12 @@ def doctor(config: DoctorConfig) -> int:
     else:
         examiner.findings.append(Finding("output", "give --output: the folder where runs will be written", "skipped"))
     if data := config.data:
-        examiner.run("data", lambda: doctor_checks.data(to_place(data), environment.rank, environment.world_size,
-                                                       config.timeout_seconds / 2))
+        examiner.run(
+            "data",
+            lambda: doctor_checks.data(
+                to_place(data), environment.rank, environment.world_size, config.timeout_seconds / 2
+            ),
+        )
     else:
         examiner.findings.append(Finding("data", "give --data: a folder that cloze prepare wrote", "skipped"))
     together = None if device is None else _together(examiner, config, environment, device, timeout)
@@ -81,8 +88,13 @@ def doctor(config: DoctorConfig) -> int:
     return EXIT_PROBLEM if failed else 0
 
 
-def _together(examiner: _Examiner, config: DoctorConfig, environment: Environment, device: torch.device,
-              timeout: datetime.timedelta) -> list[Finding] | None:
+def _together(
+    examiner: _Examiner,
+    config: DoctorConfig,
+    environment: Environment,
+    device: torch.device,
+    timeout: datetime.timedelta,
+) -> list[Finding] | None:
     """Run the collective checks, and merge the findings of all ranks; None if that failed."""
     gathered: list[str] = []
 
@@ -95,8 +107,12 @@ def _together(examiner: _Examiner, config: DoctorConfig, environment: Environmen
         gathered.extend(distributed.gather_texts(text, device))
         return []
 
-    if not examiner.run("processes", together, seconds=timeout.total_seconds(),
-                        advice="a process died or the network between the machines stalls; look at the others' output"):
+    if not examiner.run(
+        "processes",
+        together,
+        seconds=timeout.total_seconds(),
+        advice="a process died or the network between the machines stalls; look at the others' output",
+    ):
         return None
     return merged([[Finding(**values) for values in json.loads(text)] for text in gathered])
 
@@ -110,8 +126,9 @@ class _Examiner:
         self.findings: list[Finding] = []
         self.hangs = False
 
-    def run(self, check: str, examine: Callable[[], list[Finding]], seconds: float | None = None,
-            advice: str = "") -> bool:
+    def run(
+        self, check: str, examine: Callable[[], list[Finding]], seconds: float | None = None, advice: str = ""
+    ) -> bool:
         """Run a check; returns whether it ended in time. A failure or timeout is recorded as a problem."""
         seconds = seconds or self._seconds
         found: list[Finding] = []
@@ -130,8 +147,14 @@ class _Examiner:
         thread.join(seconds)
         if thread.is_alive():
             self.hangs = True
-            found = [Finding(check, f"no answer in {seconds:.0f} s", "problem",
-                             advice or "see whether the disk or the device behind it hangs")]
+            found = [
+                Finding(
+                    check,
+                    f"no answer in {seconds:.0f} s",
+                    "problem",
+                    advice or "see whether the disk or the device behind it hangs",
+                )
+            ]
         elif errors:
             text = str(errors[0]) if isinstance(errors[0], UserError) else f"{type(errors[0]).__name__}: {errors[0]}"
             found = [Finding(check, text.splitlines()[0], "problem", advice or "fix this")]
@@ -156,19 +179,26 @@ def merged(ranks: list[list[Finding]]) -> list[Finding]:
             result.append(replace(worst, found="; ".join(f"rank {rank}: {found}" for rank, found in problems)))
         elif worst.uniform and worst.verdict == "ok":
             other, different = next(one for one in own if one[1].found != worst.found)
-            result.append(Finding(check, f"rank {rank}: {worst.found}; rank {other}: {different.found}", "problem",
-                                  "expected the same on all machines; install the same environment, or give all of "
-                                  "them the same folder"))
+            result.append(
+                Finding(
+                    check,
+                    f"rank {rank}: {worst.found}; rank {other}: {different.found}",
+                    "problem",
+                    "expected the same on all machines; install the same environment, or give all of "
+                    "them the same folder",
+                )
+            )
         else:
             result.append(Finding(check, f"rank {rank}: {worst.found}", worst.verdict, worst.advice))
     return result
 
 
 def _print(console: Console, findings: list[Finding]) -> None:
-    console.table("cloze doctor", ("check", "found", "verdict"),
-                  [(finding.check, finding.found, finding.verdict) for finding in findings])
+    console.table(
+        "cloze doctor",
+        ("check", "found", "verdict"),
+        [(finding.check, finding.found, finding.verdict) for finding in findings],
+    )
     for finding in findings:
         if finding.advice:
             console.say(f"{finding.verdict}: {finding.check}: {finding.advice}")
-
-

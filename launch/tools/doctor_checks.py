@@ -90,8 +90,15 @@ def device(device: torch.device) -> list[Finding]:
     if free < 0.9 * total:
         return [Finding("device", found, "warning", "another process holds memory of this GPU; end it", measure=free)]
     if not torch.cuda.is_bf16_supported():
-        return [Finding("device", found, "warning", "it has no bf16; train with --train.precision fp16 "
-                        "--zero.stage 1", measure=free)]
+        return [
+            Finding(
+                "device",
+                found,
+                "warning",
+                "it has no bf16; train with --train.precision fp16 --zero.stage 1",
+                measure=free,
+            )
+        ]
     return [Finding("device", found, measure=free)]
 
 
@@ -103,14 +110,22 @@ def matrix_product(device: torch.device, keep: bool) -> list[Finding]:
     found = f"{bf16 / 1e12:.3g} TFLOP/s in bf16, {fp32 / 1e12:.3g} in fp32"
     sheet = data_sheet_flops(device)
     if sheet is None:
-        found += ", kept for the MFU of runs" if kept == rates else (
-            f"; kept for the MFU of runs: {kept[torch.bfloat16] / 1e12:.3g} and {kept[torch.float32] / 1e12:.3g}, the "
-            "most that was ever measured")
+        found += (
+            ", kept for the MFU of runs"
+            if kept == rates
+            else (
+                f"; kept for the MFU of runs: {kept[torch.bfloat16] / 1e12:.3g} and {kept[torch.float32] / 1e12:.3g}, "
+                "the most that was ever measured"
+            )
+        )
         return [Finding("matrix product", found, measure=bf16)]
     found += f"; {bf16 / sheet:.0%} of the data sheet"
     if bf16 < 0.5 * sheet:
-        return [Finding("matrix product", found, "warning", "the GPU is shared, hot or held down; see nvidia-smi",
-                        measure=bf16)]
+        return [
+            Finding(
+                "matrix product", found, "warning", "the GPU is shared, hot or held down; see nvidia-smi", measure=bf16
+            )
+        ]
     return [Finding("matrix product", found, measure=bf16)]
 
 
@@ -126,8 +141,11 @@ def memory_bandwidth(device: torch.device, keep: bool) -> list[Finding]:
     if sheet is not None and not is_slice(device_name(device)):
         found += f"; {rate / sheet.bandwidth:.0%} of the data sheet"
         if rate < 0.5 * sheet.bandwidth:
-            return [Finding("memory bandwidth", found, "warning", "the GPU is shared or held down; see nvidia-smi",
-                            measure=rate)]
+            return [
+                Finding(
+                    "memory bandwidth", found, "warning", "the GPU is shared or held down; see nvidia-smi", measure=rate
+                )
+            ]
     return [Finding("memory bandwidth", found, measure=rate)]
 
 
@@ -139,8 +157,15 @@ def shared_memory(device: torch.device | None, world_size: int) -> list[Finding]
     free = shutil.disk_usage(folder).free
     found = f"{free / _GIB:.2f} GiB free in {folder}"
     if free < _SHARED_MEMORY_BYTES and world_size > 1 and device is not None and device.type == "cuda":
-        return [Finding("shared memory", found, "problem", "give the container at least 1 GiB: docker run --shm-size, "
-                        "or an emptyDir of medium Memory at /dev/shm", measure=free)]
+        return [
+            Finding(
+                "shared memory",
+                found,
+                "problem",
+                "give the container at least 1 GiB: docker run --shm-size, or an emptyDir of medium Memory at /dev/shm",
+                measure=free,
+            )
+        ]
     return [Finding("shared memory", found, measure=free)]
 
 
@@ -174,8 +199,16 @@ def output(folder: Path, rank: int) -> list[Finding]:
     if not same:
         return [Finding("output", found, "problem", "it gave back other bytes than were written; check the disk")]
     if free < _ROOM_BYTES:
-        return [Finding("output", found, "warning", f"three checkpoints of BERT-large take {_ROOM_BYTES / _GIB:.0f} "
-                        "GiB; of smaller models proportionally less", measure=speeds[0])]
+        return [
+            Finding(
+                "output",
+                found,
+                "warning",
+                f"three checkpoints of BERT-large take {_ROOM_BYTES / _GIB:.0f} "
+                "GiB; of smaller models proportionally less",
+                measure=speeds[0],
+            )
+        ]
     return [Finding("output", found, measure=speeds[0])]
 
 
@@ -190,13 +223,26 @@ def data(folder: Place, rank: int, world_size: int, seconds: float) -> list[Find
             break
         damaged += check_shard(folder / shard.file, shard)
         checked += 1
-    findings = [Finding("data", f"{folder}: manifest {manifest.hash[:12]}, {len(shards)} shards, "
-                        f"{sum(shard.tokens for shard in shards):,} tokens", uniform=True)]
+    findings = [
+        Finding(
+            "data",
+            f"{folder}: manifest {manifest.hash[:12]}, {len(shards)} shards, "
+            f"{sum(shard.tokens for shard in shards):,} tokens",
+            uniform=True,
+        )
+    ]
     if damaged:
         findings.append(Finding("shards", "; ".join(damaged), "problem", "prepare or copy the damaged shards again"))
     elif checked < len(mine):
-        findings.append(Finding("shards", f"{checked} of {len(mine)} verified in {seconds:.0f} s", "warning",
-                                f"verify all of them once: cloze verify {folder}", measure=checked))
+        findings.append(
+            Finding(
+                "shards",
+                f"{checked} of {len(mine)} verified in {seconds:.0f} s",
+                "warning",
+                f"verify all of them once: cloze verify {folder}",
+                measure=checked,
+            )
+        )
     else:
         findings.append(Finding("shards", "all verified"))
     return findings
@@ -206,8 +252,12 @@ def processes(environment: Environment, device: torch.device) -> Finding:
     """Number of processes and machines, and their communication backend. Collective."""
     hosts = set(distributed.gather_texts(platform.node(), device))
     through = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}" if device.type == "cuda" else "gloo"
-    return Finding("processes", f"{environment.world_size} on {len(hosts)} machine{'s' * (len(hosts) > 1)}, started "
-                   f"by {environment.launcher}, through {through}", uniform=True)
+    return Finding(
+        "processes",
+        f"{environment.world_size} on {len(hosts)} machine{'s' * (len(hosts) > 1)}, started "
+        f"by {environment.launcher}, through {through}",
+        uniform=True,
+    )
 
 
 def clock(device: torch.device, world_size: int) -> list[Finding]:
@@ -222,8 +272,11 @@ def clock(device: torch.device, world_size: int) -> list[Finding]:
         skews.append(float(times.max() - times.min()))
     found = f"within {min(skews):.3f} s of each other"
     if min(skews) > _SKEW_SECONDS:
-        return [Finding("clock", found, "warning", "set the machines' clocks (NTP): heartbeats and time limits "
-                        "compare them")]
+        return [
+            Finding(
+                "clock", found, "warning", "set the machines' clocks (NTP): heartbeats and time limits compare them"
+            )
+        ]
     return [Finding("clock", found)]
 
 
@@ -240,14 +293,25 @@ def collective(device: torch.device, world_size: int) -> list[Finding]:
         right = bool((distributed.reduce_sum(values) == world_size).all())
         seconds.append(time.perf_counter() - began)
         if not right:
-            return [Finding("all-reduce", "a wrong sum", "problem", "the network or a device corrupts data; run it on "
-                            "fewer machines to find which")]
+            return [
+                Finding(
+                    "all-reduce",
+                    "a wrong sum",
+                    "problem",
+                    "the network or a device corrupts data; run it on fewer machines to find which",
+                )
+            ]
     # The rate of the wires: a byte of a ring all-reduce crosses them 2 (n - 1) / n times (nccl-tests, PERFORMANCE.md).
     slowest = distributed.gather(torch.tensor([statistics.median(seconds[1:])], dtype=torch.float64, device=device))
     second = float(slowest.max())
     wires = size * 2 * (world_size - 1) / world_size / second
-    return [Finding("all-reduce", f"{wires / 1e9:.2f} GB/s with {size >> 20} MiB; BERT-base's gradients take "
-                    f"{_BERT_BASE_BYTES / size * second:.2f} s")]
+    return [
+        Finding(
+            "all-reduce",
+            f"{wires / 1e9:.2f} GB/s with {size >> 20} MiB; BERT-base's gradients take "
+            f"{_BERT_BASE_BYTES / size * second:.2f} s",
+        )
+    ]
 
 
 def shared_folder(folder: Path, environment: Environment) -> list[Finding]:
@@ -257,12 +321,19 @@ def shared_folder(folder: Path, environment: Environment) -> list[Finding]:
         path.touch()
         sync_folder(folder)
     distributed.barrier()
-    missing = [rank for rank in range(environment.world_size)
-               if not os.path.exists(folder / f".doctor-seen-{rank:05d}")]  # nor is one that may not be asked about
+    missing = [
+        rank for rank in range(environment.world_size) if not os.path.exists(folder / f".doctor-seen-{rank:05d}")
+    ]  # nor is one that may not be asked about
     distributed.barrier()
     with suppress(OSError):
         path.unlink()
     if missing:
-        return [Finding("shared output", f"files of rank {', '.join(map(str, missing))} are not to be seen", "problem",
-                        "--output must be a folder that all machines share")]
+        return [
+            Finding(
+                "shared output",
+                f"files of rank {', '.join(map(str, missing))} are not to be seen",
+                "problem",
+                "--output must be a folder that all machines share",
+            )
+        ]
     return [Finding("shared output", "every rank sees the files of all")]

@@ -40,8 +40,10 @@ def export(config: ExportConfig) -> int:
     named = to_place(config.run).name if is_url(config.run) else os.path.abspath(config.run)
     output = Path(config.output or f"{named}-hf")
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(f"output: found {output} there already, expected a new or empty folder; remove it or choose "
-                        "another --output")
+        raise UserError(
+            f"output: found {output} there already, expected a new or empty folder; remove it or choose "
+            "another --output"
+        )
     if config.onnx:
         check_installed()
     if config.push:
@@ -51,8 +53,11 @@ def export(config: ExportConfig) -> int:
     aside = whole.with_name(f"{ASIDE}{uuid.uuid4().hex[:12]}-{whole.name}")  # renamed when it is whole
     try:
         with readable_errors(output):
-            said = _write_checkpoint(config, run, aside, console) if runs.is_pretraining(run) else (
-                _copy_model(config, run, aside, console))
+            said = (
+                _write_checkpoint(config, run, aside, console)
+                if runs.is_pretraining(run)
+                else (_copy_model(config, run, aside, console))
+            )
             if config.onnx:
                 write_onnx(aside)
             if config.dtype:
@@ -91,11 +96,15 @@ def _generator_config(run: Path) -> BertConfig:
     """Configuration of the generator of a run with replaced_tokens. Raises UserError for other runs."""
     given = runs.fields_of(run)
     if given.get("objective") != "replaced_tokens":
-        raise UserError(f"generator: found true with {run}, a run with objective {given.get('objective', 'masked')}, "
-                        "expected one with replaced_tokens; leave --generator out")
+        raise UserError(
+            f"generator: found true with {run}, a run with objective {given.get('objective', 'masked')}, "
+            "expected one with replaced_tokens; leave --generator out"
+        )
     options: dict[str, Any] = {
-        name: given[f"objective_options.{name}"] for name in ("generator_size", "generator_layers")
-        if f"objective_options.{name}" in given}
+        name: given[f"objective_options.{name}"]
+        for name in ("generator_size", "generator_layers")
+        if f"objective_options.{name}" in given
+    }
     return generator_config(runs.model_config(run), **options)
 
 
@@ -103,12 +112,16 @@ def _copy_model(config: ExportConfig, run: Path, folder: Path, console: Console)
     """Copy the model folder of a fine-tuning run, or the folder `run`; returns a description of it."""
     source = runs.model_folder(run)
     if not (source / "config.json").is_file():
-        raise UserError(f"run: found neither a run nor a model in {run}, expected the folder of a run of cloze "
-                        "pretrain or finetune, or a Hugging Face folder")
+        raise UserError(
+            f"run: found neither a run nor a model in {run}, expected the folder of a run of cloze "
+            "pretrain or finetune, or a Hugging Face folder"
+        )
     for name, plain in (("step", None), ("average", 1), ("generator", False), ("ema", False)):
         if (found := getattr(config, name)) != plain:
-            raise UserError(f"{name}: found {found} with {source}, which is one model, expected "
-                            f"{'null' if plain is None else str(plain).lower()}; leave --{name} out")
+            raise UserError(
+                f"{name}: found {found} with {source}, which is one model, expected "
+                f"{'null' if plain is None else str(plain).lower()}; leave --{name} out"
+            )
     if left := copy_pretrained(source, folder):
         console.say(f"left out of {source}: {', '.join(left)} (a model and its tokenizer are exported, nothing else)")
     return str(source)

@@ -28,8 +28,13 @@ _OUTPUTS = {
     "BertForNextSentencePrediction": {"next_sentence_logits": "logits"},
     "BertForQuestionAnswering": {"start_logits": "start_logits", "end_logits": "end_logits"},
     **dict.fromkeys(
-        ("BertForReplacedTokenDetection", "BertForSequenceClassification", "BertForTokenClassification",
-         "BertForMultipleChoice"), {"logits": "logits"}
+        (
+            "BertForReplacedTokenDetection",
+            "BertForSequenceClassification",
+            "BertForTokenClassification",
+            "BertForMultipleChoice",
+        ),
+        {"logits": "logits"},
     ),
 }
 _MEANINGS = {
@@ -50,8 +55,9 @@ class _Padded(nn.Module):
         self.model = model
         self.names = _OUTPUTS[type(model).__name__]
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
-                ) -> tuple[Tensor, ...]:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         output = self.model(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
         return tuple(found for name in self.names if (found := getattr(output, name)) is not None)
 
@@ -63,8 +69,10 @@ def check_installed() -> None:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UserError(f"onnx: found no {error.name}, expected the packages that write and run such graphs; "
-                        f"{how_to_install('onnx')}") from None
+        raise UserError(
+            f"onnx: found no {error.name}, expected the packages that write and run such graphs; "
+            f"{how_to_install('onnx')}"
+        ) from None
 
 
 def write_onnx(folder: Path) -> None:
@@ -83,8 +91,10 @@ def write_onnx(folder: Path) -> None:
     model = _Padded(cls.from_folder(folder, attention_kernel="sdpa"))
     model.eval()
     if (head := getattr(model.model, "head", None)) and head.pieces != "none":
-        raise UserError(f"onnx: found a model that reads long texts in pieces (pooled by {head.pieces}), expected one "
-                        "that reads one sequence; fine-tune it with --keep head, tail or head_tail")
+        raise UserError(
+            f"onnx: found a model that reads long texts in pieces (pooled by {head.pieces}), expected one "
+            "that reads one sequence; fine-tune it with --keep head, tail or head_tail"
+        )
     inputs = _sample(model.model, batch=2, length=7)
     axes = ("batch", "choices", "length") if inputs["input_ids"].dim() == 3 else ("batch", "length")
     longest = model.model.config.max_position_embeddings
@@ -93,7 +103,12 @@ def write_onnx(folder: Path) -> None:
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # of the exporter about itself
         program = torch.onnx.export(
-            model, kwargs=inputs, dynamo=True, verbose=False, external_data=False, output_names=_names(model, inputs),
+            model,
+            kwargs=inputs,
+            dynamo=True,
+            verbose=False,
+            external_data=False,
+            output_names=_names(model, inputs),
             dynamic_shapes={name: dict(enumerate(dims)) for name in inputs},
         )
         assert program is not None, "the exporter of dynamo returns it"
@@ -101,10 +116,13 @@ def write_onnx(folder: Path) -> None:
     shapes = _check(folder / GRAPH, model)
     segments = model.model.config.segments
     described = {
-        "inputs": {name: {"dtype": "int64", "shape": list(axes), "meaning": _MEANINGS[name].format(*segments)}
-                   for name in inputs},
+        "inputs": {
+            name: {"dtype": "int64", "shape": list(axes), "meaning": _MEANINGS[name].format(*segments)}
+            for name in inputs
+        },
         "outputs": {name: {"dtype": "float32", "shape": shape} for name, shape in shapes.items()},
-        "max_length": longest, "architecture": cls.__name__,
+        "max_length": longest,
+        "architecture": cls.__name__,
     }
     truncation = load_note(folder, TRUNCATION)
     if truncation and cls.__name__ == "BertForTokenClassification":  # which cuts nothing: it splits between words
@@ -157,7 +175,9 @@ def _check(path: Path, model: _Padded) -> dict[str, list]:
             ours, theirs = ours[seen.numpy()], theirs[seen.numpy()]
         difference = np.abs(ours - theirs).max()
         if not difference <= _TOLERANCE:
-            raise UserError(f"onnx: found {output.name} to differ by {difference:.2g} between onnxruntime "
-                            f"{onnxruntime.__version__} and torch, expected at most {_TOLERANCE}; try another version")
+            raise UserError(
+                f"onnx: found {output.name} to differ by {difference:.2g} between onnxruntime "
+                f"{onnxruntime.__version__} and torch, expected at most {_TOLERANCE}; try another version"
+            )
         shapes[output.name] = output.shape
     return shapes

@@ -25,7 +25,8 @@ _GIB = 2**30
 
 
 def plan(config: PlanConfig, environment: Environment) -> None:
-    """Print the estimate, and write it as JSON if requested. Runs in one process; `environment` is that of the command.
+    """Print the estimate, and write it as JSON if requested. Runs in one process; `environment` is that of the
+    command.
     """
     estimator = make_estimator(config)
     stage = config.zero.stage
@@ -82,18 +83,30 @@ def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> dict:
     hours = seconds / 3600
     weights = estimator.parameters
     return {
-        "estimate": True, "device": machine.name, "gpus": gpus, "fits": step.fits, "memory_bytes": step.memory.total,
-        "memory_by_kind": asdict(step.memory), "device_memory_bytes": estimator.limit,
-        "parameters": weights, "micro_batch_size": step.batch.micro_batch_size,
+        "estimate": True,
+        "device": machine.name,
+        "gpus": gpus,
+        "fits": step.fits,
+        "memory_bytes": step.memory.total,
+        "memory_by_kind": asdict(step.memory),
+        "device_memory_bytes": estimator.limit,
+        "parameters": weights,
+        "micro_batch_size": step.batch.micro_batch_size,
         "largest_micro_batch_size": estimator.largest_micro_batch(config.zero.stage),
         "gradient_accumulation_steps": step.batch.gradient_accumulation_steps,
-        "launches_per_micro_step": step.micro.launches, "micro_step_seconds": step.micro.seconds,
-        "micro_step_device_seconds": step.micro.device_seconds, "micro_step_host_seconds": step.micro.host_seconds,
-        "device_seconds_by_kind": step.micro.by_kind, "optimizer_seconds": step.optimizer.seconds,
-        "gradient_seconds": step.gradient_seconds, "communication_seconds": step.communication_seconds,
+        "launches_per_micro_step": step.micro.launches,
+        "micro_step_seconds": step.micro.seconds,
+        "micro_step_device_seconds": step.micro.device_seconds,
+        "micro_step_host_seconds": step.micro.host_seconds,
+        "device_seconds_by_kind": step.micro.by_kind,
+        "optimizer_seconds": step.optimizer.seconds,
+        "gradient_seconds": step.gradient_seconds,
+        "communication_seconds": step.communication_seconds,
         "communication_waiting_seconds": step.waiting_seconds,
-        "step_seconds": step.seconds, "tokens_per_second": step.tokens_per_second,
-        "mfu": step.flops / step.seconds / (machine.flops * gpus), "hours": hours,
+        "step_seconds": step.seconds,
+        "tokens_per_second": step.tokens_per_second,
+        "mfu": step.flops / step.seconds / (machine.flops * gpus),
+        "hours": hours,
         "tokens": step.tokens * seconds / step.seconds,
         "checkpoint_bytes": estimator.checkpoint_bytes(config.zero.stage),
         "data_bytes_per_second": step.tokens_per_second * assumptions.SHARD_BYTES_A_TOKEN,
@@ -110,18 +123,27 @@ def _stage(estimator: Estimator, stage: int) -> dict:
     if size is None:
         return {"fits": False, "memory_bytes": estimator.memory(stage, 1).total}
     step = estimator.step(stage, size)
-    return {"fits": True, "memory_bytes": step.memory.total, "micro_batch_size": size,
-            "communication_seconds": step.communication_seconds, "communication_waiting_seconds": step.waiting_seconds,
-            "tokens_per_second": step.tokens_per_second}
+    return {
+        "fits": True,
+        "memory_bytes": step.memory.total,
+        "micro_batch_size": size,
+        "communication_seconds": step.communication_seconds,
+        "communication_waiting_seconds": step.waiting_seconds,
+        "tokens_per_second": step.tokens_per_second,
+    }
 
 
 def _print(config: PlanConfig, estimator: Estimator, step: Step, figures: dict) -> None:
     console = Console()
-    console.facts("cloze plan: an estimate, nothing was run", [*_memory_rows(estimator, step, figures),
-                                                                *_time_rows(config, step, figures)])
-    console.table("ZeRO stages, each with its largest micro-batch",
-                  ("stage", "memory", "micro-batch", "communication", "not hidden", "tokens/s"),
-                  [_stage_row(*each) for each in figures["stages"].items()])
+    console.facts(
+        "cloze plan: an estimate, nothing was run",
+        [*_memory_rows(estimator, step, figures), *_time_rows(config, step, figures)],
+    )
+    console.table(
+        "ZeRO stages, each with its largest micro-batch",
+        ("stage", "memory", "micro-batch", "communication", "not hidden", "tokens/s"),
+        [_stage_row(*each) for each in figures["stages"].items()],
+    )
     for advice in (_advice(config.zero.stage, figures), _limited_by_batch(config, estimator, figures)):
         if advice:
             console.say(advice)
@@ -132,14 +154,22 @@ def _memory_rows(estimator: Estimator, step: Step, figures: dict) -> list[tuple[
     machine, largest = estimator.cluster.machine, figures["largest_micro_batch_size"]
     kinds = ", ".join(f"{name} {value / _GIB:.1f}" for name, value in figures["memory_by_kind"].items())
     return [
-        ("device", f"{figures['gpus']} x {machine.name}: {machine.flops / 1e12:,.3g} TFLOP/s dense, "
-                   f"{estimator.limit / 1e9:.0f} GB ({machine.origin})"),
+        (
+            "device",
+            f"{figures['gpus']} x {machine.name}: {machine.flops / 1e12:,.3g} TFLOP/s dense, "
+            f"{estimator.limit / 1e9:.0f} GB ({machine.origin})",
+        ),
         ("model", f"{estimator.parameters:,} parameters"),
         ("batch", str(step.batch)),
-        ("fits", f"{'yes' if step.fits else 'NO'}: {figures['memory_bytes'] / _GIB:.1f} GiB of "
-                 f"{estimator.limit / _GIB:.1f}, of which {SPARE_SHARE:.0%} stay free: {kinds}"),
-        ("largest micro-batch", "none" if largest is None else
-         f"{largest} sequences of {estimator.lengths.longest} tokens"),
+        (
+            "fits",
+            f"{'yes' if step.fits else 'NO'}: {figures['memory_bytes'] / _GIB:.1f} GiB of "
+            f"{estimator.limit / _GIB:.1f}, of which {SPARE_SHARE:.0%} stay free: {kinds}",
+        ),
+        (
+            "largest micro-batch",
+            "none" if largest is None else f"{largest} sequences of {estimator.lengths.longest} tokens",
+        ),
     ]
 
 
@@ -151,16 +181,25 @@ def _time_rows(config: PlanConfig, step: Step, figures: dict) -> list[tuple[str,
     rows = [
         ("device time", f"{micro.device_seconds * 1e3:.1f} ms a micro-step: {parts}"),
         ("launches", f"{micro.launches:,} a micro-step, {micro.host_seconds * 1e3:.1f} ms of the host: {waits}"),
-        ("optimizer", f"{step.optimizer.seconds * 1e3:.1f} ms a step, and {step.gradient_seconds * 1e3:.1f} ms for "
-                      "passes over gradients and copies of weights"),
+        (
+            "optimizer",
+            f"{step.optimizer.seconds * 1e3:.1f} ms a step, and {step.gradient_seconds * 1e3:.1f} ms for "
+            "passes over gradients and copies of weights",
+        ),
         ("communication", f"{step.communication_seconds * 1e3:.1f} ms a step, {_hidden(step)}"),
         ("step", f"{step.seconds:.3g} s for {step.tokens:,.0f} tokens"),
-        ("speed", f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / gpus:,.0f} a device; MFU "
-                  f"{figures['mfu']:.1%}"),
+        (
+            "speed",
+            f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / gpus:,.0f} a device; MFU "
+            f"{figures['mfu']:.1%}",
+        ),
         ("run", f"{clock(figures['hours'] * 3600)} hours for {figures['tokens'] / 1e9:,.3g} billion tokens"),
         ("checkpoint", f"{figures['checkpoint_bytes'] / 1e9:.2f} GB each, {config.checkpoint.keep_last} kept"),
-        ("data", f"{figures['data_bytes_per_second'] / 1e6:,.1f} MB/s of shards in all, {reading:.1%} of a core for "
-                 "each process"),
+        (
+            "data",
+            f"{figures['data_bytes_per_second'] / 1e6:,.1f} MB/s of shards in all, {reading:.1%} of a core for "
+            "each process",
+        ),
     ]
     if figures["cost"] is not None:
         rows.append(("cost", f"{figures['cost']:,.0f} at {config.price_per_hour:g} a device and hour"))
@@ -172,15 +211,21 @@ def _hidden(step: Step) -> str:
     share = f"{step.waiting_seconds / step.seconds:.0%} of it"
     if step.waiting_seconds == step.communication_seconds:
         return f"{share}, none of it hidden"
-    return (f"which makes it {step.waiting_seconds * 1e3:.1f} ms longer ({share}); the rest overlaps with backward")
+    return f"which makes it {step.waiting_seconds * 1e3:.1f} ms longer ({share}); the rest overlaps with backward"
 
 
 def _stage_row(stage: int, found: dict) -> tuple[str, ...]:
     memory = f"{found['memory_bytes'] / _GIB:.1f} GiB"
     if not found["fits"]:
         return (str(stage), memory, "none fits", "", "", "")
-    return (str(stage), memory, str(found["micro_batch_size"]), f"{found['communication_seconds'] * 1e3:.1f} ms",
-            f"{found['communication_waiting_seconds'] * 1e3:.1f} ms", f"{found['tokens_per_second']:,.0f}")
+    return (
+        str(stage),
+        memory,
+        str(found["micro_batch_size"]),
+        f"{found['communication_seconds'] * 1e3:.1f} ms",
+        f"{found['communication_waiting_seconds'] * 1e3:.1f} ms",
+        f"{found['tokens_per_second']:,.0f}",
+    )
 
 
 # A stage is recommended only if it is faster by more than this share, the accuracy of the estimate.
@@ -197,8 +242,10 @@ def _advice(stage: int, figures: dict) -> str | None:
         return None
     if not rates[stage]:
         return f"fits: --zero.stage {fastest}, unlike stage {stage}"
-    return (f"faster: --zero.stage {fastest} --train.micro_batch_size {stages[fastest]['micro_batch_size']}: "
-            f"{rates[fastest] / rates[stage] - 1:.0%} more tokens/s than stage {stage}")
+    return (
+        f"faster: --zero.stage {fastest} --train.micro_batch_size {stages[fastest]['micro_batch_size']}: "
+        f"{rates[fastest] / rates[stage] - 1:.0%} more tokens/s than stage {stage}"
+    )
 
 
 def _limited_by_batch(config: PlanConfig, estimator: Estimator, figures: dict) -> str | None:
@@ -209,24 +256,37 @@ def _limited_by_batch(config: PlanConfig, estimator: Estimator, figures: dict) -
     reached = config.gpus > 1 and figures["largest_micro_batch_size"] == share
     if not reached or not estimator.fits(estimator.memory(stage, 2 * share)):
         return None
-    return (f"limited by the batch, not by memory: it gives each of {config.gpus} devices {share} "
-            f"sequence{'s' * (share > 1)}; take fewer devices, or a recipe with a larger batch")
+    return (
+        f"limited by the batch, not by memory: it gives each of {config.gpus} devices {share} "
+        f"sequence{'s' * (share > 1)}; take fewer devices, or a recipe with a larger batch"
+    )
 
 
 def _assumed(config: PlanConfig, estimator: Estimator) -> str:
     """The assumptions of the estimate in one paragraph."""
     machine, lengths = estimator.cluster.machine, estimator.lengths
-    said = [f"products at most {machine.best_product:.0%} of the peak",
-            f"memory at {machine.bandwidth / 1e9:,.0f} GB/s"]
+    said = [
+        f"products at most {machine.best_product:.0%} of the peak",
+        f"memory at {machine.bandwidth / 1e9:,.0f} GB/s",
+    ]
     if not machine.is_cpu:
-        said += [f"{assumptions.HOST_SECONDS * 1e6:.0f} µs of the host a launch "
-                 f"({assumptions.COMPILED_HOST_SECONDS * 1e6:.0f} compiled)"]
+        said += [
+            f"{assumptions.HOST_SECONDS * 1e6:.0f} µs of the host a launch "
+            f"({assumptions.COMPILED_HOST_SECONDS * 1e6:.0f} compiled)"
+        ]
     if config.gpus > 1:
-        said += [f"links at {assumptions.COLLECTIVE:.0%} of {machine.link / 1e9:.0f} GB/s inside a machine and of "
-                 f"{config.network_gigabytes:g} GB/s between machines"]
+        said += [
+            f"links at {assumptions.COLLECTIVE:.0%} of {machine.link / 1e9:.0f} GB/s inside a machine and of "
+            f"{config.network_gigabytes:g} GB/s between machines"
+        ]
     folders = ", ".join(each.path for each in config.sources)
     source = folders if config.data else f"{config.short_share:.0%} of them shorter"
-    said += [f"{lengths.mean:.0f} tokens a sequence ({source}), {lengths.masked_share:.0%} of them masked",
-             "the full batch from the first step", "no evaluation, no wait for data or checkpoints"]
-    return (f"assumed: {'; '.join(said)}. Constants and their sources: launch/tools/planning/assumptions.py; how well "
-            "they predict published rates: docs/scaling.md")
+    said += [
+        f"{lengths.mean:.0f} tokens a sequence ({source}), {lengths.masked_share:.0%} of them masked",
+        "the full batch from the first step",
+        "no evaluation, no wait for data or checkpoints",
+    ]
+    return (
+        f"assumed: {'; '.join(said)}. Constants and their sources: launch/tools/planning/assumptions.py; how well "
+        "they predict published rates: docs/scaling.md"
+    )

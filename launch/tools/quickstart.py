@@ -90,13 +90,33 @@ class Quickstart:
     def pretrain(self, data: str, run: Path) -> None:
         """Train half of the steps, stop by a signal as a scheduler would, and continue with the same command."""
         command = (
-            "cloze", "pretrain", "--config", "tiny", "--processes", str(self.processes()),
-            "--data", data, "--output", str(run),
+            "cloze",
+            "pretrain",
+            "--config",
+            "tiny",
+            "--processes",
+            str(self.processes()),
+            "--data",
+            data,
+            "--output",
+            str(run),
             # The model should memorize the small text: no dropout, and a learning rate for a tiny model.
-            "--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0",
-            "--train.learning_rate", "5e-3", "--train.max_steps", str(MAX_STEPS), "--schedule.warmup_steps", "100",
-            "--train.log_every_steps", "100", "--evaluation.every_steps", "300",
-            "--checkpoint.every_steps", "300",
+            "--model.hidden_dropout_prob",
+            "0",
+            "--model.attention_probs_dropout_prob",
+            "0",
+            "--train.learning_rate",
+            "5e-3",
+            "--train.max_steps",
+            str(MAX_STEPS),
+            "--schedule.warmup_steps",
+            "100",
+            "--train.log_every_steps",
+            "100",
+            "--evaluation.every_steps",
+            "300",
+            "--checkpoint.every_steps",
+            "300",
         )
         if self._status(run) == "complete":
             self.console.say("\n== pretraining (done before)")
@@ -120,8 +140,10 @@ class Quickstart:
                 process.wait()
         self._check_signal(shell_status(process.returncode))
         if self._status(run) != "requeue":
-            raise UserError(f"quickstart: pretraining ended as {self._status(run)!r}, expected `requeue` after the "
-                            "signal; see its messages above")
+            raise UserError(
+                f"quickstart: pretraining ended as {self._status(run)!r}, expected `requeue` after the "
+                "signal; see its messages above"
+            )
 
     @staticmethod
     def _status(run: Path) -> str | None:
@@ -141,16 +163,41 @@ class Quickstart:
         with readable_errors(self.output):
             self.output.mkdir(parents=True, exist_ok=True)
         corpus = self.corpus()
-        vocabulary, shards, run, exported = (
-            str(self.output / name) for name in ("vocab", "shards", "tiny", "tiny-hf")
-        )
+        vocabulary, shards, run, exported = (str(self.output / name) for name in ("vocab", "shards", "tiny", "tiny-hf"))
         data = ("--config", "books", "--input", corpus)
-        sizes = ("--max_length", str(MAX_LENGTH), "--mask_sets", str(MASK_SETS), "--workers", "2",
-                 "--split.validation", "0.05")
-        self.step("vocabulary", Path(vocabulary, "tokenizer.json"),
-                  "cloze", "vocab", *data, "--output", vocabulary, "--vocab_size", str(VOCAB_SIZE))
-        self.step("shards", Path(shards, "manifest.json"),
-                  "cloze", "prepare", *data, "--tokenizer", vocabulary, "--output", shards, *sizes)
+        sizes = (
+            "--max_length",
+            str(MAX_LENGTH),
+            "--mask_sets",
+            str(MASK_SETS),
+            "--workers",
+            "2",
+            "--split.validation",
+            "0.05",
+        )
+        self.step(
+            "vocabulary",
+            Path(vocabulary, "tokenizer.json"),
+            "cloze",
+            "vocab",
+            *data,
+            "--output",
+            vocabulary,
+            "--vocab_size",
+            str(VOCAB_SIZE),
+        )
+        self.step(
+            "shards",
+            Path(shards, "manifest.json"),
+            "cloze",
+            "prepare",
+            *data,
+            "--tokenizer",
+            vocabulary,
+            "--output",
+            shards,
+            *sizes,
+        )
         self.pretrain(shards, Path(run))
         self.step("export", Path(exported, "config.json"), "cloze", "export", run, "--output", exported)
         self.step("blanks", None, "cloze", "predict", "fill-mask", exported, *BLANKS, "--format", "table")

@@ -16,14 +16,31 @@ from cloze.model.huggingface import OWN_MODEL_TYPE, load_note, load_pretrained
 from cloze.model.tasks import saved_class
 
 _TEMPLATES = Path(__file__).parent / "remote_code"
-_PARTS = ("attention", "bert", "branching", "config", "copies", "dropout", "embeddings", "encoder", "flash",
-          "heads", "huggingface", "initialization", "rounding", "sentences", "tasks")  # of model/
+_PARTS = (
+    "attention",
+    "bert",
+    "branching",
+    "config",
+    "copies",
+    "dropout",
+    "embeddings",
+    "encoder",
+    "flash",
+    "heads",
+    "huggingface",
+    "initialization",
+    "rounding",
+    "sentences",
+    "tasks",
+)  # of model/
 # Our class -> the ending of those of transformers that its folders load as, beside AutoModel.
 _HEADS = {
-    "BertForPreTraining": "ForMaskedLM", "BertForMaskedLM": "ForMaskedLM",
+    "BertForPreTraining": "ForMaskedLM",
+    "BertForMaskedLM": "ForMaskedLM",
     "BertForNextSentencePrediction": "ForNextSentencePrediction",
     "BertForSequenceClassification": "ForSequenceClassification",
-    "BertForTokenClassification": "ForTokenClassification", "BertForMultipleChoice": "ForMultipleChoice",
+    "BertForTokenClassification": "ForTokenClassification",
+    "BertForMultipleChoice": "ForMultipleChoice",
     "BertForQuestionAnswering": "ForQuestionAnswering",
 }
 
@@ -45,7 +62,8 @@ def write_remote_code(folder: Path) -> None:
     values["cloze_pooler"] = any(name.startswith("bert.pooler.") for name in weights)
     endings = ["", *filter(None, [_HEADS.get(saved_class(folder).__name__)])]
     values["auto_map"] = {"AutoConfig": "configuration_cloze.ClozeConfig"} | {
-        f"AutoModel{ending}": f"modeling_cloze.Cloze{ending or 'Model'}" for ending in endings}
+        f"AutoModel{ending}": f"modeling_cloze.Cloze{ending or 'Model'}" for ending in endings
+    }
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -31,8 +31,14 @@ _TAIL_BYTES = 1 << 16  # of metrics.jsonl: hundreds of its lines
 _LINES_BEFORE = 10  # number of existing lines shown first, as in `tail`
 _LONG_PHASE_SECONDS = 30.0
 # Phases of heartbeats (launch/run/heartbeat.py) in words.
-_PHASES = {"start": "starting", "evaluate": "evaluating", "save": "saving", "data": "waiting for data",
-           "collective": "agreeing with others", "compute": "computing"}
+_PHASES = {
+    "start": "starting",
+    "evaluate": "evaluating",
+    "save": "saving",
+    "data": "waiting for data",
+    "collective": "agreeing with others",
+    "compute": "computing",
+}
 _ENDED = {"complete": 0, "requeue": 75, "failed": 2}  # state -> exit status, as the run's own
 
 
@@ -87,10 +93,19 @@ def read_run(folder: Path, now: float | None = None, shown: str | None = None) -
     running = state == "running" and max_steps is not None and seconds is not None
     starts = runs.num_starts(folder)
     return RunState(
-        shown or str(folder), state, step, max_steps, last.get("train/loss"), last.get("validation/loss"),
-        last.get("speed/tokens_per_second"), last.get("speed/mfu"),
-        max(0, max_steps - step) * seconds if running else None, silence, starts - 1 if starts else None,
-        _phase(beats, now) if state in ("running", "silent") else None)
+        shown or str(folder),
+        state,
+        step,
+        max_steps,
+        last.get("train/loss"),
+        last.get("validation/loss"),
+        last.get("speed/tokens_per_second"),
+        last.get("speed/mfu"),
+        max(0, max_steps - step) * seconds if running else None,
+        silence,
+        starts - 1 if starts else None,
+        _phase(beats, now) if state in ("running", "silent") else None,
+    )
 
 
 class _Stored:
@@ -190,9 +205,18 @@ def show_status(config: StatusConfig) -> int:
         return read_run(folder)
 
     state = look()
-    console.facts(config.run, [(name, value) for name, value in zip(
-        ("state", "step", "loss", "validation loss", "tokens/s", "MFU", "time left", "heartbeat", "restarts"),
-        _row(state, str(folder))[1:], strict=True) if value])
+    console.facts(
+        config.run,
+        [
+            (name, value)
+            for name, value in zip(
+                ("state", "step", "loss", "validation loss", "tokens/s", "MFU", "time left", "heartbeat", "restarts"),
+                _row(state, str(folder))[1:],
+                strict=True,
+            )
+            if value
+        ],
+    )
     if not config.follow:
         return 0
     tail = _Tail(folder / runs.METRICS, made_anew=stored is not None)
@@ -242,11 +266,17 @@ def _row(state: RunState, folder: str) -> tuple[str, ...]:
 
     name = state.run.removeprefix(folder.rstrip("/") + "/") if is_url(folder) else os.path.relpath(state.run, folder)
     return (
-        state.run if name == "." else name, f"{state.state}: {state.phase}" if state.phase else state.state,
+        state.run if name == "." else name,
+        f"{state.state}: {state.phase}" if state.phase else state.state,
         f"{state.step:,}" + ("" if state.max_steps is None else f" of {state.max_steps:,}"),
-        shown(state.loss, "{:.4f}"), shown(state.validation_loss, "{:.4f}"), shown(state.tokens_per_second, "{:,.0f}"),
-        shown(state.mfu, "{:.1%}"), "" if state.seconds_left is None else clock(state.seconds_left),
-        "" if state.heartbeat_seconds is None else f"{clock(state.heartbeat_seconds)} ago", shown(state.restarts, "{}"))
+        shown(state.loss, "{:.4f}"),
+        shown(state.validation_loss, "{:.4f}"),
+        shown(state.tokens_per_second, "{:,.0f}"),
+        shown(state.mfu, "{:.1%}"),
+        "" if state.seconds_left is None else clock(state.seconds_left),
+        "" if state.heartbeat_seconds is None else f"{clock(state.heartbeat_seconds)} ago",
+        shown(state.restarts, "{}"),
+    )
 
 
 def _heartbeats(folder: Path) -> list[dict]:
@@ -263,8 +293,10 @@ def _heartbeats(folder: Path) -> list[dict]:
 
 def _phase(beats: list[dict], now: float) -> str | None:
     """Phases of the processes, the most frequent first, with the time of long ones."""
-    counts = sorted(Counter(_PHASES.get(beat["phase"], beat["phase"]) for beat in beats).items(),
-                    key=lambda each: (-each[1], each[0]))
+    counts = sorted(
+        Counter(_PHASES.get(beat["phase"], beat["phase"]) for beat in beats).items(),
+        key=lambda each: (-each[1], each[0]),
+    )
     shown = ", ".join(f"{phase} ({count})" if len(counts) > 1 else phase for phase, count in counts)
     since = now - min((beat["since"] for beat in beats), default=now)
     return (shown + (f" for {clock(since)}" if since > _LONG_PHASE_SECONDS else "")) or None

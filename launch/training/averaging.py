@@ -40,7 +40,7 @@ class WeightAverage:
             return
         sizes = {name: getattr(each, "ds_numel", each.numel()) for name, each in self._engine.module.named_parameters()}
         for name, start, fragment in master_fragments(self._engine):
-            part = fragment.flatten()[:max(0, sizes[name] - start)]  # at stage 3 the last part may end in padding
+            part = fragment.flatten()[: max(0, sizes[name] - start)]  # at stage 3 the last part may end in padding
             if len(part):
                 self._masters.append(part)
                 self._starts[name], self._averages[name] = start, part.float().clone()
@@ -60,7 +60,7 @@ class WeightAverage:
             own, begin = self._averages[name], self._starts[name]
             low, high = max(start, begin), min(start + len(part), begin + len(own))
             if low < high:
-                own[low - begin:high - begin] = part[low - start:high - start].to(own.device)
+                own[low - begin : high - begin] = part[low - start : high - start].to(own.device)
         return True
 
     def update(self, step: int, skipped: torch.Tensor) -> None:
@@ -87,8 +87,11 @@ class WeightAverage:
         parts: Parts = {name: (self._starts[name], average) for name, average in self._averages.items()}
         module = self._engine.module
         first: dict[int, str] = {}
-        tied = {name: first[id(each)] for name, each in module.named_parameters(remove_duplicate=False)
-                if first.setdefault(id(each), name) != name}
+        tied = {
+            name: first[id(each)]
+            for name, each in module.named_parameters(remove_duplicate=False)
+            if first.setdefault(id(each), name) != name
+        }
         return {average_file(rank if sharded else None): average_content(parts, tied)}
 
     @contextmanager
@@ -114,7 +117,7 @@ class WeightAverage:
             whole = torch.zeros(getattr(parameter, "ds_numel", parameter.numel()), device=self._engine.device)
             if name in parts:
                 start = self._starts[name]
-                whole[start:start + len(parts[name])] = parts[name]
+                whole[start : start + len(parts[name])] = parts[name]
             if self._stage:
                 distributed.reduce_sum(whole)  # a sum of parts that do not overlap
             set_parameter(self._engine, parameter, whole)

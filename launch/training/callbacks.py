@@ -79,9 +79,12 @@ def with_more(callbacks: Sequence[Callback], method: str, run: RunView, scalars:
         if returned is None:
             continue
         numbers = isinstance(returned, Mapping) and all(
-            isinstance(name, str) and isinstance(value, (int, float)) for name, value in returned.items())
+            isinstance(name, str) and isinstance(value, (int, float)) for name, value in returned.items()
+        )
         if not numbers:
-            raise UserError(f"callbacks: found {str(returned)[:60]!r} returned by {type(callback).__name__}.{method}, "
-                            "expected None or a dictionary of floats by name")
+            raise UserError(
+                f"callbacks: found {str(returned)[:60]!r} returned by {type(callback).__name__}.{method}, "
+                "expected None or a dictionary of floats by name"
+            )
         scalars = scalars | {name: float(value) for name, value in returned.items()}
     return scalars

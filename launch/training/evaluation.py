@@ -27,8 +27,13 @@ class ValidationSet:
 
 
 @torch.no_grad()
-def evaluate(engine: Engine, objective: MeasuredObjective, batches: Callable[[], Iterable[dict]], device: torch.device,
-             beat: Callable[[], None]) -> dict[str, float]:
+def evaluate(
+    engine: Engine,
+    objective: MeasuredObjective,
+    batches: Callable[[], Iterable[dict]],
+    device: torch.device,
+    beat: Callable[[], None],
+) -> dict[str, float]:
     """`loss` and the objective's other measures by name. Collective.
 
     Args:
@@ -39,8 +44,13 @@ def evaluate(engine: Engine, objective: MeasuredObjective, batches: Callable[[],
 
 
 @torch.no_grad()
-def evaluate_sets(engine: Engine, objective: MeasuredObjective, sets: Sequence[ValidationSet], device: torch.device,
-                  beat: Callable[[], None]) -> dict[str, float]:
+def evaluate_sets(
+    engine: Engine,
+    objective: MeasuredObjective,
+    sets: Sequence[ValidationSet],
+    device: torch.device,
+    beat: Callable[[], None],
+) -> dict[str, float]:
     """`loss` and the objective's other measures by name: over all pooled sets, with equal weight for each token and
     each pair, and as `NAME/SET` for each named set. Collective.
 
@@ -58,8 +68,9 @@ def evaluate_sets(engine: Engine, objective: MeasuredObjective, sets: Sequence[V
             beat()
     engine.train()
     rows = distributed.reduce_sum(sums).tolist()
-    pooled = [sum(column) for column in zip(*(row for row, each in zip(rows, sets, strict=True) if each.pooled),
-                                            strict=True)]
+    pooled = [
+        sum(column) for column in zip(*(row for row, each in zip(rows, sets, strict=True) if each.pooled), strict=True)
+    ]
     measured = _means(objective, pooled)
     for row, each in zip(rows, sets, strict=True):
         if each.name is not None:

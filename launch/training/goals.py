@@ -24,8 +24,9 @@ def evaluated(config: EvaluationConfig, state: TrainState, scalars: dict[str, fl
         raise UserError(f"evaluation.metric: found {config.metric!r}, expected one of what is measured here: {known}")
     value, best = scalars[name], state.best_value if state.best_metric == config.metric else None
     if math.isfinite(value) and (best is None or config.is_better(value, best)):
-        return replace(state, best_metric=config.metric, best_step=weights_step, best_value=value,
-                       evaluations_since_best=0)
+        return replace(
+            state, best_metric=config.metric, best_step=weights_step, best_value=value, evaluations_since_best=0
+        )
     return replace(state, evaluations_since_best=state.evaluations_since_best + 1)
 
 

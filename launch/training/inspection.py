@@ -45,8 +45,10 @@ class Inspector:
         """Context for the last micro-step of a batch, with its reductions and its update."""
         if self._fragments is None:
             self._fragments = self._locate()
-        self._squares = {layer: torch.zeros(3, dtype=torch.float64, device=self._device)
-                         for layer in sorted({layer_of(name) for name, _ in self._engine.module.named_parameters()})}
+        self._squares = {
+            layer: torch.zeros(3, dtype=torch.float64, device=self._device)
+            for layer in sorted({layer_of(name) for name, _ in self._engine.module.named_parameters()})
+        }
         optimizer = base_optimizer(self._engine)
         hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
         try:
@@ -96,7 +98,7 @@ class Inspector:
                 # A process's part of a small group may be only padding.
                 for layer, start, length in self._fragments.get(tensor.untyped_storage().data_ptr(), ()):
                     start -= tensor.storage_offset()
-                    yield layer, weight[start:start + length], gradient[start:start + length]
+                    yield layer, weight[start : start + length], gradient[start : start + length]
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         # The activations are freed by now: the copy does not raise the peak memory.
@@ -132,8 +134,11 @@ class Inspector:
             profiler.stop()
         results: Any = profiler.profiler
         # The raw events: converting them by `profiler.events()` takes longer than a small model's step.
-        spans = [(event.start_ns(), event.start_ns() + event.duration_ns())
-                 for event in results.kineto_results.events() if event.name().startswith(_COMMUNICATION)]
+        spans = [
+            (event.start_ns(), event.start_ns() + event.duration_ns())
+            for event in results.kineto_results.events()
+            if event.name().startswith(_COMMUNICATION)
+        ]
         self._communication_share = _covered(spans) / 1e9 / seconds
 
 

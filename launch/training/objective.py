@@ -21,7 +21,8 @@ class TrainingObjective(Protocol):
 
     @property
     def whole_batch(self) -> bool:
-        """Whether it is a WholeBatchObjective, which gets the outputs of all micro-batches before the first backward.
+        """Whether it is a WholeBatchObjective, which gets the outputs of all micro-batches before the first
+        backward.
         """
 
     def counts(self, micro_batches: Sequence[dict]) -> list[float]:

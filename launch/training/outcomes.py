@@ -33,8 +33,10 @@ class Step:
     """Of its first sample in the stream."""
 
     def __str__(self) -> str:
-        return (f"step {self.state.step}, on samples {self.position:,} to {self.state.samples_consumed - 1:,} of the "
-                f"stream (epoch {self.state.epoch})")
+        return (
+            f"step {self.state.step}, on samples {self.position:,} to {self.state.samples_consumed - 1:,} of the "
+            f"stream (epoch {self.state.epoch})"
+        )
 
 
 class Outcomes:
@@ -48,8 +50,15 @@ class Outcomes:
         on_skip: called with each skipped step.
     """
 
-    def __init__(self, size: int, device: torch.device, *, most_skipped: int, keeps_skipped: bool,
-                 on_skip: Callable[[Step], None]) -> None:
+    def __init__(
+        self,
+        size: int,
+        device: torch.device,
+        *,
+        most_skipped: int,
+        keeps_skipped: bool,
+        on_skip: Callable[[Step], None],
+    ) -> None:
         self.window = torch.zeros(size, dtype=torch.float64, device=device)
         """Sums since the last line of metrics, of this rank."""
         self.skipped_in_a_row = 0

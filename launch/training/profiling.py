@@ -11,7 +11,8 @@ FOLDER = "profile"
 
 
 class StepProfiler:
-    """Records the steps from `steps[0]` to `steps[1]` of one rank into RUN/profile/; does nothing if `steps` is empty.
+    """Records the steps from `steps[0]` to `steps[1]` of one rank into RUN/profile/; does nothing if `steps` is
+    empty.
     """
 
     def __init__(self, run: Path, steps: list[int], rank: int, device: torch.device) -> None:
@@ -49,7 +50,8 @@ class StepProfiler:
 
 
 def start_quietly(profiler: torch.profiler.profile) -> None:
-    """Start a profiler without torch 2.12's warning that later cycles overwrite earlier ones: there is only one cycle.
+    """Start a profiler without torch 2.12's warning that later cycles overwrite earlier ones: there is only one
+    cycle.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)

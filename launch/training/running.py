@@ -69,8 +69,9 @@ def _shown(config: RunConfig, stored: StoredRun | None) -> RunConfig:
 
 
 @contextmanager
-def joined(config: RunConfig, facts: runs.Facts, environment: Environment, console: Console,
-           stored: StoredRun | None = None) -> Iterator[tuple[Process, StopRequest]]:
+def joined(
+    config: RunConfig, facts: runs.Facts, environment: Environment, console: Console, stored: StoredRun | None = None
+) -> Iterator[tuple[Process, StopRequest]]:
     """Context in which this process holds the run's folder and has joined the process group; yields the Process and the
     StopRequest.
 
@@ -86,8 +87,10 @@ def joined(config: RunConfig, facts: runs.Facts, environment: Environment, conso
     runs.check_folder(config, facts, None if stored is None else str(stored.place))
     check_installed(config.monitor.trackers)
     if environment.world_size > 1 and config.monitor.hang_seconds >= COLLECTIVE_SECONDS:
-        console.warn(f"monitor.hang_seconds: found {config.monitor.hang_seconds:g}; what hangs is not reported, since "
-                     f"collectives give up and end the run after {COLLECTIVE_SECONDS} s")
+        console.warn(
+            f"monitor.hang_seconds: found {config.monitor.hang_seconds:g}; what hangs is not reported, since "
+            f"collectives give up and end the run after {COLLECTIVE_SECONDS} s"
+        )
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     main = environment.is_main
     with runs.locked(output) if main else nullcontext(), runs.recording_failure(output) if main else nullcontext():
@@ -110,8 +113,9 @@ def exit_status(complete: bool) -> int:
     return EXIT_COMPLETE if complete else EXIT_REQUEUE
 
 
-def open_checkpoints(config: RunConfig, facts: runs.Facts, process: Process
-                     ) -> tuple[CheckpointManager, int | None, bool]:
+def open_checkpoints(
+    config: RunConfig, facts: runs.Facts, process: Process
+) -> tuple[CheckpointManager, int | None, bool]:
     """The run's checkpoints, the step to resume from (None: a new run), and whether it was saved at another world size.
 
     Args:
@@ -124,11 +128,18 @@ def open_checkpoints(config: RunConfig, facts: runs.Facts, process: Process
     folder, keep_last = Path(config.output) / runs.CHECKPOINTS, config.checkpoint.keep_last
     if process.stored:
         checkpoints: CheckpointManager = StoredCheckpoints(
-            process.stored, folder, process.environment, process.device, keep_last=keep_last, say=process.console.say,
-            warn=process.console.warn)
+            process.stored,
+            folder,
+            process.environment,
+            process.device,
+            keep_last=keep_last,
+            say=process.console.say,
+            warn=process.console.warn,
+        )
     else:
-        checkpoints = CheckpointManager(folder, process.environment, process.device, keep_last=keep_last,
-                                        warn=process.console.warn)
+        checkpoints = CheckpointManager(
+            folder, process.environment, process.device, keep_last=keep_last, warn=process.console.warn
+        )
     step = _find_resume(config, checkpoints)
     if step is None:
         return checkpoints, None, False
@@ -147,25 +158,43 @@ def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | Non
     some = distributed.from_main(found, checkpoints.device)  # as rank 0 sees the shared folder
     policy = config.checkpoint.resume
     if policy == "required" and step is None:
-        raise UserError(f"checkpoint.resume: found no good checkpoint in {checkpoints.folder}, expected one since it "
-                        "is `required`; use `auto` to start from scratch")
+        raise UserError(
+            f"checkpoint.resume: found no good checkpoint in {checkpoints.folder}, expected one since it "
+            "is `required`; use `auto` to start from scratch"
+        )
     if policy == "never" and some:
-        raise UserError(f"checkpoint.resume: found checkpoints in {checkpoints.folder}, expected none since it is "
-                        "`never`; choose another --output or use `auto`")
+        raise UserError(
+            f"checkpoint.resume: found checkpoints in {checkpoints.folder}, expected none since it is "
+            "`never`; choose another --output or use `auto`"
+        )
     if step is None and some:
-        raise UserError(f"{checkpoints.folder}: found every checkpoint damaged, expected a good one; restore one, "
-                        "or choose another --output to start from scratch")
+        raise UserError(
+            f"{checkpoints.folder}: found every checkpoint damaged, expected a good one; restore one, "
+            "or choose another --output to start from scratch"
+        )
     if step is not None and step > config.train.max_steps:
-        raise UserError(f"train.max_steps: found {config.train.max_steps}, expected at least {step}, the step of the "
-                        f"newest checkpoint in {checkpoints.folder}")
+        raise UserError(
+            f"train.max_steps: found {config.train.max_steps}, expected at least {step}, the step of the "
+            f"newest checkpoint in {checkpoints.folder}"
+        )
     return step
 
 
-def make_trainer(config: RunConfig, process: Process, engine: Engine, checkpoints: CheckpointManager, *, facts: dict,
-                 objective: TrainingObjective, flops: Callable[[dict], float], more: dict | None = None,
-                 evaluate: Callable[[Callable[[], None]], dict[str, float]] | None = None,
-                 callbacks: Sequence[Callback] = (), sources: SourceSums | None = None,
-                 average: WeightAverage | None = None) -> Trainer:
+def make_trainer(
+    config: RunConfig,
+    process: Process,
+    engine: Engine,
+    checkpoints: CheckpointManager,
+    *,
+    facts: dict,
+    objective: TrainingObjective,
+    flops: Callable[[dict], float],
+    more: dict | None = None,
+    evaluate: Callable[[Callable[[], None]], dict[str, float]] | None = None,
+    callbacks: Sequence[Callback] = (),
+    sources: SourceSums | None = None,
+    average: WeightAverage | None = None,
+) -> Trainer:
     """A trainer at step 0.
 
     Args:
@@ -176,12 +205,29 @@ def make_trainer(config: RunConfig, process: Process, engine: Engine, checkpoint
     """
     environment, device = process.environment, process.device
     profiler = StepProfiler(Path(config.output), config.monitor.profile_steps, environment.rank, device)
-    return Trainer(config, engine=engine, checkpoints=checkpoints, console=process.console, environment=environment,
-                   device=device, heartbeat=process.heartbeat, profiler=profiler,
-                   facts={"zero_stage": config.zero.stage, "config_hash": runs.config_hash(config),
-                          "shaping": runs.shaping_of(config, facts), **facts, **(more or {})},
-                   objective=objective, evaluate=evaluate, flops=flops, callbacks=callbacks, sources=sources,
-                   average=average)
+    return Trainer(
+        config,
+        engine=engine,
+        checkpoints=checkpoints,
+        console=process.console,
+        environment=environment,
+        device=device,
+        heartbeat=process.heartbeat,
+        profiler=profiler,
+        facts={
+            "zero_stage": config.zero.stage,
+            "config_hash": runs.config_hash(config),
+            "shaping": runs.shaping_of(config, facts),
+            **facts,
+            **(more or {}),
+        },
+        objective=objective,
+        evaluate=evaluate,
+        flops=flops,
+        callbacks=callbacks,
+        sources=sources,
+        average=average,
+    )
 
 
 def resume(trainer: Trainer, step: int | None) -> None:
@@ -204,8 +250,9 @@ def origin_of_rate(given: float | str, size: int) -> str:
     return f"by the model's size ({count} parameters in its layers); --train.learning_rate sets another"
 
 
-def training_facts(config: RunConfig, process: Process, engine: Engine, epochs: str, rate: str = ""
-                   ) -> list[tuple[str, str]]:
+def training_facts(
+    config: RunConfig, process: Process, engine: Engine, epochs: str, rate: str = ""
+) -> list[tuple[str, str]]:
     """Rows of the table printed at the start, read from the engine and the trainer.
 
     Args:
@@ -220,12 +267,19 @@ def training_facts(config: RunConfig, process: Process, engine: Engine, epochs: 
         ("steps", f"{at_most}{train.max_steps:,} = {epochs}"),
         ("precision", live_precision(engine)),
         ("optimizer", f"{type(base_optimizer(engine)).__name__}, ZeRO stage {engine.zero_optimization_stage()}"),
-        ("learning rate", f"{train.learning_rate:g} peak, {describe(config.schedule, train)}"
-                          + (f"; the peak {rate}" if rate else "")),
-        ("attention kernel", _live_kernel(engine, process.device)
-         + (", compiled layers" if engine.module.bert.encoder.compiled else "")),
-        ("device", f"{world_size} x {device_name(process.device)}"
-                   + (f", {peak / 1e12:.3g} TFLOP/s peak" if peak else "")),
+        (
+            "learning rate",
+            f"{train.learning_rate:g} peak, {describe(config.schedule, train)}"
+            + (f"; the peak {rate}" if rate else ""),
+        ),
+        (
+            "attention kernel",
+            _live_kernel(engine, process.device) + (", compiled layers" if engine.module.bert.encoder.compiled else ""),
+        ),
+        (
+            "device",
+            f"{world_size} x {device_name(process.device)}" + (f", {peak / 1e12:.3g} TFLOP/s peak" if peak else ""),
+        ),
         ("curves", _curves_command(process.shown(config).output)),
     ]
 
@@ -253,8 +307,9 @@ class Record:
 
 
 @contextmanager
-def recorded(config: RunConfig, trainer: Trainer, stop: StopRequest, stored: StoredRun | None = None
-             ) -> Iterator[Record]:
+def recorded(
+    config: RunConfig, trainer: Trainer, stop: StopRequest, stored: StoredRun | None = None
+) -> Iterator[Record]:
     """Context around training that writes the run's metrics, description and status; the final status follows from
     `complete` of the record.
 
@@ -272,15 +327,19 @@ def recorded(config: RunConfig, trainer: Trainer, stop: StopRequest, stored: Sto
                 runs.set_status(output, "running", trainer.state.step)
                 if stored:
                     stored.begin(trainer.state.step, trainer.state.evaluated_step)
-                metrics.describe(trainer.state.step, (output / runs.CONFIG).read_text(encoding="utf-8"),
-                                 runs.flatten(asdict(shown)))
+                metrics.describe(
+                    trainer.state.step, (output / runs.CONFIG).read_text(encoding="utf-8"), runs.flatten(asdict(shown))
+                )
             yield record
             if metrics:
                 runs.set_status(output, "complete" if record.complete else "requeue", trainer.saved_step)
                 if stored:  # before the barrier: torchrun may end this process as soon as another one exits
                     stored.ship_last(partial(trainer.heartbeat.beat, trainer.state.step, "save"))
-            trainer.console.say(f"complete at step {trainer.state.step}: {trainer.completion}" if record.complete else
-                                f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues")
+            trainer.console.say(
+                f"complete at step {trainer.state.step}: {trainer.completion}"
+                if record.complete
+                else f"stopped with a checkpoint of step {trainer.saved_step}; the same command continues"
+            )
             # All ranks leave together, with signals still recorded: torchrun ends the others as soon as one exits with
             # the status of a stop, and rank 0 must have written the status that the job templates read and printed its
             # last line.
@@ -291,11 +350,22 @@ def recorded(config: RunConfig, trainer: Trainer, stop: StopRequest, stored: Sto
 
 
 def _metrics_writer(output: Path, config: RunConfig, trainer: Trainer) -> MetricsWriter:
-    """The MetricsWriter of a run that begins at the trainer's step; trackers get its configuration, data and software.
+    """The MetricsWriter of a run that begins at the trainer's step; trackers get its configuration, data and
+    software.
     """
     facts = runs.flatten(asdict(config)) | runs.read_fields(output / runs.DATA)
     facts |= {f"software.{name}": value for name, value in software().items()}
-    facts |= {"hardware.device": device_name(trainer.engine.device),
-              "hardware.processes": trainer.environment.world_size}
-    return MetricsWriter(output, trainer.state.step, trainer.state.evaluated_step, config.evaluation.metric,
-                         config.monitor.trackers, config.monitor.project, facts, trainer.tracked)
+    facts |= {
+        "hardware.device": device_name(trainer.engine.device),
+        "hardware.processes": trainer.environment.world_size,
+    }
+    return MetricsWriter(
+        output,
+        trainer.state.step,
+        trainer.state.evaluated_step,
+        config.evaluation.metric,
+        config.monitor.trackers,
+        config.monitor.project,
+        facts,
+        trainer.tracked,
+    )

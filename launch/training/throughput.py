@@ -53,7 +53,8 @@ class Throughput:
         self._data_wait += seconds
 
     def add(self, tokens: int) -> None:
-        """Count a step with `tokens` real tokens on this rank; the caller adds their FLOPs (model/flops.py) to `flops`.
+        """Count a step with `tokens` real tokens on this rank; the caller adds their FLOPs (model/flops.py) to
+        `flops`.
         """
         self._steps += 1
         self.tokens += tokens
@@ -62,8 +63,19 @@ class Throughput:
         """Curves of the steps since the last reset, over all ranks. Collective."""
         steps = max(1, self._steps)
         seconds = max(1e-9, time.perf_counter() - self._start)
-        measured = torch.tensor([self.tokens, self.flops, seconds, self._data_wait, self._save_wait,
-                                 peak_memory(self._device), self.peak or 0.0, self.passes.take()], dtype=torch.float64)
+        measured = torch.tensor(
+            [
+                self.tokens,
+                self.flops,
+                seconds,
+                self._data_wait,
+                self._save_wait,
+                peak_memory(self._device),
+                self.peak or 0.0,
+                self.passes.take(),
+            ],
+            dtype=torch.float64,
+        )
         ranks = distributed.gather(measured.to(self._device)).cpu()
         tokens, flops, seconds, data_wait, save_wait, memory, peaks, passes = ranks.T
         scalars = {

@@ -45,7 +45,8 @@ _SOURCES = "sources"  # of a micro-batch's samples, on their way to the device b
 
 
 def dropout_seed(*key: int) -> int:
-    """A seed for (seed, step, micro-step, rank), or (seed, step): neighbouring keys give unrelated ones, 0 to 2^63 - 1.
+    """A seed for (seed, step, micro-step, rank), or (seed, step): neighbouring keys give unrelated ones, 0 to 2^63 -
+    1.
     """
     digest = hashlib.blake2b(b"".join(part.to_bytes(8, "little") for part in key), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
@@ -67,12 +68,25 @@ class Trainer:
         average: of the weights, measured beside them and kept in checkpoints.
     """
 
-    def __init__(self, config: RunConfig, *, engine: Engine, objective: TrainingObjective,
-                 evaluate: Callable[[Callable[[], None]], dict[str, float]] | None,
-                 flops: Callable[[dict], float], checkpoints: CheckpointManager, console: Console,
-                 environment: Environment, device: torch.device, heartbeat: Heartbeat, profiler: StepProfiler,
-                 facts: dict, callbacks: Sequence[Callback] = (), sources: SourceSums | None = None,
-                 average: WeightAverage | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        engine: Engine,
+        objective: TrainingObjective,
+        evaluate: Callable[[Callable[[], None]], dict[str, float]] | None,
+        flops: Callable[[dict], float],
+        checkpoints: CheckpointManager,
+        console: Console,
+        environment: Environment,
+        device: torch.device,
+        heartbeat: Heartbeat,
+        profiler: StepProfiler,
+        facts: dict,
+        callbacks: Sequence[Callback] = (),
+        sources: SourceSums | None = None,
+        average: WeightAverage | None = None,
+    ) -> None:
         self.config, self.train = config, config.train
         self.engine, self.objective, self.sources = engine, objective, sources
         self.evaluate, self.flops = evaluate, flops
@@ -88,8 +102,13 @@ class Trainer:
         self.inspector = Inspector(engine, device, environment.world_size)
         self.show: Callable[[int], None] | None = None
         self._num_sums = len(objective.NAMES) + (sources.num_sums if sources else 0)
-        self.outcomes = Outcomes(self._num_sums + len(_WINDOW), device, most_skipped=self.train.max_skipped_steps,
-                                 keeps_skipped=engine.fp16_enabled(), on_skip=self._report_skip)
+        self.outcomes = Outcomes(
+            self._num_sums + len(_WINDOW),
+            device,
+            most_skipped=self.train.max_skipped_steps,
+            keeps_skipped=engine.fp16_enabled(),
+            on_skip=self._report_skip,
+        )
         self._stop_agreed = False
         self._began = 0.0  # when the clock would have been started without interruption
         self._seconds = 0.0  # by rank 0's clock, as all ranks know them
@@ -129,8 +148,13 @@ class Trainer:
         """Why the run needs no further step, or None."""
         return completion(self.config, self.state)
 
-    def run(self, stream: Iterator[RankBatch], metrics: MetricsWriter | None, stop: StopRequest,
-            show: Callable[[int], None] | None = None) -> bool:
+    def run(
+        self,
+        stream: Iterator[RankBatch],
+        metrics: MetricsWriter | None,
+        stop: StopRequest,
+        show: Callable[[int], None] | None = None,
+    ) -> bool:
         """Train until there is a `completion`; returns False if asked to stop before. A checkpoint is left either way.
 
         Args:
@@ -187,8 +211,13 @@ class Trainer:
 
         self.heartbeat.beat(self.state.step, "collective")
         seconds = time.monotonic() - self._began if self.environment.is_main else 0.0
-        counts = [*self.objective.counts(batch.micro_batches), batch.num_tokens, stop.wanted,
-                  self.checkpoints.votes(), seconds]
+        counts = [
+            *self.objective.counts(batch.micro_batches),
+            batch.num_tokens,
+            stop.wanted,
+            self.checkpoints.votes(),
+            seconds,
+        ]
         totals = distributed.reduce_sum(numbers_on(self.device, *counts))
         # Asked for before this step's work is queued, so that the host waits no longer than for the step before.
         shared = distributed.HostCopy(totals[-4:])
@@ -214,16 +243,24 @@ class Trainer:
             self.average.update(self.state.step + 1, skipped)
         share = 1 / self.environment.world_size
         # A skipped step counts its tokens; its losses, which may be NaN, are left out.
-        self.outcomes.window += torch.cat([
-            torch.where(skipped > 0, 0.0, sums), (1 - skipped) * share, skipped * share,
-            numbers_on(self.device, batch.num_tokens, batch.num_padding),
-        ])
+        self.outcomes.window += torch.cat(
+            [
+                torch.where(skipped > 0, 0.0, sums),
+                (1 - skipped) * share,
+                skipped * share,
+                numbers_on(self.device, batch.num_tokens, batch.num_padding),
+            ]
+        )
         self.throughput.add(batch.num_tokens)
         outcome = distributed.HostCopy(skipped)
         tokens, *agreed = shared.take()
-        self.state = replace(self.state, step=self.state.step + 1, epoch=batch.epoch,
-                             samples_consumed=batch.position + batch.num_samples,
-                             tokens=self.state.tokens + int(tokens))
+        self.state = replace(
+            self.state,
+            step=self.state.step + 1,
+            epoch=batch.epoch,
+            samples_consumed=batch.position + batch.num_samples,
+            tokens=self.state.tokens + int(tokens),
+        )
         self.outcomes.add(outcome, self.state, batch.position)
         self._act_on(*agreed)
         self._look_at_outcomes(leave=1)
@@ -411,9 +448,11 @@ class Trainer:
         lasted = now - self._slow_since[1]
         if lasted >= self.config.monitor.hang_seconds and rank not in self._told_slow:
             self._told_slow.add(rank)
-            self.console.warn(f"{self.heartbeat.place(rank)} is slow: for {lasted:.0f} s it has taken {seconds:.3g} s "
-                              f"a step for its data and its passes, where half of the ranks take at most {median:.3g}; "
-                              "all wait for it")
+            self.console.warn(
+                f"{self.heartbeat.place(rank)} is slow: for {lasted:.0f} s it has taken {seconds:.3g} s "
+                f"a step for its data and its passes, where half of the ranks take at most {median:.3g}; "
+                "all wait for it"
+            )
 
     def _believable(self, mfu: float) -> dict[str, float]:
         """What of a share above 1 can be shown: none, or its share of the peaks that are measured anew, once a run,
@@ -443,8 +482,9 @@ class Trainer:
             scalars = self.metrics.write(self.state.step, scalars)
         if progress:
             budget = self.train.budget_seconds
-            self.console.progress(self.state.step, self.train.max_steps, scalars,
-                                  None if budget is None else budget - self.state.seconds)
+            self.console.progress(
+                self.state.step, self.train.max_steps, scalars, None if budget is None else budget - self.state.seconds
+            )
 
     def _save_if_due(self, is_kept: bool) -> None:
         """is_kept: whether a checkpoint of this step is wanted by its evaluation."""
@@ -468,8 +508,14 @@ class Trainer:
                 self.checkpoints.retire(state.best_step)
             tracked = self.metrics.tracked() if self.metrics else {}
             facts = self.facts | ({_TRACKERS: tracked} if tracked else {})
-            self.checkpoints.save(self.engine, state, facts, {"window": window.cpu()},
-                                  self.average.files(self.environment.rank) if self.average else {}, local=local)
+            self.checkpoints.save(
+                self.engine,
+                state,
+                facts,
+                {"window": window.cpu()},
+                self.average.files(self.environment.rank) if self.average else {},
+                local=local,
+            )
             if not self.config.checkpoint.asynchronous:
                 self.checkpoints.publish()
         self.outcomes.saved = state

@@ -77,7 +77,8 @@ class ShardReport:
 
 
 def _is_whole(shard: ShardInfo, output: Place) -> bool:
-    """Whether a shard is complete. For an object in a store its size is enough, since objects are written atomically.
+    """Whether a shard is complete. For an object in a store its size is enough, since objects are written
+    atomically.
     """
     path = output / shard.file
     if isinstance(path, StorePath):
@@ -115,7 +116,11 @@ def build(task: BuildTask) -> ShardReport:
         report.shards.append(
             write_shard(
                 to_place(task.output) / task.split / f"{name}.arrow",
-                samples, masks, tokenizer.vocab_size, pair_set, preparation["shards"]["compression"],
+                samples,
+                masks,
+                tokenizer.vocab_size,
+                pair_set,
+                preparation["shards"]["compression"],
             )
         )
         _count(report, samples, masks, flow, tokenizer.special_tokens.mask)

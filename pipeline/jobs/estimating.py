@@ -127,7 +127,10 @@ def _build(config: PrepareConfig, tokenizer: Tokenizer, encoded: dict[str, np.nd
     builder = SampleBuilder(asdict(config.samples), config.max_length, tokenizer.special_tokens)
     samples, _ = builder.build(documents, (config.seed,))
     rules = MaskingRules(
-        asdict(config.masking), config.max_length, tokenizer.vocab_size, tokenizer.special_tokens,
+        asdict(config.masking),
+        config.max_length,
+        tokenizer.vocab_size,
+        tokenizer.special_tokens,
         tokenizer.continues_word,
     )
     draw_sets(rules, samples, (config.seed,), config.stored_mask_sets)

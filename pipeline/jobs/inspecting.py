@@ -85,11 +85,13 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
     for name, split in manifest.splits.items():
         if split.shards:
             size = sum(shard.bytes for shard in split.shards)
-            rows.append((
-                name,
-                f"{split.counts['samples']:,} samples, {split.counts['tokens']:,} tokens, {len(split.shards)} shards, "
-                f"{size / split.counts['tokens']:.2f} bytes a token",
-            ))
+            rows.append(
+                (
+                    name,
+                    f"{split.counts['samples']:,} samples, {split.counts['tokens']:,} tokens, "
+                    f"{len(split.shards)} shards, {size / split.counts['tokens']:.2f} bytes a token",
+                )
+            )
     if pairs := total(manifest, "pairs"):
         share = total(manifest, "pairs_random") / pairs
         name = "swapped" if manifest.objective == "sentence_order" else "random"
@@ -101,18 +103,22 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
     masking = manifest.masking
     if masked := total(manifest, "masked"):
         shares = [total(manifest, f"masked_{name}") / masked for name in ("by_mask", "by_random", "kept")]
-        rows.append((
-            "masked",
-            f"{masked / total(manifest, 'tokens'):.2%} of the tokens ({masking['strategy']}), of these "
-            f"{shares[0]:.1%} mask, {shares[1]:.1%} random, {shares[2]:.1%} kept; {manifest.mask_sets} mask sets",
-        ))
+        rows.append(
+            (
+                "masked",
+                f"{masked / total(manifest, 'tokens'):.2%} of the tokens ({masking['strategy']}), of these "
+                f"{shares[0]:.1%} mask, {shares[1]:.1%} random, {shares[2]:.1%} kept; {manifest.mask_sets} mask sets",
+            )
+        )
     else:
         shares = [masking["mask_share"], masking["random_share"]]
-        rows.append((
-            "masked",
-            f"at load time, {masking['rate']:.0%} of the tokens ({masking['strategy']}), of which {shares[0]:.0%} "
-            f"mask, {shares[1]:.0%} random, {abs(1 - sum(shares)):.0%} kept",
-        ))
+        rows.append(
+            (
+                "masked",
+                f"at load time, {masking['rate']:.0%} of the tokens ({masking['strategy']}), of which {shares[0]:.0%} "
+                f"mask, {shares[1]:.0%} random, {abs(1 - sum(shares)):.0%} kept",
+            )
+        )
     rows.append(("borrowed by random segments", f"{total(manifest, 'tokens_borrowed'):,} tokens"))
     if left_out := total(manifest, "tokens_left_out"):
         rows.append(("left out of given pairs", f"{left_out:,} tokens"))

@@ -36,10 +36,17 @@ _COLUMNS = {
 _DOCUMENT_BYTES = sum(np.dtype(dtype).itemsize for dtype in _COLUMNS.values())
 _SENTENCE = np.dtype(np.uint32)  # length of a sentence in tokens
 _BLOCK_BYTES = 128 << 10  # one of 512 ranges in a part of 64 MiB
-_INDEX = np.dtype([
-    ("hash", "<u8"), ("offset", "<u8"), ("documents", "<u4"), ("sentences", "<u4"), ("tokens", "<u4"),
-    ("hash_crc", "<u4"), ("crc", "<u4"),
-])
+_INDEX = np.dtype(
+    [
+        ("hash", "<u8"),
+        ("offset", "<u8"),
+        ("documents", "<u4"),
+        ("sentences", "<u4"),
+        ("tokens", "<u4"),
+        ("hash_crc", "<u4"),
+        ("crc", "<u4"),
+    ]
+)
 _AT_ONCE = 8  # parts that are read from a store concurrently
 _TRAILER = np.dtype([("blocks", "<u4"), ("crc", "<u4")])
 # Initial value of the index's CRC: with 0 a file ending in zeros would look like a part without blocks.
@@ -95,8 +102,9 @@ def write(path: Place, table: Table) -> tuple[int, int]:
     ]
     sizes = _DOCUMENT_BYTES + flat[0][2] * _SENTENCE.itemsize + flat[1][2] * table["tokens"].itemsize
     ends = np.cumsum(sizes)
-    cuts = ragged.union(np.searchsorted(ends, np.arange(0, ends[-1] if len(ends) else 0, _BLOCK_BYTES)),
-                        np.array([len(rows)]))
+    cuts = ragged.union(
+        np.searchsorted(ends, np.arange(0, ends[-1] if len(ends) else 0, _BLOCK_BYTES)), np.array([len(rows)])
+    )
     index = np.zeros(len(cuts) - 1, _INDEX)
     with publishing(path) as aside, open(aside, "wb") as file:
         for number, (low, high) in enumerate(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)):
@@ -104,8 +112,15 @@ def write(path: Place, table: Table) -> tuple[int, int]:
             for name, starts, lengths in flat:
                 others.append(ragged.gather(table[name], starts[low:high], lengths[low:high]))
             rest = b"".join(others)
-            index[number] = (hashes[0], file.tell(), high - low, len(others[-2]), len(others[-1]), zlib.crc32(hashes),
-                             zlib.crc32(rest))
+            index[number] = (
+                hashes[0],
+                file.tell(),
+                high - low,
+                len(others[-2]),
+                len(others[-1]),
+                zlib.crc32(hashes),
+                zlib.crc32(rest),
+            )
             file.write(hashes)
             file.write(rest)
         file.write(index.data)
@@ -127,7 +142,8 @@ def read(path: Place, low: int, high: int, dtype: np.dtype) -> list[Table]:
         start = int(block["offset"]) - begin
         rest = start + 8 * int(block["documents"])
         if (zlib.crc32(data[start:rest]), zlib.crc32(data[rest : start + _size(block, dtype)])) != (
-            block["hash_crc"], block["crc"]
+            block["hash_crc"],
+            block["crc"],
         ):
             raise DamagedPart(str(path))
         table = _table(data, start, block, dtype)
@@ -228,15 +244,19 @@ def _within(hashes: np.ndarray, low: int, high: int) -> slice:
 
 
 def _size(block: np.void, dtype: np.dtype) -> int:
-    return (int(block["documents"]) * _DOCUMENT_BYTES + int(block["sentences"]) * _SENTENCE.itemsize
-            + int(block["tokens"]) * dtype.itemsize)
+    return (
+        int(block["documents"]) * _DOCUMENT_BYTES
+        + int(block["sentences"]) * _SENTENCE.itemsize
+        + int(block["tokens"]) * dtype.itemsize
+    )
 
 
 def _table(data: memoryview, start: int, block: np.void, dtype: np.dtype) -> Table:
     table = {}
     columns: list[tuple[str, np.dtype, int]] = [
         *((name, np.dtype(kind), int(block["documents"])) for name, kind in _COLUMNS.items()),
-        ("sentences", _SENTENCE, int(block["sentences"])), ("tokens", dtype, int(block["tokens"])),
+        ("sentences", _SENTENCE, int(block["sentences"])),
+        ("tokens", dtype, int(block["tokens"])),
     ]
     for name, kind, count in columns:
         table[name] = np.frombuffer(data, kind, count, start)

@@ -318,9 +318,7 @@ def _run_stage_1(
     run_tasks(run.executor, tokenize, task, weights, on_result)
 
 
-def _make_shards(
-    run: _Run, hashes: SourceHashes, report: Report, layout: Layout
-) -> dict[int, dict[str, _Built]]:
+def _make_shards(run: _Run, hashes: SourceHashes, report: Report, layout: Layout) -> dict[int, dict[str, _Built]]:
     """The exchange rounds and stage 2. A damaged part is made again."""
     repaired = set()
     while True:
@@ -375,6 +373,7 @@ def _run_round(run: _Run, report: Report, layout: Layout, level: int, made: list
         )
 
     if made:
+
         def on_result(_: int, counts: tuple[int, int]) -> None:
             run.progress.advance(tokens, *counts)
 
@@ -437,9 +436,7 @@ def _build(run: _Run, report: Report, layout: Layout, splits: dict) -> dict[int,
     return built
 
 
-def _publish(
-    run: _Run, sources: list[dict], report: Report, built: dict[str, _Built], length: int
-) -> Manifest:
+def _publish(run: _Run, sources: list[dict], report: Report, built: dict[str, _Built], length: int) -> Manifest:
     """Publish everything except the manifest; returns the manifest."""
     config, tokenizer = run.config, run.tokenizer
     folder = length_folder(config, length)

@@ -101,7 +101,8 @@ def splitter_of(file: InputFile, config: PrepareConfig) -> str:
 
 @lru_cache(maxsize=1)  # one tokenizer per worker, with its table of words
 def load_tokenizer(path: str, fingerprint: str) -> Tokenizer:
-    """The tokenizer of a run. The cache key includes the fingerprint, since a cluster's worker may serve several runs.
+    """The tokenizer of a run. The cache key includes the fingerprint, since a cluster's worker may serve several
+    runs.
     """
     tokenizer = Tokenizer.from_folder(path)
     if tokenizer.fingerprint != fingerprint:
@@ -156,9 +157,7 @@ def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Docu
         yield chunk
 
 
-def content_hashes(
-    data: bytes, starts: np.ndarray, pieces: list[int], pairs: bool = False
-) -> list[tuple[int, int]]:
+def content_hashes(data: bytes, starts: np.ndarray, pieces: list[int], pairs: bool = False) -> list[tuple[int, int]]:
     """128-bit hashes of texts after normalisation of white space, as two 64-bit numbers.
 
     starts (N+1,): offsets in `data`. pairs: each text has two segments separated by a tab. pieces: numbers of pieces of
@@ -184,9 +183,7 @@ def _id_hash(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "replace")).digest()[:8], "big")
 
 
-def encode(
-    chunk: list[tuple[int, Document]], tokenizer: Tokenizer, splitter: str, report: Report
-) -> parts.Table:
+def encode(chunk: list[tuple[int, Document]], tokenizer: Tokenizer, splitter: str, report: Report) -> parts.Table:
     """A table of a chunk's documents; those without tokens are skipped and counted."""
     documents = [document for _, document in chunk]
     data = b"".join(part for document in documents for part in (document.text, b"\n"))
@@ -202,9 +199,7 @@ def encode(
     kept = np.flatnonzero(sizes)
     report.add(documents_empty=len(documents) - len(kept), sentences=len(lengths), tokens=len(tokens))
     hashes = content_hashes(data, starts, [document.piece for document in documents], pairs=splitter == "pairs")
-    hashes = [
-        (hashes[number][0] | (_LAST_BIT if documents[number].piece else 0), hashes[number][1]) for number in kept
-    ]
+    hashes = [(hashes[number][0] | (_LAST_BIT if documents[number].piece else 0), hashes[number][1]) for number in kept]
     ids = [
         high if (name := documents[number].id) is None else _id_hash(name)
         for number, (high, _) in zip(kept, hashes, strict=True)
@@ -234,8 +229,6 @@ def _write_part(task: TokenizeTask, report: Report, table: parts.Table) -> None:
     partition = (table["hash"] >> np.uint64(56)).astype(np.int64)
     weight = np.array(task.weights)[table["source"].astype(np.int64)]
     report.documents += np.bincount(partition, minlength=PARTITIONS)
-    report.tokens += np.bincount(partition, weights=table["num_tokens"] * weight, minlength=PARTITIONS).astype(
-        np.int64
-    )
+    report.tokens += np.bincount(partition, weights=table["num_tokens"] * weight, minlength=PARTITIONS).astype(np.int64)
     parts.write(to_place(task.folder) / part_name(task.number, report.parts), table)
     report.parts += 1

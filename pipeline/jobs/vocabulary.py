@@ -290,8 +290,11 @@ def _train_bytes(config: PrepareConfig, counts: dict[str, int], names: dict[str,
 
 def _from_list(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> dict[str, int]:
     """Token ids: special tokens, then entries by frequency, ties by code point."""
-    kept = [word for word, count in counts.items() if count >= config.vocabulary.min_frequency and word not in
-            names.values()]
+    kept = [
+        word
+        for word, count in counts.items()
+        if count >= config.vocabulary.min_frequency and word not in names.values()
+    ]
     kept.sort(key=lambda word: (-counts[word], word))
     return {token: number for number, token in enumerate([*names.values(), *kept][: config.vocab_size])}
 

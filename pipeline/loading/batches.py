@@ -130,10 +130,17 @@ class BatchStream:
         segments: tuple[int, int] = (0, 1),
         masking: RunMasking | None = None,
     ):
-        sizes = {"global_batch_size": global_batch_size, "micro_batch_size": micro_batch_size, "world_size": world_size,
-                 "streams": streams}
-        for name, value, least in (*((name, value, 1) for name, value in sizes.items()), ("seed", seed, 0),
-                                   ("samples_consumed", samples_consumed, 0)):
+        sizes = {
+            "global_batch_size": global_batch_size,
+            "micro_batch_size": micro_batch_size,
+            "world_size": world_size,
+            "streams": streams,
+        }
+        for name, value, least in (
+            *((name, value, 1) for name, value in sizes.items()),
+            ("seed", seed, 0),
+            ("samples_consumed", samples_consumed, 0),
+        ):
             if value < least:
                 raise UserError(f"{name}: found {value}, expected a whole number, at least {least}")
         if not 0 <= rank < world_size:
@@ -148,7 +155,8 @@ class BatchStream:
             if size % streams:
                 raise UserError(f"data_streams: found {streams}, expected a divisor of the global batch size {size}")
         self._samples: MixedStreams | SampleStreams = (
-            MixedStreams(reader, streams, seed, masking) if isinstance(reader, Mixture)
+            MixedStreams(reader, streams, seed, masking)
+            if isinstance(reader, Mixture)
             else SampleStreams(reader, streams, seed, masking)
         )
         self._size, self._micro, self._warmup = global_batch_size, micro_batch_size, warmup
@@ -267,11 +275,13 @@ class BatchStream:
             places = np.take_along_axis(read.sources[chosen], by_length, axis=1).ravel().astype(np.int64)
             split = torch.from_numpy(places).split(self._micro)
             sources = [split[first : first + micro_steps] for first in range(0, len(split), micro_steps)]
-        columns = zip(tokens.tolist(), masked.tolist(), pairs.tolist(), padding.tolist(), read.indices[rows], sources,
-                      strict=True)
+        columns = zip(
+            tokens.tolist(), masked.tolist(), pairs.tolist(), padding.tolist(), read.indices[rows], sources, strict=True
+        )
         return [
-            RankBatch(made[number * micro_steps : (number + 1) * micro_steps], position + number * size, epoch, size,
-                      *values)
+            RankBatch(
+                made[number * micro_steps : (number + 1) * micro_steps], position + number * size, epoch, size, *values
+            )
             for number, (epoch, values) in enumerate(zip(epochs, columns, strict=True))
         ]
 

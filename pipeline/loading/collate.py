@@ -12,7 +12,10 @@ from cloze.pipeline.records import NO_LABEL, Masks, Samples
 
 
 def concatenated(
-    input_ids: np.ndarray, offsets: np.ndarray, segment_b_start: np.ndarray, sizes: np.ndarray,
+    input_ids: np.ndarray,
+    offsets: np.ndarray,
+    segment_b_start: np.ndarray,
+    sizes: np.ndarray,
     segments: tuple[int, int] = (0, 1),
 ) -> list[dict]:
     """Inputs of a model's forward for sequences, in micro-batches of `sizes` sequences each, over shared memory.
@@ -94,10 +97,13 @@ def collate_several(
         input_ids[positions] = masks.ids
     by_predicted = np.diff(predicted_bounds)
     positions -= np.repeat(starts[:-1], by_predicted)
-    predicted = _split({
-        "masked_positions": (positions, by_predicted.tolist()), "labels": (labels, by_predicted.tolist()),
-        "next_sentence_label": (pairs, sizes.tolist()),
-    })
+    predicted = _split(
+        {
+            "masked_positions": (positions, by_predicted.tolist()),
+            "labels": (labels, by_predicted.tolist()),
+            "next_sentence_label": (pairs, sizes.tolist()),
+        }
+    )
     made = concatenated(input_ids, samples.offsets, samples.segment_b_start, sizes, segments)
     attention = {"causal": True} if next_tokens else {}
     return [batch | more | attention for batch, more in zip(made, predicted, strict=True)]
@@ -112,9 +118,7 @@ def without_loss(batch: dict) -> dict:
     }
 
 
-def pad(
-    batch: dict, length: int, *, pad_id: int = 0, ignore_index: int = NO_LABEL, segment_padding: int = 0
-) -> dict:
+def pad(batch: dict, length: int, *, pad_id: int = 0, ignore_index: int = NO_LABEL, segment_padding: int = 0) -> dict:
     """Pad a micro-batch to rows of one length, for models with inputs (B, length).
 
     Returns input_ids, token_type_ids, labels (`ignore_index` where nothing is predicted) and attention_mask (1 on

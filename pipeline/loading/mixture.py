@@ -42,8 +42,10 @@ def _spreading(modulus: int) -> int:
     """
     middle = round(_GOLDEN * modulus)
     near = range(max(1, middle - _NEAR), min(modulus, middle + _NEAR) + 1)  # all numbers if the modulus is small
-    return min((number for number in near if math.gcd(number, modulus) == 1),
-               key=lambda number: (_greatest_quotient(modulus, number), abs(number - middle)))
+    return min(
+        (number for number in near if math.gcd(number, modulus) == 1),
+        key=lambda number: (_greatest_quotient(modulus, number), abs(number - middle)),
+    )
 
 
 def _greatest_quotient(larger: int, smaller: int) -> int:
@@ -56,7 +58,8 @@ def _greatest_quotient(larger: int, smaller: int) -> int:
 
 
 def whole_counts(shares: Sequence[float], period: int) -> np.ndarray:
-    """Samples of each source in a period, int64 (sources,): proportional to its share, at least 1 for a positive share.
+    """Samples of each source in a period, int64 (sources,): proportional to its share, at least 1 for a positive
+    share.
     """
     exact = np.array(shares, np.float64) / sum(shares) * period
     counts = np.where(exact > 0, np.maximum(1, np.floor(exact)), 0).astype(np.int64)
@@ -83,8 +86,9 @@ class _Pattern:
         rows = period // streams  # number of rows (one number of all streams) until each point occurred once
         of_rows = self.sources[(np.arange(rows)[:, None] + self.starts) % period]
         by_row = np.bincount((of_rows + len(shares) * np.arange(rows)[:, None]).ravel(), minlength=rows * len(shares))
-        self.before_row = np.concatenate([np.zeros((1, len(shares)), np.int64),
-                                          np.cumsum(by_row.reshape(rows, -1), axis=0)])
+        self.before_row = np.concatenate(
+            [np.zeros((1, len(shares)), np.int64), np.cumsum(by_row.reshape(rows, -1), axis=0)]
+        )
 
     def before(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Samples of each source before these numbers (counted from the phase's first) of streams: (n, sources)."""
@@ -129,7 +133,8 @@ class MixtureOrder:
             self._before_all.append(self._before_all[-1] + pattern.before_rows(numbers[None])[0])
 
     def _spans(self, first: int, count: int) -> list[tuple[int, int, int]]:
-        """Divide numbers [first, first + count) by phase: (phase, first, stop), counted from the phase's first number.
+        """Divide numbers [first, first + count) by phase: (phase, first, stop), counted from the phase's first
+        number.
         """
         last, spans = first + count, []
         for phase, begin in enumerate(self._begins.tolist()):

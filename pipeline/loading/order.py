@@ -149,8 +149,13 @@ class Order:
         some = np.searchsorted(offsets, start, "right") - 1
         after = np.searchsorted(offsets, stop, "left")
         return WindowPlace(
-            epoch=epoch, stream=stream, number=window, start=first + start - low, stop=first + stop - low,
-            blocks=blocks[some:after], skip=start - int(offsets[some]),
+            epoch=epoch,
+            stream=stream,
+            number=window,
+            start=first + start - low,
+            stop=first + stop - low,
+            blocks=blocks[some:after],
+            skip=start - int(offsets[some]),
         )
 
     def _line(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -74,15 +74,22 @@ class SampleStreams:
     own.
     """
 
-    def __init__(self, reader: ShardReader, streams: int, seed: int, masking: RunMasking | None = None,
-                 positions: Callable[[int, np.ndarray], np.ndarray] | None = None):
+    def __init__(
+        self,
+        reader: ShardReader,
+        streams: int,
+        seed: int,
+        masking: RunMasking | None = None,
+        positions: Callable[[int, np.ndarray], np.ndarray] | None = None,
+    ):
         if reader.num_samples == 0:
             raise UserError(f"{reader.folder}: found no samples in split {reader.split!r}; prepare more text")
         self.reader = reader
         self._seed = seed
         self._blocks = [reader.blocks_of_pair_set(number) for number in range(len(reader.epoch_sizes))]
-        self.order = Order([reader.block_sizes[blocks] for blocks in self._blocks], reader.manifest.max_length, streams,
-                           seed)
+        self.order = Order(
+            [reader.block_sizes[blocks] for blocks in self._blocks], reader.manifest.max_length, streams, seed
+        )
         self._masking = masking or RunMasking()
         self._dynamic = masks_per_sample(reader, self._masking.strategy)
         self._positions = positions or (lambda stream, numbers: numbers * streams + stream)
@@ -111,7 +118,8 @@ class SampleStreams:
         self._load(streams, firsts, lasts)
         return [
             (window, max(first, window.start) - window.start, min(last, window.stop) - window.start)
-            for stream, first, last in zip(streams, firsts, lasts, strict=True) for window in self._held[stream]
+            for stream, first, last in zip(streams, firsts, lasts, strict=True)
+            for window in self._held[stream]
             if window.start < last
         ]
 
@@ -277,7 +285,8 @@ class MixedStreams:
         before, after = self.order.before(streams, firsts), self.order.before(streams, firsts + count)
         sources = self.order.sources(streams, firsts, count).ravel()
         pieces = [
-            piece for source, made in enumerate(self._sources)
+            piece
+            for source, made in enumerate(self._sources)
             for piece in made.pieces(streams, before[:, source].tolist(), after[:, source].tolist())
         ]
         # The samples of each source are contiguous, in the order of the rows.

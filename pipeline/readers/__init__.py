@@ -62,9 +62,11 @@ def remark_on_text(files: list[InputFile]) -> str | None:
     if not found:
         return None
     what = found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1:,} more files"
-    return (f"{what}: read as plain text, in which each paragraph (what stands between blank lines) is a document; "
-            "--source.format file makes one of each file, lines reads a sentence a line and a document up to a blank "
-            "line, text does the same without this note")
+    return (
+        f"{what}: read as plain text, in which each paragraph (what stands between blank lines) is a document; "
+        "--source.format file makes one of each file, lines reads a sentence a line and a document up to a blank "
+        "line, text does the same without this note"
+    )
 
 
 def _group(segments: list[Segment]) -> list[list[Segment]]:

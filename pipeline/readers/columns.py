@@ -54,6 +54,7 @@ def read(segment: Segment) -> Iterator[Document]:
     config = segment.file.config
     for start, rows in _parquet_rows(segment) if segment.file.format == "parquet" else hub.rows(segment):
         for place, text, name in _values(rows, segment, config.text_field, config.id_field, start):
+
             def where(_: int, row: int = place) -> str:
                 return f"row {row}"
 
@@ -99,7 +100,8 @@ def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
             mean = sum(group.total_byte_size for group in groups) // max(1, sum(group.num_rows for group in groups))
             batches = table.iter_batches(
                 min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE // max(mean, 1))),
-                row_groups=range(segment.start, segment.stop), use_threads=False,
+                row_groups=range(segment.start, segment.stop),
+                use_threads=False,
                 columns=[name for name in (config.text_field, config.id_field) if name is not None],
             )
             for batch in batches:

@@ -48,8 +48,12 @@ class InputFile:
     @property
     def is_small(self) -> bool:
         """Whether it is a local file of at most one block."""
-        return (self.size <= BLOCK_BYTES and self.compression is None and self.format not in TABLES
-                and not is_url(self.path))
+        return (
+            self.size <= BLOCK_BYTES
+            and self.compression is None
+            and self.format not in TABLES
+            and not is_url(self.path)
+        )
 
 
 @dataclass(frozen=True)

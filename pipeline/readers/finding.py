@@ -19,7 +19,12 @@ from cloze.pipeline.stores.clients import ObjectInfo
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 
 _FORMATS: dict[str, Literal["jsonl", "parquet"]] = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
 # tables that would otherwise be read as lines of text, with quotes, headers and other columns
 _TABLES = (".csv", ".tsv", ".xlsx")
 _MAGIC = re.compile(r"[*?[]")
@@ -41,8 +46,10 @@ def find_files(
             stored |= more
             paths |= dict.fromkeys(more)
             if not more:
-                raise UserError(f"input: found nothing at {entry!r}, expected an object, a folder with objects, or a "
-                                "glob; check the URL")
+                raise UserError(
+                    f"input: found nothing at {entry!r}, expected an object, a folder with objects, or a "
+                    "glob; check the URL"
+                )
             continue
         with readable_errors(Path(entry)):
             found = _expand(entry, [os.path.realpath(each) for each in written if not is_url(each)])
@@ -83,8 +90,9 @@ def _shared_folder(paths: list[str]) -> str:
     if not any(map(is_url, folders)):
         return os.path.commonpath(folders)
     first, last = (folder.split("/") for folder in (min(folders), max(folders)))
-    count = next((n for n, (one, other) in enumerate(zip(first, last, strict=False)) if one != other),
-                 min(len(first), len(last)))
+    count = next(
+        (n for n, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), min(len(first), len(last))
+    )
     return "/".join(first[:count]) if count > 2 else ""  # scheme, nothing, bucket
 
 
@@ -104,8 +112,10 @@ def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, Objec
     for each in folder.objects():
         below = each.key[len(folder.key) :].strip("/").split("/")
         url = str(entry.at(each.key))
-        if (hidden or not any(part.startswith(".") for part in below)) and not url.startswith(tuple(aside)) and (
-            not pattern or _names(pattern, below)
+        if (
+            (hidden or not any(part.startswith(".") for part in below))
+            and not url.startswith(tuple(aside))
+            and (not pattern or _names(pattern, below))
         ):
             found[url] = each
     return found
@@ -134,8 +144,9 @@ def _input_file(
     form, packed = _format(path, config)
     if stored is not None:
         name = path.removeprefix(below)
-        return InputFile(number, source, path, name, form, packed, stored.size, stored.changed, config,
-                         content=stored.content)
+        return InputFile(
+            number, source, path, name, form, packed, stored.size, stored.changed, config, content=stored.content
+        )
     try:
         if not is_file:
             _check_file(path, _status(path))

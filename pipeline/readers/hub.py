@@ -89,8 +89,10 @@ def rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
             stream = data.shard(num_shards=segment.stop, index=segment.start)
             for row, record in enumerate(stream):
                 # rows are numbered within a stream shard, so shards interleave, but the order is fixed
-                used = {name: value if name in (config.text_field, config.id_field) else None
-                        for name, value in record.items()}
+                used = {
+                    name: value if name in (config.text_field, config.id_field) else None
+                    for name, value in record.items()
+                }
                 yield row * segment.stop + segment.start, pa.RecordBatch.from_pylist([used])
 
 

@@ -89,9 +89,7 @@ def _without_long_lines(segment: Segment, found: Iterator[Block]) -> Iterator[Bl
         yield block
 
 
-def _damages(
-    segment: Segment, characters: codecs.IncrementalDecoder, data: bytes, offset: int, final: bool
-) -> bool:
+def _damages(segment: Segment, characters: codecs.IncrementalDecoder, data: bytes, offset: int, final: bool) -> bool:
     """Whether the next part of a long line has invalid UTF-8, in any of its fields."""
     before, _ = characters.getstate()  # the beginning of a character across two parts
     try:
@@ -235,5 +233,6 @@ def _bad_encoding(segment: Segment, where: str, what: str) -> UserError:
 
 # Parser of a format's blocks, which end at the format's separator; other formats are plain text.
 PARSERS: dict[str, Callable[[Segment, Block, re.Pattern | None], Iterator[Document]]] = {
-    "jsonl": _json_documents, "pairs": _pairs,
+    "jsonl": _json_documents,
+    "pairs": _pairs,
 }

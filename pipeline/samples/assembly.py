@@ -17,8 +17,9 @@ Range = tuple[np.ndarray, np.ndarray]
 """Starts and lengths of N ranges of tokens, int64 (N,) each."""
 
 
-def assemble(tokens: np.ndarray, sides: Sequence[Sequence[Range]], special: SpecialTokens,
-             has_second: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def assemble(
+    tokens: np.ndarray, sides: Sequence[Sequence[Range]], special: SpecialTokens, has_second: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """N sequences of one or two texts each, in one gather.
 
     Args:
@@ -43,4 +44,4 @@ def assemble(tokens: np.ndarray, sides: Sequence[Sequence[Range]], special: Spec
         ends.append(len(lengths))
     bounds, counts = np.stack(starts, axis=1), np.stack(lengths, axis=1)
     ids = ragged.gather(extended, bounds.ravel(), counts.ravel())
-    return ids, ragged.to_offsets(counts.sum(axis=1)), counts[:, :ends[0]].sum(axis=1)
+    return ids, ragged.to_offsets(counts.sum(axis=1)), counts[:, : ends[0]].sum(axis=1)

@@ -148,8 +148,9 @@ class Masker:
     float: masking rate of each sample, which also determines the default cap; None: the rate of the rules.
     """
 
-    def __init__(self, rules: MaskingRules, samples: Samples, begins: np.ndarray | None = None,
-                 rates: np.ndarray | None = None):
+    def __init__(
+        self, rules: MaskingRules, samples: Samples, begins: np.ndarray | None = None, rates: np.ndarray | None = None
+    ):
         self.rules = rules
         self.config = rules.config
         self.samples = samples
@@ -358,8 +359,10 @@ class DynamicMasking:
         if strategy is not None:
             check_words(strategy, tokenizer)
             if strategy == "span" and config["selection"] != "count":
-                raise UserError(f"masking.strategy: found span with {manifest.folder}, whose masking.selection is "
-                                f"{config['selection']}, expected count; prepare the data with it")
+                raise UserError(
+                    f"masking.strategy: found span with {manifest.folder}, whose masking.selection is "
+                    f"{config['selection']}, expected count; prepare the data with it"
+                )
             config = {**config, "strategy": strategy}
         self.rules = MaskingRules(
             config=config,
@@ -369,6 +372,7 @@ class DynamicMasking:
             continues_word=tokenizer.continues_word,
         )
 
-    def draw(self, samples: Samples, seed: int, epoch: int, indices: np.ndarray,
-             rates: np.ndarray | None = None) -> Masks:
+    def draw(
+        self, samples: Samples, seed: int, epoch: int, indices: np.ndarray, rates: np.ndarray | None = None
+    ) -> Masks:
         return Masker(self.rules, samples, rates=rates).draw(KeyedDraws(seed, epoch, indices))

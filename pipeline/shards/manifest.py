@@ -133,16 +133,20 @@ class Manifest:
         """A remark for the user about missing hashes, or None."""
         if not self.is_old:
             return None
-        return (f"{self.folder / FILE_NAME}: an earlier version wrote it without hashes of itself and of the "
-                "tokenizer's files; not every change of them can be detected")
+        return (
+            f"{self.folder / FILE_NAME}: an earlier version wrote it without hashes of itself and of the "
+            "tokenizer's files; not every change of them can be detected"
+        )
 
     @property
     def damage(self) -> str | None:
         """One line if the manifest does not match its own hash, else None."""
         if self.is_old or self.sha256 == self.own_hash:
             return None
-        return (f"{self.folder / FILE_NAME}: found SHA-256 {self.own_hash[:12]}…, expected {str(self.sha256)[:12]}…: "
-                "it was changed after it was written")
+        return (
+            f"{self.folder / FILE_NAME}: found SHA-256 {self.own_hash[:12]}…, expected {str(self.sha256)[:12]}…: "
+            "it was changed after it was written"
+        )
 
     @cached_property
     def hash(self) -> str:
@@ -194,9 +198,7 @@ class Manifest:
             manifest = cls(**content, folder=folder)
             # Hash of the file's bytes: serializing again would be slow with many shards.
             blank = raw.replace(f'"sha256": "{manifest.sha256}"'.encode(), b'"sha256": ""')
-            manifest.__dict__.update(
-                own_hash=hashlib.sha256(blank).hexdigest(), hash=hashlib.sha256(raw).hexdigest()
-            )
+            manifest.__dict__.update(own_hash=hashlib.sha256(blank).hexdigest(), hash=hashlib.sha256(raw).hexdigest())
             return manifest
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise UserError(f"{path}: damaged ({error!r}), expected a manifest; prepare the data again") from error
@@ -210,15 +212,19 @@ def _indented(value: Any, margin: str = "\n") -> str:
     """
     inner = margin + " "
     if isinstance(value, dict) and value:
-        return "{" + ",".join(f"{inner}{_dumps(key)}: {_indented(each, inner)}" for key, each in value.items()) + (
-            margin + "}")
+        return (
+            "{"
+            + ",".join(f"{inner}{_dumps(key)}: {_indented(each, inner)}" for key, each in value.items())
+            + (margin + "}")
+        )
     if isinstance(value, list) and value:
         if _SIMPLE.issuperset(map(type, value)):
             return f"[{inner}{_dumps(value, separators=(',' + inner, ': '))[1:-1]}{margin}]"
         if all(type(each) is dict and each and _SIMPLE.issuperset(map(type, each.values())) for each in value):
             deeper = inner + " "
             rows = _dumps(value, separators=("," + deeper, ": "))[2:-2].replace(
-                f"}},{deeper}{{", f"{inner}}},{inner}{{{deeper}")
+                f"}},{deeper}{{", f"{inner}}},{inner}{{{deeper}"
+            )
             return f"[{inner}{{{deeper}{rows}{inner}}}{margin}]"
         return "[" + ",".join(inner + _indented(each, inner) for each in value) + margin + "]"
     return _dumps(value) if isinstance(value, dict | list) or type(value) in _SIMPLE else _indented(vars(value), margin)

@@ -244,8 +244,9 @@ class _Shard:
         self._stored = isinstance(file, CachedFile)
         encoded = pa.ipc.open_file(_footer(file) if isinstance(file, CachedFile) else file).metadata[_INDEX.encode()]
         self._bounds = np.frombuffer(base64.b64decode(encoded, validate=True), "<i8").reshape(-1, mask_sets + 2)
-        steps = np.diff(self._bounds.ravel(), prepend=0,
-                        append=file.size if isinstance(file, CachedFile) else file.size())
+        steps = np.diff(
+            self._bounds.ravel(), prepend=0, append=file.size if isinstance(file, CachedFile) else file.size()
+        )
         if (steps < 0).any():
             raise ValueError("its index of byte ranges isn't ascending")
 
@@ -337,9 +338,7 @@ class ShardReader:
     epochs cycle. block_sizes (num_blocks,): samples of each block. mean_length: tokens a sample.
     """
 
-    def __init__(
-        self, folder: str | Place, split: str = "train", check_sizes: bool = True, cache: Cache | None = None
-    ):
+    def __init__(self, folder: str | Place, split: str = "train", check_sizes: bool = True, cache: Cache | None = None):
         self.folder = to_place(folder)
         self._cache = (cache or scratch_cache()) if isinstance(self.folder, StorePath) else None
         self._ahead: dict[tuple[int, int | None], Future] = {}  # blocks (with a mask set) that are being fetched
@@ -547,8 +546,9 @@ class ShardReader:
 
     def _check_size(self, file: str, size: int | None, expected: int) -> None:
         if size is None:
-            raise UserError(f"{self.folder / file}: found no such shard, though the manifest names it; prepare the "
-                            "data again")
+            raise UserError(
+                f"{self.folder / file}: found no such shard, though the manifest names it; prepare the data again"
+            )
         if size != expected:
             raise _damaged(self.folder / file, f"found {size} bytes, expected {expected}")
 
@@ -571,8 +571,9 @@ def _to_window(batches: list[pa.RecordBatch], mask_set: int | None, manifest: Ma
         segment_b_start=_column(batches, SEGMENT_B_START, np.uint16),
         next_sentence_label=_column(batches, NEXT_SENTENCE_LABEL, np.int8),
         document=_column(batches, DOCUMENT, np.uint64),
-        source=np.zeros(len(offsets) - 1, np.uint16) if manifest.format_version == 1 else
-        _column(batches, SOURCE, np.uint16),
+        source=np.zeros(len(offsets) - 1, np.uint16)
+        if manifest.format_version == 1
+        else _column(batches, SOURCE, np.uint16),
     )
     if mask_set is None:
         return Window(samples, None)

@@ -75,8 +75,10 @@ class Cache:
             except FileNotFoundError:
                 found = b""
             if hashlib.sha256(found).hexdigest() != digest:
-                raise UserError(f"{source}: found other content than a process of this run has found before, expected "
-                                "an object at rest; run the same command again")
+                raise UserError(
+                    f"{source}: found other content than a process of this run has found before, expected "
+                    "an object at rest; run the same command again"
+                )
             self._keep(found, digest)
         return found
 
@@ -126,8 +128,10 @@ class Cache:
     def trouble(self, error: OSError) -> UserError:
         """The UserError for an error of the disk."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return UserError(f"{self.name}: no space is left in {self.folder}; free some, give a smaller limit than "
-                             f"{self.limit_bytes / 1e9:,.1f} GB, or choose another folder")
+            return UserError(
+                f"{self.name}: no space is left in {self.folder}; free some, give a smaller limit than "
+                f"{self.limit_bytes / 1e9:,.1f} GB, or choose another folder"
+            )
         return UserError(f"{self.name}: {self.folder} can't be used ({error.strerror or error}); choose another folder")
 
     def wrote(self, count: int) -> None:
@@ -214,11 +218,14 @@ class CachedFile:
         try:
             data = self.source.read_range(start, stop)
         except FileNotFoundError as error:
-            raise UserError(f"{self.source}: not found (any more); restore it, then run the same command again"
-                            ) from error
+            raise UserError(
+                f"{self.source}: not found (any more); restore it, then run the same command again"
+            ) from error
         if len(data) != stop - start:
-            raise UserError(f"{self.source}: found fewer than {self.size} bytes, expected so many: it has changed; "
-                            "restore it, then run the same command again")
+            raise UserError(
+                f"{self.source}: found fewer than {self.size} bytes, expected so many: it has changed; "
+                "restore it, then run the same command again"
+            )
         try:
             _write(self._descriptor, data, start)
             _write(self._descriptor, b"\1" * (high - low), self.size + low)

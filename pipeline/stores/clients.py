@@ -77,15 +77,16 @@ class ObjectClient:
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """All objects below a folder (the whole bucket: an empty name), in the order of their keys."""
-        found = self._asked(prefix, lambda: [
-            _info(each) for chunk in self._library.list(self._store, prefix or None) for each in chunk
-        ])
+        found = self._asked(
+            prefix, lambda: [_info(each) for chunk in self._library.list(self._store, prefix or None) for each in chunk]
+        )
         yield from sorted(found, key=lambda each: each.key)
 
     def is_folder(self, prefix: str) -> bool:
         """Whether any object lies below."""
-        chunks = self._asked(prefix, lambda: next(iter(self._library.list(self._store, prefix or None, chunk_size=1)),
-                                                  ()))
+        chunks = self._asked(
+            prefix, lambda: next(iter(self._library.list(self._store, prefix or None, chunk_size=1)), ())
+        )
         return len(chunks) > 0
 
     def names(self, prefix: str) -> list[str]:
@@ -101,9 +102,7 @@ class ObjectClient:
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         """Bytes [start, stop) of an object, or all from `start` on. Raises FileNotFoundError if there is none."""
-        options = {} if not start and stop is None else {
-            "range": {"offset": start} if stop is None else (start, stop)
-        }
+        options = {} if not start and stop is None else {"range": {"offset": start} if stop is None else (start, stop)}
 
         def ask() -> bytes:
             answer = self._library.get(self._store, key, options=options)
@@ -158,8 +157,10 @@ class ObjectClient:
                 return ask()
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
-                    raise UserError(f"{self.url}: found no such bucket, expected an existing one; make it, or look at "
-                                    "its name, region and endpoint") from error
+                    raise UserError(
+                        f"{self.url}: found no such bucket, expected an existing one; make it, or look at "
+                        "its name, region and endpoint"
+                    ) from error
                 raise FileNotFoundError(f"{self.url}/{key}") from error
             except kept:
                 raise
@@ -183,11 +184,15 @@ class ObjectClient:
         if "169.254.169.254" in text or "token request" in text or "MissingAccount" in text:
             return f"{self.url}: {_NO_CREDENTIALS[self.url.partition(':')[0]]}"
         if status and status[1][0] in "34" and status[1][:3] not in ("408", "429"):
-            return (f"{where}: the store refused the request ({said}), expected it to be allowed; look at the "
-                    "credentials and their permissions, and at the bucket's region")
+            return (
+                f"{where}: the store refused the request ({said}), expected it to be allowed; look at the "
+                "credentials and their permissions, and at the bucket's region"
+            )
         said = said or _reason(text)
-        return (f"{where}: the store didn't answer as expected ({said}), also not after up to {RETRIES} retries in "
-                f"{RETRY_SECONDS:.0f} s{ADVICE}")
+        return (
+            f"{where}: the store didn't answer as expected ({said}), also not after up to {RETRIES} retries in "
+            f"{RETRY_SECONDS:.0f} s{ADVICE}"
+        )
 
 
 ADVICE = "; look at the endpoint and the network, then run the same command again"
@@ -195,18 +200,21 @@ ADVICE = "; look at the endpoint and the network, then run the same command agai
 
 _NO_CREDENTIALS = {
     "s3": "found no credentials, expected some in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in ~/.aws, or as a role "
-          "of this machine (of a public bucket none are needed with AWS_SKIP_SIGNATURE=true)",
+    "of this machine (of a public bucket none are needed with AWS_SKIP_SIGNATURE=true)",
     "gs": "found no credentials, expected some in GOOGLE_APPLICATION_CREDENTIALS, by `gcloud auth application-default "
-          "login`, or as a role of this machine",
+    "login`, or as a role of this machine",
     "az": "found no account or credentials, expected AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or "
-          "another kind of them in the environment), or a role of this machine",
+    "another kind of them in the environment), or a role of this machine",
 }
 
 
 def _reason(text: str) -> str:
     """The reason of a connection error, in the library's words."""
-    for part, said in (("kind: Connect", "no connection"), ("kind: Timeout", "no answer in time"),
-                       (_CUT, "the connection was cut")):
+    for part, said in (
+        ("kind: Connect", "no connection"),
+        ("kind: Timeout", "no answer in time"),
+        (_CUT, "the connection was cut"),
+    ):
         if part in text:
             return said
     return " ".join(text.partition("Debug source")[0].rpartition(" - ")[2].split())[:120]
@@ -239,8 +247,9 @@ class HubClient:
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """All files below a folder, in the order of their names."""
         try:
-            found: Any = self._asked(prefix, lambda: self._files.find(f"{self._root}/{prefix}".rstrip("/"), detail=True,
-                                                                      expand_info=True))
+            found: Any = self._asked(
+                prefix, lambda: self._files.find(f"{self._root}/{prefix}".rstrip("/"), detail=True, expand_info=True)
+            )
         except FileNotFoundError:
             return
         yield from (self._info(found[name]) for name in sorted(found))
@@ -277,8 +286,10 @@ class HubClient:
             except Exception as error:  # network and hub: the library raises many kinds of errors
                 refused = getattr(getattr(error, "response", None), "status_code", 500) < 500
                 if refused or number == _BODY_TRIES - 1:
-                    raise UserError(f"{self.url}/{key}: can't be read ({type(error).__name__}); look at the name, at "
-                                    "`hf auth login` and the network, then run the same command again") from error
+                    raise UserError(
+                        f"{self.url}/{key}: can't be read ({type(error).__name__}); look at the name, at "
+                        "`hf auth login` and the network, then run the same command again"
+                    ) from error
             time.sleep(_FIRST_WAIT * 4**number)
         raise AssertionError("unreachable: the last try returns or raises")
 
@@ -296,13 +307,18 @@ def open_client(scheme: str, bucket: str) -> ObjectClient | HubClient:
         raise UserError(f"{url}: the library for object stores is missing; {how_to_install('stores')}") from error
     common: dict[str, Any] = {
         "client_options": {
-            "connect_timeout": timedelta(seconds=_CONNECT_SECONDS), "read_timeout": timedelta(seconds=_SILENT_SECONDS),
+            "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+            "read_timeout": timedelta(seconds=_SILENT_SECONDS),
             "timeout": timedelta(seconds=_REQUEST_SECONDS),
         },
         "retry_config": {
-            "max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS),
-            "backoff": {"init_backoff": timedelta(seconds=_FIRST_WAIT), "max_backoff": timedelta(seconds=_LONGEST_WAIT),
-                        "base": 2},
+            "max_retries": RETRIES,
+            "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+            "backoff": {
+                "init_backoff": timedelta(seconds=_FIRST_WAIT),
+                "max_backoff": timedelta(seconds=_LONGEST_WAIT),
+                "base": 2,
+            },
         },
     }
     session = botocore.session.get_session()
@@ -311,8 +327,9 @@ def open_client(scheme: str, bucket: str) -> ObjectClient | HubClient:
             made = _s3(store.S3Store, bucket, session, common)
         elif scheme == "gs":
             http = str(_setting(session, ["GOOGLE_BASE_URL"])).startswith("http://")
-            made = store.GCSStore(bucket, **{**common, "client_options": {**common["client_options"],
-                                                                          "allow_http": http}})
+            made = store.GCSStore(
+                bucket, **{**common, "client_options": {**common["client_options"], "allow_http": http}}
+            )
         else:
             made = store.AzureStore(bucket, **common)
     except exceptions.BaseError as error:
@@ -324,8 +341,11 @@ def _setting(session: Any, variables: list[str], name: str | None = None) -> str
     """A setting from environment variables, else from the user's ~/.aws."""
     from botocore.configprovider import ConfigChainFactory
 
-    return ConfigChainFactory(session=session).create_config_chain(
-        env_var_names=variables, config_property_names=name).provide()
+    return (
+        ConfigChainFactory(session=session)
+        .create_config_chain(env_var_names=variables, config_property_names=name)
+        .provide()
+    )
 
 
 def _s3(store: Callable, bucket: str, session: Any, common: dict[str, Any]) -> Any:
@@ -369,6 +389,8 @@ class _Credentials:
         except (BotoCoreError, ClientError) as error:
             raise RuntimeError(_NOT_RENEWED) from error  # it becomes a part of the library's error
         return {
-            "access_key_id": found.access_key, "secret_access_key": found.secret_key, "token": found.token,
+            "access_key_id": found.access_key,
+            "secret_access_key": found.secret_key,
+            "token": found.token,
             "expires_at": datetime.now(timezone.utc) + timedelta(seconds=_CREDENTIAL_SECONDS),
         }

@@ -46,8 +46,10 @@ class Lease:
         if self._lost is None and time.monotonic() - self._renewed > self._seconds:
             self._lost = "it could not be renewed in time"
         if self._lost:
-            raise UserError(f"{self._path}: the lease was lost ({self._lost}), expected to hold it to the end: another "
-                            "command may be at work there; run the same command again when that has ended")
+            raise UserError(
+                f"{self._path}: the lease was lost ({self._lost}), expected to hold it to the end: another "
+                "command may be at work there; run the same command again when that has ended"
+            )
 
     @property
     def taken(self) -> str | None:
@@ -102,8 +104,13 @@ class Lease:
 
 
 def _content(token: str, seconds: float) -> bytes:
-    fields = {"token": token, "seconds": seconds, "renewed": uuid.uuid4().hex, "host": platform.node(),
-              "pid": os.getpid()}
+    fields = {
+        "token": token,
+        "seconds": seconds,
+        "renewed": uuid.uuid4().hex,
+        "host": platform.node(),
+        "pid": os.getpid(),
+    }
     return json.dumps(fields).encode()
 
 
@@ -119,8 +126,9 @@ def _read(path: StorePath) -> dict:
 
 
 @contextmanager
-def leased(path: StorePath, note: Callable[[str], None], patience_seconds: float = 0.0, own: Path | None = None
-           ) -> Iterator["Lease | Unchecked | None"]:
+def leased(
+    path: StorePath, note: Callable[[str], None], patience_seconds: float = 0.0, own: Path | None = None
+) -> Iterator["Lease | Unchecked | None"]:
     """Hold the lease of an object within the context; yields None if another process holds it.
 
     An abandoned lease is taken over after its duration. If the store has no conditional writes, the lease excludes no
@@ -145,8 +153,10 @@ def leased(path: StorePath, note: Callable[[str], None], patience_seconds: float
             # the existing object was overwritten although the condition was that it does not exist
             raise NotImplementedError
     except NotImplementedError:
-        note(f"{path}: the store has no conditional writes, so a second command could "
-             "write there at the same time; make sure that there is only one")
+        note(
+            f"{path}: the store has no conditional writes, so a second command could "
+            "write there at the same time; make sure that there is only one"
+        )
         yield Unchecked()
         return
     if version is None:
@@ -168,8 +178,7 @@ class Unchecked:
         """Does nothing: without conditional writes nothing is known."""
 
 
-def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], None], dead: list[str]
-          ) -> dict | None:
+def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], None], dead: list[str]) -> dict | None:
     """The version of the acquired lease; None if another process holds it. dead: tokens of holders that have ended."""
 
     def won(before: dict | None) -> dict | None:

@@ -131,17 +131,23 @@ def to_place(text: str | Place) -> Place:
     found = _URL.match(text)
     if found is None:
         if (slip := _SLIP.match(text)) and not Path(text).exists():
-            raise UserError(f"{slip[1]}:…: expected a URL such as s3://bucket/folder; write two slashes, or ./ before "
-                            "the name of a local folder")
+            raise UserError(
+                f"{slip[1]}:…: expected a URL such as s3://bucket/folder; write two slashes, or ./ before "
+                "the name of a local folder"
+            )
         return Path(text)
     scheme, rest = found[1].lower(), found[2]
     if scheme not in SCHEMES:
-        raise UserError(f"{scheme}://…: found a URL of scheme {scheme!r}, expected a path or one of "
-                        f"{', '.join(f'{each}://' for each in SCHEMES)}")
+        raise UserError(
+            f"{scheme}://…: found a URL of scheme {scheme!r}, expected a path or one of "
+            f"{', '.join(f'{each}://' for each in SCHEMES)}"
+        )
     first = rest.partition("/")[0]
     if "@" in first or ":" in first or "?" in rest:
-        raise UserError(f"{scheme}://…: found credentials or a query in a URL, expected {scheme}://bucket/name; "
-                        "credentials come from the store's own environment and files")
+        raise UserError(
+            f"{scheme}://…: found credentials or a query in a URL, expected {scheme}://bucket/name; "
+            "credentials come from the store's own environment and files"
+        )
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in rest):
         raise UserError(f"{scheme}://…: found a line break or another control character in a URL, expected none")
     parts = [part for part in rest.split("/") if part]

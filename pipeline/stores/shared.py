@@ -1,4 +1,5 @@
-"""Objects that all processes need, read from the store once per machine; one process reads each and sends its SHA-256.
+"""Objects that all processes need, read from the store once per machine; one process reads each and sends its
+SHA-256.
 """
 
 import hashlib
@@ -24,7 +25,8 @@ def ask(path: StorePath, cache: Cache) -> str | None:
 
 
 def use_digest(path: StorePath, cache: Cache, digest: str | None) -> None:
-    """From now on this process uses the object with this SHA-256 (None: does not exist) without a request to the store.
+    """From now on this process uses the object with this SHA-256 (None: does not exist) without a request to the
+    store.
     """
     _told[path] = cache, digest
 

@@ -64,7 +64,8 @@ def from_vocab_txt(path: Path, config: dict) -> tokenizers.Tokenizer:
 
 
 def from_tokenizer_json(path: Path, config: dict) -> tokenizers.Tokenizer:
-    """The tokenizer of a tokenizer.json, with the normalisation of `config` if it describes that of a BERT tokenizer.
+    """The tokenizer of a tokenizer.json, with the normalisation of `config` if it describes that of a BERT
+    tokenizer.
     """
     backend = tokenizers.Tokenizer.from_file(str(path))
     # transformers uses only the file
@@ -77,7 +78,8 @@ def _normalize_as_described(backend: tokenizers.Tokenizer, config: dict) -> None
     ours = backend.normalizer
     if isinstance(ours, tokenizers.normalizers.BertNormalizer):
         backend.normalizer = tokenizers.normalizers.BertNormalizer(
-            clean_text=ours.clean_text, strip_accents=config.get("strip_accents", ours.strip_accents),
+            clean_text=ours.clean_text,
+            strip_accents=config.get("strip_accents", ours.strip_accents),
             lowercase=bool(config.get("do_lower_case", ours.lowercase)),
             handle_chinese_chars=bool(config.get("tokenize_chinese_chars", ours.handle_chinese_chars)),
         )
@@ -89,8 +91,11 @@ def default_normalization(backend: tokenizers.Tokenizer, config: dict) -> dict:
     if not isinstance(rules, tokenizers.normalizers.BertNormalizer):
         return {}
     usual = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
-    ours = {"do_lower_case": rules.lowercase, "strip_accents": rules.strip_accents,
-            "tokenize_chinese_chars": rules.handle_chinese_chars}
+    ours = {
+        "do_lower_case": rules.lowercase,
+        "strip_accents": rules.strip_accents,
+        "tokenize_chinese_chars": rules.handle_chinese_chars,
+    }
     return {name: value for name, value in ours.items() if name not in config and value != usual[name]}
 
 
@@ -119,9 +124,9 @@ def add_special_tokens(backend: tokenizers.Tokenizer, names: dict[str, str]) -> 
     known = [name for name in names.values() if backend.token_to_id(name) is not None]
     # For users of the library, too, a mask replaces a word with the space before it.
     takes_space = names["mask"] if space_begins_word(backend) else None
-    backend.add_special_tokens([
-        tokenizers.AddedToken(name, special=True, normalized=False, lstrip=name == takes_space) for name in known
-    ])
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(name, special=True, normalized=False, lstrip=name == takes_space) for name in known]
+    )
     if names["classification"] in known and names["separator"] in known:
         put_around_texts(backend, names)
 

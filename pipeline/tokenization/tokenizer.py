@@ -242,7 +242,8 @@ class Tokenizer:
         encoded = self.backend.encode_batch(texts, add_special_tokens=False)
         return [
             LocatedTokens(
-                self._as_text[np.array(each.ids, np.int64)].tolist(), _trimmed(text, each.offsets),
+                self._as_text[np.array(each.ids, np.int64)].tolist(),
+                _trimmed(text, each.offsets),
                 [word == before for before, word in itertools.pairwise([None, *each.word_ids])],
             )
             for text, each in zip(texts, encoded, strict=True)
@@ -374,8 +375,10 @@ def _here(path: Place) -> Path:
     if alone and (folder / path.name).is_file():
         return folder / path.name
     if alone or not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
-        raise UserError(f"tokenizer: found no {path}, expected a folder with tokenizer.json or vocab.txt, or such a "
-                        "file; `cloze vocab` makes one")
+        raise UserError(
+            f"tokenizer: found no {path}, expected a folder with tokenizer.json or vocab.txt, or such a "
+            "file; `cloze vocab` makes one"
+        )
     return folder
 
 
@@ -383,9 +386,11 @@ def copy_tokenizer(source: Tokenizer, folder: Place) -> None:
     """Copy a tokenizer into a prepared folder with its configuration, except the tokenizer class if its post-processing
     differs from the form of samples: the class would restore it.
     """
-    changed = {} if stand_around_texts(source.backend, source.names) else {
-        "tokenizer_class": _TOKENIZER_CLASS, "model_input_names": _MODEL_INPUT_NAMES
-    }
+    changed = (
+        {}
+        if stand_around_texts(source.backend, source.names)
+        else {"tokenizer_class": _TOKENIZER_CLASS, "model_input_names": _MODEL_INPUT_NAMES}
+    )
     source.save(folder)
     if source.folder is not None and (described := source.folder / "tokenizer_config.json").is_file():
         config = json.loads(described.read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ def main_that_shows_its_frames(command: list[str]) -> int:
 
     def show(*arguments) -> None:
         names = [frame.name for frame in traceback.extract_stack() if frame.filename.startswith(tuple(FLOORS))]
-        print("frames:", *names[names.index("main"):], flush=True)
+        print("frames:", *names[names.index("main") :], flush=True)
         rate(*arguments)
 
     trainer.set_learning_rate = show

@@ -80,15 +80,19 @@ def test_what_collate_emits_is_what_forward_takes():
     from cloze.pipeline.records import Masks, Samples
 
     samples = Samples(
-        input_ids=np.array([2, 7, 3, 9, 3], np.uint16), offsets=np.array([0, 5]), segment_b_start=np.array([3]),
-        next_sentence_label=np.array([1]), document=np.array([5], np.uint64),
+        input_ids=np.array([2, 7, 3, 9, 3], np.uint16),
+        offsets=np.array([0, 5]),
+        segment_b_start=np.array([3]),
+        next_sentence_label=np.array([1]),
+        document=np.array([5], np.uint64),
         source=np.zeros(1, np.uint16),
     )
     masks = Masks(positions=np.array([1]), ids=np.array([4], np.uint16), offsets=np.array([0, 1]))
     batch = collate(samples, masks)
     assert set(batch) <= set(inspect.signature(BertForPreTraining.forward).parameters)
-    (sequences,) = concatenated(samples.input_ids.astype(np.int64), samples.offsets, samples.segment_b_start,
-                                np.array([1]))
+    (sequences,) = concatenated(
+        samples.input_ids.astype(np.int64), samples.offsets, samples.segment_b_start, np.array([1])
+    )
     assert set(sequences) == set(batch) - {"masked_positions", "labels", "next_sentence_label"}
 
 
@@ -123,15 +127,35 @@ def test_every_config_parses(path, monkeypatch):
 
 
 def modules() -> list[str]:
-    return sorted(f"cloze.{path}".removesuffix(".py").replace("/", ".").removesuffix(".__init__") for path in SOURCES
-                  if not path.startswith("cloze/"))
+    return sorted(
+        f"cloze.{path}".removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        for path in SOURCES
+        if not path.startswith("cloze/")
+    )
 
 
 def test_every_module_imports_without_the_extras():
     """In one fresh process in which the extras cannot be found."""
-    extras = ("datasets", "obstore", "botocore", "distributed", "dask", "transformers", "polars", "matplotlib",
-              "sklearn", "scipy", "seqeval", "fastapi", "fastapi_offline", "uvicorn", "prometheus_client", "onnx",
-              "onnxscript", "onnxruntime")
+    extras = (
+        "datasets",
+        "obstore",
+        "botocore",
+        "distributed",
+        "dask",
+        "transformers",
+        "polars",
+        "matplotlib",
+        "sklearn",
+        "scipy",
+        "seqeval",
+        "fastapi",
+        "fastapi_offline",
+        "uvicorn",
+        "prometheus_client",
+        "onnx",
+        "onnxscript",
+        "onnxruntime",
+    )
     importable = [name for name in modules() if not name.endswith("__main__")]
     code = (
         "import sys, importlib\n"

@@ -13,20 +13,28 @@ L, P = "tests/launch", "tests/pipeline"
 # Module -> the test file.
 TESTED_IN = {
     # Fields of configurations, whose checks are those of the commands that read them.
-    "launch/config/checks.py": f"{L}/test_errors.py", "launch/config/commands.py": f"{L}/test_errors.py",
+    "launch/config/checks.py": f"{L}/test_errors.py",
+    "launch/config/commands.py": f"{L}/test_errors.py",
     "launch/config/data.py": f"{L}/pretrain/test_data.py",
     "launch/config/embedding.py": f"{L}/finetune/examples/test_contrastive.py",
     "launch/config/finetuning.py": f"{L}/finetune/test_combinations.py",
     "launch/config/model.py": f"{L}/pretrained/test_hub.py",
-    "launch/config/optimization.py": f"{L}/test_errors.py", "launch/config/pretraining.py": f"{L}/test_errors.py",
-    "launch/config/running.py": f"{L}/test_errors.py", "launch/config/tasks.py": f"{L}/config/test_metrics.py",
-    "launch/predict/config.py": f"{L}/predict/test_command.py", "launch/serve/config.py": f"{L}/serve/test_app.py",
-    "launch/tools/planning/config.py": f"{L}/tools/test_plan.py", "pipeline/config.py": f"{P}/jobs/test_planning.py",
+    "launch/config/optimization.py": f"{L}/test_errors.py",
+    "launch/config/pretraining.py": f"{L}/test_errors.py",
+    "launch/config/running.py": f"{L}/test_errors.py",
+    "launch/config/tasks.py": f"{L}/config/test_metrics.py",
+    "launch/predict/config.py": f"{L}/predict/test_command.py",
+    "launch/serve/config.py": f"{L}/serve/test_app.py",
+    "launch/tools/planning/config.py": f"{L}/tools/test_plan.py",
+    "pipeline/config.py": f"{P}/jobs/test_planning.py",
     # The command line and what is refused before a run begins.
-    "launch/cli.py": f"{L}/test_errors.py", "launch/parsing/error_messages.py": f"{L}/parsing/test_help_pages.py",
+    "launch/cli.py": f"{L}/test_errors.py",
+    "launch/parsing/error_messages.py": f"{L}/parsing/test_help_pages.py",
     "launch/parsing/fields.py": f"{L}/parsing/test_help_pages.py",
-    **{f"launch/{room}/precheck.py": f"{L}/test_precheck.py" for room in ("finetune", "predict", "pretrain",
-                                                                          "pretrained")},
+    **{
+        f"launch/{room}/precheck.py": f"{L}/test_precheck.py"
+        for room in ("finetune", "predict", "pretrain", "pretrained")
+    },
     # Whole runs, in several processes, killed and resumed.
     "launch/checkpoint/averages.py": f"{L}/training/test_averaging.py",
     "launch/checkpoint/deepspeed_files.py": "tests/distributed/test_elastic.py",
@@ -47,13 +55,15 @@ TESTED_IN = {
     "launch/pretrain/sample_predictions.py": f"{L}/run/test_metrics.py",
     "launch/pretrain/sources.py": f"{L}/pretrain/test_data.py",
     # On a GPU that exists in name only, where kernels and host waits are counted.
-    "launch/system/devices.py": "tests/gpu/test_devices.py", "model/flash.py": "tests/model/test_gpu_paths.py",
+    "launch/system/devices.py": "tests/gpu/test_devices.py",
+    "model/flash.py": "tests/model/test_gpu_paths.py",
     # With a server that speaks for an object store.
     "launch/checkpoint/fetching.py": "tests/stores/test_stored_checkpoints.py",
     "launch/checkpoint/scratch.py": "tests/stores/test_stored_checkpoints.py",
     "launch/checkpoint/stored.py": "tests/stores/test_stored_checkpoints.py",
     "launch/checkpoint/transfer.py": "tests/stores/test_commits.py",
-    "launch/run/commits.py": "tests/stores/test_commits.py", "launch/run/segments.py": "tests/stores/test_commits.py",
+    "launch/run/commits.py": "tests/stores/test_commits.py",
+    "launch/run/segments.py": "tests/stores/test_commits.py",
     "launch/run/stored.py": "tests/stores/test_holding.py",
     "pipeline/stores/cache.py": "tests/stores/test_reading.py",
     "pipeline/stores/clients.py": "tests/stores/test_clients.py",
@@ -80,27 +90,36 @@ TESTED_IN = {
     "launch/pretrained/source.py": f"{L}/finetune/test_models.py",
     "launch/run/sweeps.py": f"{L}/finetune/test_sweep.py",
     # Operations, each against transformers, by Python and by the command.
-    **{f"launch/predict/{name}.py": f"{L}/predict/test_predictor.py" for name in (
-        "answers", "arguments", "blanks", "choices", "labels", "operation", "tags", "tokens", "vectors")},
-    **{f"launch/predict/{name}.py": f"{L}/predict/test_command.py" for name in (
-        "default_operation", "files", "output", "tokenize")},
+    **{
+        f"launch/predict/{name}.py": f"{L}/predict/test_predictor.py"
+        for name in ("answers", "arguments", "blanks", "choices", "labels", "operation", "tags", "tokens", "vectors")
+    },
+    **{
+        f"launch/predict/{name}.py": f"{L}/predict/test_command.py"
+        for name in ("default_operation", "files", "output", "tokenize")
+    },
     "launch/texts/encoding.py": f"{P}/samples/test_assembly.py",
     "launch/texts/sequences.py": f"{P}/samples/test_assembly.py",
     "launch/texts/vectors.py": f"{L}/finetune/examples/test_contrastive.py",
     # The server and the smaller commands.
-    "launch/serve/asgi.py": f"{L}/serve/test_app.py", "launch/serve/batching.py": f"{L}/serve/test_app.py",
-    "launch/serve/command.py": f"{L}/serve/test_app.py", "launch/serve/connections.py": f"{L}/serve/test_limits.py",
+    "launch/serve/asgi.py": f"{L}/serve/test_app.py",
+    "launch/serve/batching.py": f"{L}/serve/test_app.py",
+    "launch/serve/command.py": f"{L}/serve/test_app.py",
+    "launch/serve/connections.py": f"{L}/serve/test_limits.py",
     "launch/serve/keys.py": f"{L}/serve/test_limits.py",
-    "launch/system/console.py": f"{P}/test_progress.py", "launch/system/memory.py": f"{L}/pretrain/test_probing.py",
+    "launch/system/console.py": f"{P}/test_progress.py",
+    "launch/system/memory.py": f"{L}/pretrain/test_probing.py",
     "launch/system/software.py": f"{L}/tools/test_export.py",
-    "launch/tools/card.py": f"{L}/tools/test_export.py", "launch/tools/data.py": f"{P}/jobs/test_inspecting.py",
+    "launch/tools/card.py": f"{L}/tools/test_export.py",
+    "launch/tools/data.py": f"{P}/jobs/test_inspecting.py",
     "launch/tools/doctor_checks.py": f"{L}/tools/test_doctor.py",
     "launch/tools/quickstart.py": "tests/end_to_end/test_chain.py",
     "launch/tools/planning/assumptions.py": f"{L}/tools/planning/test_estimate.py",
     "launch/tools/planning/machines.py": f"{L}/system/test_data_sheets.py",
     # Stages of preparation, through the whole job; kinds of input, through what reads all of them.
     "pipeline/allocator.py": f"{L}/system/test_environment.py",
-    "pipeline/errors.py": f"{L}/test_errors.py", "pipeline/extras.py": "tests/test_install.py",
+    "pipeline/errors.py": f"{L}/test_errors.py",
+    "pipeline/extras.py": "tests/test_install.py",
     "pipeline/jobs/build_stage.py": f"{P}/jobs/test_prepare.py",
     "pipeline/jobs/parts.py": f"{P}/jobs/test_exchange_stage.py",
     "pipeline/jobs/reports.py": f"{P}/jobs/test_prepare.py",
@@ -109,19 +128,28 @@ TESTED_IN = {
     "pipeline/jobs/verifying.py": f"{P}/jobs/test_inspecting.py",
     "pipeline/loading/collate.py": f"{P}/test_two_lines.py",
     "pipeline/loading/streams.py": f"{P}/loading/test_batches.py",
-    "pipeline/records.py": f"{P}/shards/test_shards.py", "pipeline/storage.py": f"{P}/jobs/test_interruptions.py",
+    "pipeline/records.py": f"{P}/shards/test_shards.py",
+    "pipeline/storage.py": f"{P}/jobs/test_interruptions.py",
     "pipeline/tokenization/words.py": f"{P}/tokenization/test_tokenizer.py",
     "pipeline/yaml_text.py": f"{L}/test_errors.py",
     # Layers of the model, through the models that are compared with transformers.
-    "model/attention.py": "tests/model/test_variants.py", "model/embeddings.py": "tests/model/test_variants.py",
-    "model/flops.py": "tests/model/test_config.py", "model/initialization.py": "tests/model/test_config.py",
-    "model/sampling.py": "tests/model/test_electra.py", "model/sentences.py": "tests/model/test_encoder.py",
+    "model/attention.py": "tests/model/test_variants.py",
+    "model/embeddings.py": "tests/model/test_variants.py",
+    "model/flops.py": "tests/model/test_config.py",
+    "model/initialization.py": "tests/model/test_config.py",
+    "model/sampling.py": "tests/model/test_electra.py",
+    "model/sentences.py": "tests/model/test_encoder.py",
 }
 # Tests of what several modules do together.
 BEHAVIOURS = {
     "launch": {"test_errors", "test_precheck"},
-    "launch/finetune": {"test_chinese", "test_combinations", "test_own_table", "test_pieces",
-                        "test_predict_what_was_trained"},
+    "launch/finetune": {
+        "test_chinese",
+        "test_combinations",
+        "test_own_table",
+        "test_pieces",
+        "test_predict_what_was_trained",
+    },
     "launch/tools": {"test_push"},
     "model": {"test_cuda", "test_electra", "test_gpu_paths", "test_variants"},
     "pipeline": {"test_two_lines"},
@@ -131,8 +159,12 @@ BEHAVIOURS = {
 
 
 def modules() -> list[str]:
-    return [str(path.relative_to(ROOT)) for floor in ("launch", "model", "pipeline")
-            for path in sorted((ROOT / floor).rglob("*.py")) if path.name != "__init__.py"]
+    return [
+        str(path.relative_to(ROOT))
+        for floor in ("launch", "model", "pipeline")
+        for path in sorted((ROOT / floor).rglob("*.py"))
+        if path.name != "__init__.py"
+    ]
 
 
 def own_tests(module: str) -> list[Path]:

@@ -25,16 +25,20 @@ def tracked() -> list[str]:
 
 def expected() -> set[str]:
     floors = {f"cloze/{name}" for name in tracked() if name.split("/")[0] in PARTS}
-    return floors | {name for name in tracked() if name.startswith("cloze/") and name.count("/") == 1
-                     and not (ROOT / name).is_symlink()}
+    return floors | {
+        name
+        for name in tracked()
+        if name.startswith("cloze/") and name.count("/") == 1 and not (ROOT / name).is_symlink()
+    }
 
 
 def build(kind: str, source: Path, output: Path) -> Path:
     """What setuptools makes of a source tree, by the interface that pip uses."""
     code = f"import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
     output.mkdir(exist_ok=True)
-    made = subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(output)], cwd=source, capture_output=True,
-                          text=True)
+    made = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(output)], cwd=source, capture_output=True, text=True
+    )
     assert made.returncode == 0, made.stderr[-2000:]
     return output / made.stdout.strip().splitlines()[-1]
 

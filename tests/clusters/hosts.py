@@ -34,8 +34,20 @@ def on(host: str, folder: Path, *command: str) -> list[str]:
     """The command that runs on one of the hosts: with its name, its network and an /etc/hosts that knows both."""
     script = 'mount --bind "$0" /etc/hosts && hostname "$1" && shift && exec "$@"'
     # nsenter and not `ip netns exec`, which mounts another /sys, in which slurmd finds no cgroups.
-    return ["nsenter", f"--net=/run/netns/{_namespace(host)}", "unshare", "--mount", "--uts", "--", "sh", "-c", script,
-            str(folder / "hosts"), host, *command]
+    return [
+        "nsenter",
+        f"--net=/run/netns/{_namespace(host)}",
+        "unshare",
+        "--mount",
+        "--uts",
+        "--",
+        "sh",
+        "-c",
+        script,
+        str(folder / "hosts"),
+        host,
+        *command,
+    ]
 
 
 @contextmanager
@@ -53,8 +65,20 @@ def two_hosts(folder: Path) -> Iterator[None]:
     try:
         for host in HOSTS:
             _ip("netns", "add", _namespace(host))
-        _ip("link", "add", cables[left], "netns", _namespace(left), "type", "veth",
-            "peer", "name", cables[right], "netns", _namespace(right))
+        _ip(
+            "link",
+            "add",
+            cables[left],
+            "netns",
+            _namespace(left),
+            "type",
+            "veth",
+            "peer",
+            "name",
+            cables[right],
+            "netns",
+            _namespace(right),
+        )
         for host, address in HOSTS.items():
             inside = ("-n", _namespace(host))
             _ip(*inside, "address", "add", f"{address}/24", "dev", cables[host])

@@ -54,13 +54,20 @@ class Slurm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         path = f"{Path(sys.executable).parent}:{child_variables()['PATH']}"
-        self.variables = child_variables(SLURM_CONF=str(folder / "slurm.conf"), PATH=path, PYTHONPATH=str(ROOT),
-                                         PYTHONUNBUFFERED="1")
+        self.variables = child_variables(
+            SLURM_CONF=str(folder / "slurm.conf"), PATH=path, PYTHONPATH=str(ROOT), PYTHONUNBUFFERED="1"
+        )
 
     def call(self, *command: str, refusal: str | None = None) -> str:
         """Run a command of Slurm's where the controller is. It may be refused with `refusal`, and with nothing else."""
-        result = subprocess.run(on(CONTROLLER, self.folder, *command), cwd=ROOT, env=self.variables, text=True,
-                                capture_output=True, timeout=60)
+        result = subprocess.run(
+            on(CONTROLLER, self.folder, *command),
+            cwd=ROOT,
+            env=self.variables,
+            text=True,
+            capture_output=True,
+            timeout=60,
+        )
         refused = refusal is not None and refusal in result.stderr
         assert result.returncode == 0 or refused, f"{command}: {result.stderr}"
         return result.stdout
@@ -114,18 +121,27 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     require("munged", "slurmctld", "slurmd", "sbatch")
     (folder / "state").mkdir()
     (folder / "slurm.conf").write_text(
-        CONFIGURATION.format(controller=CONTROLLER, folder=folder, hosts=",".join(HOSTS)))
+        CONFIGURATION.format(controller=CONTROLLER, folder=folder, hosts=",".join(HOSTS))
+    )
     (folder / "gres.conf").write_text("AutoDetect=off\nName=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o600)
-    names = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid", "log-file": "munge.log",
-             "seed-file": "munge.seed"}
+    names = {
+        "key-file": "munge.key",
+        "socket": "munge.socket",
+        "pid-file": "munge.pid",
+        "log-file": "munge.log",
+        "seed-file": "munge.seed",
+    }
     munge = ["munged", "--foreground", "--force", *(f"--{option}={folder / name}" for option, name in names.items())]
     daemons: list[subprocess.Popen] = []
     with two_hosts(folder):
         cluster = Slurm(folder)
-        commands = [munge, on(CONTROLLER, folder, "slurmctld", "-D"),
-                    *(on(host, folder, "slurmd", "-D") for host in HOSTS)]
+        commands = [
+            munge,
+            on(CONTROLLER, folder, "slurmctld", "-D"),
+            *(on(host, folder, "slurmd", "-D") for host in HOSTS),
+        ]
         try:
             for command in commands:
                 with open(folder / "daemons.log", "ab") as log:

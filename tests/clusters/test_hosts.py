@@ -25,10 +25,13 @@ def start_on_both(hosts, command: list[str], printed: Path) -> list[str]:
     with ExitStack() as stack:
         processes = [
             subprocess.Popen(
-                on(host, hosts, "taskset", "--cpu-list", str(core), *launcher, *command[1:]), cwd=ROOT,
+                on(host, hosts, "taskset", "--cpu-list", str(core), *launcher, *command[1:]),
+                cwd=ROOT,
                 env=child_variables(PYTHONPATH=str(ROOT), PYTHONUNBUFFERED="1"),
-                stdout=stack.enter_context(file.open("w")), stderr=subprocess.STDOUT,
-            ) for core, (host, file) in enumerate(zip(HOSTS, files, strict=True))
+                stdout=stack.enter_context(file.open("w")),
+                stderr=subprocess.STDOUT,
+            )
+            for core, (host, file) in enumerate(zip(HOSTS, files, strict=True))
         ]
         end = time.monotonic() + PATIENCE_SECONDS
         while any(process.poll() is None for process in processes) and time.monotonic() < end:

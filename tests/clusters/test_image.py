@@ -16,8 +16,11 @@ from tests.launching import ROOT
 
 TEXT = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 # Each with the words behind it, continued lines joined and comments left out.
-INSTRUCTIONS = [tuple(line.split(maxsplit=1)) for line in
-                re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", TEXT, flags=re.MULTILINE)).splitlines() if line.strip()]
+INSTRUCTIONS = [
+    tuple(line.split(maxsplit=1))
+    for line in re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", TEXT, flags=re.MULTILINE)).splitlines()
+    if line.strip()
+]
 
 
 def of(kind: str) -> list[str]:
@@ -51,8 +54,11 @@ def test_it_copies_what_there_is_and_the_context_has_it():
             assert not ignored, f"{source} is not in the build's context"
             copied.add(source)
     # What the installation and the links in cloze/ need.
-    assert {os.path.basename(os.readlink(ROOT / "cloze" / name)) for name in os.listdir(ROOT / "cloze")
-            if (ROOT / "cloze" / name).is_symlink()} <= copied
+    assert {
+        os.path.basename(os.readlink(ROOT / "cloze" / name))
+        for name in os.listdir(ROOT / "cloze")
+        if (ROOT / "cloze" / name).is_symlink()
+    } <= copied
     assert {"cloze", "setup.cfg", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"} <= copied
 
 
@@ -93,8 +99,9 @@ def test_a_torch_that_the_base_brings_is_kept(tmp_path, torch):
     (tmp_path / "python").write_text(f"#!/bin/sh\nexit {0 if torch else 1}\n")
     (tmp_path / "python").chmod(0o755)
     variables = child_variables()
-    subprocess.run(["sh", "-c", step], cwd=tmp_path, check=True,
-                   env=variables | {"PATH": f"{tmp_path}:{variables['PATH']}"})
+    subprocess.run(
+        ["sh", "-c", step], cwd=tmp_path, check=True, env=variables | {"PATH": f"{tmp_path}:{variables['PATH']}"}
+    )
     kept = (tmp_path / "constraints.txt").read_text().split()
     assert kept == ["torch-optimi==0.3.3", *([] if torch else ["torch==2.13.0"]), "tornado==6.6"]
 

@@ -12,7 +12,8 @@ from tests.pipeline import corpus
 
 pytestmark = pytest.mark.slow
 SINGLE, MULTI, PREPARE, SWEEP = (
-    f"launch/clusters/slurm-{name}.sbatch" for name in ("single-node", "multi-node", "prepare", "sweep"))
+    f"launch/clusters/slurm-{name}.sbatch" for name in ("single-node", "multi-node", "prepare", "sweep")
+)
 STEPS = 600  # more than are done while Slurm makes up its mind
 RUN = ("--train.max_steps", str(STEPS), "--checkpoint.every_steps", "50")
 # What the files ask for, reduced to what this machine has.
@@ -28,13 +29,35 @@ def undisturbed(shards, tmp_path_factory):
 
 def submit_single(cluster, run: Path, shards, *options: str, job: tuple[str, ...] = ()) -> str:
     """Args: options of the run, and of the job."""
-    return cluster.submit(run.with_suffix(".log"), *SMALL, "--gpus-per-node=2", *job, SINGLE, str(run), *TINY, *RUN,
-                          "--data", str(shards), *options)
+    return cluster.submit(
+        run.with_suffix(".log"),
+        *SMALL,
+        "--gpus-per-node=2",
+        *job,
+        SINGLE,
+        str(run),
+        *TINY,
+        *RUN,
+        "--data",
+        str(shards),
+        *options,
+    )
 
 
 def submit_multi(cluster, run: Path, shards) -> str:
-    return cluster.submit(run.with_suffix(".log"), *SMALL, "--nodes=2", "--ntasks-per-node=1",
-                          "--gpus-per-node=1", MULTI, str(run), *TINY, *RUN, "--data", str(shards))
+    return cluster.submit(
+        run.with_suffix(".log"),
+        *SMALL,
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=1",
+        MULTI,
+        str(run),
+        *TINY,
+        *RUN,
+        "--data",
+        str(shards),
+    )
 
 
 def until_step(cluster, job: str, run: Path, step: int) -> None:
@@ -68,8 +91,16 @@ def test_single_node_goes_on_by_itself_after_the_signal_before_the_end(slurm_clu
 def test_a_job_stops_by_itself_before_its_time_is_up(slurm_cluster, shards, tmp_path):
     """No signal is sent that anybody heeds: the file tells the run when the job ends."""
     run = tmp_path / "run"
-    job = submit_single(slurm_cluster, run, shards, "--train.max_steps", "1000000", "--train.stop_before_seconds",
-                        "590", job=("--time=10", "--signal=B:URG@1"))  # ten seconds after its start
+    job = submit_single(
+        slurm_cluster,
+        run,
+        shards,
+        "--train.max_steps",
+        "1000000",
+        "--train.stop_before_seconds",
+        "590",
+        job=("--time=10", "--signal=B:URG@1"),
+    )  # ten seconds after its start
     until_step(slurm_cluster, job, run, 1)
     slurm_cluster.wait_for(job, "PENDING", log=run.with_suffix(".log"))
     assert status(run)["state"] == "requeue" and status(run)["step"] >= 1
@@ -137,8 +168,19 @@ def test_a_sweep_as_an_array_goes_on_by_itself_and_ends_in_a_table(slurm_cluster
     pytest.importorskip("matplotlib")
     folder, log = tmp_path / "sweep", tmp_path / "sweep.log"
     names = [f"learning_rate={rate}" for rate in ("1e-3", "3e-3")]
-    words = (SWEEP, str(folder), *TINY, "--train.max_steps", "150", "--data", str(shards), "--schedule.warmup_steps",
-             "5", "--grid", "learning_rate=1e-3,3e-3")
+    words = (
+        SWEEP,
+        str(folder),
+        *TINY,
+        "--train.max_steps",
+        "150",
+        "--data",
+        str(shards),
+        "--schedule.warmup_steps",
+        "5",
+        "--grid",
+        "learning_rate=1e-3,3e-3",
+    )
     array = slurm_cluster.submit(log, *SMALL, "--array=0-1", *words)
     table = slurm_cluster.submit(tmp_path / "table.log", *SMALL, f"--dependency=afterany:{array}", *words)
     until_step(slurm_cluster, f"{array}_1", folder / names[1], 5)
@@ -159,16 +201,38 @@ def test_a_sweep_as_an_array_goes_on_by_itself_and_ends_in_a_table(slurm_cluster
 def test_preparation_on_an_array_gives_the_same_bytes(slurm_cluster, tmp_path):
     """Three elements, a Dask worker each, on both hosts; then another submission finds all of it done."""
     pytest.importorskip("distributed")
-    inputs = [corpus.write_jsonl(tmp_path / f"in/{number}.jsonl.gz", corpus.documents(150, seed=number))
-              for number in range(6)]
+    inputs = [
+        corpus.write_jsonl(tmp_path / f"in/{number}.jsonl.gz", corpus.documents(150, seed=number))
+        for number in range(6)
+    ]
     config = corpus.config(tmp_path, inputs, output=str(tmp_path / "local"))
     prepare(config)
-    words = ("--tokenizer", config.tokenizer, "--max_length", "64", "--mask_sets", "3",
-             "--shards.target_tokens", "8192", "--split.validation", "0.1", "--split.test", "0.05",
-             "--input", *config.input)
+    words = (
+        "--tokenizer",
+        config.tokenizer,
+        "--max_length",
+        "64",
+        "--mask_sets",
+        "3",
+        "--shards.target_tokens",
+        "8192",
+        "--split.validation",
+        "0.1",
+        "--split.test",
+        "0.05",
+        "--input",
+        *config.input,
+    )
     for _ in range(2):
-        job = slurm_cluster.submit(tmp_path / "%a.log", "--array=0-2", "--cpus-per-task=1", "--mem-per-cpu=1", PREPARE,
-                                   str(tmp_path / "data"), *words)
+        job = slurm_cluster.submit(
+            tmp_path / "%a.log",
+            "--array=0-2",
+            "--cpus-per-task=1",
+            "--mem-per-cpu=1",
+            PREPARE,
+            str(tmp_path / "data"),
+            *words,
+        )
         slurm_cluster.wait_for(job, "COMPLETED", log=tmp_path / "0.log")
         assert corpus.contents(tmp_path / "data") == corpus.contents(tmp_path / "local")
     assert not list(ROOT.glob("cloze-prepare-*.json")), "the meeting file is removed"

@@ -62,8 +62,11 @@ def manifest(name: str) -> dict:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("kubernetes-job.yaml", "V1Job"), ("kubernetes-pytorchjob.yaml", "KubeflowOrgV1PyTorchJob"),
-     ("kubernetes-pytorchjob-store.yaml", "KubeflowOrgV1PyTorchJob")],
+    [
+        ("kubernetes-job.yaml", "V1Job"),
+        ("kubernetes-pytorchjob.yaml", "KubeflowOrgV1PyTorchJob"),
+        ("kubernetes-pytorchjob-store.yaml", "KubeflowOrgV1PyTorchJob"),
+    ],
 )
 def test_kubernetes_files_fit_the_official_models(name, kind):
     pytest.importorskip("kubernetes")
@@ -80,18 +83,24 @@ def test_kubernetes_files_fit_the_official_models(name, kind):
     assert "resource: unknown to V1Container" in found and "found 7, expected str" in found and "mount_path" in found
 
 
-@pytest.mark.parametrize(("name", "data"), [
-    ("kubernetes-job.yaml", "/shared/shards"), ("kubernetes-pytorchjob.yaml", "/shared/shards"),
-    ("kubernetes-pytorchjob-store.yaml", "s3://bucket/shards"),
-])
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("kubernetes-job.yaml", "/shared/shards"),
+        ("kubernetes-pytorchjob.yaml", "/shared/shards"),
+        ("kubernetes-pytorchjob-store.yaml", "s3://bucket/shards"),
+    ],
+)
 def test_what_the_containers_run_is_a_command_of_ours(name, data, monkeypatch):
     monkeypatch.chdir(ROOT)
     spec = manifest(name)["spec"]
-    templates = [spec["template"]] if "template" in spec else [
-        replica["template"] for replica in spec["pytorchReplicaSpecs"].values()
-    ]
+    templates = (
+        [spec["template"]]
+        if "template" in spec
+        else [replica["template"] for replica in spec["pytorchReplicaSpecs"].values()]
+    )
     for template in templates:
-        container, = template["spec"]["containers"]
+        (container,) = template["spec"]["containers"]
         command = container["command"]
         assert command[0] == "torchrun" and command[-3:] == ["-m", "cloze", "pretrain"]
         assert parse("pretrain", container["args"]).data == data
@@ -105,7 +114,10 @@ def test_what_skypilot_runs_is_a_command_of_ours(monkeypatch):
     monkeypatch.chdir(ROOT)
     words = shlex.split(manifest("skypilot-spot.yaml")["run"].replace("\\\n", " "))
     config = parse("pretrain", words[words.index("pretrain") + 1 :])
-    assert words[0] == "torchrun" and (config.data, config.output) == ("s3://bucket/shards", "s3://bucket/runs/bert-base")
+    assert words[0] == "torchrun" and (config.data, config.output) == (
+        "s3://bucket/shards",
+        "s3://bucket/runs/bert-base",
+    )
 
 
 def test_the_hostfile_is_what_deepspeed_reads():
@@ -124,13 +136,16 @@ def test_sbatch_files_are_bash(path):
     assert all(line.startswith("#") for line in lines[: directives[-1]])
 
 
-@pytest.mark.parametrize(("before", "written", "died", "requeued", "code"), [
-    (None, "requeue", 137, True, 0),  # a process that died at the very end
-    (None, "requeue", 75, True, 0),
-    ("requeue", None, 2, False, 1),  # a start that failed
-    (None, "complete", 137, False, 0),
-    (None, "failed", 2, False, 1),
-])
+@pytest.mark.parametrize(
+    ("before", "written", "died", "requeued", "code"),
+    [
+        (None, "requeue", 137, True, 0),  # a process that died at the very end
+        (None, "requeue", 75, True, 0),
+        ("requeue", None, 2, False, 1),  # a start that failed
+        (None, "complete", 137, False, 0),
+        (None, "failed", 2, False, 1),
+    ],
+)
 def test_several_machines_go_on_by_what_the_run_has_written(tmp_path, before, written, died, requeued, code):
     run, programs = tmp_path / "run", tmp_path / "bin"
     run.mkdir()
@@ -142,8 +157,12 @@ def test_several_machines_go_on_by_what_the_run_has_written(tmp_path, before, wr
     for name, script in scripts.items():
         (programs / name).write_text(f"#!/bin/bash\n{script}\n")
         (programs / name).chmod(0o755)
-    done = subprocess.run(["bash", str(CLUSTERS / "slurm-multi-node.sbatch"), str(run)], env=child_variables(
-        PATH=f"{programs}:{os.environ['PATH']}", SLURM_JOB_ID="7", SLURM_JOB_END_TIME="1", SLURM_CPUS_PER_TASK="1"))
+    done = subprocess.run(
+        ["bash", str(CLUSTERS / "slurm-multi-node.sbatch"), str(run)],
+        env=child_variables(
+            PATH=f"{programs}:{os.environ['PATH']}", SLURM_JOB_ID="7", SLURM_JOB_END_TIME="1", SLURM_CPUS_PER_TASK="1"
+        ),
+    )
     assert done.returncode == code and (run / "asked").exists() is requeued
     assert not requeued or (run / "asked").read_text() == "requeue 7\n"
 
@@ -151,8 +170,11 @@ def test_several_machines_go_on_by_what_the_run_has_written(tmp_path, before, wr
 def test_docs_explain_every_field():
     """Every directive of Slurm and every key of the YAML files stands in docs/clusters.md."""
     text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-    fields = {match for path in CLUSTERS.glob("*.sbatch")
-              for match in re.findall(r"^#SBATCH (--[a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)}
+    fields = {
+        match
+        for path in CLUSTERS.glob("*.sbatch")
+        for match in re.findall(r"^#SBATCH (--[a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
 
     def keys(value) -> set[str]:
         if isinstance(value, list):

@@ -240,8 +240,20 @@ def endure(folder: Path, seed: int, kills: int, seconds: float, say: Callable[[s
     steps = kills * 12  # a round trains some 5 that last: it is never complete before the last kill
     say(f"seed {seed}, ZeRO stage {stage}, {steps} steps")
     data = make_shards(folder / "data")
-    options = ("--train.max_steps", str(steps), "--zero.stage", stage, "--checkpoint.every_steps", str(EVERY),
-               "--checkpoint.keep_last", "3", "--evaluation.every_steps", "10", "--evaluation.keep_best", "true")
+    options = (
+        "--train.max_steps",
+        str(steps),
+        "--zero.stage",
+        stage,
+        "--checkpoint.every_steps",
+        str(EVERY),
+        "--checkpoint.keep_last",
+        "3",
+        "--evaluation.every_steps",
+        "10",
+        "--evaluation.keep_best",
+        "true",
+    )
     undisturbed = folder / "undisturbed"
     finish(ForkedRun(pretrain_arguments(data, undisturbed, *options), PROCESSES))
     with small_disk(folder / "disk") as disk:

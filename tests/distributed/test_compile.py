@@ -34,8 +34,10 @@ def test_a_compiled_run_is_the_plain_one_within_rounding_and_resumes_bit_for_bit
             # Adam makes whole steps of rounding where a gradient is next to nothing, so later steps drift apart.
             assert ours[name] == pytest.approx(plain[name], rel=1e-5 if ours["step"] <= 1 else 1e-2), name
     killed = partial(pretrain_command, data, tmp_path / "killed", *RUN, "--train.compile", "true", processes=2)
-    kill_when(start(killed(program=slow_program(10))),
-              lambda: step_of(tmp_path / "killed") >= 10 and saved(tmp_path / "killed"))
+    kill_when(
+        start(killed(program=slow_program(10))),
+        lambda: step_of(tmp_path / "killed") >= 10 and saved(tmp_path / "killed"),
+    )
     assert "resumed from step" in finish(start(killed()))
     assert curve(tmp_path / "killed") == curve(tmp_path / "compiled")
     assert_same_weights(weights(tmp_path / "killed"), weights(tmp_path / "compiled"))

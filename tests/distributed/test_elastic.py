@@ -15,9 +15,20 @@ from tests.forked import ForkedRun
 from tests.launching import curve, finish, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
 
-RUN = ("--train.max_steps", "15", "--checkpoint.every_steps", "5", "--checkpoint.keep_last", "9",
-       "--optimizer.weight_decay", "1", "--model.hidden_dropout_prob", "0",
-       "--model.attention_probs_dropout_prob", "0")
+RUN = (
+    "--train.max_steps",
+    "15",
+    "--checkpoint.every_steps",
+    "5",
+    "--checkpoint.keep_last",
+    "9",
+    "--optimizer.weight_decay",
+    "1",
+    "--model.hidden_dropout_prob",
+    "0",
+    "--model.attention_probs_dropout_prob",
+    "0",
+)
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +102,14 @@ def test_fp32(data, tmp_path, stage):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["2", "3"])
-@pytest.mark.parametrize("optimizer", [
-    ("--optimizer.bias_correction", "false", "--optimizer.layer_decay", "0.7"),  # eight groups
-    ("--optimizer.implementation", "deepspeed"),
-], ids=["uncorrected", "deepspeed"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        ("--optimizer.bias_correction", "false", "--optimizer.layer_decay", "0.7"),  # eight groups
+        ("--optimizer.implementation", "deepspeed"),
+    ],
+    ids=["uncorrected", "deepspeed"],
+)
 def test_other_optimizers(data, tmp_path, stage, optimizer):
     two, changed = there_and_back(data, tmp_path, "--zero.stage", stage, *optimizer)
     assert distance(weights(two), weights(changed)) <= 1e-5

@@ -29,12 +29,21 @@ def data(tmp_path_factory):
 
 def plain_step(data, reduction: str) -> dict[str, torch.Tensor]:
     """One AdamW step on the first global batch as a single micro-batch: no DeepSpeed, no accumulation."""
-    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
-                         world_size=1, seed=42)
+    stream = BatchStream(
+        ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0, world_size=1, seed=42
+    )
     batch = next(stream).micro_batches[0]
     stream.close()
-    config = BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-                        max_position_embeddings=32, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+    config = BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
     model = BertForPreTraining(config)
     init_weights(model, 42)
     output = model(**batch)
@@ -47,14 +56,16 @@ def plain_step(data, reduction: str) -> dict[str, torch.Tensor]:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
-    torch.optim.AdamW([{"params": matrices, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}], lr=3e-3,
-                      eps=1e-6).step()
+    torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}], lr=3e-3, eps=1e-6
+    ).step()
     return model.state_dict()
 
 
 def test_the_micro_batches_differ_threefold_in_masked_tokens(data):
-    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=2, rank=0,
-                         world_size=1, seed=42)
+    stream = BatchStream(
+        ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=2, rank=0, world_size=1, seed=42
+    )
     counts = [len(micro["labels"]) for micro in next(stream).micro_batches]
     stream.close()
     assert max(counts) >= 3 * min(counts)
@@ -74,8 +85,16 @@ def test_mean_per_sample_takes_the_step_of_a_plain_loop(data, tmp_path):
     expected = plain_step(data, "samples")
     for processes, micro in SPLITS:
         run = tmp_path / f"{processes}x{micro}"
-        train(data, run, *ONE_STEP, "--train.micro_batch_size", str(micro), "--train.loss_reduction", "samples",
-              processes=processes)
+        train(
+            data,
+            run,
+            *ONE_STEP,
+            "--train.micro_batch_size",
+            str(micro),
+            "--train.loss_reduction",
+            "samples",
+            processes=processes,
+        )
         assert_same_weights(expected, weights(run), TOLERANCE)
 
 
@@ -86,8 +105,20 @@ def test_every_stage_trains_alike_and_evaluation_counts_each_sample_once(data, t
     losses = []
     for stage in ("0", "1", "2", "3"):
         run = tmp_path / stage
-        train(data, run, *NO_DROPOUT, "--train.max_steps", "5", "--zero.stage", stage, "--train.precision", precision,
-              "--train.micro_batch_size", "2", processes=2)
+        train(
+            data,
+            run,
+            *NO_DROPOUT,
+            "--train.max_steps",
+            "5",
+            "--zero.stage",
+            stage,
+            "--train.precision",
+            precision,
+            "--train.micro_batch_size",
+            "2",
+            processes=2,
+        )
         lines = curve(run)
         assert read_weights(run)[0] == 5
         losses.append([value for line in lines for name, value in line.items() if name.endswith("mlm_loss")])

@@ -15,8 +15,21 @@ TOLERANCE = 1e-4
 
 def fp16(data, run, stage: str, *overrides: str) -> ForkedRun:
     """Ten steps, of which the scale grows at every third, if at all."""
-    command = pretrain_arguments(data, run, "--train.precision", "fp16", "--zero.stage", stage, "--train.max_steps",
-                                 "10", "--checkpoint.every_steps", "4", "--checkpoint.keep_last", "3", *overrides)
+    command = pretrain_arguments(
+        data,
+        run,
+        "--train.precision",
+        "fp16",
+        "--zero.stage",
+        stage,
+        "--train.max_steps",
+        "10",
+        "--checkpoint.every_steps",
+        "4",
+        "--checkpoint.keep_last",
+        "3",
+        *overrides,
+    )
     return ForkedRun(command, main=fp16_main)
 
 
@@ -32,8 +45,10 @@ def norms(run) -> list[float]:
 def test_a_step_at_which_the_scale_grows_is_like_any_other(tmp_path, stage):
     data = make_shards(tmp_path / "data")
     grows, constant = tmp_path / "grows", tmp_path / "constant"
-    for process in (fp16(data, grows, stage, "--loss_scale.initial_power", "10", "--loss_scale.window", "3"),
-                    fp16(data, constant, stage, "--loss_scale.initial_power", "10")):
+    for process in (
+        fp16(data, grows, stage, "--loss_scale.initial_power", "10", "--loss_scale.window", "3"),
+        fp16(data, constant, stage, "--loss_scale.initial_power", "10"),
+    ):
         finish(process)
     assert scales(constant) == [2**10] * 10
     assert scales(grows) == [2**10] * 3 + [2**11] * 3 + [2**12] * 3 + [2**13]
@@ -53,9 +68,22 @@ def nan_in_fp16(command: list[str]) -> int:
 def test_too_many_skips_in_a_row_name_the_batch_and_leave_the_last_good_state(tmp_path, stage):
     """In fp16 a skipped step changes something, the loss scale, and still proves nothing."""
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
-    options = ("--train.precision", "fp16", "--zero.stage", stage, "--train.max_skipped_steps", "4",
-               "--loss_scale.initial_power", "10", "--loss_scale.hysteresis", "1", "--schedule.name", "constant",
-               "--schedule.warmup_steps", "0")
+    options = (
+        "--train.precision",
+        "fp16",
+        "--zero.stage",
+        stage,
+        "--train.max_skipped_steps",
+        "4",
+        "--loss_scale.initial_power",
+        "10",
+        "--loss_scale.hysteresis",
+        "1",
+        "--schedule.name",
+        "constant",
+        "--schedule.warmup_steps",
+        "0",
+    )
     command = pretrain_arguments(data, run, *options, "--train.max_steps", "30")
     output = finish(ForkedRun(command, 2, nan_in_fp16), status=None)
     (line,) = {line for line in output.splitlines() if "error:" in line and "steps in a row" in line}

@@ -1,4 +1,5 @@
-"""Global batches whose size changes with the tokens: the same for any number of processes, and exact through a resume.
+"""Global batches whose size changes with the tokens: the same for any number of processes, and exact through a
+resume.
 """
 
 import json
@@ -12,9 +13,22 @@ from tests.launching import assert_same_weights, curve, finish, kill_when, pretr
 from tests.slowed import slow_from
 from tests.synthetic import make_shards
 
-RUN = ("--train.max_steps", "30", "--checkpoint.every_steps", "4", "--train.initial_global_batch_size", "8",
-       "--train.global_batch_size", "32", "--train.batch_warmup_tokens", "5000", "--schedule.warmup_tokens", "2000",
-       "--schedule.name", "wsd")
+RUN = (
+    "--train.max_steps",
+    "30",
+    "--checkpoint.every_steps",
+    "4",
+    "--train.initial_global_batch_size",
+    "8",
+    "--train.global_batch_size",
+    "32",
+    "--train.batch_warmup_tokens",
+    "5000",
+    "--schedule.warmup_tokens",
+    "2000",
+    "--schedule.name",
+    "wsd",
+)
 NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 
 
@@ -33,8 +47,17 @@ def samples(run) -> list[int]:
 @pytest.mark.parametrize("stage", ["0", "3"])
 def test_one_process_and_two_see_the_same_batches(data, tmp_path, stage):
     for processes, micro in ((1, 8), (2, 4)):
-        output = train(data, tmp_path / str(processes), *RUN, *NO_DROPOUT, "--train.micro_batch_size", str(micro),
-                       "--zero.stage", stage, processes=processes)
+        output = train(
+            data,
+            tmp_path / str(processes),
+            *RUN,
+            *NO_DROPOUT,
+            "--train.micro_batch_size",
+            str(micro),
+            "--zero.stage",
+            stage,
+            processes=processes,
+        )
         assert "grows from 8 by 8 over the first 5,000 tokens" in " ".join(output.replace("│", " ").split())
     sizes = samples(tmp_path / "1")
     assert sizes == samples(tmp_path / "2") and sizes == sorted(sizes) and set(sizes) == {8, 16, 24, 32}
@@ -50,10 +73,23 @@ def test_short_sequences_first_in_larger_batches(tmp_path):
     short, long = (make_shards(tmp_path / str(length), max_length=length, pairs=False) for length in (8, 32))
     means = [ShardReader(each).mean_length for each in (short, long)]
     assert means[1] == pytest.approx(19, abs=1) and means[0] == pytest.approx(7, abs=0.5)
-    data = json.dumps({"sources": [{"path": str(short), "name": "short"}, {"path": str(long), "name": "long"}],
-                       "phases": [{"until_tokens": 2000, "weights": {"short": 1}}, {"weights": {"long": 1}}]})
-    sized = ("--train.max_steps", "12", "--checkpoint.every_steps", "3", "--train.global_batch_size", "12",
-             "--train.batch_phases", "[{global_batch_size: 32, until_tokens: 2000}]", *NO_DROPOUT)
+    data = json.dumps(
+        {
+            "sources": [{"path": str(short), "name": "short"}, {"path": str(long), "name": "long"}],
+            "phases": [{"until_tokens": 2000, "weights": {"short": 1}}, {"weights": {"long": 1}}],
+        }
+    )
+    sized = (
+        "--train.max_steps",
+        "12",
+        "--checkpoint.every_steps",
+        "3",
+        "--train.global_batch_size",
+        "12",
+        "--train.batch_phases",
+        "[{global_batch_size: 32, until_tokens: 2000}]",
+        *NO_DROPOUT,
+    )
     output = train(data, tmp_path / "whole", *sized, "--train.micro_batch_size", "4")
     assert "accumulation x 1 process; 32 up to 2,000 tokens" in " ".join(output.replace("│", " ").split())
     assert samples(tmp_path / "whole") == [32] * 9 + [12] * 3
@@ -61,22 +97,43 @@ def test_short_sequences_first_in_larger_batches(tmp_path):
     tokens = [after - before for before, after in zip(counted, counted[1:], strict=False)]
     assert max(tokens) < 1.4 * min(tokens)
     cut = ("--train.micro_batch_size", "2")
-    kill_when(ForkedRun(pretrain_arguments(data, tmp_path / "cut", *sized, *cut), 2, slow_from(8)),
-              lambda: step_of(tmp_path / "cut") >= 8)
+    kill_when(
+        ForkedRun(pretrain_arguments(data, tmp_path / "cut", *sized, *cut), 2, slow_from(8)),
+        lambda: step_of(tmp_path / "cut") >= 8,
+    )
     assert "resumed from step 6" in finish(ForkedRun(pretrain_arguments(data, tmp_path / "cut", *sized, *cut)))
     assert samples(tmp_path / "cut") == samples(tmp_path / "whole")
     assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"), 1e-4)
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    (("--train.batch_phases", "[{global_batch_size: 8, until_tokens: 9}, {global_batch_size: 8, until_tokens: 9}]"),
-     "train.batch_phases: found an end at 9 after 9"),
-    (("--train.batch_phases", "[{global_batch_size: 0, until_tokens: 9}]"),
-     "train.batch_phases.global_batch_size: found 0, expected at least 1"),
-    (("--train.batch_phases", "[{global_batch_size: 8, until_tokens: 9}]", *RUN), "expected one of the two"),
-    (("--train.batch_phases", "[{global_batch_size: 8, until_tokens: 9}]", "--masking.rate", "0.3",
-      "--masking.final_rate", "0.1"), "batches of several sizes, expected null"),
-])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            (
+                "--train.batch_phases",
+                "[{global_batch_size: 8, until_tokens: 9}, {global_batch_size: 8, until_tokens: 9}]",
+            ),
+            "train.batch_phases: found an end at 9 after 9",
+        ),
+        (
+            ("--train.batch_phases", "[{global_batch_size: 0, until_tokens: 9}]"),
+            "train.batch_phases.global_batch_size: found 0, expected at least 1",
+        ),
+        (("--train.batch_phases", "[{global_batch_size: 8, until_tokens: 9}]", *RUN), "expected one of the two"),
+        (
+            (
+                "--train.batch_phases",
+                "[{global_batch_size: 8, until_tokens: 9}]",
+                "--masking.rate",
+                "0.3",
+                "--masking.final_rate",
+                "0.1",
+            ),
+            "batches of several sizes, expected null",
+        ),
+    ],
+)
 def test_sizes_that_contradict_are_one_line(data, tmp_path, capsys, options, said):
     assert main(pretrain_arguments(data, tmp_path / "run", *options)) == 2
     error = capsys.readouterr().err

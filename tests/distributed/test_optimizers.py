@@ -11,18 +11,33 @@ RUN = ("--train.max_steps", "24", "--train.log_every_steps", "3", "--checkpoint.
 slow = pytest.mark.slow
 CASES = [
     pytest.param("MuonWithAdamW", "0", ("--optimizer.name", "muon"), id="muon", marks=slow),
-    pytest.param("UncorrectedAdamW", "2", ("--optimizer.bias_correction", "false", "--optimizer.layer_decay", "0.8"),
-                 id="uncorrected-layer_decay", marks=slow),
+    pytest.param(
+        "UncorrectedAdamW",
+        "2",
+        ("--optimizer.bias_correction", "false", "--optimizer.layer_decay", "0.8"),
+        id="uncorrected-layer_decay",
+        marks=slow,
+    ),
     pytest.param("UncorrectedAdamW", "3", ("--optimizer.bias_correction", "false"), id="uncorrected-3", marks=slow),
     pytest.param("Lamb", "0", ("--optimizer.name", "lamb"), id="lamb", marks=slow),
     pytest.param("StableAdamW", "0", ("--optimizer.name", "stable_adamw"), id="stable_adamw", marks=slow),
     pytest.param("AdamW", "2", ("--zero.offload_optimizer", "true"), id="offload", marks=slow),
-    pytest.param("AdamW", "3", ("--zero.offload_optimizer", "true", "--zero.offload_parameters", "true"),
-                 id="offload-3", marks=slow),
+    pytest.param(
+        "AdamW",
+        "3",
+        ("--zero.offload_optimizer", "true", "--zero.offload_parameters", "true"),
+        id="offload-3",
+        marks=slow,
+    ),
     pytest.param("AdamW", "2", ("--train.precision", "autocast"), id="autocast", marks=slow),
     # Compiles for two minutes where it was never compiled before.
-    pytest.param("DeepSpeedCPUAdam", "3", ("--optimizer.implementation", "deepspeed", "--zero.offload_optimizer",
-                                           "true"), id="deepspeed", marks=slow),
+    pytest.param(
+        "DeepSpeedCPUAdam",
+        "3",
+        ("--optimizer.implementation", "deepspeed", "--zero.offload_optimizer", "true"),
+        id="deepspeed",
+        marks=slow,
+    ),
 ]
 
 
@@ -33,11 +48,11 @@ def data(tmp_path_factory):
 
 @pytest.mark.parametrize(("kind", "stage", "overrides"), CASES)
 def test_killed_and_resumed(data, tmp_path, kind, stage, overrides):
-    whole, cut = (pretrain_arguments(data, tmp_path / name, *RUN, "--zero.stage", stage, *overrides)
-                  for name in ("whole", "cut"))
+    whole, cut = (
+        pretrain_arguments(data, tmp_path / name, *RUN, "--zero.stage", stage, *overrides) for name in ("whole", "cut")
+    )
     assert f"{kind}, ZeRO stage {stage}" in finish(ForkedRun(whole, 2)), "the table names the live class"
-    kill_when(ForkedRun(cut, 2, slow_from(12)),
-              lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
+    kill_when(ForkedRun(cut, 2, slow_from(12)), lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
     assert "resumed from step" in finish(ForkedRun(cut, 2))
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
     assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))

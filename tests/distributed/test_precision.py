@@ -14,11 +14,18 @@ FP32 = ["torch.float32"]
 NAMES = {"fp32": FP32, "bf16": ["torch.bfloat16"], "fp16": ["torch.float16"]}
 # Precision and ZeRO stage; formats of products and of parameters.
 CASES = [
-    ("fp32", "0", "fp32", "fp32"), ("fp32", "3", "fp32", "fp32"),
-    ("autocast", "0", "bf16", "fp32"), ("autocast", "2", "bf16", "fp32"), ("autocast", "3", "bf16", "fp32"),
-    ("bf16", "0", "bf16", "fp32"), ("bf16", "1", "bf16", "bf16"), ("bf16", "2", "bf16", "bf16"),
+    ("fp32", "0", "fp32", "fp32"),
+    ("fp32", "3", "fp32", "fp32"),
+    ("autocast", "0", "bf16", "fp32"),
+    ("autocast", "2", "bf16", "fp32"),
+    ("autocast", "3", "bf16", "fp32"),
+    ("bf16", "0", "bf16", "fp32"),
+    ("bf16", "1", "bf16", "bf16"),
+    ("bf16", "2", "bf16", "bf16"),
     ("bf16", "3", "bf16", "bf16"),
-    ("fp16", "1", "fp16", "fp16"), ("fp16", "2", "fp16", "fp16"), ("fp16", "3", "fp16", "fp16"),
+    ("fp16", "1", "fp16", "fp16"),
+    ("fp16", "2", "fp16", "fp16"),
+    ("fp16", "3", "fp16", "fp16"),
 ]
 
 
@@ -27,11 +34,23 @@ def data(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("precision"))
 
 
-@pytest.mark.parametrize(("precision", "stage", "products", "parameters"), [
-    pytest.param(*case, marks=() if case[0] == "bf16" and case[1] in "02" else pytest.mark.slow) for case in CASES])
+@pytest.mark.parametrize(
+    ("precision", "stage", "products", "parameters"),
+    [pytest.param(*case, marks=() if case[0] == "bf16" and case[1] in "02" else pytest.mark.slow) for case in CASES],
+)
 def test_the_table_names_what_a_step_has(data, tmp_path, precision, stage, products, parameters):
-    command = pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "1", "--train.precision", precision,
-                                 "--zero.stage", stage, "--loss_scale.initial_power", "8")
+    command = pretrain_arguments(
+        data,
+        tmp_path / "run",
+        "--train.max_steps",
+        "1",
+        "--train.precision",
+        precision,
+        "--zero.stage",
+        stage,
+        "--loss_scale.initial_power",
+        "8",
+    )
     main = partial(fp16_main, main=formats_main) if precision == "fp16" else formats_main
     output = finish(ForkedRun(command, 2, main))
     row = " ".join(output.split("precision")[1].splitlines()[0].replace("│", " ").split())

@@ -40,8 +40,18 @@ from tests.synthetic import make_shards
 
 STEPS = 60
 # Dropout is on. Three steps a line and eight a checkpoint: most checkpoints fall inside a line's window.
-RUN = ("--train.max_steps", str(STEPS), "--train.log_every_steps", "3", "--evaluation.every_steps", "20",
-       "--checkpoint.every_steps", "8", "--checkpoint.keep_last", "3")
+RUN = (
+    "--train.max_steps",
+    str(STEPS),
+    "--train.log_every_steps",
+    "3",
+    "--evaluation.every_steps",
+    "20",
+    "--checkpoint.every_steps",
+    "8",
+    "--checkpoint.keep_last",
+    "3",
+)
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +147,9 @@ def fails_leaving(command: list[str]) -> int:
 
 def test_what_has_ended_well_is_not_called_failed(data, tmp_path):
     """Job files go by the status: all was saved, whatever befalls the processes as they leave."""
-    command = pretrain_arguments(data, tmp_path / "run", *RUN, "--train.max_steps", "3",
-                                 "--monitor.hang_seconds", "7200")
+    command = pretrain_arguments(
+        data, tmp_path / "run", *RUN, "--train.max_steps", "3", "--monitor.hang_seconds", "7200"
+    )
     output = finish(ForkedRun(command, 2, fails_leaving), status=None)
     assert "connection closed by peer" in output and "complete at step 3" in output
     assert json.loads((tmp_path / "run" / "status.json").read_text()) == {"state": "complete", "step": 3}
@@ -194,8 +205,11 @@ def test_stopped_by_a_signal_to_one_rank_only(data, undisturbed, tmp_path):
     command = pretrain_arguments(data, run, *RUN)
     for moment, number in ((10, signal.SIGTERM), (30, signal.SIGUSR1)):
         torchrun = number == signal.SIGTERM
-        process = (start(pretrain_command(data, run, *RUN, processes=2, program=slow_program(moment))) if torchrun else
-                   ForkedRun(command, 2, slow_from(moment)))
+        process = (
+            start(pretrain_command(data, run, *RUN, processes=2, program=slow_program(moment)))
+            if torchrun
+            else ForkedRun(command, 2, slow_from(moment))
+        )
         while step_of(run) < moment:
             assert process.poll() is None
             time.sleep(0.002)
@@ -237,8 +251,9 @@ def test_no_rank_leaves_before_the_status_is_written(data, tmp_path):
     """torchrun ends the others when one has left with 75; job scripts go by what rank 0 writes, be the disk slow."""
     script = tmp_path / "slowly.py"
     script.write_text(SLOW_STATUS)
-    command = pretrain_command(data, tmp_path / "run", *RUN, "--train.stop_before_seconds", "5", processes=2,
-                               program=(str(script),))
+    command = pretrain_command(
+        data, tmp_path / "run", *RUN, "--train.stop_before_seconds", "5", processes=2, program=(str(script),)
+    )
     finish(start(command, PYTHONPATH=str(ROOT), SLURM_JOB_END_TIME="1"), status=None)
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "requeue"
 
@@ -247,9 +262,21 @@ def test_no_rank_leaves_before_the_status_is_written(data, tmp_path):
 def test_an_evaluation_that_ends_a_resumed_run_is_in_its_checkpoint(data, tmp_path):
     """Stopped at a step that is to be evaluated: the resume evaluates it first, and reaches the target."""
     run = tmp_path / "run"
-    command = pretrain_arguments(data, run, *RUN, "--evaluation.every_steps", "1", "--evaluation.keep_best", "true",
-                                 "--schedule.warmup_steps", "0", "--train.learning_rate", "3e-4",  # a step that helps
-                                 "--evaluation.target", "100")
+    command = pretrain_arguments(
+        data,
+        run,
+        *RUN,
+        "--evaluation.every_steps",
+        "1",
+        "--evaluation.keep_best",
+        "true",
+        "--schedule.warmup_steps",
+        "0",
+        "--train.learning_rate",
+        "3e-4",  # a step that helps
+        "--evaluation.target",
+        "100",
+    )
     at = command.index("--evaluation.target")
     stopping = [*command[:at], "--train.stop_before_seconds", "5"]
     assert "checkpoint of step 1" in finish(ForkedRun(stopping, SLURM_JOB_END_TIME="1"), status=75)

@@ -28,9 +28,20 @@ from tests.launching import (
 from tests.poisoned import infinite_main, poisoned_main
 from tests.synthetic import make_shards
 
-RUN = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0", "--schedule.warmup_steps", "0",
-       "--schedule.name", "constant", "--checkpoint.every_steps", "4",
-       "--monitor.inspect_every_steps", "1")
+RUN = (
+    "--model.hidden_dropout_prob",
+    "0",
+    "--model.attention_probs_dropout_prob",
+    "0",
+    "--schedule.warmup_steps",
+    "0",
+    "--schedule.name",
+    "constant",
+    "--checkpoint.every_steps",
+    "4",
+    "--monitor.inspect_every_steps",
+    "1",
+)
 # Six steps of 3e-3, moved by sums in another order: a few 1e-7 each.
 TOLERANCE = 1e-5
 
@@ -40,25 +51,35 @@ def data(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("skipping"))
 
 
-def poisoned_run(data, run, rank: int, steps: range, *overrides: str, slow_from: int = 10**9, main=poisoned_main
-                 ) -> ForkedRun:
+def poisoned_run(
+    data, run, rank: int, steps: range, *overrides: str, slow_from: int = 10**9, main=poisoned_main
+) -> ForkedRun:
     """Two processes, of which one has a NaN loss at these steps."""
     return ForkedRun(pretrain_arguments(data, run, *RUN, *overrides), 2, partial(main, rank, steps, slow_from))
 
 
 def plain_loop(data, num_steps: int, skipped: set[int]) -> dict[str, torch.Tensor]:
     """AdamW on whole global batches, without DeepSpeed; the skipped ones are only read."""
-    model = BertForPreTraining(BertConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=32, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
-    ))
+    model = BertForPreTraining(
+        BertConfig(
+            vocab_size=64,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=32,
+            hidden_dropout_prob=0,
+            attention_probs_dropout_prob=0,
+        )
+    )
     init_weights(model, 42)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=3e-3, eps=1e-6)
-    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
-                         world_size=1, seed=42)
+    stream = BatchStream(
+        ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0, world_size=1, seed=42
+    )
     for step in range(num_steps):
         batch = next(stream).micro_batches[0]
         if step in skipped:
@@ -72,16 +93,40 @@ def plain_loop(data, num_steps: int, skipped: set[int]) -> dict[str, torch.Tenso
     return model.state_dict()
 
 
-@pytest.mark.parametrize(("stage", "main"), [
-    ("0", infinite_main), ("2", poisoned_main),
-    *(pytest.param(stage, main, marks=pytest.mark.slow) for stage, main in [
-        ("0", poisoned_main), ("1", poisoned_main), ("3", poisoned_main), ("2", infinite_main), ("3", infinite_main),
-    ]),
-])
+@pytest.mark.parametrize(
+    ("stage", "main"),
+    [
+        ("0", infinite_main),
+        ("2", poisoned_main),
+        *(
+            pytest.param(stage, main, marks=pytest.mark.slow)
+            for stage, main in [
+                ("0", poisoned_main),
+                ("1", poisoned_main),
+                ("3", poisoned_main),
+                ("2", infinite_main),
+                ("3", infinite_main),
+            ]
+        ),
+    ],
+)
 def test_the_others_steps_are_those_of_a_plain_loop(data, tmp_path, stage, main):
     run = tmp_path / "run"
-    output = finish(poisoned_run(data, run, 1, range(2, 4), "--zero.stage", stage, "--train.max_steps", "6",
-                                 "--train.log_every_steps", "2", main=main))
+    output = finish(
+        poisoned_run(
+            data,
+            run,
+            1,
+            range(2, 4),
+            "--zero.stage",
+            stage,
+            "--train.max_steps",
+            "6",
+            "--train.log_every_steps",
+            "2",
+            main=main,
+        )
+    )
     assert_same_weights(plain_loop(data, 6, {2, 3}), weights(run), TOLERANCE)
     assert "loss or gradient of step 3, on samples 32 to 47 of the stream (epoch 0) are infinite or NaN" in output
     lines = [line for line in curve(run) if "train/skipped_steps" in line]
@@ -128,8 +173,16 @@ def test_too_many_in_a_row_end_the_run_with_the_last_good_state(data, tmp_path):
 def test_a_good_step_that_ran_before_the_skipped_one_was_looked_at_is_saved(data, tmp_path):
     """The outcome of a step is looked at when the next has run: its update is in the weights."""
     run = tmp_path / "run"
-    overrides = ("--train.max_steps", "13", "--train.max_skipped_steps", "1", "--monitor.inspect_every_steps", "0",
-                 "--train.log_every_steps", "20")
+    overrides = (
+        "--train.max_steps",
+        "13",
+        "--train.max_skipped_steps",
+        "1",
+        "--monitor.inspect_every_steps",
+        "0",
+        "--train.log_every_steps",
+        "20",
+    )
     output = finish(poisoned_run(data, run, 1, range(9, 10), *overrides), status=None)
     assert "found 1 steps in a row" in output and "the last being step 10," in output
     steps = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu")).steps()

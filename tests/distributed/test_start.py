@@ -34,11 +34,15 @@ def test_a_start_imports_neither_the_compiler_nor_what_others_look_for(tmp_path,
 def test_a_start_says_at_once_what_it_is_doing(tmp_path):
     """On a busy machine the start takes minutes, and each part is announced, to a pipe as to a terminal."""
     data = make_shards(tmp_path / "data")
-    command = pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "2", "--schedule.warmup_steps", "0",
-                                 "--train.log_every_steps", "1")
+    command = pretrain_arguments(
+        data, tmp_path / "run", "--train.max_steps", "2", "--schedule.warmup_steps", "0", "--train.log_every_steps", "1"
+    )
     told = finish(ForkedRun(command)).splitlines()
-    stages = ["cloze pretrain: loading PyTorch and DeepSpeed", "building the model and DeepSpeed's engine",
-              "training from step 0: an evaluation first, then a line every step"]
+    stages = [
+        "cloze pretrain: loading PyTorch and DeepSpeed",
+        "building the model and DeepSpeed's engine",
+        "training from step 0: an evaluation first, then a line every step",
+    ]
     places = [told.index(stage) for stage in stages]
     assert places == sorted(places) and places[0] == 0, told
     assert told[places[2] + 1].startswith("step 0/2  validation loss"), told
@@ -56,7 +60,8 @@ def twice(command: list[str]) -> int:
 def test_a_process_may_run_one_after_another(tmp_path, stage):
     """As a notebook does: DeepSpeed keeps a group of the world that the first run has left."""
     data = make_shards(tmp_path / "data")
-    command = pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "2", "--schedule.warmup_steps", "0",
-                                 "--zero.stage", stage)
+    command = pretrain_arguments(
+        data, tmp_path / "run", "--train.max_steps", "2", "--schedule.warmup_steps", "0", "--zero.stage", stage
+    )
     finish(ForkedRun(command, main=twice))
     assert_same_weights(weights(tmp_path / "run"), weights(tmp_path / "run-again"))

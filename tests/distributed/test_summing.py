@@ -27,15 +27,24 @@ def told(folder: Path, processes: int, main) -> list:
 
 
 def same_bits(first, second) -> bool:
-    return all(torch.equal(one.view(torch.int32), other.view(torch.int32))
-               for one, other in zip(first, second, strict=True))
+    return all(
+        torch.equal(one.view(torch.int32), other.view(torch.int32)) for one, other in zip(first, second, strict=True)
+    )
 
 
-@pytest.mark.parametrize("variant", [
-    Variant(ONE), Variant(SOME), Variant(ALL), Variant(SOME, "bf16"), Variant(SOME, "bf16", copies=True),
-    Variant(SOME, gradient_checkpointing="all"),
-    pytest.param(Variant(SOME, "bf16", copies=True, compiled=True), marks=pytest.mark.slow),
-], ids=lambda variant: " ".join(f"{name}={value}" for name, value in vars(variant).items() if value))
+@pytest.mark.parametrize(
+    "variant",
+    [
+        Variant(ONE),
+        Variant(SOME),
+        Variant(ALL),
+        Variant(SOME, "bf16"),
+        Variant(SOME, "bf16", copies=True),
+        Variant(SOME, gradient_checkpointing="all"),
+        pytest.param(Variant(SOME, "bf16", copies=True, compiled=True), marks=pytest.mark.slow),
+    ],
+    ids=lambda variant: " ".join(f"{name}={value}" for name, value in vars(variant).items() if value),
+)
 def test_the_engines_gradients_are_those_that_deepspeed_sums_after_backward(tmp_path, variant):
     """Several micro-steps, a tied embedding, dropout, a head without gradient in the last micro-step or on a rank, and
     a step that is skipped."""

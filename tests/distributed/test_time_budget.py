@@ -13,8 +13,18 @@ from tests.launching import curve, finish, kill_when, pretrain_arguments, train
 from tests.synthetic import make_shards
 
 SECONDS = 4  # in steps of some milliseconds
-RUN = ("--train.max_steps", "1000000", "--train.time_budget_hours", str(SECONDS / 3600),
-       "--schedule.warmup_share", "0.5", "--checkpoint.every_steps", "25", "--schedule.initial_share", "0.25")
+RUN = (
+    "--train.max_steps",
+    "1000000",
+    "--train.time_budget_hours",
+    str(SECONDS / 3600),
+    "--schedule.warmup_share",
+    "0.5",
+    "--checkpoint.every_steps",
+    "25",
+    "--schedule.initial_share",
+    "0.25",
+)
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +92,9 @@ def test_two_processes_end_together_with_the_rate_at_zero_and_a_checkpoint(data,
 @pytest.mark.slow
 def test_a_resume_goes_on_with_the_time_that_was_used(data, tmp_path):
     run, seconds = tmp_path / "run", 5 * SECONDS  # of which a machine that stands still takes some
-    command = pretrain_arguments(data, run, *RUN, "--checkpoint.every_steps", "1", "--train.time_budget_hours",
-                                 str(seconds / 3600))
+    command = pretrain_arguments(
+        data, run, *RUN, "--checkpoint.every_steps", "1", "--train.time_budget_hours", str(seconds / 3600)
+    )
     kill_when(ForkedRun(command), lambda: state_of(run)["seconds"] > 0.5)
     time.sleep(seconds + 1)  # longer than the budget, and not counted: the clock stands while the run does not train
     step, used = (state_of(run)[name] for name in ("step", "seconds"))

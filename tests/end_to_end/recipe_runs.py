@@ -23,17 +23,34 @@ def reduced(config, data: str, output: Path):
     model = replace(config.model, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
     grows = config.train.initial_global_batch_size is not None
     train = replace(
-        config.train, max_steps=2, micro_batch_size=4, global_batch_size=16, log_every_steps=1,
-        initial_global_batch_size=8 if grows else None, batch_increment=None,
+        config.train,
+        max_steps=2,
+        micro_batch_size=4,
+        global_batch_size=16,
+        log_every_steps=1,
+        initial_global_batch_size=8 if grows else None,
+        batch_increment=None,
         batch_warmup_tokens=100 if grows else 0,
     )
-    schedule = replace(config.schedule, warmup_steps=config.schedule.warmup_steps and 1,
-                       warmup_tokens=config.schedule.warmup_tokens and 100)
+    schedule = replace(
+        config.schedule,
+        warmup_steps=config.schedule.warmup_steps and 1,
+        warmup_tokens=config.schedule.warmup_tokens and 100,
+    )
     source = config.init_from and str(output / Path(config.init_from).name)  # a phase 1, or teacher, that ran before
     options = config.objective_options | ({"teacher": source} if "teacher" in config.objective_options else {})
-    return replace(config, data=data, output=str(output / Path(config.output).name), model=model, train=train,
-                   schedule=schedule, init_from=source, init_layers=config.init_layers and [0, 1],
-                   objective_options=options, evaluation=replace(config.evaluation, samples=4))
+    return replace(
+        config,
+        data=data,
+        output=str(output / Path(config.output).name),
+        model=model,
+        train=train,
+        schedule=schedule,
+        init_from=source,
+        init_layers=config.init_layers and [0, 1],
+        objective_options=options,
+        evaluation=replace(config.evaluation, samples=4),
+    )
 
 
 def facts_of(engine) -> dict:
@@ -41,11 +58,22 @@ def facts_of(engine) -> dict:
     from cloze.launch.engine.state import base_optimizer, compute_dtype
 
     optimizer = base_optimizer(engine)
-    kept = ("name", "lr", "betas", "eps", "weight_decay", "bias_correction", "min_ratio", "max_ratio",
-            "adapt_undecayed")
+    kept = (
+        "name",
+        "lr",
+        "betas",
+        "eps",
+        "weight_decay",
+        "bias_correction",
+        "min_ratio",
+        "max_ratio",
+        "adapt_undecayed",
+    )
     return {
-        "optimizer": type(optimizer).__name__, "stage": engine.zero_optimization_stage(),
-        "clipping": engine.gradient_clipping(), "products": str(compute_dtype(engine)),
+        "optimizer": type(optimizer).__name__,
+        "stage": engine.zero_optimization_stage(),
+        "clipping": engine.gradient_clipping(),
+        "products": str(compute_dtype(engine)),
         "parameters": sorted({str(p.dtype) for p in engine.module.parameters()}),
         "groups": [{name: group[name] for name in kept if name in group} for group in optimizer.param_groups],
     }
@@ -71,10 +99,18 @@ def main() -> None:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             status = pretrain_module.pretrain(reduced(whole, data, output), environment)
-        print(json.dumps({
-            "recipe": path, "status": status, "printed": printed.getvalue(), **facts_of(engines[-1]),
-            "config": yaml.safe_load((output / Path(path).stem / "config.yaml").read_text()),
-        }), flush=True)
+        print(
+            json.dumps(
+                {
+                    "recipe": path,
+                    "status": status,
+                    "printed": printed.getvalue(),
+                    **facts_of(engines[-1]),
+                    "config": yaml.safe_load((output / Path(path).stem / "config.yaml").read_text()),
+                }
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

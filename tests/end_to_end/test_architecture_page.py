@@ -36,8 +36,15 @@ def tables():
 
 
 def test_there_is_an_example_of_each_kind():
-    assert list(EXAMPLES) == ["An objective", "A reader", "A schedule", "An optimizer", "A head", "A task",
-                              "A predict operation"]
+    assert list(EXAMPLES) == [
+        "An objective",
+        "A reader",
+        "A schedule",
+        "An optimizer",
+        "A head",
+        "A task",
+        "A predict operation",
+    ]
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
@@ -52,6 +59,7 @@ def test_the_files_that_the_page_names_are_there():
     """A name with a folder lies below the repository or launch/; a lone one anywhere."""
     named = set(re.findall(r"`((?:[\w]+/)+[\w]+\.(?:py|yaml|toml))`", PAGE))
     assert len(named) > 30
-    missing = [name for name in sorted(named) if not any((ROOT / base / name).exists()
-                                                          for base in ("", "launch", "pipeline"))]
+    missing = [
+        name for name in sorted(named) if not any((ROOT / base / name).exists() for base in ("", "launch", "pipeline"))
+    ]
     assert not missing

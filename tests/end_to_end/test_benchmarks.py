@@ -37,8 +37,12 @@ def taken(names) -> dict[str, float]:
 
 def test_a_training_step_is_measured_on_all_devices(benchmark, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    replaced = {"hardware": lambda device: f"a {device}", "matmul_peak": lambda *_: 1e12,
-                "useful_flops": lambda *_: (1e11, 1e4), "measure": lambda *arguments: taken(arguments[4])}
+    replaced = {
+        "hardware": lambda device: f"a {device}",
+        "matmul_peak": lambda *_: 1e12,
+        "useful_flops": lambda *_: (1e11, 1e4),
+        "measure": lambda *arguments: taken(arguments[4]),
+    }
     benchmark("training_step", "--quick", **replaced)
     printed = capsys.readouterr().out
     assert "a cuda" in printed and "a cpu" not in printed, "both would take too long"
@@ -53,8 +57,12 @@ def test_a_training_step_is_measured_on_all_devices(benchmark, monkeypatch, tmp_
 
 def test_a_training_step_is_measured_where_its_workload_is(benchmark, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    replaced = {"hardware": lambda device: f"a {device}", "matmul_peak": lambda *_: 1e12,
-                "useful_flops": lambda *_: (1e11, 1e4), "measure": lambda *arguments: taken(arguments[4])}
+    replaced = {
+        "hardware": lambda device: f"a {device}",
+        "matmul_peak": lambda *_: 1e12,
+        "useful_flops": lambda *_: (1e11, 1e4),
+        "measure": lambda *arguments: taken(arguments[4]),
+    }
     benchmark("training_step", "--workload", "BERT-large, 512", **replaced)
     printed = capsys.readouterr().out
     assert "a cuda" in printed and "a cpu" not in printed
@@ -63,8 +71,15 @@ def test_a_training_step_is_measured_where_its_workload_is(benchmark, monkeypatc
 
 
 def test_contenders_of_fine_tuning_are_named(benchmark, capsys):
-    benchmark("finetuning", "--quick", "--device", "cpu", sentences=lambda *_: [], make_model=lambda *_: None,
-              measure=lambda *arguments: taken(arguments[5]))
+    benchmark(
+        "finetuning",
+        "--quick",
+        "--device",
+        "cpu",
+        sentences=lambda *_: [],
+        make_model=lambda *_: None,
+        measure=lambda *arguments: taken(arguments[5]),
+    )
     printed = capsys.readouterr().out
     assert " TOKENIZERS_PARALLELISM=false " in printed and "--worker 'transformers Trainer, its defaults'" in printed
     assert "'attention': 'eager'" in printed and "transformers 5" in printed
@@ -86,9 +101,14 @@ def test_peers_of_preparing_and_loading_are_named(benchmark, monkeypatch, capsys
     printed = capsys.readouterr().out
     assert "TOKENIZERS_PARALLELISM=false python" in printed and "benchmarks/prepare.py --quick" in printed
     assert "tokenizers 0." in printed and "datasets " in printed
-    benchmark("loading", "--quick", make_shards=lambda *_, **__: ROOT, first_batch=lambda *_, **__: 0.0,
-              timed=lambda *_: 1e6, ShardReader=lambda _: SimpleNamespace(num_samples=1, manifest=SimpleNamespace(
-                  max_length=128)))
+    benchmark(
+        "loading",
+        "--quick",
+        make_shards=lambda *_, **__: ROOT,
+        first_batch=lambda *_, **__: 0.0,
+        timed=lambda *_: 1e6,
+        ShardReader=lambda _: SimpleNamespace(num_samples=1, manifest=SimpleNamespace(max_length=128)),
+    )
     printed = capsys.readouterr().out
     assert "benchmarks/loading.py --quick\n" in printed and "datasets " in printed.splitlines()[1]
 
@@ -100,10 +120,14 @@ def test_curves_are_compared_at_equal_tokens_and_at_equal_loss(monkeypatch):
     def curve(seconds, *losses):
         return [{"seconds": seconds * number, "tokens": number, "loss": loss} for number, loss in enumerate(losses, 1)]
 
-    found = compare({"cloze pretrain": curve(10, 5.0, 3.0, 2.0), "slow": curve(40, 5.0, 4.0, 2.5),
-                     "fast": curve(20, 6.0, 5.0, 4.0)})
-    assert found == {"loss_difference_at_equal_tokens": -0.5, "time_ratio_at_equal_tokens": 2.0,
-                     "time_ratio_to_their_last_loss": pytest.approx(120 / 25)}
+    found = compare(
+        {"cloze pretrain": curve(10, 5.0, 3.0, 2.0), "slow": curve(40, 5.0, 4.0, 2.5), "fast": curve(20, 6.0, 5.0, 4.0)}
+    )
+    assert found == {
+        "loss_difference_at_equal_tokens": -0.5,
+        "time_ratio_at_equal_tokens": 2.0,
+        "time_ratio_to_their_last_loss": pytest.approx(120 / 25),
+    }
 
 
 def test_curves_of_other_batches_are_refused(monkeypatch):
@@ -129,11 +153,18 @@ def test_text_for_the_curves_is_prepared_once(monkeypatch, tmp_path):
     assert pretraining_curves.prepare_text(None, tmp_path) == data
 
 
-@pytest.mark.parametrize(("status", "output", "same", "lost"), [
-    (2, "reading\nerror: a.gz: broken\n", None, None), (0, "done\n", True, None), (None, "", None, "still there"),
-    (0, "done\n", False, "another result"), (1, "Traceback (most recent call last):\n", None, "traceback"),
-    (2, "error: one\nerror: two\n", None, "2 lines of errors"), (1, "error: one\n", None, "status 1"),
-])
+@pytest.mark.parametrize(
+    ("status", "output", "same", "lost"),
+    [
+        (2, "reading\nerror: a.gz: broken\n", None, None),
+        (0, "done\n", True, None),
+        (None, "", None, "still there"),
+        (0, "done\n", False, "another result"),
+        (1, "Traceback (most recent call last):\n", None, "traceback"),
+        (2, "error: one\nerror: two\n", None, "2 lines of errors"),
+        (1, "error: one\n", None, "status 1"),
+    ],
+)
 def test_what_is_lost_in_an_attack(status, output, same, lost):
     found = judge(status, output, lambda: same)
     assert found is None if lost is None else lost in found
@@ -146,8 +177,12 @@ def test_an_attack_that_loses_something_ends_with_1_and_repeats_no_part(benchmar
         asked.append((count, seed))
         if len(asked) == 2:
             raise KeyboardInterrupt
-        return {"kills": count, "by moment": {"while saving": count - 1}, "slowest": count / 2,
-                "lost": ["the run: it hangs"] * (count == 5)}
+        return {
+            "kills": count,
+            "by moment": {"while saving": count - 1},
+            "slowest": count / 2,
+            "lost": ["the run: it hangs"] * (count == 5),
+        }
 
     command = ("attack", "--kills", "35", "--files", "0", "--requests", "0", "--seed", "7", "--json", str(figures))
     with pytest.raises(KeyboardInterrupt):
@@ -156,7 +191,12 @@ def test_an_attack_that_loses_something_ends_with_1_and_repeats_no_part(benchmar
     assert asked == [(15, 7), (15, 8), (15, 8), (5, 9)], "the first part stood in the file"
     told = json.loads(figures.read_text())
     assert told["lost"] == 1 and told["training"] | {"seconds": 0} == {
-        "kills": 35, "by moment": {"while saving": 32}, "slowest": 7.5, "lost": ["the run: it hangs"], "seconds": 0}
+        "kills": 35,
+        "by moment": {"while saving": 32},
+        "slowest": 7.5,
+        "lost": ["the run: it hangs"],
+        "seconds": 0,
+    }
     assert "kills 35, hostile files 0, requests 0, lost 1; seed 7" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="found figures of seed 7"):
         benchmark(*command, "--kills", "30", kill=kill)
@@ -164,8 +204,20 @@ def test_an_attack_that_loses_something_ends_with_1_and_repeats_no_part(benchmar
 
 @pytest.mark.slow
 def test_a_small_attack_loses_nothing(tmp_path):
-    command = [sys.executable, "benchmarks/attack.py", "--kills", "0", "--files", "6", "--requests", "30",
-               "--connections", "40", "--json", str(tmp_path / "figures")]
+    command = [
+        sys.executable,
+        "benchmarks/attack.py",
+        "--kills",
+        "0",
+        "--files",
+        "6",
+        "--requests",
+        "30",
+        "--connections",
+        "40",
+        "--json",
+        str(tmp_path / "figures"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     figures = json.loads((tmp_path / "figures").read_text())
@@ -183,21 +235,33 @@ def test_all_benchmarks_make_one_report_that_names_what_failed(benchmark, monkey
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import run_all
 
-    table = {name: run_all.Entry(f"Is it {name}?", ("-c", code, "FIGURES"), 1 if status is None else 30,
-                                 bars=("ratio*",)) for name, (status, code) in STUBS.items()}
+    table = {
+        name: run_all.Entry(f"Is it {name}?", ("-c", code, "FIGURES"), 1 if status is None else 30, bars=("ratio*",))
+        for name, (status, code) in STUBS.items()
+    }
     table["gpu"] = run_all.Entry("A GPU?", (), 1, gpu=True)
     replaced = {"TABLE": table, "has_gpu": lambda: False, "filled": lambda entry, *_: list(entry.arguments)}
     assert benchmark("run_all", "--output", str(tmp_path), **replaced) == 1
     assert "1 of 3 done" in (printed := capsys.readouterr().out) and "failed: broken, slow\n" in printed
     report = (tmp_path / "report.md").read_text()
-    for line in ("| [fine](#fine) | Is it fine? | done |", "| Is it broken? | FAILED: status 7 |", "it broke",
-                 "| Is it slow? | FAILED: out of time |", "| gpu | A GPU? | left out: no GPU |", "![fine](fine.svg)",
-                 "| ratio_to_x | 2.5 |", "| parts: ratio_y | 0.5 |",
-                 "- commit: ", "- hardware: ", "- versions: Python 3."):
+    for line in (
+        "| [fine](#fine) | Is it fine? | done |",
+        "| Is it broken? | FAILED: status 7 |",
+        "it broke",
+        "| Is it slow? | FAILED: out of time |",
+        "| gpu | A GPU? | left out: no GPU |",
+        "![fine](fine.svg)",
+        "| ratio_to_x | 2.5 |",
+        "| parts: ratio_y | 0.5 |",
+        "- commit: ",
+        "- hardware: ",
+        "- versions: Python 3.",
+    ):
         assert line in report, line
     found = json.loads((tmp_path / "report.json").read_text())
     assert {name: each["status"] for name, each in found["benchmarks"].items()} == {
-        name: status for name, (status, _) in STUBS.items()}
+        name: status for name, (status, _) in STUBS.items()
+    }
     assert found["benchmarks"]["fine"]["figures"]["ratio_to_x"] == 2.5
     picture = (tmp_path / "fine.svg").read_text()
     assert "<svg" in picture and not (tmp_path / "broken.svg").exists()
@@ -240,8 +304,12 @@ def test_objectives_are_compared_at_equal_flops(benchmark, monkeypatch, tmp_path
     import objectives
 
     called = []
-    replaced = {"prepare_text": lambda *_: None, "cloze": lambda *words: called.append(words) or 60.0,
-                "steps_for": lambda words, flops: (len(words), 10.0), "held_out_loss": lambda run, pairs: 2.5}
+    replaced = {
+        "prepare_text": lambda *_: None,
+        "cloze": lambda *words: called.append(words) or 60.0,
+        "steps_for": lambda words, flops: (len(words), 10.0),
+        "held_out_loss": lambda run, pairs: 2.5,
+    }
     (tmp_path / "results.md").write_text("before\n<!-- objectives -->\nold\n<!-- /objectives -->\nbehind\n")
     for _ in range(2):  # the second finds all done
         benchmark("objectives", "--size", "tiny", "--output", str(tmp_path), "--page", str(tmp_path), **replaced)
@@ -249,8 +317,15 @@ def test_objectives_are_compared_at_equal_flops(benchmark, monkeypatch, tmp_path
     page = (tmp_path / "results.md").read_text()
     assert page.startswith("before\n<!-- objectives -->\n| objective | steps |") and page.endswith("-->\nbehind\n")
     assert "| masked tokens | " in page and " M | 1.0 | 2.500 |" in page and "old" not in page
-    shown = {"masked": {"steps": 2, "tokens": 4e6, "cpu_seconds": 30, "loss": None,
-                        "tasks": {"SST-2": [0.5, 0.7], "SICK relatedness": [0.25]}}}
+    shown = {
+        "masked": {
+            "steps": 2,
+            "tokens": 4e6,
+            "cpu_seconds": 30,
+            "loss": None,
+            "tasks": {"SST-2": [0.5, 0.7], "SICK relatedness": [0.25]},
+        }
+    }
     size = objectives.Size(1, 1, 1.0, ("SST-2", "SICK relatedness"), 2)
     assert objectives.table(shown, size).splitlines()[-1] == "| masked | 2 | 4.00 M | 0.5 | – | 0.600 ± 0.141 | 0.250 |"
     with pytest.raises(SystemExit):
@@ -269,8 +344,11 @@ def test_vectors_of_the_compared_objectives_are_measured_on_sick(monkeypatch, tm
     (tmp_path / "sick").mkdir()
     for scores, expected in (((5, 1), 1), ((1, 5), -1)):
         rows = [("1", "a cat", "a cat", scores[0], "NEUTRAL"), ("2", "a cat", "the dog", scores[1], "NEUTRAL")]
-        write_tsv(tmp_path / "sick/test.tsv", ("pair_ID", "sentence_A", "sentence_B", "relatedness_score",
-                                               "entailment_judgment"), rows)
+        write_tsv(
+            tmp_path / "sick/test.tsv",
+            ("pair_ID", "sentence_A", "sentence_B", "relatedness_score", "entailment_judgment"),
+            rows,
+        )
         assert objectives.similarity(model, tmp_path) == pytest.approx(expected)
         assert objectives.similarity(model, tmp_path, drawn=True) == pytest.approx(expected)
 
@@ -281,8 +359,10 @@ def test_the_steps_of_an_objective_follow_from_its_flops(monkeypatch, tmp_path):
 
     make_shards(tmp_path / "tiny/single", mask_sets=0, pairs=False)
     size = objectives.SIZES["tiny"]
-    found = {name: objectives.steps_for(objectives.command(name, size, tmp_path / "tiny"), 1e11)
-             for name in ("masked", "span-boundary", "replaced-tokens")}
+    found = {
+        name: objectives.steps_for(objectives.command(name, size, tmp_path / "tiny"), 1e11)
+        for name in ("masked", "span-boundary", "replaced-tokens")
+    }
     steps = {name: steps for name, (steps, _) in found.items()}
     # Of the same batches: the second term takes 4 H² + H V more for a masked token, ELECTRA a second encoder and no
     # vocabulary in its own.
@@ -294,8 +374,11 @@ def test_the_held_out_loss_of_an_objective_is_its_last(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import objectives
 
-    lines = [{"step": 0, "validation/mlm_loss": 9.0, "validation/mlm_loss/single": 8.0}, {"step": 1, "train/loss": 3.0},
-             {"step": 2, "validation/mlm_loss": 7.0, "validation/mlm_loss/single": 6.0}]
+    lines = [
+        {"step": 0, "validation/mlm_loss": 9.0, "validation/mlm_loss/single": 8.0},
+        {"step": 1, "train/loss": 3.0},
+        {"step": 2, "validation/mlm_loss": 7.0, "validation/mlm_loss/single": 6.0},
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for objective, pairs, expected in (("masked", False, 7.0), ("masked", True, 6.0), ("replaced_tokens", False, None)):
         (tmp_path / "config.yaml").write_text(f"objective: {objective}\n")

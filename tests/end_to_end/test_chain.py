@@ -31,13 +31,14 @@ def home(tmp_path_factory):
     subprocess.run(pip, check=True)
     (folder / "own" / "launch").mkdir(parents=True)
     for name in ("model.py", "pipeline.py", "launch/__init__.py"):
-        (folder / "own" / name).write_text("raise AssertionError('the user\'s own file was imported')\n")
+        (folder / "own" / name).write_text("raise AssertionError('the user's own file was imported')\n")
     return folder / "own", {"PYTHONPATH": str(folder / "site"), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def cloze(home):
     """Runs a command as a user does; returns what it printed."""
+
     def run(*arguments, launcher=()) -> str:
         command = [sys.executable, *launcher, "-m", "cloze", *map(str, arguments)]
         result = subprocess.run(command, cwd=home[0], text=True, capture_output=True, env=child_variables(**home[1]))
@@ -56,12 +57,35 @@ def chain(cloze, tmp_path_factory):
     books = ("--config", "books", "--input", folder / "text.jsonl")
     printed = {
         "vocab": cloze("vocab", *books, "--output", folder / "vocab", "--vocab_size", 700),
-        "prepare": cloze("prepare", *books, "--tokenizer", folder / "vocab", "--output", folder / "shards",
-                         "--max_length", 48, "--mask_sets", 2, "--workers", 2),
+        "prepare": cloze(
+            "prepare",
+            *books,
+            "--tokenizer",
+            folder / "vocab",
+            "--output",
+            folder / "shards",
+            "--max_length",
+            48,
+            "--mask_sets",
+            2,
+            "--workers",
+            2,
+        ),
         "inspect": cloze("inspect", folder / "shards"),
         "pretrain": cloze(
-            "pretrain", "--config", "tiny", "--data", folder / "shards", "--output", folder / "run",
-            "--train.max_steps", 30, "--schedule.warmup_steps", 5, "--zero.stage", 1,
+            "pretrain",
+            "--config",
+            "tiny",
+            "--data",
+            folder / "shards",
+            "--output",
+            folder / "run",
+            "--train.max_steps",
+            30,
+            "--schedule.warmup_steps",
+            5,
+            "--zero.stage",
+            1,
             launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         ),
         "export": cloze("export", folder / "run", "--output", folder / "hf"),
@@ -74,8 +98,15 @@ def test_every_step_says_what_it_did(chain):
     _, printed = chain
     assert "700 entries" in printed["vocab"]
     assert "tokens lost" in printed["prepare"] and "[MASK]" in printed["inspect"]
-    for fact in ("64 = 32 micro x 1 accumulation x 2 processes", "fp32 products", "ZeRO stage 1", "unigram entropy",
-                 "eager", "FLOPs a token", "complete at step 30"):
+    for fact in (
+        "64 = 32 micro x 1 accumulation x 2 processes",
+        "fp32 products",
+        "ZeRO stage 1",
+        "unigram entropy",
+        "eager",
+        "FLOPs a token",
+        "complete at step 30",
+    ):
         assert fact in printed["pretrain"], fact
     assert "exported step 30" in printed["export"] and SENTENCE in printed["predict"]
 
@@ -85,11 +116,24 @@ def test_the_curves_have_the_names_that_scripts_rely_on(chain):
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     names = {name for line in lines for name in line}
     assert names >= {
-        "step", "train/loss", "train/mlm_loss", "train/next_sentence_loss", "train/mlm_accuracy",
-        "train/next_sentence_accuracy", "train/learning_rate", "train/gradient_norm", "validation/loss",
-        "validation/mlm_loss", "validation/mlm_accuracy", "validation/next_sentence_loss",
-        "validation/next_sentence_accuracy", "speed/tokens_per_second", "speed/data_wait_share",
-        "data/padding_share", "data/tokens", "data/samples",
+        "step",
+        "train/loss",
+        "train/mlm_loss",
+        "train/next_sentence_loss",
+        "train/mlm_accuracy",
+        "train/next_sentence_accuracy",
+        "train/learning_rate",
+        "train/gradient_norm",
+        "validation/loss",
+        "validation/mlm_loss",
+        "validation/mlm_accuracy",
+        "validation/next_sentence_loss",
+        "validation/next_sentence_accuracy",
+        "speed/tokens_per_second",
+        "speed/data_wait_share",
+        "data/padding_share",
+        "data/tokens",
+        "data/samples",
     }
     first, last = (line["validation/mlm_loss"] for line in (lines[0], lines[-1]))
     assert last < first - 0.5, "the model has learned something"
@@ -126,8 +170,9 @@ def test_blanks_are_filled_as_by_the_pipeline_of_transformers(chain):
     guesses = Predictor.from_folder(folder / "hf").fill_mask(SENTENCE, 5)[0]
     # From the run itself, without an export.
     assert guesses == Predictor.from_folder(folder / "run").fill_mask(SENTENCE, 5)[0]
-    pipe = FillMaskPipeline(AutoModelForMaskedLM.from_pretrained(folder / "hf"),
-                            AutoTokenizer.from_pretrained(folder / "hf"), top_k=5)
+    pipe = FillMaskPipeline(
+        AutoModelForMaskedLM.from_pretrained(folder / "hf"), AutoTokenizer.from_pretrained(folder / "hf"), top_k=5
+    )
     for guess, expected in zip(guesses, pipe(SENTENCE), strict=True):
         assert guess.token == expected["token_str"].replace(" ", "")
         assert guess.probability == pytest.approx(expected["score"], abs=1e-5)
@@ -135,10 +180,17 @@ def test_blanks_are_filled_as_by_the_pipeline_of_transformers(chain):
 
 def test_export_refuses_a_folder_with_files_and_a_folder_without_a_run(chain):
     folder, _ = chain
-    for arguments, expected in (((folder / "run", "--output", folder / "hf"), "expected a new or empty folder"),
-                                ((folder / "shards",), "expected the folder of a run")):
-        result = subprocess.run([sys.executable, "-m", "cloze", "export", *map(str, arguments)], cwd=ROOT, text=True,
-                                capture_output=True, env=child_variables())
+    for arguments, expected in (
+        ((folder / "run", "--output", folder / "hf"), "expected a new or empty folder"),
+        ((folder / "shards",), "expected the folder of a run"),
+    ):
+        result = subprocess.run(
+            [sys.executable, "-m", "cloze", "export", *map(str, arguments)],
+            cwd=ROOT,
+            text=True,
+            capture_output=True,
+            env=child_variables(),
+        )
         assert result.returncode == 2 and expected in result.stderr
 
 
@@ -146,15 +198,37 @@ def test_export_refuses_a_folder_with_files_and_a_folder_without_a_run(chain):
 def test_the_deepspeed_launcher_trains_the_same_model(chain, home):
     folder, _ = chain
     run = folder / "by-deepspeed"
-    arguments = ["--num_accelerators", "2", "--module", "cloze", "pretrain", "--config", "tiny",
-                 "--data", folder / "shards", "--output", run, "--train.max_steps", 30,
-                 "--schedule.warmup_steps", 5, "--zero.stage", 1]
+    arguments = [
+        "--num_accelerators",
+        "2",
+        "--module",
+        "cloze",
+        "pretrain",
+        "--config",
+        "tiny",
+        "--data",
+        folder / "shards",
+        "--output",
+        run,
+        "--train.max_steps",
+        30,
+        "--schedule.warmup_steps",
+        5,
+        "--zero.stage",
+        1,
+    ]
     code = "import sys; from deepspeed.launcher.runner import main; main(sys.argv[1:])"
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    subprocess.run([sys.executable, "-c", code, *map(str, arguments)], cwd=home[0], check=True, capture_output=True,
-                   env=child_variables(**home[1], PATH=path))
-    for left, right in zip(*((folder / name / "metrics.jsonl").read_text().splitlines()
-                             for name in ("run", "by-deepspeed")), strict=True):
+    subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=home[0],
+        check=True,
+        capture_output=True,
+        env=child_variables(**home[1], PATH=path),
+    )
+    for left, right in zip(
+        *((folder / name / "metrics.jsonl").read_text().splitlines() for name in ("run", "by-deepspeed")), strict=True
+    ):
         left, right = json.loads(left), json.loads(right)
         for name in left:
             # A process's speed and memory are its own affair.

@@ -19,8 +19,11 @@ from tests.launching import ROOT
 PAGE = (ROOT / "docs" / "finetune.md").read_text(encoding="utf-8")
 COMMANDS = [shlex.split(line)[2:] for line in re.findall(r"^    (cloze finetune .*)", PAGE.replace("\\\n", ""), re.M)]
 SWAG = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3", "label")
-STORY = (*(f"InputSentence{n}" for n in range(1, 5)), *(f"RandomFifthSentenceQuiz{n}" for n in (1, 2)),
-         "AnswerRightEnding")
+STORY = (
+    *(f"InputSentence{n}" for n in range(1, 5)),
+    *(f"RandomFifthSentenceQuiz{n}" for n in (1, 2)),
+    "AnswerRightEnding",
+)
 OTHER_LABEL = {"sst2": "1", "sick-entailment": "ENTAILMENT", "sick-relatedness": "ENTAILMENT"}
 
 

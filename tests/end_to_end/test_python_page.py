@@ -57,10 +57,12 @@ def test_lists_give_what_single_texts_give(folder):
         np.testing.assert_allclose([each[0].score for each in model.classify(*given)], pairs, atol=1e-6)
     tagger, answerer = cloze.load(folder / "runs" / "ner"), cloze.load(folder / "runs" / "squad")
     assert [[tag.text for tag in tags] for tags in tagger.tag(texts)] == [
-        [tag.text for tag in tagger.tag(text)] for text in texts]
+        [tag.text for tag in tagger.tag(text)] for text in texts
+    ]
     answers = answerer.answer(["who ?", "where ?"], [texts[0], texts[1]])
-    assert [spans[0].text for spans in answers] == [answerer.answer(*each)[0].text
-                                                    for each in (("who ?", texts[0]), ("where ?", texts[1]))]
+    assert [spans[0].text for spans in answers] == [
+        answerer.answer(*each)[0].text for each in (("who ?", texts[0]), ("where ?", texts[1]))
+    ]
     assert model.classify([]) == []
     with pytest.raises(UserError, match="found 3 texts with 1 second ones"):
         model.classify(texts, ["the sea"])

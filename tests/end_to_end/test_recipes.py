@@ -15,16 +15,27 @@ from tests.synthetic import make_shards
 
 # Samples in a step as published, and numbers of GPUs for which nothing else need be changed.
 RECIPES = {
-    "bert-base-phase1": (256, [1, 4, 16]), "bert-base-phase2": (256, [1, 8, 64]),
-    "bert-large-phase1": (256, [1, 4, 16]), "bert-large-phase2": (256, [1, 8, 64]),
-    "nvidia-lamb-large-phase1": (65536, [1, 64, 1024]), "nvidia-lamb-large-phase2": (32768, [1, 64, 4096]),
-    "deepspeed-lamb-large-phase1": (65536, [1, 1024]), "deepspeed-lamb-large-phase2": (32768, [1, 1024]),
-    "academic-24h": (4096, [1, 8, 128]), "mosaicbert-base": (4096, [1, 8, 32]), "crammed-24h": (8192, [1, 2, 4]),
-    "roberta-base": (8192, [1, 8, 512]), "modernbert-base-phase1": (4608, [1, 3, 8, 48]),
-    "modernbert-base-phase2": (576, [1, 3, 8, 72]), "modernbert-base-phase3": (576, [1, 3, 8, 72]),
-    "ettin-150m-phase1": (4608, [1, 3, 8, 288]), "ettin-150m-phase2": (4608, [1, 3, 8, 288]),
-    "ettin-150m-phase3": (4608, [1, 3, 8, 288]), "mlperf-large": (512, [1, 8, 64]),
-    "electra-small": (128, [1, 8, 128]), "distilbert-base": (4096, [1, 8, 512]),
+    "bert-base-phase1": (256, [1, 4, 16]),
+    "bert-base-phase2": (256, [1, 8, 64]),
+    "bert-large-phase1": (256, [1, 4, 16]),
+    "bert-large-phase2": (256, [1, 8, 64]),
+    "nvidia-lamb-large-phase1": (65536, [1, 64, 1024]),
+    "nvidia-lamb-large-phase2": (32768, [1, 64, 4096]),
+    "deepspeed-lamb-large-phase1": (65536, [1, 1024]),
+    "deepspeed-lamb-large-phase2": (32768, [1, 1024]),
+    "academic-24h": (4096, [1, 8, 128]),
+    "mosaicbert-base": (4096, [1, 8, 32]),
+    "crammed-24h": (8192, [1, 2, 4]),
+    "roberta-base": (8192, [1, 8, 512]),
+    "modernbert-base-phase1": (4608, [1, 3, 8, 48]),
+    "modernbert-base-phase2": (576, [1, 3, 8, 72]),
+    "modernbert-base-phase3": (576, [1, 3, 8, 72]),
+    "ettin-150m-phase1": (4608, [1, 3, 8, 288]),
+    "ettin-150m-phase2": (4608, [1, 3, 8, 288]),
+    "ettin-150m-phase3": (4608, [1, 3, 8, 288]),
+    "mlperf-large": (512, [1, 8, 64]),
+    "electra-small": (128, [1, 8, 128]),
+    "distilbert-base": (4096, [1, 8, 512]),
 }
 EXPECTED = {  # class, clipping, constants, peak rate
     "bert-base-phase1": ("UncorrectedAdamW", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 1e-4),
@@ -33,8 +44,13 @@ EXPECTED = {  # class, clipping, constants, peak rate
     "bert-large-phase2": ("UncorrectedAdamW", 1.0, {"betas": (0.9, 0.999), "eps": 1e-6}, 1e-5),
     "nvidia-lamb-large-phase1": ("Lamb", 1.0, {"bias_correction": True, "adapt_undecayed": False}, 6e-3),
     "nvidia-lamb-large-phase2": ("Lamb", 1.0, {"bias_correction": True, "adapt_undecayed": False}, 4e-3),
-    "deepspeed-lamb-large-phase1": ("Lamb", 1.0, {"bias_correction": False, "min_ratio": .01, "max_ratio": .3}, 11e-3),
-    "deepspeed-lamb-large-phase2": ("Lamb", 1.0, {"bias_correction": False, "min_ratio": .01, "max_ratio": .3}, 2e-3),
+    "deepspeed-lamb-large-phase1": (
+        "Lamb",
+        1.0,
+        {"bias_correction": False, "min_ratio": 0.01, "max_ratio": 0.3},
+        11e-3,
+    ),
+    "deepspeed-lamb-large-phase2": ("Lamb", 1.0, {"bias_correction": False, "min_ratio": 0.01, "max_ratio": 0.3}, 2e-3),
     "academic-24h": ("AdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 1e-3),
     "mosaicbert-base": ("AdamW", 1e30, {"betas": (0.9, 0.98), "eps": 1e-6}, 5e-4),
     "crammed-24h": ("AdamW", 0.5, {"betas": (0.9, 0.98), "eps": 1e-12}, 1e-3),
@@ -83,7 +99,10 @@ def runs(tmp_path_factory):
     files = [f"configs/pretrain/{name}.yaml" for name in recipe_files()]
     result = subprocess.run(
         [sys.executable, "-m", "tests.end_to_end.recipe_runs", str(folder), str(pairs), str(single), *files],
-        cwd=ROOT, env=child_variables(OMP_NUM_THREADS="1"), capture_output=True, text=True,
+        cwd=ROOT,
+        env=child_variables(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
         timeout=2 * PATIENCE_SECONDS,
     )
     assert result.returncode == 0, result.stderr[-4000:]

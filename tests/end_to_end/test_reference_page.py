@@ -15,7 +15,8 @@ def generated() -> str:
 
 def test_the_page_is_current():
     assert (ROOT / "docs/reference.md").read_text(encoding="utf-8") == generated(), (
-        "signatures or docstrings have changed: python docs/write_reference.py")
+        "signatures or docstrings have changed: python docs/write_reference.py"
+    )
 
 
 def test_what_the_page_of_examples_imports_is_in_it():
@@ -29,8 +30,11 @@ def test_what_the_page_of_examples_imports_is_in_it():
 
 def test_fields_are_shown_also_those_of_a_base():
     page = generated()
-    for name, field in (("vectors.Embed", "pooling"), ("vectors.Features", "layer"),
-                        ("manifest.Manifest", "vocab_size")):
+    for name, field in (
+        ("vectors.Embed", "pooling"),
+        ("vectors.Features", "layer"),
+        ("manifest.Manifest", "vocab_size"),
+    ):
         (entry,) = [each for each in page.split("\n### ") if each.startswith("`cloze.") and f".{name}`" in each[:80]]
         assert f"\n- `{field}: " in entry, name
 

@@ -25,8 +25,16 @@ SEGMENTS = "bert.embeddings.segment.weight"
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tutorial")
     data = make_shards(folder / "data", max_length=20)
-    train(data, folder / "run", "--model", "configs/model/tutorial.yaml", "--train.max_steps", "3",
-          "--evaluation.every_steps", "3")
+    train(
+        data,
+        folder / "run",
+        "--model",
+        "configs/model/tutorial.yaml",
+        "--train.max_steps",
+        "3",
+        "--evaluation.every_steps",
+        "3",
+    )
     return folder / "run"
 
 
@@ -40,8 +48,9 @@ def test_pretraining_trains_both_segments_and_evaluates_as_it_trains(run):
     model.load_state_dict(state)
     measured = []
     for segments in ((1, 2), (0, 1)):
-        (batch,) = evaluation_batches(ShardReader(run.parent / "data", "validation"), micro_batch_size=24, rank=0,
-                                      world_size=1, segments=segments)
+        (batch,) = evaluation_batches(
+            ShardReader(run.parent / "data", "validation"), micro_batch_size=24, rank=0, world_size=1, segments=segments
+        )
         measured.append(model.eval()(**batch).loss.item())
     assert measured[0] == pytest.approx(read_metrics(run)[-1]["validation/loss"], rel=1e-5)
     assert measured[0] != pytest.approx(measured[1], rel=1e-5)

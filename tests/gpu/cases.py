@@ -76,8 +76,13 @@ def configuration(case: Case):
     from cloze.model.config import BertConfig
 
     model = BertConfig(
-        vocab_size=1000, hidden_size=128, num_hidden_layers=case.layers, num_attention_heads=2, intermediate_size=512,
-        hidden_dropout_prob=case.hidden_dropout, attention_probs_dropout_prob=case.attention_dropout,
+        vocab_size=1000,
+        hidden_size=128,
+        num_hidden_layers=case.layers,
+        num_attention_heads=2,
+        intermediate_size=512,
+        hidden_dropout_prob=case.hidden_dropout,
+        attention_probs_dropout_prob=case.attention_dropout,
         position_embedding=case.position_embedding,
     )
     if case.preset is not None:
@@ -87,8 +92,13 @@ def configuration(case: Case):
     config = PretrainConfig(data="", output="", model=model, objective=case.objective)
     micro_batch_size = len(LENGTHS[0])
     train = replace(
-        config.train, global_batch_size=batch_size(case.world_size), micro_batch_size=micro_batch_size,
-        max_steps=9, learning_rate=1e-4, precision=case.precision, loss_reduction=case.loss_reduction,
+        config.train,
+        global_batch_size=batch_size(case.world_size),
+        micro_batch_size=micro_batch_size,
+        max_steps=9,
+        learning_rate=1e-4,
+        precision=case.precision,
+        loss_reduction=case.loss_reduction,
         gradient_checkpointing=case.gradient_checkpointing,
     )
     optimizer = replace(config.optimizer, name=case.optimizer, bias_correction=case.bias_correction)

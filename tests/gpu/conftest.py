@@ -38,8 +38,14 @@ def worker(library, tmp_path_factory) -> Iterator[Callable[[Case | Place | Recip
     """The process that answers; each question is answered once."""
     errors = tmp_path_factory.mktemp("worker") / "stderr"
     with errors.open("w") as stream:
-        process = subprocess.Popen([sys.executable, "-m", "tests.gpu.worker", library], text=True, cwd=ROOT,
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.gpu.worker", library],
+            text=True,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+        )
 
         @functools.cache
         def ask(question: Case | Place | Recipe | Compiled) -> dict:

@@ -26,9 +26,27 @@ def build(folder: Path) -> Path:
     library = folder / "libfakecuda.so"
     include = _TORCH / "include"
     subprocess.run(
-        ["g++", "-shared", "-fPIC", "-std=c++20", "-O0", SOURCE, "-o", library, "-I", include, "-I",
-         include / "torch/csrc/api/include", "-L", _TORCH / "lib", "-ltorch_cpu", "-lc10"],
-        check=True, capture_output=True, text=True,
+        [
+            "g++",
+            "-shared",
+            "-fPIC",
+            "-std=c++20",
+            "-O0",
+            SOURCE,
+            "-o",
+            library,
+            "-I",
+            include,
+            "-I",
+            include / "torch/csrc/api/include",
+            "-L",
+            _TORCH / "lib",
+            "-ltorch_cpu",
+            "-lc10",
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return library
 
@@ -92,7 +110,7 @@ def _place() -> str:
     for frame in reversed(traceback.extract_stack()):
         path = Path(frame.filename)
         if "deepspeed" in path.parts:
-            path = Path(*path.parts[path.parts.index("deepspeed"):])
+            path = Path(*path.parts[path.parts.index("deepspeed") :])
         elif path.is_relative_to(ROOT) and not {"tests", "site-packages"} & set(path.relative_to(ROOT).parts):
             path = path.relative_to(ROOT)
         else:
@@ -163,24 +181,50 @@ def install(library: Path) -> None:
     cuda, stream = torch.cuda, _Stream()
     name = "NVIDIA H100 80GB HBM3"
     facts = {
-        "is_available": True, "device_count": 1, "current_device": 0, "get_device_name": name, "is_initialized": True,
-        "get_device_capability": (9, 0), "is_bf16_supported": True, "mem_get_info": (79 << 30, 80 << 30),
-        "current_stream": stream, "default_stream": stream, "initial_seed": 0, "memory_stats": {},
-        "get_device_properties": types.SimpleNamespace(total_memory=80 << 30, multi_processor_count=132, name=name,
-                                                       major=9, minor=0),
+        "is_available": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_name": name,
+        "is_initialized": True,
+        "get_device_capability": (9, 0),
+        "is_bf16_supported": True,
+        "mem_get_info": (79 << 30, 80 << 30),
+        "current_stream": stream,
+        "default_stream": stream,
+        "initial_seed": 0,
+        "memory_stats": {},
+        "get_device_properties": types.SimpleNamespace(
+            total_memory=80 << 30, multi_processor_count=132, name=name, major=9, minor=0
+        ),
     }
-    facts |= dict.fromkeys((
-        f"{most}memory_{kind}" for most in ("", "max_") for kind in ("allocated", "reserved", "cached")), 0)
+    facts |= dict.fromkeys(
+        (f"{most}memory_{kind}" for most in ("", "max_") for kind in ("allocated", "reserved", "cached")), 0
+    )
     for function, value in facts.items():
         setattr(cuda, function, _answering(value))
-    for function in ("set_device", "_lazy_init", "empty_cache", "manual_seed_all", "manual_seed", "set_rng_state",
-                     "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"):
+    for function in (
+        "set_device",
+        "_lazy_init",
+        "empty_cache",
+        "manual_seed_all",
+        "manual_seed",
+        "set_rng_state",
+        "reset_peak_memory_stats",
+        "reset_max_memory_allocated",
+        "reset_max_memory_cached",
+    ):
         setattr(cuda, function, _answering(None))
     cuda.get_rng_state = lambda *_, **__: torch.empty(16, dtype=torch.uint8, device="cpu")
     cuda.Stream, cuda.Event, cuda.stream = _Stream, _Event, lambda _: contextlib.nullcontext()
     cuda.synchronize = lambda *_: LOG.wait("cuda.synchronize")
-    cuda.default_generators = types.SimpleNamespace(initial_seed=_answering(0), get_offset=_answering(0),
-                                                    manual_seed=_answering(None), set_offset=_answering(None)),
+    cuda.default_generators = (
+        types.SimpleNamespace(
+            initial_seed=_answering(0),
+            get_offset=_answering(0),
+            manual_seed=_answering(None),
+            set_offset=_answering(None),
+        ),
+    )
     cuda.nccl = types.SimpleNamespace(version=lambda: (2, 28, 0))
     cuda.amp.common.amp_definitely_not_available = lambda: False
     cuda.nvtx.range_push, cuda.nvtx.range_pop = _answering(None), _answering(None)
@@ -227,13 +271,17 @@ def _apply(module, function, recurse=True):
 
 
 # Operators that make tensors of another shape or none at all, and launch nothing.
-_VIEWS = set("""_has_compatible_shallow_copy_type _reshape_alias _unsafe_view alias as_strided chunk detach device empty
+_VIEWS = set(
+    """_has_compatible_shallow_copy_type _reshape_alias _unsafe_view alias as_strided chunk detach device empty
     empty_like empty_strided expand is_contiguous is_pinned is_same_size layout lift lift_fresh narrow new_empty
     new_empty_strided permute record_stream reshape select slice split split_with_sizes squeeze sym_numel sym_size
-    sym_storage_offset sym_stride t transpose unbind unflatten unsqueeze view view_as""".split())
+    sym_storage_offset sym_stride t transpose unbind unflatten unsqueeze view view_as""".split()
+)
 # Operators whose result's shape or value the host must know.
-_WAITING = set("""_unique2 allclose bincount equal is_nonzero masked_select nonzero repeat_interleave
-    unique_consecutive unique_dim""".split())
+_WAITING = set(
+    """_unique2 allclose bincount equal is_nonzero masked_select nonzero repeat_interleave
+    unique_consecutive unique_dim""".split()
+)
 _COPIES = "_to_copy", "copy_"
 
 

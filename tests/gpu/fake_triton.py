@@ -42,11 +42,26 @@ def install(capability: int, binaries: bool) -> Kernels:
 
     made, cuda = Kernels(), torch.cuda
     sheet = types.SimpleNamespace(
-        total_memory=80 << 30, multi_processor_count=132, name="NVIDIA H100 80GB HBM3", major=capability // 10,
-        minor=capability % 10, regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048,
-        max_threads_per_block=1024, warp_size=32, shared_memory_per_block_optin=232448, shared_memory_per_block=49152,
-        shared_memory_per_multiprocessor=233472, L2_cache_size=50 << 20, clock_rate=1_980_000,
-        memory_clock_rate=2_619_000, memory_bus_width=5120, gcnArchName="", uuid="", pci_bus_id=0)
+        total_memory=80 << 30,
+        multi_processor_count=132,
+        name="NVIDIA H100 80GB HBM3",
+        major=capability // 10,
+        minor=capability % 10,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+        max_threads_per_block=1024,
+        warp_size=32,
+        shared_memory_per_block_optin=232448,
+        shared_memory_per_block=49152,
+        shared_memory_per_multiprocessor=233472,
+        L2_cache_size=50 << 20,
+        clock_rate=1_980_000,
+        memory_clock_rate=2_619_000,
+        memory_bus_width=5120,
+        gcnArchName="",
+        uuid="",
+        pci_bus_id=0,
+    )
     cuda.get_device_properties = lambda *_: sheet
     cuda.get_device_capability = lambda *_: (capability // 10, capability % 10)
     cuda._is_compiled = lambda: True
@@ -57,8 +72,9 @@ def install(capability: int, binaries: bool) -> Kernels:
         setattr(interface.CudaInterface, name, staticmethod(lambda _: 0))
     torch._C._cuda_getCurrentRawStream = lambda *_: 0
     guards = torch._C._dynamo.guards
-    guards._empty_strided_cuda = lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype,
-                                                                                 device="cuda")
+    guards._empty_strided_cuda = lambda size, stride, dtype: torch.empty_strided(
+        size, stride, dtype=dtype, device="cuda"
+    )
     guards._reinterpret_tensor = lambda tensor, size, stride, offset=0: torch.as_strided(tensor, size, stride, offset)
     guards.assert_size_stride, guards.assert_alignment = (lambda *_: None), (lambda *_: None)
     driver = _driver(capability)
@@ -93,11 +109,23 @@ def _driver(capability: int):
     import torch
     from triton.backends.compiler import GPUTarget
 
-    properties = {"max_shared_mem": 232448, "multiprocessor_count": 132, "sm_clock_rate": 1_980_000,
-                  "mem_clock_rate": 2_619_000, "mem_bus_width": 5120, "warpSize": 32, "max_num_regs": 65536}
+    properties = {
+        "max_shared_mem": 232448,
+        "multiprocessor_count": 132,
+        "sm_clock_rate": 1_980_000,
+        "mem_clock_rate": 2_619_000,
+        "mem_bus_width": 5120,
+        "warpSize": 32,
+        "max_num_regs": 65536,
+    }
     return types.SimpleNamespace(
-        get_current_target=lambda: GPUTarget("cuda", capability, 32), get_current_device=lambda: 0,
-        set_current_device=lambda _: None, get_current_stream=lambda *_: 0,
-        get_active_torch_device=lambda: torch.device("cuda", 0), get_device_interface=lambda: torch.cuda,
-        is_active=lambda: True, map_python_to_cpp_type=lambda name: name,
-        utils=types.SimpleNamespace(get_device_properties=lambda _: properties))
+        get_current_target=lambda: GPUTarget("cuda", capability, 32),
+        get_current_device=lambda: 0,
+        set_current_device=lambda _: None,
+        get_current_stream=lambda *_: 0,
+        get_active_torch_device=lambda: torch.device("cuda", 0),
+        get_device_interface=lambda: torch.cuda,
+        is_active=lambda: True,
+        map_python_to_cpp_type=lambda name: name,
+        utils=types.SimpleNamespace(get_device_properties=lambda _: properties),
+    )

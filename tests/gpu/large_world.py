@@ -59,13 +59,24 @@ def part(place: Place) -> dict:
     join(place.rank, place.world_size)
     with FakeTensorMode(allow_non_fake_inputs=True), watch():
         engine = _engine(place)
-        found = Part({name: getattr(parameter, "ds_numel", parameter.numel())
-                      for name, parameter in engine.module.named_parameters()},
-                     _padded(engine), _fragments(engine, place.rank), _files(engine, place.rank), [], [])
+        found = Part(
+            {
+                name: getattr(parameter, "ds_numel", parameter.numel())
+                for name, parameter in engine.module.named_parameters()
+            },
+            _padded(engine),
+            _fragments(engine, place.rank),
+            _files(engine, place.rank),
+            [],
+            [],
+        )
         if place.everyone:
             ranks = range(place.world_size)
-            found = replace(found, fragments=[_of_rank(engine, rank, _linked) for rank in ranks],
-                            names=[_of_rank(engine, rank, _names) for rank in ranks])
+            found = replace(
+                found,
+                fragments=[_of_rank(engine, rank, _linked) for rank in ranks],
+                names=[_of_rank(engine, rank, _names) for rank in ranks],
+            )
     return asdict(found)
 
 
@@ -80,10 +91,14 @@ def _engine(place: Place):
     from cloze.model.config import BertConfig
 
     config = configuration(Case(place.stage))
-    config = replace(config, model=BertConfig(vocab_size=30522, num_hidden_layers=LAYERS),
-                     train=replace(config.train, global_batch_size=batch_size(place.world_size)))
-    engine = build_engine(build_model(config), config, deepspeed_config(config, place.world_size),
-                          torch.device("cuda", 0))
+    config = replace(
+        config,
+        model=BertConfig(vocab_size=30522, num_hidden_layers=LAYERS),
+        train=replace(config.train, global_batch_size=batch_size(place.world_size)),
+    )
+    engine = build_engine(
+        build_model(config), config, deepspeed_config(config, place.world_size), torch.device("cuda", 0)
+    )
     optimizer = base_optimizer(engine)
     if place.stage == 3:
         engine.optimizer._set_fp32_optimizer_param_groups()  # which are there while it saves or steps, and not between
@@ -105,9 +120,11 @@ def _padded(engine) -> int:
 def _fragments(engine, rank: int) -> list[Fragment]:
     """What the engine's own rank updates."""
     if engine.zero_optimization_stage() < 3:
-        return [(name, mapping.lp_fragment_address.start, mapping.lp_fragment_address.numel)
-                for name, parameter in engine.module.named_parameters()
-                if (mapping := parameter._hp_mapping) is not None]
+        return [
+            (name, mapping.lp_fragment_address.start, mapping.lp_fragment_address.numel)
+            for name, parameter in engine.module.named_parameters()
+            if (mapping := parameter._hp_mapping) is not None
+        ]
     return _of_stage_3(engine, rank)
 
 
@@ -170,8 +187,11 @@ def _files(engine, rank: int) -> dict[str, int]:
         def makedirs(self, *_, **__) -> None: ...
 
         def save(self, state_dict, path: str) -> None:
-            storages = {leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes()
-                        for leaf in tree_leaves(state_dict) if isinstance(leaf, torch.Tensor)}
+            storages = {
+                leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes()
+                for leaf in tree_leaves(state_dict)
+                if isinstance(leaf, torch.Tensor)
+            }
             files[Path(path).name] = sum(storages.values())
 
         def load(self, path: str, map_location=None) -> None: ...

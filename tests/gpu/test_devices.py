@@ -21,8 +21,12 @@ GPU = torch.device("cuda", 0)
 def test_a_packed_batch_is_the_batch_again():
     """Of dtypes and sizes that do not follow from each other, an empty one and a number among them."""
     batch = {
-        "offsets": torch.tensor([0, 3, 8], dtype=torch.int32), "mask": torch.tensor([True, False, True]), "longest": 5,
-        "ids": torch.arange(7), "none": torch.empty(0, dtype=torch.long), "values": torch.randn(3, 5)[:, ::2],
+        "offsets": torch.tensor([0, 3, 8], dtype=torch.int32),
+        "mask": torch.tensor([True, False, True]),
+        "longest": 5,
+        "ids": torch.arange(7),
+        "none": torch.empty(0, dtype=torch.long),
+        "values": torch.randn(3, 5)[:, ::2],
         "one": torch.tensor(2.5, dtype=torch.float64),
     }
     packed, places = devices.packed_bytes(batch)
@@ -76,16 +80,31 @@ def test_nccl_gets_the_device_of_each_rank(monkeypatch):
 
 def test_nccl_writes_its_last_collectives_into_the_run_unless_the_user_has_said_where(monkeypatch, tmp_path):
     """And how many, by either of torch's names."""
-    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT",
-                 "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+    for name in (
+        "TORCH_FR_BUFFER_SIZE",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT",
+        "TORCH_FR_DUMP_TEMP_FILE",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    ):
         monkeypatch.setenv(name, "")  # which is put back afterwards
         monkeypatch.delenv(name)
     monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "7")
     record_collectives(tmp_path / "rank-")
-    assert {name: os.environ.get(name) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE",
-                                                    "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE")} == {
-        "TORCH_FR_BUFFER_SIZE": None, "TORCH_NCCL_TRACE_BUFFER_SIZE": "7", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "rank-")}
+    assert {
+        name: os.environ.get(name)
+        for name in (
+            "TORCH_FR_BUFFER_SIZE",
+            "TORCH_NCCL_TRACE_BUFFER_SIZE",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT",
+            "TORCH_FR_DUMP_TEMP_FILE",
+        )
+    } == {
+        "TORCH_FR_BUFFER_SIZE": None,
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "7",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "rank-"),
+    }
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "mine")
     record_collectives(tmp_path / "rank-")
     assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == "mine"
@@ -111,10 +130,16 @@ def test_the_collectives_of_a_run_on_gpus_lie_beside_its_heartbeats(monkeypatch,
     assert prefix.parent == tmp_path / "run/heartbeats" and prefix.parent.is_dir()
 
 
-@pytest.mark.parametrize(("capability", "installed", "dropout", "taken"), [
-    ((9, 0), True, 0.0, True), ((9, 0), True, 0.1, False), ((8, 0), True, 0.0, False), ((10, 0), True, 0.0, False),
-    ((9, 0), False, 0.0, False),
-])
+@pytest.mark.parametrize(
+    ("capability", "installed", "dropout", "taken"),
+    [
+        ((9, 0), True, 0.0, True),
+        ((9, 0), True, 0.1, False),
+        ((8, 0), True, 0.0, False),
+        ((10, 0), True, 0.0, False),
+        ((9, 0), False, 0.0, False),
+    ],
+)
 def test_flash_attention_3_computes_where_it_is_installed_and_can(monkeypatch, capability, installed, dropout, taken):
     asked = []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

@@ -47,21 +47,46 @@ def test_no_two_ranks_write_the_same_file_and_the_sizes_add_up(part, stage):
     assert found.names[0] == sorted(found.files), "as the rank that was asked writes them"
     # The weights by which forward computes: at stage 3 each rank notes its own, which hold no numbers.
     assert [len(rank) for rank in found.names[1:]] == [3 if stage == 3 else 2] * (WORLD_SIZE - 1)
-    weights, states = (sum(size for name, size in found.files.items() if name.endswith(kind))
-                       for kind in ("model_states.pt", "optim_states.pt"))
+    weights, states = (
+        sum(size for name, size in found.files.items() if name.endswith(kind))
+        for kind in ("model_states.pt", "optim_states.pt")
+    )
     # Every rank's are of its padded part; torch's step counters and what DeepSpeed notes are some bytes more.
     assert states == pytest.approx(STATES * found.padded, rel=0.001)
-    planned = make_estimator(cli.parse("plan", [
-        "--config", "bert-base-phase1", "--device", "h100", "--gpus", str(WORLD_SIZE), "--zero.stage", str(stage),
-        "--model.num_hidden_layers", str(LAYERS), "--train.global_batch_size", str(WORLD_SIZE)]))
+    planned = make_estimator(
+        cli.parse(
+            "plan",
+            [
+                "--config",
+                "bert-base-phase1",
+                "--device",
+                "h100",
+                "--gpus",
+                str(WORLD_SIZE),
+                "--zero.stage",
+                str(stage),
+                "--model.num_hidden_layers",
+                str(LAYERS),
+                "--train.global_batch_size",
+                str(WORLD_SIZE),
+            ],
+        )
+    )
     assert planned.parameters == sum(found.parameters.values())
     assert planned.checkpoint_bytes(stage) == pytest.approx(weights + states * WORLD_SIZE, rel=0.01)
 
 
 # A rank costs some seconds, so most of them are looked at in the slow run: the first, one amid, and the last one, whose
 # part is short.
-BUILT = [(1, WORLD_SIZE - 1), *(pytest.param(stage, rank, marks=pytest.mark.slow) for stage in STAGES
-                                for rank in (1, 511, WORLD_SIZE - 1) if (stage, rank) != (1, WORLD_SIZE - 1))]
+BUILT = [
+    (1, WORLD_SIZE - 1),
+    *(
+        pytest.param(stage, rank, marks=pytest.mark.slow)
+        for stage in STAGES
+        for rank in (1, 511, WORLD_SIZE - 1)
+        if (stage, rank) != (1, WORLD_SIZE - 1)
+    ),
+]
 
 
 @pytest.mark.parametrize(("stage", "rank"), BUILT)

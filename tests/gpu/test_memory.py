@@ -12,19 +12,44 @@ PROCESSES = 8
 # Masked shares of the data that recipes are for (configs/prepare/), where they are not BERT's.
 MASKED = {"mosaicbert-base": 0.30, "crammed-24h": 0.25, "modernbert-base-phase1": 0.30}
 FAST = "bert-base-phase1", 0
-RUNS = [(recipe, 0) for recipe in (
-    "bert-base-phase1", "bert-base-phase2", "bert-large-phase1", "bert-large-phase2", "nvidia-lamb-large-phase1",
-    "nvidia-lamb-large-phase2", "academic-24h", "mosaicbert-base", "crammed-24h", "roberta-base",
-    "modernbert-base-phase1",
-)] + [("bert-base-phase1", stage) for stage in (1, 2, 3)]
+RUNS = [
+    (recipe, 0)
+    for recipe in (
+        "bert-base-phase1",
+        "bert-base-phase2",
+        "bert-large-phase1",
+        "bert-large-phase2",
+        "nvidia-lamb-large-phase1",
+        "nvidia-lamb-large-phase2",
+        "academic-24h",
+        "mosaicbert-base",
+        "crammed-24h",
+        "roberta-base",
+        "modernbert-base-phase1",
+    )
+] + [("bert-base-phase1", stage) for stage in (1, 2, 3)]
 
 
-@pytest.mark.parametrize(("recipe", "stage"), [
-    pytest.param(*run, marks=[] if run == FAST else pytest.mark.slow) for run in RUNS])
+@pytest.mark.parametrize(
+    ("recipe", "stage"), [pytest.param(*run, marks=[] if run == FAST else pytest.mark.slow) for run in RUNS]
+)
 def test_the_largest_micro_batch_of_a_recipe_fits_into_its_card_as_it_was_planned(peak_bytes, recipe, stage):
     """Sequences of the greatest length, which memory has to be enough for, in two micro-steps."""
-    planned = cli.parse("plan", ["--config", recipe, "--device", "h100", "--gpus", str(PROCESSES), "--zero.stage",
-                                 str(stage), "--masked_share", str(MASKED.get(recipe, 0.15))])
+    planned = cli.parse(
+        "plan",
+        [
+            "--config",
+            recipe,
+            "--device",
+            "h100",
+            "--gpus",
+            str(PROCESSES),
+            "--zero.stage",
+            str(stage),
+            "--masked_share",
+            str(MASKED.get(recipe, 0.15)),
+        ],
+    )
     estimator = make_estimator(planned)
     size = estimator.largest_micro_batch(stage)
     batch = estimator.lengths.largest(size)

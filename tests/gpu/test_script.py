@@ -37,16 +37,24 @@ def test_without_a_gpu_it_says_so(script, monkeypatch, capsys, tmp_path):
     assert not (tmp_path / "gpu.json").exists()
 
 
-def test_the_file_holds_the_device_and_each_part_also_of_one_that_fails_or_takes_too_long(script, monkeypatch,
-                                                                                          tmp_path):
+def test_the_file_holds_the_device_and_each_part_also_of_one_that_fails_or_takes_too_long(
+    script, monkeypatch, tmp_path
+):
     """The first command writes figures where it is told to; the last one has started a process of its own."""
     sheet = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80 << 30, major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: sheet)
     write = "import pathlib, sys; print('measured'); pathlib.Path(sys.argv[1]).write_text('{\"mfu\": 0.5}')"
     sleep = "import subprocess; print('begun', flush=True); subprocess.run(['sleep', '60'])"
-    monkeypatch.setattr(script, "PARTS", {"figures": (30, ["-c", write, "FIGURES"]),
-                                          "failing": (30, ["-c", "raise SystemExit(3)"]), "late": (1, ["-c", sleep])})
+    monkeypatch.setattr(
+        script,
+        "PARTS",
+        {
+            "figures": (30, ["-c", write, "FIGURES"]),
+            "failing": (30, ["-c", "raise SystemExit(3)"]),
+            "late": (1, ["-c", sleep]),
+        },
+    )
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--output", str(tmp_path / "gpu.json")])
     assert script.main() == 1
     found = json.loads((tmp_path / "gpu.json").read_text())

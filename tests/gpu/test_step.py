@@ -15,17 +15,24 @@ from cloze.launch.tools.plan import make_estimator
 from tests.gpu.cases import MICRO_STEPS, Case
 
 OPTIMIZERS = {
-    "adamw": {}, "adamw uncorrected": {"bias_correction": False}, "lamb": {"optimizer": "lamb"},
-    "muon": {"optimizer": "muon"}, "stable_adamw": {"optimizer": "stable_adamw"},
+    "adamw": {},
+    "adamw uncorrected": {"bias_correction": False},
+    "lamb": {"optimizer": "lamb"},
+    "muon": {"optimizer": "muon"},
+    "stable_adamw": {"optimizer": "stable_adamw"},
 }
 # The reduction of the loss is a part of forward and the optimizer one of the update: each meets every precision, and
 # not each the other. A case takes 2 to 3 s of CPU, at stage 3 ten.
 PRECISIONS = ("bf16", "fp32", "autocast")
-STAGE_0 = [*(Case(precision=precision, **optimizer) for optimizer in OPTIMIZERS.values() for precision in PRECISIONS),
-           *(Case(precision=precision, loss_reduction="samples") for precision in PRECISIONS),
-           Case(loss_reduction="samples", optimizer="muon")]
-PARTITIONED = [*(Case(stage, precision=precision) for stage in (1, 2, 3) for precision in (*PRECISIONS, "fp16")),
-               *(Case(stage, bias_correction=False) for stage in (1, 2, 3))]
+STAGE_0 = [
+    *(Case(precision=precision, **optimizer) for optimizer in OPTIMIZERS.values() for precision in PRECISIONS),
+    *(Case(precision=precision, loss_reduction="samples") for precision in PRECISIONS),
+    Case(loss_reduction="samples", optimizer="muon"),
+]
+PARTITIONED = [
+    *(Case(stage, precision=precision) for stage in (1, 2, 3) for precision in (*PRECISIONS, "fp16")),
+    *(Case(stage, bias_correction=False) for stage in (1, 2, 3)),
+]
 
 # Where DeepSpeed 0.19.8 has the host wait, and how often a step: stages 1 to 3 measure the norm on the host. A version
 # that waits less, or elsewhere, is welcome to change this table.
@@ -90,8 +97,15 @@ def test_no_host_waits_for_what_a_generator_draws_and_for_the_average(step):
     assert 0 < more < 12
 
 
-@pytest.mark.parametrize("case", marked(PARTITIONED, lambda case: case.bias_correction and (
-    case.precision == "bf16" or (case.stage == 1 and case.precision != "autocast"))))
+@pytest.mark.parametrize(
+    "case",
+    marked(
+        PARTITIONED,
+        lambda case: (
+            case.bias_correction and (case.precision == "bf16" or (case.stage == 1 and case.precision != "autocast"))
+        ),
+    ),
+)
 def test_only_deepspeed_waits_at_stages_1_to_3_and_only_where_it_is_known_to(step, case):
     assert step(case).waits == deepspeeds_waits(case)
 
@@ -103,10 +117,17 @@ def test_only_deepspeed_waits_with_the_optimizer_on_the_host(step, stage):
     assert waits and all(" at deepspeed/" in wait for wait in waits), waits
 
 
-@pytest.mark.parametrize("case", [
-    Case(), replace(Case(), attention_dropout=0.1), replace(Case(), position_embedding="alibi"),
-    replace(Case(), gradient_checkpointing="all"), replace(Case(), hidden_dropout=0.0),
-], ids=name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(),
+        replace(Case(), attention_dropout=0.1),
+        replace(Case(), position_embedding="alibi"),
+        replace(Case(), gradient_checkpointing="all"),
+        replace(Case(), hidden_dropout=0.0),
+    ],
+    ids=name,
+)
 def test_neither_dropout_nor_positions_nor_recomputation_wait(step, case):
     assert step(case).waits == {}
 
@@ -117,8 +138,10 @@ def test_events_that_the_host_waits_for_stand_before_this_steps_work(step):
         assert step(case).events == [2, 0]  # the counts' copy and their sum; an event of the step before
 
 
-@pytest.mark.parametrize("case", marked(
-    [*STAGE_0, *PARTITIONED], lambda case: case in (Case(), Case(1), Case(2), Case(3), Case(optimizer="muon"))))
+@pytest.mark.parametrize(
+    "case",
+    marked([*STAGE_0, *PARTITIONED], lambda case: case in (Case(), Case(1), Case(2), Case(3), Case(optimizer="muon"))),
+)
 def test_no_operator_mixes_host_and_device(step, case):
     assert step(case).misplaced == {}
 
@@ -133,8 +156,11 @@ def test_a_micro_batch_goes_to_the_device_in_one_copy(step):
 REFUSED = {"bincount", "cumsum", "histc", "median", "nll_loss2d_forward", "put_", "scatter_reduce"}
 
 
-@pytest.mark.parametrize("case", [Case(), Case(loss_reduction="samples"), Case(optimizer="muon"),
-                                  Case(position_embedding="alibi"), Case(1)], ids=name)
+@pytest.mark.parametrize(
+    "case",
+    [Case(), Case(loss_reduction="samples"), Case(optimizer="muon"), Case(position_embedding="alibi"), Case(1)],
+    ids=name,
+)
 def test_no_operator_of_a_step_is_refused_by_train_deterministic(step, case):
     assert not REFUSED & step(case).launches.keys()
 
@@ -177,8 +203,12 @@ def test_stage_0_sends_gradients_of_a_large_model_while_backward_runs(step):
     heads = FP32 * (2 * (768 * 768 + 768) + 2 * 768 + 30528 + 2 * 768 + 2)  # pooler; dense, norm, bias; pairs
     assert sum(sizes) == words + FP32 * (12 * LAYER + (512 + 2 + 2) * 768) + heads
     assert all(64 << 20 <= size for size in sizes[1:])
-    planned = make_estimator(cli.parse("plan", ["--config", "bert-base-phase1", "--device", "h100", "--gpus", "1024",
-                                                "--train.global_batch_size", "1024"]))
+    planned = make_estimator(
+        cli.parse(
+            "plan",
+            ["--config", "bert-base-phase1", "--device", "h100", "--gpus", "1024", "--train.global_batch_size", "1024"],
+        )
+    )
     assert sizes == [FP32 * count for count in planned.buckets]
     # Some 40 kernels of each layer's backward stand between a bucket and the next; behind the last one come the means,
     # clipping and the update.

@@ -1,6 +1,6 @@
 """One step of the real engine and the real Trainer on a fake GPU; a process that answers each line with a report.
 
-    python -m tests.gpu.worker libfakecuda.so <<< '{"stage": 1}'
+python -m tests.gpu.worker libfakecuda.so <<< '{"stage": 1}'
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tests.gpu.cases import (
 )
 
 WARM_STEPS = 2  # optimizers make their states in the first; DeepSpeed learns its order of parameters
+
 
 @dataclass(frozen=True)
 class Report:
@@ -58,8 +59,14 @@ class _Silent:
 
 def prepare(library: Path) -> None:
     """Make this process rank 0 of many, on a fake GPU."""
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(WORLD_SIZE), MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT="29511", DS_ACCELERATOR="cuda")
+    os.environ.update(
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE=str(WORLD_SIZE),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29511",
+        DS_ACCELERATOR="cuda",
+    )
     from tests.gpu import fake_cuda
 
     fake_cuda.install(library)
@@ -92,8 +99,10 @@ def _warm_up() -> None:
         model = build_model(config).to("cuda")
         with torch.autocast("cuda", torch.bfloat16):
             for lengths in LENGTHS:  # without backward: its threads would not survive a fork
-                flat = {name: value.to("cuda", non_blocking=True) if isinstance(value, torch.Tensor) else value
-                        for name, value in _micro_batch(lengths).items()}
+                flat = {
+                    name: value.to("cuda", non_blocking=True) if isinstance(value, torch.Tensor) else value
+                    for name, value in _micro_batch(lengths).items()
+                }
                 model(**flat, dropout_seed=1)
     gc.collect()
     gc.freeze()  # DeepSpeed collects garbage at every turn
@@ -108,10 +117,13 @@ def _micro_batch(lengths: tuple[int, ...], masked: int | None = None) -> dict:
     if masked is not None:
         positions = torch.arange(masked * len(lengths))
     return {
-        "input_ids": torch.zeros(total, dtype=torch.long), "token_type_ids": torch.zeros(total, dtype=torch.long),
+        "input_ids": torch.zeros(total, dtype=torch.long),
+        "token_type_ids": torch.zeros(total, dtype=torch.long),
         "position_ids": torch.cat([torch.arange(length) for length in lengths]),
         "sequence_offsets": torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
-        "max_sequence_length": max(lengths), "masked_positions": positions, "labels": torch.zeros_like(positions),
+        "max_sequence_length": max(lengths),
+        "masked_positions": positions,
+        "labels": torch.zeros_like(positions),
         "next_sentence_label": torch.zeros(len(lengths), dtype=torch.long),
     }
 
@@ -126,12 +138,22 @@ def batches(config, mixed: bool):
     position = 0
     while True:
         size = config.train.global_batch_size
-        micro = [_micro_batch(LENGTHS[(position // size * MICRO_STEPS + step) % len(LENGTHS)])
-                 for step in range(MICRO_STEPS)]
+        micro = [
+            _micro_batch(LENGTHS[(position // size * MICRO_STEPS + step) % len(LENGTHS)]) for step in range(MICRO_STEPS)
+        ]
         tokens, masked = (sum(len(each[name]) for each in micro) for name in ("input_ids", "labels"))
-        yield RankBatch(micro, position=position, epoch=0, num_samples=size, num_tokens=tokens, num_masked=masked,
-                        num_pairs=6, num_padding=10, indices=np.zeros(0),
-                        sources=[torch.tensor([0, 1, 0])] * MICRO_STEPS if mixed else None)
+        yield RankBatch(
+            micro,
+            position=position,
+            epoch=0,
+            num_samples=size,
+            num_tokens=tokens,
+            num_masked=masked,
+            num_pairs=6,
+            num_padding=10,
+            indices=np.zeros(0),
+            sources=[torch.tensor([0, 1, 0])] * MICRO_STEPS if mixed else None,
+        )
         position += size
 
 
@@ -152,9 +174,19 @@ def trainer_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
     engine = build_engine(build_model(config, objective), config, deepspeed_config(config, world_size), device)
     objective.counts = on_the_host(objective.counts)
     return Trainer(
-        config, engine=engine, objective=objective, evaluate=None, flops=lambda _: 1.0, checkpoints=_Silent(),
-        console=_Silent(), environment=read_environment(), device=device, heartbeat=_Silent(), profiler=_Silent(),
-        facts={}, sources=_sources() if mixed else None,
+        config,
+        engine=engine,
+        objective=objective,
+        evaluate=None,
+        flops=lambda _: 1.0,
+        checkpoints=_Silent(),
+        console=_Silent(),
+        environment=read_environment(),
+        device=device,
+        heartbeat=_Silent(),
+        profiler=_Silent(),
+        facts={},
+        sources=_sources() if mixed else None,
         average=None if config.ema.decay is None else WeightAverage(engine, config.ema.decay, config.ema.warmup),
     )
 
@@ -197,8 +229,14 @@ def report(case: Case) -> Report:
         from cloze.launch.engine.state import base_optimizer
 
         return Report(
-            dict(LOG.waits), LOG.events, dict(LOG.launches), dict(LOG.copies), LOG.collectives, LOG.queued,
-            dict(LOG.misplaced), len(list(trainer.engine.module.parameters())),
+            dict(LOG.waits),
+            LOG.events,
+            dict(LOG.launches),
+            dict(LOG.copies),
+            LOG.collectives,
+            LOG.queued,
+            dict(LOG.misplaced),
+            len(list(trainer.engine.module.parameters())),
             type(base_optimizer(trainer.engine)).__name__,
         )
 
@@ -218,17 +256,39 @@ def peak_bytes(recipe: Recipe) -> int:
     KERNELS["sdpa"] = efficient_sdpa  # which of torch's kernels serves is decided by code that is not in this build
     config = cli.parse("pretrain", ["--config", recipe.name, "--data", "nowhere", "--output", "nowhere"])
     size = recipe.processes * recipe.sequences * MICRO_STEPS
-    train = replace(config.train, global_batch_size=size, micro_batch_size=recipe.sequences, learning_rate=1e-4,
-                    initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0, compile=False)
-    config = replace(config, train=train, model=replace(config.model, vocab_size=30522),
-                     zero=replace(config.zero, stage=recipe.stage))
+    train = replace(
+        config.train,
+        global_batch_size=size,
+        micro_batch_size=recipe.sequences,
+        learning_rate=1e-4,
+        initial_global_batch_size=None,
+        batch_increment=None,
+        batch_warmup_tokens=0,
+        compile=False,
+    )
+    config = replace(
+        config,
+        train=train,
+        model=replace(config.model, vocab_size=30522),
+        zero=replace(config.zero, stage=recipe.stage),
+    )
     stop = types.SimpleNamespace(wanted=0.0)
 
     @on_the_host
     def batch(micro_steps: int) -> RankBatch:
         micro = [_micro_batch((recipe.length,) * recipe.sequences, recipe.masked) for _ in range(micro_steps)]
-        return RankBatch(micro, position=0, epoch=0, num_samples=size, num_tokens=1, num_masked=1, num_pairs=1,
-                         num_padding=0, indices=torch.zeros(0).numpy(), sources=None)
+        return RankBatch(
+            micro,
+            position=0,
+            epoch=0,
+            num_samples=size,
+            num_tokens=1,
+            num_masked=1,
+            num_pairs=1,
+            num_padding=0,
+            indices=torch.zeros(0).numpy(),
+            sources=None,
+        )
 
     LOG.weighing = True
     with FakeTensorMode(allow_non_fake_inputs=True), watch(), warnings.catch_warnings():
@@ -260,8 +320,10 @@ def compiled(case: Compiled) -> dict:
         model.bert.encoder.compile_layers()
         for lengths in COMPILED_LENGTHS:
             made.started.clear()
-            batch = {name: value.to("cuda") if isinstance(value, torch.Tensor) else value
-                     for name, value in _micro_batch(lengths, 76).items()}
+            batch = {
+                name: value.to("cuda") if isinstance(value, torch.Tensor) else value
+                for name, value in _micro_batch(lengths, 76).items()
+            }
             with WeightCopies(model, torch.bfloat16), torch.autocast("cuda", torch.bfloat16):
                 output = model(**batch, dropout_seed=1)
                 (output.mlm_losses.sum() + output.next_sentence_losses.sum()).backward()

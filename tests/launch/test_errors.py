@@ -108,15 +108,19 @@ def error_of(capsys, *arguments) -> str:
         (["--config", sys.executable], "that are no UTF-8, expected a YAML file"),
         (["--deepspeed", '{"bf16": {"enabled": true}}'], "deepspeed.bf16: found a setting, expected none"),
         (["--deepspeed", '{"bfloat16": {"enabled": true}}'], "deepspeed.bfloat16: found a setting, expected none"),
-        (["--zero.stage", "2", "--deepspeed", '{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}'],
-         "deepspeed.zero_optimization.offload_optimizer: found a setting, expected none: zero.offload_optimizer"),
+        (
+            ["--zero.stage", "2", "--deepspeed", '{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}'],
+            "deepspeed.zero_optimization.offload_optimizer: found a setting, expected none: zero.offload_optimizer",
+        ),
         (["--deepspeed", '{"zero_optimization": null}'], "deepspeed.zero_optimization: found None, expected"),
         (["--deepspeed", '{"gradient_allreduce_op": "sum"}'], "found 'sum', expected 'mean': the loss counts on"),
         (["--deepspeed", '{"gradient_predivide_factor": 2}'], "gradient_predivide_factor: found 2, expected 1.0: "),
         (["--deepspeed", '{"prescale_gradients": true}'], "prescale_gradients: found True, expected False: "),
         (["--deepspeed", '{"managed_gradient_accumulation": false}'], "found False, expected True: the run tells"),
-        (["--zero.stage", "2", "--deepspeed", '{"zero_optimization": {"compute_grad_norm": false}}'],
-         "deepspeed.zero_optimization.compute_grad_norm: found False, expected True: by its norm"),
+        (
+            ["--zero.stage", "2", "--deepspeed", '{"zero_optimization": {"compute_grad_norm": false}}'],
+            "deepspeed.zero_optimization.compute_grad_norm: found False, expected True: by its norm",
+        ),
     ],
 )
 def test_a_wrong_field_names_itself_what_was_found_and_what_was_expected(data, tmp_path, capsys, overrides, expected):
@@ -152,11 +156,13 @@ def test_a_manifest_that_was_changed_is_not_trained_on(data, tmp_path, capsys, e
     changed = shutil.copytree(data, tmp_path / "changed")
     manifest = json.loads((changed / "manifest.json").read_text())
     columns = manifest["splits"]["train"]["shards"].values()
-    {"special_tokens": lambda: manifest["special_tokens"].update(mask=3),
-     "max_length": lambda: manifest.update(max_length=31),
-     "objective": lambda: manifest.update(objective="single_sentences"),
-     "removed shard": lambda: [column.pop() for column in columns],
-     "doubled shard": lambda: [column.append(column[0]) for column in columns]}[edited]()
+    {
+        "special_tokens": lambda: manifest["special_tokens"].update(mask=3),
+        "max_length": lambda: manifest.update(max_length=31),
+        "objective": lambda: manifest.update(objective="single_sentences"),
+        "removed shard": lambda: [column.pop() for column in columns],
+        "doubled shard": lambda: [column.append(column[0]) for column in columns],
+    }[edited]()
     (changed / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     line = error_of(capsys, "pretrain", *TINY, "--data", changed, "--output", tmp_path / "run")
     assert "manifest.json: found SHA-256" in line and "changed after it was written" in line
@@ -188,10 +194,14 @@ def test_what_may_not_be_read_is_one_line(data, folder_of_nobody, as_nobody, cap
     top = folder_of_nobody
     secret = top / "secret"
     shutil.copytree(data, secret / "data")
-    for command in (f"pretrain --data {secret}/data --output {top}/run", f"inspect {secret}/data",
-                    f"prepare --input {secret}/a.txt --tokenizer {secret}/data/tokenizer --output {top}/out",
-                    f"prepare --input {top}/a.txt --tokenizer {secret}/data/tokenizer --output {top}/out",
-                    f"predict embed {secret}/model text", f"export {secret}/model --output {top}/exported"):
+    for command in (
+        f"pretrain --data {secret}/data --output {top}/run",
+        f"inspect {secret}/data",
+        f"prepare --input {secret}/a.txt --tokenizer {secret}/data/tokenizer --output {top}/out",
+        f"prepare --input {top}/a.txt --tokenizer {secret}/data/tokenizer --output {top}/out",
+        f"predict embed {secret}/model text",
+        f"export {secret}/model --output {top}/exported",
+    ):
         error_of(capsys, *command.replace("/secret/", "/nowhere/").split())  # imports what nobody may not read
         secret.chmod(0)
         with as_nobody():
@@ -322,24 +332,38 @@ def test_all_checkpoints_damaged_is_no_silent_restart(data, finished, tmp_path):
 
 
 def test_a_finished_run_is_repeated_by_its_own_configuration(data, finished, tmp_path):
-    finish(ForkedRun(["pretrain", "--config", str(finished / "config.yaml"), "--output", str(tmp_path / "again"),
-                      "--checkpoint.resume", "auto"]))
+    finish(
+        ForkedRun(
+            [
+                "pretrain",
+                "--config",
+                str(finished / "config.yaml"),
+                "--output",
+                str(tmp_path / "again"),
+                "--checkpoint.resume",
+                "auto",
+            ]
+        )
+    )
     assert curve(tmp_path / "again") == curve(finished)
 
 
 def test_what_all_processes_find_is_said_once(data, tmp_path):
     script = tmp_path / "patient.py"  # the others wait for rank 0, which is at most so much slower
-    script.write_text("import sys\nfrom cloze.launch import cli\ncli.SAID_SECONDS = 120\n"
-                      "sys.exit(cli.main(sys.argv[1:]))\n")
-    command = pretrain_command(data, tmp_path / "run", "--train.global_batch_size", "15", processes=2,
-                               program=(str(script),))
+    script.write_text(
+        "import sys\nfrom cloze.launch import cli\ncli.SAID_SECONDS = 120\nsys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    command = pretrain_command(
+        data, tmp_path / "run", "--train.global_batch_size", "15", processes=2, program=(str(script),)
+    )
     output = finish(start(command, PYTHONPATH=str(ROOT)), status=1)  # torchrun makes 1 of every status
     said = [line for line in output.splitlines() if line.startswith("error: ")]
     assert len(said) == 1 and "found 15, expected a multiple of the 2 processes; set it to 14 or 16" in said[0]
 
 
-@pytest.mark.parametrize(("rank", "met", "before"), [(0, False, []), (1, False, [""]), (0, True, ["error"]),
-                                                     (1, True, ["error"])])
+@pytest.mark.parametrize(
+    ("rank", "met", "before"), [(0, False, []), (1, False, [""]), (0, True, ["error"]), (1, True, ["error"])]
+)
 def test_a_rank_that_ends_does_not_cut_off_what_another_says(monkeypatch, capsys, rank, met, before):
     """A launcher ends all ranks with the first one: each waits, before its message or after it."""
     heard = []
@@ -363,13 +387,21 @@ def test_two_jobs_do_not_share_a_run(data, tmp_path):
     finish(first, status=75)
 
 
-@pytest.mark.parametrize(("settings", "expected"), [
-    ('{"zero_optimization": {"foo": 1}}', "deepspeed: found foo = 1, expected a setting that DeepSpeed knows"),
-    ('{"sequence_parallel_size": 3}', "deepspeed: found what DeepSpeed refuses (Check batch related parameters."),
-    ('{"wall_clock_breakdow": true}', "deepspeed.wall_clock_breakdow: found a setting that DeepSpeed does not read"),
-    ('{"activation_checkpointing": {"profile": false, "cpu_chekpointing": true}}',
-     "deepspeed.activation_checkpointing.cpu_chekpointing: found a setting that DeepSpeed does not read"),
-])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ('{"zero_optimization": {"foo": 1}}', "deepspeed: found foo = 1, expected a setting that DeepSpeed knows"),
+        ('{"sequence_parallel_size": 3}', "deepspeed: found what DeepSpeed refuses (Check batch related parameters."),
+        (
+            '{"wall_clock_breakdow": true}',
+            "deepspeed.wall_clock_breakdow: found a setting that DeepSpeed does not read",
+        ),
+        (
+            '{"activation_checkpointing": {"profile": false, "cpu_chekpointing": true}}',
+            "deepspeed.activation_checkpointing.cpu_chekpointing: found a setting that DeepSpeed does not read",
+        ),
+    ],
+)
 def test_a_setting_that_deepspeed_refuses(data, tmp_path, settings, expected):
     output = train(data, tmp_path / "run", "--deepspeed", settings, status=2)
     assert expected in output.splitlines()[-1] and "Traceback" not in output
@@ -377,14 +409,21 @@ def test_a_setting_that_deepspeed_refuses(data, tmp_path, settings, expected):
 
 def test_settings_that_deepspeed_reads_are_let_through(data, tmp_path):
     settings = {
-        "wall_clock_breakdown": False, "memory_breakdown": False, "prescale_gradients": False, "dump_state": False,
-        "disable_allgather": False, "zero_optimization": {"reduce_bucket_size": 1000, "overlap_comm": False},
+        "wall_clock_breakdown": False,
+        "memory_breakdown": False,
+        "prescale_gradients": False,
+        "dump_state": False,
+        "disable_allgather": False,
+        "zero_optimization": {"reduce_bucket_size": 1000, "overlap_comm": False},
         "activation_checkpointing": {"partition_activations": False, "profile": False},
-        "flops_profiler": {"enabled": False, "top_modules": 2}, "comms_logger": {"enabled": False, "verbose": False},
-        "csv_monitor": {"enabled": False, "job_name": "x"}, "aio": {"block_size": 1048576},
+        "flops_profiler": {"enabled": False, "top_modules": 2},
+        "comms_logger": {"enabled": False, "verbose": False},
+        "csv_monitor": {"enabled": False, "job_name": "x"},
+        "aio": {"block_size": 1048576},
     }
-    assert "complete at step 1" in train(data, tmp_path / "run", "--train.max_steps", "1", "--zero.stage", "2",
-                                         "--deepspeed", json.dumps(settings))
+    assert "complete at step 1" in train(
+        data, tmp_path / "run", "--train.max_steps", "1", "--zero.stage", "2", "--deepspeed", json.dumps(settings)
+    )
 
 
 def rank_1_ends(command: list[str]) -> int:
@@ -403,19 +442,28 @@ def rank_1_ends(command: list[str]) -> int:
 
 
 def test_processes_that_another_has_left_end_with_a_line(data, tmp_path):
-    output = finish(ForkedRun(pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "50"), 2, rank_1_ends),
-                    status=None)
+    output = finish(
+        ForkedRun(pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "50"), 2, rank_1_ends), status=None
+    )
     own, peers = [line for line in output.splitlines() if line.startswith("error: ")]
     assert own == "error: what is wrong with rank 1" and "Traceback" not in output
     assert peers.startswith("error: rank 0: found other processes gone, expected them in a collective (")
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("\n".join(["a0: &a0 [0, 0, 0, 0, 0, 0, 0, 0, 0]"] + [
-        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]), "whose aliases expand to"),
-    ("deepspeed: &a\n  b: *a\n", "values that are nested too deep"),
-    ("deepspeed: " + "[" * 5000 + "]" * 5000, "values that are nested too deep"),
-])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "\n".join(
+                ["a0: &a0 [0, 0, 0, 0, 0, 0, 0, 0, 0]"]
+                + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+            ),
+            "whose aliases expand to",
+        ),
+        ("deepspeed: &a\n  b: *a\n", "values that are nested too deep"),
+        ("deepspeed: " + "[" * 5000 + "]" * 5000, "values that are nested too deep"),
+    ],
+)
 def test_yaml_that_expands_without_end_is_refused_at_once(tmp_path, text, expected):
     (tmp_path / "bomb.yaml").write_text(text)
     with pytest.raises(UserError, match=expected):
@@ -426,15 +474,23 @@ def test_yaml_that_expands_without_end_is_refused_at_once(tmp_path, text, expect
 
 
 def test_aliases_of_a_usual_size_are_read(tmp_path):
-    (tmp_path / "c.yaml").write_text("schedule: {warmup_steps: 7}\ndeepspeed:\n"
-                                     "  wall_clock_breakdown: &no false\n  dump_state: *no\n")
+    (tmp_path / "c.yaml").write_text(
+        "schedule: {warmup_steps: 7}\ndeepspeed:\n  wall_clock_breakdown: &no false\n  dump_state: *no\n"
+    )
     config = parse("pretrain", ["--config", str(tmp_path / "c.yaml"), "--data", "d", "--output", "o"])
     assert config.schedule.warmup_steps == 7
     assert config.deepspeed == {"wall_clock_breakdown": False, "dump_state": False}
 
 
-@pytest.mark.parametrize("error", [AssertionError(), AttributeError("'NoneType' object has no attribute 'get'"),
-                                   TypeError("must be a mapping"), DeepSpeedConfigError("has been removed")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        AssertionError(),
+        AttributeError("'NoneType' object has no attribute 'get'"),
+        TypeError("must be a mapping"),
+        DeepSpeedConfigError("has been removed"),
+    ],
+)
 def test_what_deepspeed_says_is_the_users_to_mend_only_if_a_setting_is_the_users(monkeypatch, error):
     def refuse(**_):
         raise error
@@ -452,9 +508,21 @@ def test_what_deepspeed_says_is_the_users_to_mend_only_if_a_setting_is_the_users
 @pytest.mark.slow
 def test_a_lost_model_does_not_push_out_the_good_checkpoints(data, tmp_path):
     """Weights grow beyond use between two steps, a checkpoint is due before any loss has seen them, one is kept."""
-    output = train(data, tmp_path / "run", "--train.learning_rate", "1e30", "--schedule.warmup_steps", "3",
-                   "--train.log_every_steps", "50", "--checkpoint.every_steps", "1", "--checkpoint.keep_last", "1",
-                   status=2)
+    output = train(
+        data,
+        tmp_path / "run",
+        "--train.learning_rate",
+        "1e30",
+        "--schedule.warmup_steps",
+        "3",
+        "--train.log_every_steps",
+        "50",
+        "--checkpoint.every_steps",
+        "1",
+        "--checkpoint.keep_last",
+        "1",
+        status=2,
+    )
     assert "20 steps in a row whose loss or gradient are infinite or NaN" in output.splitlines()[-1]
     steps = CheckpointManager(tmp_path / "run" / "checkpoints", Environment(), torch.device("cpu")).steps()
     assert steps == [1, 2]
@@ -512,8 +580,17 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(data, tmp_path):
     if mounted.returncode:
         pytest.skip("this machine refuses to mount a tmpfs: " + mounted.stderr.decode().strip())
     try:
-        output = train(data, disk / "run", "--train.max_steps", "8", "--checkpoint.every_steps", "1",
-                       "--checkpoint.keep_last", "100", status=2)
+        output = train(
+            data,
+            disk / "run",
+            "--train.max_steps",
+            "8",
+            "--checkpoint.every_steps",
+            "1",
+            "--checkpoint.keep_last",
+            "100",
+            status=2,
+        )
         line = output.splitlines()[-1]
         assert line.startswith("error: ") and ("free" in line or "full" in line)
         good = sorted((disk / "run" / "checkpoints").glob("step-*[0-9]"))
@@ -559,15 +636,19 @@ def test_a_malicious_pickle_in_any_file_is_refused(data, tmp_path, capsys, name)
         variables = child_variables(DS_ACCELERATOR="cpu")
         variables.pop("TORCH_FORCE_WEIGHTS_ONLY_LOAD", None)  # as in a program that never was one of our commands
         program = "import sys; from cloze.launch.predict.predictor import Predictor; Predictor.from_folder(sys.argv[1])"
-        tried = subprocess.run([sys.executable, "-c", program, str(run)], cwd=ROOT, env=variables, text=True,
-                               capture_output=True)
+        tried = subprocess.run(
+            [sys.executable, "-c", program, str(run)], cwd=ROOT, env=variables, text=True, capture_output=True
+        )
         assert "other than tensors" in tried.stderr
     assert not trap.exists()
 
 
 def test_only_deepspeeds_own_classes_are_allowed(tmp_path):
     assert {kind.__name__ for kind in ALLOWED_CLASSES} == {
-        "LossScaler", "DynamicLossScaler", "fragment_address", "ZeroStageEnum",
+        "LossScaler",
+        "DynamicLossScaler",
+        "fragment_address",
+        "ZeroStageEnum",
     }
     torch.save({"path": Path("x")}, tmp_path / "file.pt")
     with pytest.raises(UserError, match="other than tensors"):
@@ -576,11 +657,14 @@ def test_only_deepspeeds_own_classes_are_allowed(tmp_path):
 
 def test_ctrl_c_ends_a_command_with_a_line():
     """A real signal in the middle of a command that does not train: no traceback."""
-    program = ("import signal, sys, time; from cloze.launch import cli\n"
-               "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
-               "cli._run = lambda arguments: print('running', flush=True) or time.sleep(60)\nsys.exit(cli.main(['x']))")
-    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)
+    program = (
+        "import signal, sys, time; from cloze.launch import cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
+        "cli._run = lambda arguments: print('running', flush=True) or time.sleep(60)\nsys.exit(cli.main(['x']))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None and process.stdout.readline() == "running\n"
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=30)[1]

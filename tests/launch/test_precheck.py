@@ -40,8 +40,10 @@ REFUSED = [
     ("finetune ner --model org/name --train none.conll --validation FILE --output o", "expected examples: CoNLL"),
     ("finetune squad --model org/name --train x --validation FILE --output o", "expected examples: SQuAD's JSON"),
     ("predict tag REAL --file x.conll", "x.conll, CoNLL by its name, which is for training, expected a text a line"),
-    ("predict answer REAL --file list.json",
-     "found a JSON list in list.json, expected JSON lines: on each an object with question and context"),
+    (
+        "predict answer REAL --file list.json",
+        "found a JSON list in list.json, expected JSON lines: on each an object with question and context",
+    ),
     ("predict answer REAL --file squad.json", "found SQuAD's JSON in squad.json, which is for training"),
     ("predict classify REAL --file none.csv", "file: found no none.csv, expected a file of texts"),
     ("serve runs/none", "model: found no folder runs/none"),
@@ -75,8 +77,14 @@ def test_what_is_not_there_is_refused_without_torch(tmp_path):
     places["MODEL/none"] = [str(tmp_path / "model" / "none")]
     places["FINETUNE"] = [word for each in FINETUNE for word in places.get(each, [each])]
     commands = [[each for word in line.split() for each in places.get(word, [word])] for line, _ in REFUSED]
-    done = subprocess.run([sys.executable, "-c", CODE, json.dumps(commands)], cwd=tmp_path, capture_output=True,
-                          text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, json.dumps(commands)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     said, imported = json.loads(done.stdout)
     for (line, expected), error in zip(REFUSED, said, strict=True):

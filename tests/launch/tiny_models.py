@@ -25,15 +25,21 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(wordpiece_backend({token: i for i, token in enumerate(tokens)}, NAMES, True, None), NAMES)
 
 
-def save_model(folder: Path, kind: str = "BertForPreTraining", seed: int = 0, ours: Tokenizer | None = None, **changes
-               ) -> Path:
+def save_model(
+    folder: Path, kind: str = "BertForPreTraining", seed: int = 0, ours: Tokenizer | None = None, **changes
+) -> Path:
     """A folder as transformers makes it, of a class of theirs; weights so large that tokens differ visibly."""
     ours = ours or tokenizer()
     ours.save(folder)
     torch.manual_seed(seed)
     values = {
-        "vocab_size": ours.vocab_size, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-        "intermediate_size": 48, "max_position_embeddings": POSITIONS, "initializer_range": 0.4,
+        "vocab_size": ours.vocab_size,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": POSITIONS,
+        "initializer_range": 0.4,
     }
     config = transformers.BertConfig(**(values | changes))
     getattr(transformers, kind)(config).eval().save_pretrained(folder)

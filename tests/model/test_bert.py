@@ -75,9 +75,10 @@ def test_lengths_drawn_at_random_match_the_reference(seed):
     assert_equal_gradients(model, theirs)
 
 
-@pytest.mark.parametrize("kernel, activation", [
-    ("eager", "gelu"), ("sdpa", "gelu"), ("eager", "gelu_tanh"), ("eager", "relu"), ("eager", "silu")
-])
+@pytest.mark.parametrize(
+    "kernel, activation",
+    [("eager", "gelu"), ("sdpa", "gelu"), ("eager", "gelu_tanh"), ("eager", "relu"), ("eager", "silu")],
+)
 def test_padded_tokens_match_the_reference(kernel, activation):
     model = pretraining_model(dataclasses.replace(TINY, hidden_act=activation), attention_kernel=kernel)
     padded = batch()
@@ -277,8 +278,14 @@ def test_every_kind_of_layer_and_batch_has_its_graph():
     """More of them than dynamo's limit, here a half of its own 8, beyond which it would go on without compiling."""
     from torch._dynamo.testing import CompileCounter  # an import of seconds
 
-    config = dataclasses.replace(TINY, norm_position="pre", first_attention_norm=False, local_attention_window=8,
-                                 global_attention_every=2, num_hidden_layers=4)
+    config = dataclasses.replace(
+        TINY,
+        norm_position="pre",
+        first_attention_norm=False,
+        local_attention_window=8,
+        global_attention_every=2,
+        num_hidden_layers=4,
+    )
     plain, compiled = (pretraining_model(config, attention_kernel="sdpa") for _ in range(2))
     counter = CompileCounter()
     compiled.bert.encoder.compile_layers(backend=counter)
@@ -316,9 +323,16 @@ def test_the_last_layer_computes_what_is_read_and_nothing_else_changes(kernel, f
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("fields", [{}, dict(position_embedding="alibi"), dict(is_decoder=True),
-                                    dict(position_embedding="rotary", local_attention_window=8)],
-                         ids=["all see all", "alibi", "causal", "local"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        dict(position_embedding="alibi"),
+        dict(is_decoder=True),
+        dict(position_embedding="rotary", local_attention_window=8),
+    ],
+    ids=["all see all", "alibi", "causal", "local"],
+)
 def test_any_tokens_can_be_read_in_any_order(kernel, fields, monkeypatch):
     """Also one twice, the first of a sequence, none of another; in groups and in one piece; with every bias."""
     config = dataclasses.replace(TINY, **fields)
@@ -345,8 +359,9 @@ def test_any_tokens_can_be_read_in_any_order(kernel, fields, monkeypatch):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("fields", [{}, dict(position_embedding="rotary", local_attention_window=8)],
-                         ids=["global", "local"])
+@pytest.mark.parametrize(
+    "fields", [{}, dict(position_embedding="rotary", local_attention_window=8)], ids=["global", "local"]
+)
 def test_causal_attention_for_one_call_is_that_of_a_decoder(kernel, fields, monkeypatch):
     """Which transformers' decoders confirm (test_variants.py); the next call sees all tokens again."""
     padded = batch(lengths=(5, 6, 17, 40, 33))

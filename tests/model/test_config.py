@@ -173,15 +173,17 @@ def test_flops_are_those_of_the_published_comparison():
         assert training_flops(config, TokenCounts.of_lengths([512], 80)) / 1e9 == pytest.approx(long, abs=0.1)
     parts = (TokenCounts.of_lengths([128], 20), TokenCounts.of_lengths([512], 80))
     assert TokenCounts.of_lengths([128, 512], 100) == TokenCounts(640, 128**2 + 512**2, 100)
-    assert training_flops(base, TokenCounts.of_lengths([128, 512], 100)) == sum(training_flops(base, part)
-                                                                                for part in parts)
+    assert training_flops(base, TokenCounts.of_lengths([128, 512], 100)) == sum(
+        training_flops(base, part) for part in parts
+    )
 
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_flops_are_what_torch_counts_of_a_step(gated):
     """Matrix products as they are dispatched, the pooler's and the pairs' aside; sequences fill their places."""
-    config = dataclasses.replace(TINY, gated_feed_forward=gated, vocab_padding_multiple=1, pooler=False,
-                                 decoder_bias=False)  # whose gradient is a product too
+    config = dataclasses.replace(
+        TINY, gated_feed_forward=gated, vocab_padding_multiple=1, pooler=False, decoder_bias=False
+    )  # whose gradient is a product too
     model, padded = pretraining_model(config), batch(config, (48, 48))
     flat = concatenate(padded)
     num_tokens, num_masked, num_pairs = len(flat["input_ids"]), len(flat["labels"]), 2

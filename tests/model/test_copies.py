@@ -11,12 +11,20 @@ from tests.model.model_batches import TINY, batch, concatenate, pretraining_mode
 VARIANTS = {
     "bert": {},
     "untied": dict(tie_word_embeddings=False),
-    "modern": dict(position_embedding="rotary", norm_position="pre", gated_feed_forward=True, linear_bias=False,
-                   first_attention_norm=False, normalization="rms_norm"),
+    "modern": dict(
+        position_embedding="rotary",
+        norm_position="pre",
+        gated_feed_forward=True,
+        linear_bias=False,
+        first_attention_norm=False,
+        normalization="rms_norm",
+    ),
     "dropout": dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1),
 }
-MICRO_BATCHES = [concatenate(batch(seed=seed, lengths=lengths))
-                 for seed, lengths in enumerate([(3, 48, 17), (20, 20), (48, 9, 9, 30)])]
+MICRO_BATCHES = [
+    concatenate(batch(seed=seed, lengths=lengths))
+    for seed, lengths in enumerate([(3, 48, 17), (20, 20), (48, 9, 9, 30)])
+]
 
 
 def passes(model) -> torch.Tensor:

@@ -171,8 +171,10 @@ class Operators(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-@pytest.mark.parametrize(("fields", "expected"), [
-    ({}, "_flash_attention_forward"), ({"position_embedding": "alibi"}, "_scaled_dot_product_efficient_attention")])
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({}, "_flash_attention_forward"), ({"position_embedding": "alibi"}, "_scaled_dot_product_efficient_attention")],
+)
 def test_the_kernel_is_the_same_with_every_version_of_cudnn(fields, expected):
     choose_kernels(torch.device("cuda", 0), tf32=False, deterministic=False)
     config = dataclasses.replace(WIDE, attention_probs_dropout_prob=0.1, **fields)
@@ -198,8 +200,18 @@ def test_batches_that_are_copied_while_the_gpu_computes_arrive_whole():
 
 # ---- whole runs ------------------------------------------------------------------------------------------------------
 
-RUN = ("--train.precision", "bf16", "--train.max_steps", "12", "--train.log_every_steps", "1",
-       "--checkpoint.every_steps", "4", "--schedule.warmup_steps", "0")
+RUN = (
+    "--train.precision",
+    "bf16",
+    "--train.max_steps",
+    "12",
+    "--train.log_every_steps",
+    "1",
+    "--checkpoint.every_steps",
+    "4",
+    "--schedule.warmup_steps",
+    "0",
+)
 STRICT = "-m", "tests.strict_gpu"
 
 
@@ -213,13 +225,21 @@ def run(data, output, *overrides: str, program: tuple[str, ...] = CLOZE, process
     return finish(start(command, DS_ACCELERATOR="cuda"))
 
 
-@pytest.mark.parametrize("overrides", [
-    (), ("--optimizer.bias_correction", "false"), ("--optimizer.name", "lamb"), ("--optimizer.name", "muon"),
-    ("--optimizer.name", "stable_adamw", "--train.loss_reduction", "samples"),
-], ids=" ".join)
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("--optimizer.bias_correction", "false"),
+        ("--optimizer.name", "lamb"),
+        ("--optimizer.name", "muon"),
+        ("--optimizer.name", "stable_adamw", "--train.loss_reduction", "samples"),
+    ],
+    ids=" ".join,
+)
 def test_no_host_waits_in_a_whole_step_nor_is_memory_asked_for_twice(data, tmp_path, overrides):
-    printed = run(data, tmp_path / "run", "--train.max_steps", "50", "--checkpoint.every_steps", "0", *overrides,
-                  program=STRICT)
+    printed = run(
+        data, tmp_path / "run", "--train.max_steps", "50", "--checkpoint.every_steps", "0", *overrides, program=STRICT
+    )
     assert "allocator retries: 0" in printed
     losses = [line["train/loss"] for line in curve(tmp_path / "run") if "train/loss" in line]
     assert len(losses) == 50 and losses[-1] < losses[0]
@@ -244,10 +264,17 @@ def test_a_killed_run_goes_on_bit_for_bit_when_it_is_deterministic(data, tmp_pat
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("stage", [0, 1])
 def test_two_ranks_on_nccl_train_as_one(data, tmp_path, stage):
-    overrides = ("--zero.stage", str(stage), "--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob",
-                 "0")
+    overrides = (
+        "--zero.stage",
+        str(stage),
+        "--model.hidden_dropout_prob",
+        "0",
+        "--model.attention_probs_dropout_prob",
+        "0",
+    )
     run(data, tmp_path / "one", *overrides)
     run(data, tmp_path / "two", *overrides, processes=2)
-    one, two = ([line["train/loss"] for line in curve(tmp_path / name) if "train/loss" in line]
-                for name in ("one", "two"))
+    one, two = (
+        [line["train/loss"] for line in curve(tmp_path / name) if "train/loss" in line] for name in ("one", "two")
+    )
     assert one == pytest.approx(two, rel=0.02)

@@ -84,7 +84,9 @@ def test_masks_are_the_same_compiled_in_pieces_at_once_and_in_every_dtype(width,
 def test_masks_are_those_of_earlier_runs():
     """A checkpoint may be older than the code: what is dropped after it was decided then."""
     assert keep_mask((2, 16), 0.5, 123456789012345).int().tolist() == [
-        [1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1], [0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 0, 1, 0, 1, 1, 0]]
+        [1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1],
+        [0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 0, 1, 0, 1, 1, 0],
+    ]
 
 
 def test_a_probability_next_to_nothing_drops_nothing():

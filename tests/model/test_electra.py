@@ -23,11 +23,24 @@ from cloze.model.tasks import (
     saved_class,
 )
 
-CONFIG = BertConfig(vocab_size=61, hidden_size=32, embedding_size=16, num_hidden_layers=2, num_attention_heads=2,
-                    intermediate_size=64, max_position_embeddings=32, pooler=False, initializer_range=0.2)
-CLASSES = {BertModel: "ElectraModel", BertForReplacedTokenDetection: "ElectraForPreTraining",
-           BertForMaskedLM: "ElectraForMaskedLM", BertForTokenClassification: "ElectraForTokenClassification",
-           BertForQuestionAnswering: "ElectraForQuestionAnswering"}
+CONFIG = BertConfig(
+    vocab_size=61,
+    hidden_size=32,
+    embedding_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=32,
+    pooler=False,
+    initializer_range=0.2,
+)
+CLASSES = {
+    BertModel: "ElectraModel",
+    BertForReplacedTokenDetection: "ElectraForPreTraining",
+    BertForMaskedLM: "ElectraForMaskedLM",
+    BertForTokenClassification: "ElectraForTokenClassification",
+    BertForQuestionAnswering: "ElectraForQuestionAnswering",
+}
 
 
 def drawn(kind, config=CONFIG):
@@ -81,7 +94,11 @@ def test_a_configuration_that_leaves_sizes_out_is_electra_smalls(tmp_path):
     transformers.ElectraForPreTraining(transformers.ElectraConfig(num_hidden_layers=1)).save_pretrained(tmp_path)
     config = BertForReplacedTokenDetection.from_folder(tmp_path).config
     assert (config.hidden_size, config.embedding_size, config.num_attention_heads, config.intermediate_size) == (
-        256, 128, 4, 1024)
+        256,
+        128,
+        4,
+        1024,
+    )
     with pytest.raises(ModelError, match="mlm_head: linear has no map"):
         replace(CONFIG, mlm_head="linear")
 
@@ -115,8 +132,11 @@ def test_tokens_are_drawn_by_their_probabilities_for_any_split():
     assert torch.equal(token_bits(7, swapped, torch.tensor([0, 20, 40]).int(), torch.arange(40))[20:], bits[:20])
     changed = tokens[40:60].clone()
     changed[5] += 1
-    for other in (token_bits(8, tokens[40:60], torch.tensor([0, 20]).int(), torch.arange(20)),
-                  token_bits(7, changed, torch.tensor([0, 20]).int(), torch.arange(20)), alone.roll(1)):
+    for other in (
+        token_bits(8, tokens[40:60], torch.tensor([0, 20]).int(), torch.arange(20)),
+        token_bits(7, changed, torch.tensor([0, 20]).int(), torch.arange(20)),
+        alone.roll(1),
+    ):
         assert not (other == alone).any()
     shares = bits.double() / 2**32
     assert abs(shares.mean() - 0.5) < 0.02 and abs(shares.var() - 1 / 12) < 0.005

@@ -87,25 +87,67 @@ def sequences(offsets, longest, probability, causal, state, left, right, *tensor
         yield *(each[start:end].transpose(0, 1) for each in tensors), hidden, kept / (1 - probability)
 
 
-def reference_flash(query, key, value, offsets, other_offsets, longest, other_longest, probability, causal, *_,
-                    window_size_left=-1, window_size_right=-1):
+def reference_flash(
+    query,
+    key,
+    value,
+    offsets,
+    other_offsets,
+    longest,
+    other_longest,
+    probability,
+    causal,
+    *_,
+    window_size_left=-1,
+    window_size_right=-1,
+):
     """aten._flash_attention_forward by its documentation, sequence by sequence. What is dropped hangs on a state, drawn
     from the default generator as there."""
     assert torch.equal(offsets, other_offsets) and longest == other_longest
     state, parts, empty = torch.randint(1 << 62, (2,)), [], query.new_empty(0)
-    for q, k, v, hidden, kept in sequences(offsets, longest, probability, causal, state, window_size_left,
-                                           window_size_right, query, key, value):
+    for q, k, v, hidden, kept in sequences(
+        offsets, longest, probability, causal, state, window_size_left, window_size_right, query, key, value
+    ):
         shares = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf).softmax(-1)
         parts.append((shares * kept @ v).transpose(0, 1))
     return torch.cat(parts), query.new_zeros(query.shape[1::-1]).float(), state.to(torch.uint64), empty, empty.clone()
 
 
-def reference_flash_backward(gradient, query, key, value, output, sums, offsets, other_offsets, longest, other_longest,
-                             probability, causal, state, unused, *, window_size_left=-1, window_size_right=-1, **_):
+def reference_flash_backward(
+    gradient,
+    query,
+    key,
+    value,
+    output,
+    sums,
+    offsets,
+    other_offsets,
+    longest,
+    other_longest,
+    probability,
+    causal,
+    state,
+    unused,
+    *,
+    window_size_left=-1,
+    window_size_right=-1,
+    **_,
+):
     """aten._flash_attention_backward: the mask drawn again from the forward's state."""
     gradients, scale = [], query.shape[-1] ** -0.5
-    for g, q, k, v, hidden, kept in sequences(offsets, longest, probability, causal, state.to(torch.int64),
-                                              window_size_left, window_size_right, gradient, query, key, value):
+    for g, q, k, v, hidden, kept in sequences(
+        offsets,
+        longest,
+        probability,
+        causal,
+        state.to(torch.int64),
+        window_size_left,
+        window_size_right,
+        gradient,
+        query,
+        key,
+        value,
+    ):
         shares = (q @ k.transpose(1, 2) * scale).masked_fill(hidden, -torch.inf).softmax(-1)
         to_shares = (g @ v.transpose(1, 2)) * kept
         to_scores = shares * (to_shares - (to_shares * shares).sum(-1, keepdim=True)) * scale
@@ -135,8 +177,9 @@ def loss_and_gradients(net, flat: dict, **options) -> list[torch.Tensor]:
 def test_varlen_gets_the_arguments_of_the_other_kernels(flash, fields):
     config = dataclasses.replace(TINY, **fields)
     flat = concatenate(batch())
-    eager, varlen = (loss_and_gradients(pretraining_model(config, attention_kernel=kernel), flat)
-                     for kernel in ("eager", "auto"))
+    eager, varlen = (
+        loss_and_gradients(pretraining_model(config, attention_kernel=kernel), flat) for kernel in ("eager", "auto")
+    )
     torch.testing.assert_close(varlen, eager, atol=1e-5, rtol=0)
 
 
@@ -160,20 +203,32 @@ def test_flash_attention_drops_by_the_key_of_the_forward_alone(flash):
 
 def test_flash_attention_drops_the_same_when_recomputed(flash):
     flat = concatenate(batch())
-    kept, recomputed = (loss_and_gradients(pretraining_model(DROPPING, gradient_checkpointing=checkpointing).train(),
-                                           flat, dropout_seed=5) for checkpointing in ("none", "all"))
+    kept, recomputed = (
+        loss_and_gradients(
+            pretraining_model(DROPPING, gradient_checkpointing=checkpointing).train(), flat, dropout_seed=5
+        )
+        for checkpointing in ("none", "all")
+    )
     assert all(torch.equal(left, right) for left, right in zip(recomputed, kept, strict=True))
 
 
 # As ModernBERT: of its layers the first has no norm, every third sees all tokens, the last reads some of them.
 MODERN = dataclasses.replace(
-    DROPPING, num_hidden_layers=5, position_embedding="rotary", norm_position="pre", first_attention_norm=False,
-    gated_feed_forward=True, local_attention_window=8, pooler=False)
+    DROPPING,
+    num_hidden_layers=5,
+    position_embedding="rotary",
+    norm_position="pre",
+    first_attention_norm=False,
+    gated_feed_forward=True,
+    local_attention_window=8,
+    pooler=False,
+)
 
 
 @pytest.mark.parametrize(("config", "expected_graphs"), [(DROPPING, 2), (MODERN, 4)], ids=["bert", "modernbert"])
-def test_compiled_layers_drop_the_same_in_flash_attention_and_never_compile_anew(flash, config, expected_graphs,
-                                                                                     monkeypatch):
+def test_compiled_layers_drop_the_same_in_flash_attention_and_never_compile_anew(
+    flash, config, expected_graphs, monkeypatch
+):
     """Whatever the key, the lengths and the number of sequences."""
     import torch._dynamo.utils as dynamo
 
@@ -215,18 +270,21 @@ def test_compiled_layers_keep_a_number_a_token_for_backward_and_no_mask():
         net = pretraining_model(config, attention_kernel="sdpa").train()
         net.bert.encoder.compile_layers(backend="aot_eager_decomp_partition")
         saved.append([])
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved[-1].append(tensor) or tensor,
-                                                      lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: saved[-1].append(tensor) or tensor, lambda tensor: tensor
+        ):
             loss = net(**flat, dropout_seed=1).loss
         with OperatorNames() as names:
             loss.backward()
         assert "addcmul" not in names.seen, "residuals are added and dropped anew in backward"
-    plain, dropping = ([tuple(tensor.shape) for tensor in tensors if tensor.dtype in (torch.int32, torch.bool)]
-                       for tensors in saved)
+    plain, dropping = (
+        [tuple(tensor.shape) for tensor in tensors if tensor.dtype in (torch.int32, torch.bool)] for tensors in saved
+    )
     assert not plain and len(dropping) == 2 * TINY.num_hidden_layers
     assert all(columns == 1 for _, columns in dropping)
-    assert (sum(tensor.is_floating_point() for tensor in saved[0])
-            == sum(tensor.is_floating_point() for tensor in saved[1]))
+    assert sum(tensor.is_floating_point() for tensor in saved[0]) == sum(
+        tensor.is_floating_point() for tensor in saved[1]
+    )
 
 
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), "sdpa"), ((8, 0), "varlen"), ((9, 0), "varlen")])

@@ -222,9 +222,11 @@ def test_a_model_is_given_segments_if_it_has_them_whatever_its_tokenizer_says(tm
             json.dumps({"tokenizer_class": "BertTokenizer", "model_input_names": described})
         )
     one = dataclasses.replace(TINY, type_vocab_size=1)  # tells none apart, and has no vector for a second
-    for each, expected in ((TINY, {"input_ids", "token_type_ids", "attention_mask"}),
-                           (one, {"input_ids", "attention_mask"}),
-                           (config, {"input_ids", "attention_mask"})):
+    for each, expected in (
+        (TINY, {"input_ids", "token_type_ids", "attention_mask"}),
+        (one, {"input_ids", "attention_mask"}),
+        (config, {"input_ids", "attention_mask"}),
+    ):
         save_pretrained(tmp_path / "export", each, BertModel(each).state_dict(), tmp_path / "tokenizer")
         assert set(transformers.AutoTokenizer.from_pretrained(tmp_path / "export")("word1 word2")) == expected
 
@@ -285,8 +287,9 @@ def test_layers_that_are_only_claimed_cost_nothing(tmp_path, monkeypatch, own):
         BertForPreTraining.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("field", ["hidden_size", "intermediate_size", "vocab_size", "type_vocab_size",
-                                   "max_position_embeddings"])
+@pytest.mark.parametrize(
+    "field", ["hidden_size", "intermediate_size", "vocab_size", "type_vocab_size", "max_position_embeddings"]
+)
 def test_sizes_that_are_only_claimed_take_no_memory(tmp_path, field):
     """Of layers as wide as this one not even two fit into any machine."""
     model = pretraining_model()
@@ -302,8 +305,18 @@ def test_sizes_that_are_only_claimed_take_no_memory(tmp_path, field):
 
 
 @pytest.mark.parametrize("value", ["12", None, True, 3.5, [], {}, [1], float("nan")])
-@pytest.mark.parametrize("field", ["num_hidden_layers", "hidden_size", "hidden_dropout_prob", "hidden_act",
-                                   "architectures", "max_position_embeddings", "tie_word_embeddings"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "num_hidden_layers",
+        "hidden_size",
+        "hidden_dropout_prob",
+        "hidden_act",
+        "architectures",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+    ],
+)
 def test_values_of_another_kind_in_a_config_are_one_line(tmp_path, field, value):
     model = pretraining_model()
     model.save(tmp_path)

@@ -25,8 +25,11 @@ def test_row_counts_are_few_and_little_larger(monkeypatch):
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize(
     "fields",
-    [{}, dict(position_embedding="rotary", norm_position="pre", local_attention_window=8),
-     dict(attention_probs_dropout_prob=0.1, is_decoder=True)],
+    [
+        {},
+        dict(position_embedding="rotary", norm_position="pre", local_attention_window=8),
+        dict(attention_probs_dropout_prob=0.1, is_decoder=True),
+    ],
     ids=["bert", "rotary", "dropout"],
 )
 def test_rows_beyond_the_tokens_change_nothing(kernel, fields, monkeypatch):
@@ -38,13 +41,20 @@ def test_rows_beyond_the_tokens_change_nothing(kernel, fields, monkeypatch):
             monkeypatch.setitem(rounding._SIZES_PER_OCTAVE, False, sizes)
             model, rows = pretraining_model(config, attention_kernel=kernel), []
             for layer in model.bert.encoder.layers:
-                layer.feed_forward.register_forward_hook(lambda module, inputs, output, rows=rows: rows.append(
-                    len(output[0])))
+                layer.feed_forward.register_forward_hook(
+                    lambda module, inputs, output, rows=rows: rows.append(len(output[0]))
+                )
             model.train(not config.attention_probs_dropout_prob)  # its masks depend on the groups of sequences
-            inputs = flat if not whole else {
-                name: each for name, each in flat.items() if name not in ("masked_positions", "labels")
-            } | {"labels": torch.full_like(flat["input_ids"], -100).index_copy(0, flat["masked_positions"],
-                                                                               flat["labels"])}
+            inputs = (
+                flat
+                if not whole
+                else {name: each for name, each in flat.items() if name not in ("masked_positions", "labels")}
+                | {
+                    "labels": torch.full_like(flat["input_ids"], -100).index_copy(
+                        0, flat["masked_positions"], flat["labels"]
+                    )
+                }
+            )
             output = model(**inputs, dropout_seed=3)
             output.loss.backward()
             found.append((output, {name: each.grad for name, each in model.named_parameters()}))

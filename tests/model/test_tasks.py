@@ -96,8 +96,9 @@ def test_a_single_label_of_which_nothing_is_said_has_the_loss_of_the_reference(t
     """A cross-encoder's, whose sigmoid is the affair of who reads it."""
     _, inputs, _ = both_inputs()
     labels = torch.tensor([0.5, -1.0, 2.0, 3.0, 0.0])
-    config = transformers.BertConfig(vocab_size=211, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
-                                     intermediate_size=64, num_labels=1)
+    config = transformers.BertConfig(
+        vocab_size=211, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, num_labels=1
+    )
     theirs = transformers.BertForSequenceClassification(config).eval()
     theirs.save_pretrained(tmp_path / "theirs")
     model = BertForSequenceClassification.from_folder(tmp_path / "theirs")
@@ -265,7 +266,9 @@ def test_an_encoder_without_a_pooler_goes_through_transformers_and_back(tmp_path
         assert again.config == model.config and not again.new_parameters
         torch.testing.assert_close(again(**inputs).last_hidden_state, model(**inputs).last_hidden_state, **TOLERANCE)
         assert BertModel.from_folder(folder, new_head_seed=0).new_parameters == (
-            "pooler.dense.weight", "pooler.dense.bias")
+            "pooler.dense.weight",
+            "pooler.dense.bias",
+        )
 
 
 def test_a_new_head_on_a_pretrained_encoder_is_drawn_and_named(tmp_path):

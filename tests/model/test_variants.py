@@ -62,10 +62,21 @@ VARIANTS = {
     "local decoder": dict(is_decoder=True, local_attention_window=8),
     "modern": dataclasses.asdict(MODERN),
 }
-PRESETS = {path.stem: yaml.safe_load(path.read_text())
-           for path in sorted(Path(__file__).parents[2].glob("configs/model/*.yaml"))}
-SMALL = {name: getattr(TINY, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
-                                                "intermediate_size", "max_position_embeddings")}
+PRESETS = {
+    path.stem: yaml.safe_load(path.read_text())
+    for path in sorted(Path(__file__).parents[2].glob("configs/model/*.yaml"))
+}
+SMALL = {
+    name: getattr(TINY, name)
+    for name in (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "max_position_embeddings",
+    )
+}
 
 
 @pytest.mark.parametrize("name", list(VARIANTS))
@@ -98,8 +109,16 @@ def test_every_variant_and_preset_comes_back_from_its_folder(tmp_path, name):
         model.save(tmp_path / cls.__name__)
         again = cls.from_folder(tmp_path / cls.__name__)
         assert not again.new_parameters
-        unsaid = dict.fromkeys(("pooler", "classifier_dropout", "classifier_transform", "initialization",
-                                "initializer_cutoff", "attention_output_dropout_prob"))  # in formats of transformers
+        unsaid = dict.fromkeys(
+            (
+                "pooler",
+                "classifier_dropout",
+                "classifier_transform",
+                "initialization",
+                "initializer_cutoff",
+                "attention_output_dropout_prob",
+            )
+        )  # in formats of transformers
         assert dataclasses.asdict(again.config) | unsaid == dataclasses.asdict(config) | unsaid
         inputs = {key: each for key, each in flat.items() if "label" not in key and "masked" not in key}
         ours, found = model(**inputs), again(**inputs)
@@ -142,8 +161,15 @@ def test_sinusoids_and_slopes_are_those_of_their_papers():
 
 def test_a_layer_of_alibi_rms_norm_and_swiglu_computes_what_its_papers_say():
     """arXiv 2108.12409, 1910.07467 and 2002.05202, written out for two sequences in one piece; gradients too."""
-    config = dataclasses.replace(TINY, num_hidden_layers=1, position_embedding="alibi", normalization="rms_norm",
-                                 gated_feed_forward=True, hidden_act="silu", layer_norm_eps=1e-3)
+    config = dataclasses.replace(
+        TINY,
+        num_hidden_layers=1,
+        position_embedding="alibi",
+        normalization="rms_norm",
+        gated_feed_forward=True,
+        hidden_act="silu",
+        layer_norm_eps=1e-3,
+    )
     model = scramble(BertModel(config)).double()
     layer = model.encoder.layers[0]
     output = model(torch.randint(5, 200, (17,)), sequence_offsets=torch.tensor([0, 5, 17]), output_hidden_states=True)
@@ -152,8 +178,10 @@ def test_a_layer_of_alibi_rms_norm_and_swiglu_computes_what_its_papers_say():
         return norm.weight * rows / (rows.square().mean(-1, keepdim=True) + 1e-3).sqrt()
 
     def computed(rows):
-        parts = [rows @ weight.T + bias for weight, bias in zip(
-            layer.attention.qkv.weight.chunk(3), layer.attention.qkv.bias.chunk(3), strict=True)]
+        parts = [
+            rows @ weight.T + bias
+            for weight, bias in zip(layer.attention.qkv.weight.chunk(3), layer.attention.qkv.bias.chunk(3), strict=True)
+        ]
         places, mixed = torch.arange(len(rows)), []
         for head, (query, key, value) in enumerate(zip(*(part.split(8, dim=1) for part in parts), strict=True)):
             distance = (places[:, None] - places).abs()
@@ -168,8 +196,10 @@ def test_a_layer_of_alibi_rms_norm_and_swiglu_computes_what_its_papers_say():
     expected = torch.cat([computed(rows) for rows in output.hidden_states[0].split((5, 12))])
     torch.testing.assert_close(output.last_hidden_state, expected)
     factors = torch.arange(expected.numel()).view_as(expected).cos()
-    found, wanted = (torch.autograd.grad((each * factors).sum(), list(layer.parameters()), retain_graph=True)
-                     for each in (output.last_hidden_state, expected))
+    found, wanted = (
+        torch.autograd.grad((each * factors).sum(), list(layer.parameters()), retain_graph=True)
+        for each in (output.last_hidden_state, expected)
+    )
     torch.testing.assert_close(found, wanted)
 
 
@@ -179,7 +209,7 @@ def test_the_d2l_head_is_linear_relu_layer_norm_linear():
     hidden = head.dense(model.bert(ids).last_hidden_state).clamp_min(0)
     centred = hidden - hidden.mean(-1, keepdim=True)
     hidden = head.norm.weight * centred / (centred.square().mean(-1, keepdim=True) + 1e-12).sqrt() + head.norm.bias
-    scores = (hidden @ head.decoder.weight.T + head.decoder.bias)[..., :TINY.vocab_size]
+    scores = (hidden @ head.decoder.weight.T + head.decoder.bias)[..., : TINY.vocab_size]
     torch.testing.assert_close(model(ids).prediction_logits, scores, **TOLERANCE)
 
 
@@ -276,15 +306,21 @@ def test_embedding_dropout_can_be_turned_off_alone():
 
 def test_what_attention_gives_has_a_dropout_of_its_own():
     """With a feed-forward network of zeros a layer is x + what is kept of attention, scaled; nothing else is lost."""
-    shape = dataclasses.replace(MODERN, num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-                                attention_output_dropout_prob=0.25)
+    shape = dataclasses.replace(
+        MODERN,
+        num_hidden_layers=1,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        attention_output_dropout_prob=0.25,
+    )
     model = BertModel(shape)
     init_weights(model, 1)
     layer = model.encoder.layers[0]
     layer.feed_forward.down.weight.data.zero_()
     seen = {}
-    layer.attention.register_forward_hook(lambda module, inputs, output: seen.update(
-        before=inputs[0], change=output[0]))
+    layer.attention.register_forward_hook(
+        lambda module, inputs, output: seen.update(before=inputs[0], change=output[0])
+    )
     model.encoder.final_norm.register_forward_pre_hook(lambda module, inputs: seen.update(after=inputs[0]))
     ids = torch.randint(5, shape.vocab_size, (8, 16))
     model.train()(ids, attention_mask=torch.full((8,), 16), dropout_seed=3)
@@ -297,14 +333,30 @@ def test_what_attention_gives_has_a_dropout_of_its_own():
 
 def test_megatrons_initial_weights_are_those_of_the_reference():
     """ModernBERT's, drawn by transformers from another generator: equal deviations, cut off at the same bounds."""
-    shape = dataclasses.replace(MODERN, hidden_size=128, intermediate_size=192, num_attention_heads=4, vocab_size=1000,
-                                tie_word_embeddings=False, initialization="megatron", initializer_cutoff=2.0)
+    shape = dataclasses.replace(
+        MODERN,
+        hidden_size=128,
+        intermediate_size=192,
+        num_attention_heads=4,
+        vocab_size=1000,
+        tie_word_embeddings=False,
+        initialization="megatron",
+        initializer_cutoff=2.0,
+    )
     ours = BertForMaskedLM(shape)
     init_weights(ours, 5)
-    theirs = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(
-        vocab_size=1000, hidden_size=128, intermediate_size=192, num_attention_heads=4, num_hidden_layers=5,
-        tie_word_embeddings=False, initializer_cutoff_factor=2.0, pad_token_id=0,
-    )).state_dict()
+    theirs = transformers.ModernBertForMaskedLM(
+        transformers.ModernBertConfig(
+            vocab_size=1000,
+            hidden_size=128,
+            intermediate_size=192,
+            num_attention_heads=4,
+            num_hidden_layers=5,
+            tie_word_embeddings=False,
+            initializer_cutoff_factor=2.0,
+            pad_token_id=0,
+        )
+    ).state_dict()
     compared = 0
     for name, tensor in to_huggingface(ours.state_dict(), shape).items():
         if tensor.dim() == 2:
@@ -436,7 +488,10 @@ def test_the_tutorials_tensors_train_its_preset_as_its_formulas_say():
     segments = torch.tensor([[1, 1, 1, 1, 1, 2, 2, 2, *padding]])
     is_next = torch.tensor([0])
     output = model(
-        ids, segments, attention_mask=ids != 0, labels=labels.masked_fill(labels == 0, -100),
+        ids,
+        segments,
+        attention_mask=ids != 0,
+        labels=labels.masked_fill(labels == 0, -100),
         next_sentence_label=is_next,
     )
 

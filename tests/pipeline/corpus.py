@@ -108,10 +108,13 @@ def as_format_1(folder: Path) -> dict:
                     batch = pa.record_batch([pa.concat_arrays([column]) for column in batch.columns], batch.schema)
                     groups = {"base": BASE_COLUMNS[:-1]}
                     groups |= {str(number): mask_columns(number) for number in range(content["mask_sets"])}
-                    writer.write_batch(batch, custom_metadata={
-                        f"crc32.{name}": str(shards._checksum(map(batch.column, columns)))
-                        for name, columns in groups.items()
-                    })
+                    writer.write_batch(
+                        batch,
+                        custom_metadata={
+                            f"crc32.{name}": str(shards._checksum(map(batch.column, columns)))
+                            for name, columns in groups.items()
+                        },
+                    )
             shard |= {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
     return content
 

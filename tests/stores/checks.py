@@ -28,9 +28,11 @@ def prepared_as_on_disk(bucket: str, missing: str, tmp_path: Path, capsys) -> No
         prepare(stored)
     data = to_place(bucket) / "data"
     assert {each.key.removeprefix("data/"): data.at(each.key).read_bytes() for each in data.objects()} == (
-        corpus.contents(tmp_path / "data"))
+        corpus.contents(tmp_path / "data")
+    )
     assert {each.key: each.content for each in data.objects()} == {
-        each.key: data.at(each.key).info().content for each in data.objects()}
+        each.key: data.at(each.key).info().content for each in data.objects()
+    }
     assert main(["verify", str(data)]) == 0 and "all as they were written" in capsys.readouterr().out
     with pytest.raises(UserError, match=f"^{missing}: found no such bucket"):
         (to_place(missing) / "x").read_bytes()

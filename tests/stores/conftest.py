@@ -14,8 +14,11 @@ from tests.stores.server import Proxy, s3_server
 
 _numbers = itertools.count()
 ENVIRONMENT = {
-    "AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST", "AWS_SECRET_ACCESS_KEY": "a-very-secret-key",
-    "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/nonexistent",
+    "AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST",
+    "AWS_SECRET_ACCESS_KEY": "a-very-secret-key",
+    "AWS_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": "/nonexistent",
     "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
 }
 

@@ -30,8 +30,13 @@ sys.stdin.read()
 @contextmanager
 def s3_server():
     """Its port. It ends with this process, which holds its standard input."""
-    with subprocess.Popen([sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
         try:
             yield next(int(line.split()[1]) for line in process.stdout if line.startswith("port "))
         finally:
@@ -136,8 +141,9 @@ class Proxy:
         """The server's own answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server_port, timeout=60)
         try:
-            headers = {name: value for name, value in request.headers.items()
-                       if name.lower() not in self.ignored_headers}
+            headers = {
+                name: value for name, value in request.headers.items() if name.lower() not in self.ignored_headers
+            }
             connection.request(request.method, request.path, body, headers)
             answer = connection.getresponse()
             content = answer.read()
@@ -204,6 +210,7 @@ def first(times: int, change: Callable, wanted: Callable[[Request], bool] = lamb
 
 def slow(seconds: float) -> Callable[[Answer], Answer]:
     """An answer that comes late."""
+
     def change(answer: Answer) -> Answer:
         time.sleep(seconds)
         return answer

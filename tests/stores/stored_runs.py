@@ -60,12 +60,18 @@ class Machine:
         """A pretraining."""
         return self.begin(pretrain_arguments(data, output, *overrides), **options)
 
-    def begin(self, command: list[str], processes: int = 1, step_seconds: float = 0.0, quick: bool = True,
-              **variables: str) -> ForkedRun:
+    def begin(
+        self, command: list[str], processes: int = 1, step_seconds: float = 0.0, quick: bool = True, **variables: str
+    ) -> ForkedRun:
         if quick and PATIENCE not in command:
             command = [*command, PATIENCE, "5"]
-        return ForkedRun([*command, "--monitor.store_seconds", "0.5"], processes,
-                         partial(changed_main, quick=quick, step_seconds=step_seconds), **self.variables, **variables)
+        return ForkedRun(
+            [*command, "--monitor.store_seconds", "0.5"],
+            processes,
+            partial(changed_main, quick=quick, step_seconds=step_seconds),
+            **self.variables,
+            **variables,
+        )
 
 
 def train_on(machine: Machine, data: Path, output: str, *overrides: str, processes: int = 1, status: int = 0) -> str:
@@ -84,10 +90,14 @@ def begin_on(machines: list[Machine], command: list[str], **options) -> list[For
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     count = str(len(machines))  # all of them share this one's cores
-    common = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": count, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": port}
-    return [machine.begin(command, **options, RANK=str(rank), **common)
-            for rank, machine in enumerate(machines)]
+    common = {
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": count,
+        "WORLD_SIZE": count,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    return [machine.begin(command, **options, RANK=str(rank), **common) for rank, machine in enumerate(machines)]
 
 
 def finish_all(processes: list[ForkedRun], status: int = 0) -> str:

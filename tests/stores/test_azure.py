@@ -29,8 +29,16 @@ def port(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [program, "--blobPort", str(port), "--silent", "--skipApiVersionCheck", "--disableTelemetry",
-               "--location", str(tmp_path_factory.mktemp("azurite"))]
+    command = [
+        program,
+        "--blobPort",
+        str(port),
+        "--silent",
+        "--skipApiVersionCheck",
+        "--disableTelemetry",
+        "--location",
+        str(tmp_path_factory.mktemp("azurite")),
+    ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         for _ in range(600):
             with socket.socket() as probe:
@@ -46,13 +54,28 @@ def container(port, monkeypatch):
     """The URL of a new container."""
     name = f"container-{time.monotonic_ns()}"
     date = formatdate(usegmt=True)
-    signed = "\n".join(["PUT", *[""] * 11, f"x-ms-date:{date}", "x-ms-version:2021-08-06",
-                        f"/{ACCOUNT}/{ACCOUNT}/{name}", "restype:container"])
+    signed = "\n".join(
+        [
+            "PUT",
+            *[""] * 11,
+            f"x-ms-date:{date}",
+            "x-ms-version:2021-08-06",
+            f"/{ACCOUNT}/{ACCOUNT}/{name}",
+            "restype:container",
+        ]
+    )
     signature = base64.b64encode(hmac.new(base64.b64decode(KEY), signed.encode(), hashlib.sha256).digest()).decode()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("PUT", f"/{ACCOUNT}/{name}?restype=container", headers={
-        "x-ms-date": date, "x-ms-version": "2021-08-06", "Content-Length": "0",
-        "Authorization": f"SharedKey {ACCOUNT}:{signature}"})
+    connection.request(
+        "PUT",
+        f"/{ACCOUNT}/{name}?restype=container",
+        headers={
+            "x-ms-date": date,
+            "x-ms-version": "2021-08-06",
+            "Content-Length": "0",
+            "Authorization": f"SharedKey {ACCOUNT}:{signature}",
+        },
+    )
     answer = connection.getresponse()
     assert answer.status == 201, answer.read()
     connection.close()

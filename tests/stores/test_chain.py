@@ -28,8 +28,14 @@ class Machine:
 
     def start(self, *arguments: object) -> subprocess.Popen:
         own = {"HOME": str(self.folder / "home"), "TMPDIR": str(self.folder / "scratch"), "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen([sys.executable, "-m", "cloze", *map(str, arguments)], cwd=self.folder / "work",
-                                env=child_variables(**own), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            [sys.executable, "-m", "cloze", *map(str, arguments)],
+            cwd=self.folder / "work",
+            env=child_variables(**own),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def run(self, *arguments: object) -> str:
         with self.start(*arguments) as process:
@@ -52,8 +58,20 @@ def test_corpus_vocab_prepare_pretrain_kill_resume(bucket, tmp_path):
         (to_place(bucket) / "corpus" / source.name).write(source)
     texts = ("--input", f"{bucket}/corpus/*.jsonl.gz")
     first.run("vocab", *texts, "--output", f"{bucket}/vocab", "--vocab_size", 500)
-    preparing = ("prepare", *texts, "--tokenizer", f"{bucket}/vocab", "--output", f"{bucket}/data", "--max_length", 64,
-                 "--mask_sets", 2, "--shards.target_tokens", 16384)
+    preparing = (
+        "prepare",
+        *texts,
+        "--tokenizer",
+        f"{bucket}/vocab",
+        "--output",
+        f"{bucket}/data",
+        "--max_length",
+        64,
+        "--mask_sets",
+        2,
+        "--shards.target_tokens",
+        16384,
+    )
     with first.start(*preparing) as process:  # it is killed when a first shard is there, and the second goes on
         while not (to_place(bucket) / "data/train").is_dir():
             time.sleep(0.05)
@@ -65,9 +83,27 @@ def test_corpus_vocab_prepare_pretrain_kill_resume(bucket, tmp_path):
         path = tmp_path / "local" / each.key.removeprefix("data/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data.at(each.key).read_bytes())
-    training = ("pretrain", "--config", "tiny", "--train.max_steps", 40, "--train.global_batch_size", 16,
-                "--train.micro_batch_size", 8, "--checkpoint.every_steps", 10, "--train.log_every_steps", 5,
-                "--evaluation.every_steps", 20, "--model.max_position_embeddings", 64, "--processes", 2)
+    training = (
+        "pretrain",
+        "--config",
+        "tiny",
+        "--train.max_steps",
+        40,
+        "--train.global_batch_size",
+        16,
+        "--train.micro_batch_size",
+        8,
+        "--checkpoint.every_steps",
+        10,
+        "--train.log_every_steps",
+        5,
+        "--evaluation.every_steps",
+        20,
+        "--model.max_position_embeddings",
+        64,
+        "--processes",
+        2,
+    )
     first.run(*training, "--data", tmp_path / "local", "--output", "undisturbed")
     run = second.folder / "work/run"
     stored = (*training, "--data", f"{bucket}/data", "--output", "run", "--data_cache.gigabytes", 0.1)

@@ -25,7 +25,9 @@ def test_objects_are_written_listed_read_and_removed(bucket, tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["deep", "one"]
     assert folder.client.folders(folder.key) == ["deep"] and folder.client.folders("") == ["a folder"]
     assert [(each.key, each.size) for each in folder.objects()] == [
-        ("a folder/ünter/deep/two", 25600), ("a folder/ünter/one", 5)]
+        ("a folder/ünter/deep/two", 25600),
+        ("a folder/ünter/one", 5),
+    ]
     assert (folder / "one").read_text() == "first" and (folder / "one").stat().st_size == 5
     assert (folder / "deep/two").read_range(254, 260) == bytes([254, 255, 0, 1, 2, 3])
     assert folder.is_dir() and not folder.is_file() and (folder / "one").is_file() and not (folder / "one").is_dir()
@@ -53,8 +55,9 @@ def halved(answer):
 late = slow(0.3)
 
 
-@pytest.mark.parametrize("change", [lambda _: BUSY, lambda _: None, halved, late],
-                         ids=["busy", "cut", "cut in the body", "slow"])
+@pytest.mark.parametrize(
+    "change", [lambda _: BUSY, lambda _: None, halved, late], ids=["busy", "cut", "cut in the body", "slow"]
+)
 def test_faults_that_pass_are_not_seen(proxy, bucket, change, monkeypatch):
     monkeypatch.setattr(clients, "_FIRST_WAIT", 0.01)
     clients.open_client.cache_clear()
@@ -96,8 +99,11 @@ def test_the_limit_is_one_line(proxy, bucket, impatient):
     path.write(b"some content")
     proxy.requests.clear()
     proxy.fault = lambda request: lambda _: BUSY
-    with pytest.raises(UserError, match=r"^s3://bucket-\d+/x: the store didn't answer as expected \(503 Service "
-                                        r"Unavailable\), also not after up to 2 retries .*run the same command again$"):
+    with pytest.raises(
+        UserError,
+        match=r"^s3://bucket-\d+/x: the store didn't answer as expected \(503 Service "
+        r"Unavailable\), also not after up to 2 retries .*run the same command again$",
+    ):
         path.read_bytes()
     assert len(proxy.requests) == 3
     proxy.fault = lambda request: halved
@@ -125,7 +131,9 @@ def test_credentials_and_endpoint_of_a_profile(bucket, server_port, monkeypatch,
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name)
     (tmp_path / "credentials").write_text("[mine]\naws_access_key_id = A\naws_secret_access_key = B\n")
-    (tmp_path / "config").write_text(f"[profile mine]\nregion = us-east-1\nendpoint_url = http://127.0.0.1:{server_port}\n")
+    (tmp_path / "config").write_text(
+        f"[profile mine]\nregion = us-east-1\nendpoint_url = http://127.0.0.1:{server_port}\n"
+    )
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "mine")
@@ -147,7 +155,8 @@ def test_credentials_that_expire_are_asked_for_again(proxy, bucket, monkeypatch,
         "open(path, 'w').write(str(count))\n"
         "end = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=1)\n"
         "print(json.dumps({'Version': 1, 'AccessKeyId': f'KEY{count}', 'SecretAccessKey': 's', 'SessionToken': 't',\n"
-        "                  'Expiration': end.isoformat()}))\n")
+        "                  'Expiration': end.isoformat()}))\n"
+    )
     (tmp_path / "config").write_text(f"[default]\ncredential_process = {sys.executable} {script}\n")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -157,22 +166,31 @@ def test_credentials_that_expire_are_asked_for_again(proxy, bucket, monkeypatch,
     path = to_place(bucket) / "x"
     path.write(b"1")
     assert path.read_bytes() == b"1"
-    keys = [request.headers["authorization"].partition("Credential=")[2].partition("/")[0]
-            for request in proxy.requests]
+    keys = [
+        request.headers["authorization"].partition("Credential=")[2].partition("/")[0] for request in proxy.requests
+    ]
     assert len(set(keys)) == 2
     script.write_text("raise SystemExit(1)\n")
     with pytest.raises(UserError, match=r"^s3://bucket-\d+: the credentials can't be renewed"):
         path.read_bytes()
 
 
-@pytest.mark.parametrize(("url", "told"), [
-    ("s3:/bucket/x", "two slashes"), ("s3://AKIA:wJalr/topsecret@bucket/x", "credentials"),
-    ("s3:AKIA:topsecret@b/x", "two slashes"), ("s3://bucket/x\n", "line break"),
-    ("ftp://host/x", "scheme 'ftp'"), ("s3://", "s3://bucket/folder"),
-    ("s3://a/../b", "s3://bucket/folder"), ("hf://datasets/x", "hf://datasets/OWNER/NAME"),
-    ("s3://key:topsecret@bucket/x", "credentials"), ("https://bucket/x?X-Amz-Signature=topsecret", "scheme 'https'"),
-    ("gs://bucket/x?key=topsecret", "credentials"),
-])
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("s3:/bucket/x", "two slashes"),
+        ("s3://AKIA:wJalr/topsecret@bucket/x", "credentials"),
+        ("s3:AKIA:topsecret@b/x", "two slashes"),
+        ("s3://bucket/x\n", "line break"),
+        ("ftp://host/x", "scheme 'ftp'"),
+        ("s3://", "s3://bucket/folder"),
+        ("s3://a/../b", "s3://bucket/folder"),
+        ("hf://datasets/x", "hf://datasets/OWNER/NAME"),
+        ("s3://key:topsecret@bucket/x", "credentials"),
+        ("https://bucket/x?X-Amz-Signature=topsecret", "scheme 'https'"),
+        ("gs://bucket/x?key=topsecret", "credentials"),
+    ],
+)
 def test_bad_urls(url, told):
     with pytest.raises(UserError, match=told) as error:
         to_place(url)
@@ -188,8 +206,10 @@ def test_local_paths_stay_paths(tmp_path, monkeypatch):
 
 
 def test_a_missing_extra_is_said(tmp_path):
-    command = ("import sys; sys.modules['obstore'] = None\n"
-               "from cloze.launch.cli import main; sys.exit(main(['inspect', 's3://b/x']))")
+    command = (
+        "import sys; sys.modules['obstore'] = None\n"
+        "from cloze.launch.cli import main; sys.exit(main(['inspect', 's3://b/x']))"
+    )
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and how_to_install("stores") in done.stderr and done.stderr.count("\n") == 1
 

@@ -120,10 +120,16 @@ def test_files_in_parts(bucket, tmp_path, monkeypatch):
     assert parts_of(0) == [(0, 0)] and parts_of(1001) == [(0, 500), (500, 1001)]
 
 
-@pytest.mark.parametrize(("name", "owner"), [
-    ("mp_rank_00_model_states.pt", None), ("rank-00012.pt", 12), ("zero_pp_rank_3_mp_rank_00_optim_states.pt", 3),
-    ("bf16_zero_pp_rank_10_mp_rank_00_optim_states.pt", 10), ("zero_pp_rank_0_mp_rank_00_model_states.pt", 0),
-])
+@pytest.mark.parametrize(
+    ("name", "owner"),
+    [
+        ("mp_rank_00_model_states.pt", None),
+        ("rank-00012.pt", 12),
+        ("zero_pp_rank_3_mp_rank_00_optim_states.pt", 3),
+        ("bf16_zero_pp_rank_10_mp_rank_00_optim_states.pt", 10),
+        ("zero_pp_rank_0_mp_rank_00_model_states.pt", 0),
+    ],
+)
 def test_whose_a_file_is(name, owner):
     assert owner_of(name) == owner
 
@@ -176,8 +182,12 @@ def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
     assert (back / "metrics.jsonl").read_text() == lines(1, 2, 3, 4, 5)
     assert (back / "status.json").read_text() == '{"state": "running", "step": 5}'
     assert (back / "heartbeats/rank-00000.json").read_text() == '{"step": 5}'
-    assert len([each for each in (place / "log/0001-a/status.json.000002").parent.objects()
-                if "/status.json." in each.key]) == 2  # older ones are removed
+    assert (
+        len(
+            [each for each in (place / "log/0001-a/status.json.000002").parent.objects() if "/status.json." in each.key]
+        )
+        == 2
+    )  # older ones are removed
     reader.write_events(back)
     reader.write_events(back)  # nothing is added twice
     board = EventAccumulator(str(back)).Reload()

@@ -194,8 +194,22 @@ def test_local_checkpoints_are_those_of_a_run_in_a_store(tmp_path):
 
 
 def test_what_takes_folders_alone_says_so(capsys):
-    tuning = parse("finetune", ["classification", "--model", "tiny", "--train_file", "x.csv", "--validation", "y.csv",
-                                "--output", "s3://bucket/own", "--seeds", "2"])
+    tuning = parse(
+        "finetune",
+        [
+            "classification",
+            "--model",
+            "tiny",
+            "--train_file",
+            "x.csv",
+            "--validation",
+            "y.csv",
+            "--output",
+            "s3://bucket/own",
+            "--seeds",
+            "2",
+        ],
+    )
     with pytest.raises(UserError, match="output: found s3://bucket/own with several runs"):
         finetune(tuning, Environment())
     assert main(["doctor", "--output", "s3://bucket/own"]) == 2

@@ -12,17 +12,45 @@ from tests.pipeline.readers import dataset_hub
 
 
 def test_the_same_bytes_as_of_files_on_disk(tmp_path):
-    files = [corpus.write_jsonl(tmp_path / "hub/in" / name, corpus.documents(40, seed=number))
-             for number, name in enumerate(("a.jsonl.gz", "b.jsonl"))]
+    files = [
+        corpus.write_jsonl(tmp_path / "hub/in" / name, corpus.documents(40, seed=number))
+        for number, name in enumerate(("a.jsonl.gz", "b.jsonl"))
+    ]
     local = corpus.config(tmp_path, files)
     prepare(local)
     with dataset_hub.serve("some/texts", tmp_path / "hub") as address:
+
         def run(url: str, output: str) -> subprocess.CompletedProcess:
-            command = [sys.executable, "-m", "cloze", "prepare", "--input", url, "--output", output, "--tokenizer",
-                       "tokenizer", "--max_length", "64", "--mask_sets", "3", "--shards.target_tokens", "8192",
-                       "--split.validation", "0.1", "--split.test", "0.05"]
-            return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300,
-                                  env=child_variables(HF_ENDPOINT=address, HF_HOME=str(tmp_path / "cache")))
+            command = [
+                sys.executable,
+                "-m",
+                "cloze",
+                "prepare",
+                "--input",
+                url,
+                "--output",
+                output,
+                "--tokenizer",
+                "tokenizer",
+                "--max_length",
+                "64",
+                "--mask_sets",
+                "3",
+                "--shards.target_tokens",
+                "8192",
+                "--split.validation",
+                "0.1",
+                "--split.test",
+                "0.05",
+            ]
+            return subprocess.run(
+                command,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                env=child_variables(HF_ENDPOINT=address, HF_HOME=str(tmp_path / "cache")),
+            )
 
         done = run("hf://datasets/some/texts/in/*.jsonl*", "made")
         assert done.returncode == 0, done.stderr

@@ -118,21 +118,48 @@ def test_other_content_of_the_same_size_and_second(folder, inputs):
 
 def test_vocab_prepare_verify_by_command(folder, inputs, tmp_path, capsys):
     """Globs; and the vocabulary is that of the same files on disk."""
-    assert main(["vocab", "--input", f"{inputs}/in/**/*.jsonl*", "--output", f"{inputs}/vocab", "--vocab_size",
-                 "300"]) == 0
-    assert main(["vocab", "--input", str(folder / "in"), "--output", str(tmp_path / "vocab"), "--vocab_size",
-                 "300"]) == 0
+    assert (
+        main(["vocab", "--input", f"{inputs}/in/**/*.jsonl*", "--output", f"{inputs}/vocab", "--vocab_size", "300"])
+        == 0
+    )
+    assert (
+        main(["vocab", "--input", str(folder / "in"), "--output", str(tmp_path / "vocab"), "--vocab_size", "300"]) == 0
+    )
     assert contents(f"{inputs}/vocab") == corpus.contents(tmp_path / "vocab")
-    assert main(["prepare", "--input", f"{inputs}/in/*.gz", "--output", f"{inputs}/made", "--tokenizer",
-                 f"{inputs}/vocab/vocab.txt", "--max_length", "32", "--more_lengths", "[64]"]) == 0
+    assert (
+        main(
+            [
+                "prepare",
+                "--input",
+                f"{inputs}/in/*.gz",
+                "--output",
+                f"{inputs}/made",
+                "--tokenizer",
+                f"{inputs}/vocab/vocab.txt",
+                "--max_length",
+                "32",
+                "--more_lengths",
+                "[64]",
+            ]
+        )
+        == 0
+    )
     assert main(["verify", f"{inputs}/made"]) == 0
     told = capsys.readouterr()
     assert "all as they were written" in told.out and "a-very-secret-key" not in told.out + told.err
-    assert main(["prepare", "--input", f"{inputs}/nothing", "--output", f"{inputs}/more", "--tokenizer",
-                 f"{inputs}/vocab"]) == 2
+    assert (
+        main(
+            ["prepare", "--input", f"{inputs}/nothing", "--output", f"{inputs}/more", "--tokenizer", f"{inputs}/vocab"]
+        )
+        == 2
+    )
     assert "found nothing at" in capsys.readouterr().err
-    assert main(["prepare", "--input", f"{inputs}/in", "--output", "hf://datasets/a/b/c", "--tokenizer",
-                 f"{inputs}/vocab"]) == 2
+    assert (
+        main(
+            ["prepare", "--input", f"{inputs}/in", "--output", "hf://datasets/a/b/c", "--tokenizer", f"{inputs}/vocab"]
+        )
+        == 2
+    )
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -144,8 +171,11 @@ def test_parquet_and_plain_text(folder, inputs, tmp_path):
     (tmp_path / "y.txt").write_text("\n\n".join(texts[:20]))
     for name in ("x.parquet", "y.txt"):
         (to_place(inputs) / "mixed" / name).write(tmp_path / name)
-    local = replace(corpus.config(folder, []), input=[str(tmp_path / "x.parquet"), str(tmp_path / "y.txt")],
-                    output=str(tmp_path / "data"))
+    local = replace(
+        corpus.config(folder, []),
+        input=[str(tmp_path / "x.parquet"), str(tmp_path / "y.txt")],
+        output=str(tmp_path / "data"),
+    )
     prepare(local)
     prepare(replace(local, input=[f"{inputs}/mixed/*"], output=f"{inputs}/data"))
     assert contents(f"{inputs}/data") == corpus.contents(tmp_path / "data")
@@ -162,9 +192,24 @@ sys.exit(main(sys.argv[1:]))
 
 def test_a_run_killed_in_an_upload_is_finished(folder, inputs, proxy, monkeypatch):
     """At three places: in a part, in a shard, in the manifest. Nothing but what belongs there is left."""
-    arguments = ["--input", f"{inputs}/in", "--output", f"{inputs}/data", "--tokenizer", f"{inputs}/tokenizer",
-                 "--max_length", "64", "--mask_sets", "3", "--shards.target_tokens", "8192", "--split.validation",
-                 "0.1", "--split.test", "0.05"]
+    arguments = [
+        "--input",
+        f"{inputs}/in",
+        "--output",
+        f"{inputs}/data",
+        "--tokenizer",
+        f"{inputs}/tokenizer",
+        "--max_length",
+        "64",
+        "--mask_sets",
+        "3",
+        "--shards.target_tokens",
+        "8192",
+        "--split.validation",
+        "0.1",
+        "--split.test",
+        "0.05",
+    ]
     monkeypatch.setattr(leases, "SECONDS", 1)
     for wanted in (".part", "shard-00001.arrow", "manifest.json"):
         reached = threading.Event()
@@ -177,8 +222,9 @@ def test_a_run_killed_in_an_upload_is_finished(folder, inputs, proxy, monkeypatc
             return None
 
         proxy.fault = hold
-        process = subprocess.Popen([sys.executable, "-c", _KILLED, "prepare", *arguments],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _KILLED, "prepare", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         assert reached.wait(120)
         assert f"{wanted}" and not (to_place(inputs) / "data/manifest.json").is_file()
         process.send_signal(signal.SIGKILL)
@@ -278,8 +324,10 @@ def test_a_store_without_conditions_is_found_out(inputs, proxy):
 
 def test_scratch_of_killed_processes_is_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    command = ("from cloze.pipeline.stores import scratch\nimport os, signal, sys\nscratch._NEW_SECONDS = -1\n"
-               "scratch.scratch_folder()\n")
+    command = (
+        "from cloze.pipeline.stores import scratch\nimport os, signal, sys\nscratch._NEW_SECONDS = -1\n"
+        "scratch.scratch_folder()\n"
+    )
     for kill in ("os.kill(os.getpid(), signal.SIGKILL)\n", ""):
         subprocess.run([sys.executable, "-c", command + kill], check=False, timeout=60)
         assert len(list(Path(tmp_path).iterdir())) == bool(kill)

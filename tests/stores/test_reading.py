@@ -57,8 +57,16 @@ def uploaded(folder: Path, bucket: str) -> str:
 
 
 def stream(folder, cache=None, consumed=0, rank=0, world_size=1, batches=60):
-    made = BatchStream(ShardReader(folder, cache=cache), global_batch_size=32, micro_batch_size=8, rank=rank,
-                       world_size=world_size, streams=4, seed=1, samples_consumed=consumed)
+    made = BatchStream(
+        ShardReader(folder, cache=cache),
+        global_batch_size=32,
+        micro_batch_size=8,
+        rank=rank,
+        world_size=world_size,
+        streams=4,
+        seed=1,
+        samples_consumed=consumed,
+    )
     try:
         return [next(made) for _ in range(batches)]
     finally:
@@ -216,8 +224,10 @@ def test_the_cache_keeps_its_size(local, stored, tmp_path):
     def read(rank: int) -> None:
         try:
             cache = Cache(tmp_path / "cache", limit, "x")
-            assert_same(stream(stored, cache, rank=rank, world_size=2, batches=40),
-                        stream(local, rank=rank, world_size=2, batches=40))
+            assert_same(
+                stream(stored, cache, rank=rank, world_size=2, batches=40),
+                stream(local, rank=rank, world_size=2, batches=40),
+            )
         except BaseException as error:
             failures.append(error)
 
@@ -261,8 +271,11 @@ def test_a_full_disk_is_one_line(stored, tmp_path, monkeypatch):
 
     cache = Cache(tmp_path / "cache", 5 << 30, "data_cache.folder")
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(UserError, match=r"^data_cache.folder: no space is left in .*/cache; free some, give a smaller "
-                                        r"limit than 5.4 GB, or choose another folder$"):
+    with pytest.raises(
+        UserError,
+        match=r"^data_cache.folder: no space is left in .*/cache; free some, give a smaller "
+        r"limit than 5.4 GB, or choose another folder$",
+    ):
         stream(stored, cache)
 
 

@@ -38,14 +38,27 @@ def known():
 
 def asked(proxy) -> Counter:
     """Requests by method and name, of all but shards."""
-    return Counter((request.method, request.path.partition("?")[0].rpartition("/")[2]) for request in proxy.requests
-                   if not request.path.endswith(".arrow"))
+    return Counter(
+        (request.method, request.path.partition("?")[0].rpartition("/")[2])
+        for request in proxy.requests
+        if not request.path.endswith(".arrow")
+    )
 
 
 def run_arguments(stored: str, tmp_path, *more: str) -> list[str]:
-    return pretrain_arguments(stored, tmp_path / "run", "--train.max_steps", "2", "--model.max_position_embeddings",
-                              "64", "--data_cache.folder", str(tmp_path / "cache"), "--train.global_batch_size", "24",
-                              *more)
+    return pretrain_arguments(
+        stored,
+        tmp_path / "run",
+        "--train.max_steps",
+        "2",
+        "--model.max_position_embeddings",
+        "64",
+        "--data_cache.folder",
+        str(tmp_path / "cache"),
+        "--train.global_batch_size",
+        "24",
+        *more,
+    )
 
 
 def test_three_processes_ask_as_often_as_one(small_corpus, bucket, proxy, tmp_path):
@@ -54,8 +67,11 @@ def test_three_processes_ask_as_often_as_one(small_corpus, bucket, proxy, tmp_pa
     proxy.requests.clear()
     finish(ForkedRun(run_arguments(stored, tmp_path, "--evaluation.every_steps", "1"), 3))
     found = asked(proxy)
-    names = ("manifest.json", *(path.name for path in (small_corpus / "tokenizer").iterdir()),
-             "special_tokens_map.json")
+    names = (
+        "manifest.json",
+        *(path.name for path in (small_corpus / "tokenizer").iterdir()),
+        "special_tokens_map.json",
+    )
     # A listing for the sizes of each split, and one that tells a missing object from a missing bucket.
     assert found.pop(("GET", to_place(stored).bucket)) <= 3
     assert found == {("GET", name): 1 for name in names}

@@ -94,8 +94,9 @@ def test_processes_killed_at_random_moments(tmp_path, bucket, proxy):
         resumed += "resumed from step" in printed[0]
         near += "scratch" in printed[0]
         newest = max(newest, *_whole_checkpoints(output), 0)
-        machines = [Machine(tmp_path / f"machine-{next(numbers)}") if draw.random() < 0.3 else machine
-                    for machine in machines]
+        machines = [
+            Machine(tmp_path / f"machine-{next(numbers)}") if draw.random() < 0.3 else machine for machine in machines
+        ]
     printed = finish_all(start_on(machines, data, output, *RUN))
     print(f"{KILLS} kills; {resumed} starts had gone on from a checkpoint, {near} of them from scratch")
     assert resumed and int(re.search(r"resumed from step (\d+) of", printed)[1]) >= newest > 0

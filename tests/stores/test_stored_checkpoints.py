@@ -37,20 +37,35 @@ def start(bucket, tmp_path):
 
     def made(disk: str, graces: dict | None = None, warn=lambda line: None, **options) -> StoredCheckpoints:
         log = CommitLog(place / "checkpoints/commits.json")
-        run = SimpleNamespace(place=place, checkpoints=place / "checkpoints", patience_seconds=5, log=log,
-                              lost=lambda: None, away=lambda: None, ended=threading.Event(), attempt=log.claim(),
-                              graces=graces or {}, ship=lambda: None, meet=lambda attempt: None)
+        run = SimpleNamespace(
+            place=place,
+            checkpoints=place / "checkpoints",
+            patience_seconds=5,
+            log=log,
+            lost=lambda: None,
+            away=lambda: None,
+            ended=threading.Event(),
+            attempt=log.claim(),
+            graces=graces or {},
+            ship=lambda: None,
+            meet=lambda attempt: None,
+        )
         (tmp_path / disk).mkdir(exist_ok=True)
-        return StoredCheckpoints(run, tmp_path / disk, Environment(), CPU, warn=warn,
-                                 say=lambda line: None, **options)
+        return StoredCheckpoints(run, tmp_path / disk, Environment(), CPU, warn=warn, say=lambda line: None, **options)
 
     yield made
     if not met:
         distributed.shutdown()
 
 
-def write(checkpoints: StoredCheckpoints, step: int, best: int = -1, files=FILES, world_size: int = 1,
-          others: Files | None = None) -> tuple:
+def write(
+    checkpoints: StoredCheckpoints,
+    step: int,
+    best: int = -1,
+    files=FILES,
+    world_size: int = 1,
+    others: Files | None = None,
+) -> tuple:
     """others: the files of other machines."""
     folder, found = checkpoints.path(step), {}
     shutil.rmtree(folder, ignore_errors=True)
@@ -59,8 +74,14 @@ def write(checkpoints: StoredCheckpoints, step: int, best: int = -1, files=FILES
         data = f"{step} {name}".encode()
         (folder / name).write_bytes(data)
         found[name] = len(data), hashlib.sha256(data).hexdigest()
-    state = {"step": step, "best_step": best, "world_size": world_size, "zero_stage": 1,
-             ATTEMPT: checkpoints._run.attempt, WHOLE: hash_of_files(found | (others or {}))}
+    state = {
+        "step": step,
+        "best_step": best,
+        "world_size": world_size,
+        "zero_stage": 1,
+        ATTEMPT: checkpoints._run.attempt,
+        WHOLE: hash_of_files(found | (others or {})),
+    }
     describe(folder, found, state)
     return found, state
 
@@ -129,8 +150,13 @@ def test_a_part_of_a_run_on_several_machines_is_no_whole_checkpoint(start):
     checkpoints = start("one")
     checkpoints.environment = Environment(0, 0, 2)
     checkpoints._ranks_by_machine, checkpoints._local_ranks = [[0, 1]], [0, 1]
-    write(checkpoints, 60, files=("rank-00001.pt", "mp_rank_00_model_states.pt"), world_size=2,
-          others={"rank-00000.pt": (1, "0" * 64)})
+    write(
+        checkpoints,
+        60,
+        files=("rank-00001.pt", "mp_rank_00_model_states.pt"),
+        world_size=2,
+        others={"rank-00000.pt": (1, "0" * 64)},
+    )
     assert checkpoints._agree_on_scratch() is None
     write(checkpoints, 60, files=("rank-00000.pt", "rank-00001.pt"), world_size=2)
     assert checkpoints._agree_on_scratch() == 60

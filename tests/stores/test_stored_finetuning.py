@@ -50,10 +50,15 @@ def test_killed_on_two_machines_and_gone_on_with(task, bucket, tmp_path, capsys)
     expected, _ = finetune("sst2", *task, tmp_path / "local", *OPTIONS, processes=2)
     place = to_place(output)
     assert json.loads((place / "results.json").read_bytes()) == expected
-    made = {str(path.relative_to(tmp_path / "local")): path.read_bytes() for name in ("model", "predictions")
-            for path in (tmp_path / "local" / name).rglob("*") if path.is_file()}
-    assert {key: (place / key).read_bytes() for key in keys(output) if key.startswith(("model/", "predictions/"))
-            } == made
+    made = {
+        str(path.relative_to(tmp_path / "local")): path.read_bytes()
+        for name in ("model", "predictions")
+        for path in (tmp_path / "local" / name).rglob("*")
+        if path.is_file()
+    }
+    assert {
+        key: (place / key).read_bytes() for key in keys(output) if key.startswith(("model/", "predictions/"))
+    } == made
     assert f"output: {output}\n" in (place / "config.yaml").read_text()
     capsys.readouterr()
     texts = ["a great w1", "w3 dull"]

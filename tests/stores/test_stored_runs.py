@@ -88,8 +88,9 @@ def assert_one_curve(output: str, folder: Path, steps: int) -> None:
     assert len(board.Scalars("train/loss")) == steps
 
 
-def test_killed_in_an_upload_and_gone_on_with_from_empty_disks(data, undisturbed, machines, bucket, proxy, request,
-                                                               tmp_path):
+def test_killed_in_an_upload_and_gone_on_with_from_empty_disks(
+    data, undisturbed, machines, bucket, proxy, request, tmp_path
+):
     """Two machines that share nothing; those that go on have empty disks."""
     output, ended = f"{bucket}/runs/own", threading.Event()
     request.addfinalizer(ended.set)
@@ -123,8 +124,19 @@ def test_a_refused_delete_is_a_warning(data, machines, bucket, proxy):
     output, (machine,) = f"{bucket}/own", machines(1)
     refused = 403, {"Content-Length": "0"}, b""
     proxy.fault = lambda request: (lambda _: refused) if "?delete" in request.path else None
-    printed = finish(machine.start(data, output, "--train.max_steps", "3", "--checkpoint.every_steps", "1",
-                                   "--checkpoint.keep_last", "1", step_seconds=0.5))
+    printed = finish(
+        machine.start(
+            data,
+            output,
+            "--train.max_steps",
+            "3",
+            "--checkpoint.every_steps",
+            "1",
+            "--checkpoint.keep_last",
+            "1",
+            step_seconds=0.5,
+        )
+    )
     assert "complete at step 3" in printed and "an old checkpoint could not be removed (" in printed
     proxy.fault = lambda request: None
     assert committed(output) == [3]
@@ -257,8 +269,13 @@ def test_a_store_that_is_away_for_a_whole_minute(data, machines, bucket, proxy):
     assert "complete at step 260" in printed and "error: " not in printed
     steps = [line["step"] for line in read_log(output) if "train/loss" in line]
     assert steps == list(range(1, 261)) and told_state(output) == "complete"
-    sent = sorted({request.path.partition("/step-")[2][:8] for request in proxy.requests if request.method == "PUT"
-                   and "/step-" in request.path})
+    sent = sorted(
+        {
+            request.path.partition("/step-")[2][:8]
+            for request in proxy.requests
+            if request.method == "PUT" and "/step-" in request.path
+        }
+    )
     assert sent[:2] == ["00000020", "00000040"] and int(sent[2]) > 60  # those between were left out
     assert_nothing_but_what_counts(output)
     folder = machines(1)[0].folder / "undisturbed"
@@ -272,8 +289,11 @@ def test_the_newest_checkpoint_wins_where_uploads_lag(data, machines, bucket, pr
     proxy.fault = lambda request: late if request.method == "PUT" and "/step-" in request.path else None
     (machine,) = machines(1)
     train_on(machine, data, output, "--train.max_steps", "12", "--checkpoint.every_steps", "1")
-    begun = {request.path.partition("/step-")[2][:8] for request in proxy.requests
-             if request.method == "PUT" and "/step-" in request.path}
+    begun = {
+        request.path.partition("/step-")[2][:8]
+        for request in proxy.requests
+        if request.method == "PUT" and "/step-" in request.path
+    }
     assert 2 <= len(begun) < 10 and max(begun) == "00000012"
     assert committed(output)[-1] == 12 and len(committed(output)) == 2
     assert_nothing_but_what_counts(output)
@@ -334,8 +354,16 @@ def test_a_run_that_goes_on_from_an_empty_disk_stays_in_its_curves(data, machine
     output, database, every = f"{bucket}/own", tmp_path / "mlflow.db", 20
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
-    run = ("--monitor.trackers", "[tensorboard, wandb, mlflow]", "--checkpoint.every_steps", str(every),
-           "--schedule.name", "constant", "--schedule.warmup_steps", "5")
+    run = (
+        "--monitor.trackers",
+        "[tensorboard, wandb, mlflow]",
+        "--checkpoint.every_steps",
+        str(every),
+        "--schedule.name",
+        "constant",
+        "--schedule.warmup_steps",
+        "5",
+    )
     one, other = machines(2)
 
     def sent() -> dict:
@@ -351,8 +379,9 @@ def test_a_run_that_goes_on_from_an_empty_disk_stays_in_its_curves(data, machine
         wait_until(lambda: both_have(1), process)
         known = max(each["sent"]["train/loss"] for each in sent().values()) + every  # in whose checkpoint both are
         # Steps that the trackers have and a resume does again, with the newest checkpoint at some distance.
-        wait_until(lambda: max(committed(output), default=0) > known and both_have(committed(output)[-1] + every // 2),
-                   process)
+        wait_until(
+            lambda: max(committed(output), default=0) > known and both_have(committed(output)[-1] + every // 2), process
+        )
     finally:
         kill_all(process)
     printed, ids = finish(process, None), {name: each["id"] for name, each in sent().items()}
@@ -371,12 +400,14 @@ def test_a_run_that_goes_on_from_an_empty_disk_stays_in_its_curves(data, machine
         assert found.execute("select run_uuid, status from runs").fetchall() == [(ids["mlflow"], "FINISHED")]
     steps = [number for number, _ in rows]
     assert len(set(steps)) == len(steps) >= last - 1 and dict(rows) == pytest.approx(
-        {number: expected[number] for number in steps}, rel=1e-6)
+        {number: expected[number] for number in steps}, rel=1e-6
+    )
     found = [path for machine in (one, other) for path in machine.folder.rglob("offline-run-*") if path.is_dir()]
     assert len(found) == 2 and {path.name.rpartition("-")[2] for path in found} == {ids["wandb"]}
     # In order, as `wandb sync` sends them; its server takes no step twice.
-    curve = [point for machine in (one, other) for path in machine.folder.rglob("wandb")
-             for point in history(path.parent)]
+    curve = [
+        point for machine in (one, other) for path in machine.folder.rglob("wandb") for point in history(path.parent)
+    ]
     # It writes in a process of its own, some lines late: those of the moment of the kill are lost.
     assert len(set(range(1, last + 1)) - {number for number, _ in curve}) <= every and max(curve)[0] == last
     assert dict(curve) == pytest.approx({number: expected[number] for number, _ in curve}, rel=1e-6)
@@ -427,9 +458,22 @@ def test_an_old_job_that_wakes_up_cannot_commit(data, machines, bucket):
 def test_damage_is_passed_over_by_all_and_one_process_goes_on(data, machines, bucket):
     """2 -> 1 -> 2 processes through the store; of the newest checkpoint a part is not what was written."""
     output = f"{bucket}/own"
-    no_dropout = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0",
-                  "--checkpoint.every_steps", "4", "--zero.stage", "1", "--checkpoint.accept_changes", "true",
-                  "--schedule.name", "constant", "--ema.decay", "0.9")
+    no_dropout = (
+        "--model.hidden_dropout_prob",
+        "0",
+        "--model.attention_probs_dropout_prob",
+        "0",
+        "--checkpoint.every_steps",
+        "4",
+        "--zero.stage",
+        "1",
+        "--checkpoint.accept_changes",
+        "true",
+        "--schedule.name",
+        "constant",
+        "--ema.decay",
+        "0.9",
+    )
     finish_all(start_on(machines(2), data, output, *no_dropout, "--train.max_steps", "8"))
     (key,) = [key for key in keys(output) if "step-00000008" in key and "pp_rank_1" in key]
     part = to_place(f"{output}/{key}")

@@ -34,10 +34,18 @@ def submit(bucket, tmp_path):
     def run(data: Path, *options: str, end: float) -> tuple[int, bool]:
         asked.unlink(missing_ok=True)
         done = subprocess.run(
-            ["bash", str(JOB), f"{bucket}/runs/own", *TINY, "--data", str(data), *options], cwd=ROOT,
-            timeout=PATIENCE_SECONDS, env=child_variables(
-                PATH=path, SLURM_JOB_ID="7", SLURM_JOB_END_TIME=str(int(end)), SLURM_CPUS_PER_TASK="1",
-                CLOZE_SCRATCH=str(tmp_path / "scratch"), OMP_NUM_THREADS="1"))
+            ["bash", str(JOB), f"{bucket}/runs/own", *TINY, "--data", str(data), *options],
+            cwd=ROOT,
+            timeout=PATIENCE_SECONDS,
+            env=child_variables(
+                PATH=path,
+                SLURM_JOB_ID="7",
+                SLURM_JOB_END_TIME=str(int(end)),
+                SLURM_CPUS_PER_TASK="1",
+                CLOZE_SCRATCH=str(tmp_path / "scratch"),
+                OMP_NUM_THREADS="1",
+            ),
+        )
         assert not asked.exists() or asked.read_text() == "requeue 7\n"
         return done.returncode, asked.exists()
 

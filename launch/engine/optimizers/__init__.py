@@ -37,8 +37,14 @@ def build_optimizer(
         return deepspeed_adam(groups, on_cpu, bias_correction=config.bias_correction, **common)
     if config.name == "lamb":
         low, high = config.trust_ratio_bounds or (0.0, float("inf"))
-        return Lamb(groups, **common, bias_correction=config.bias_correction, min_ratio=low, max_ratio=high,
-                    adapt_undecayed=config.adapt_undecayed)
+        return Lamb(
+            groups,
+            **common,
+            bias_correction=config.bias_correction,
+            min_ratio=low,
+            max_ratio=high,
+            adapt_undecayed=config.adapt_undecayed,
+        )
     if config.name == "stable_adamw":
         return StableAdamW(groups, **common)
     if config.name == "muon":

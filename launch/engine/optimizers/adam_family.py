@@ -68,26 +68,57 @@ class AdamFamily(Optimizer):
         """Both moments and the count of steps of one parameter, at first zero."""
         state = self.state[p]
         if not state:
-            state.update(step=torch.zeros((), device=p.device), exp_avg=torch.zeros_like(p),
-                         exp_avg_sq=torch.zeros_like(p))
+            state.update(
+                step=torch.zeros((), device=p.device), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p)
+            )
         if state["step"].device != p.device:  # of a checkpoint from when it was kept on the host
             state["step"] = state["step"].to(p.device)
         return state["exp_avg"], state["exp_avg_sq"], state["step"]
 
-    def move(self, group: dict, params: list[Tensor], gradients: list[Tensor], means: list[Tensor],
-             squares: list[Tensor], steps: list[Tensor]) -> None:
+    def move(
+        self,
+        group: dict,
+        params: list[Tensor],
+        gradients: list[Tensor],
+        means: list[Tensor],
+        squares: list[Tensor],
+        steps: list[Tensor],
+    ) -> None:
         """Update moments and parameters of one group in place. `steps` (fp32, no dimension) count from 1; where
         `found_inf` is 1 nothing may change.
         """
         raise NotImplementedError
 
-    def _fused(self, group: dict, params: list[Tensor], gradients: list[Tensor], means: list[Tensor],
-               squares: list[Tensor], steps: list[Tensor], *, lr: float, weight_decay: float) -> None:
+    def _fused(
+        self,
+        group: dict,
+        params: list[Tensor],
+        gradients: list[Tensor],
+        means: list[Tensor],
+        squares: list[Tensor],
+        steps: list[Tensor],
+        *,
+        lr: float,
+        weight_decay: float,
+    ) -> None:
         """torch's AdamW, one pass over all tensors; it skips by itself."""
         beta1, beta2 = group["betas"]
-        torch._fused_adamw_(params, gradients, means, squares, [], steps, lr=lr, beta1=beta1, beta2=beta2,
-                            weight_decay=weight_decay, eps=group["eps"], amsgrad=False, maximize=False,
-                            found_inf=self.found_inf)
+        torch._fused_adamw_(
+            params,
+            gradients,
+            means,
+            squares,
+            [],
+            steps,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay,
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            found_inf=self.found_inf,
+        )
 
 
 @functools.cache
@@ -102,8 +133,15 @@ class UncorrectedAdamW(AdamFamily):
     In the first steps both moments are too small; their quotient makes the steps larger than corrected ones.
     """
 
-    def move(self, group: dict, params: list[Tensor], gradients: list[Tensor], means: list[Tensor],
-             squares: list[Tensor], steps: list[Tensor]) -> None:
+    def move(
+        self,
+        group: dict,
+        params: list[Tensor],
+        gradients: list[Tensor],
+        means: list[Tensor],
+        squares: list[Tensor],
+        steps: list[Tensor],
+    ) -> None:
         steps = [_forever(params[0].device)] * len(params)
         self._fused(group, params, gradients, means, squares, steps, lr=group["lr"], weight_decay=group["weight_decay"])
 
@@ -117,13 +155,34 @@ class Lamb(AdamFamily):
     share one scale, as in DeepSpeed's BERT.
     """
 
-    def __init__(self, params: ParamsT, *, bias_correction: bool = True, min_ratio: float = 0.0,
-                 max_ratio: float = float("inf"), adapt_undecayed: bool = True, **common: Any) -> None:
-        super().__init__(params, bias_correction=bias_correction, min_ratio=min_ratio, max_ratio=max_ratio,
-                         adapt_undecayed=adapt_undecayed, **common)
+    def __init__(
+        self,
+        params: ParamsT,
+        *,
+        bias_correction: bool = True,
+        min_ratio: float = 0.0,
+        max_ratio: float = float("inf"),
+        adapt_undecayed: bool = True,
+        **common: Any,
+    ) -> None:
+        super().__init__(
+            params,
+            bias_correction=bias_correction,
+            min_ratio=min_ratio,
+            max_ratio=max_ratio,
+            adapt_undecayed=adapt_undecayed,
+            **common,
+        )
 
-    def move(self, group: dict, params: list[Tensor], gradients: list[Tensor], means: list[Tensor],
-             squares: list[Tensor], steps: list[Tensor]) -> None:
+    def move(
+        self,
+        group: dict,
+        params: list[Tensor],
+        gradients: list[Tensor],
+        means: list[Tensor],
+        squares: list[Tensor],
+        steps: list[Tensor],
+    ) -> None:
         if not group["bias_correction"]:
             steps = [_forever(params[0].device)] * len(params)
         updates = [torch.zeros_like(p) for p in params]  # from 0 and at rate 1, AdamW's step is minus Adam's update
@@ -148,8 +207,15 @@ class StableAdamW(AdamFamily):
     that the moments need no correction.
     """
 
-    def move(self, group: dict, params: list[Tensor], gradients: list[Tensor], means: list[Tensor],
-             squares: list[Tensor], steps: list[Tensor]) -> None:
+    def move(
+        self,
+        group: dict,
+        params: list[Tensor],
+        gradients: list[Tensor],
+        means: list[Tensor],
+        squares: list[Tensor],
+        steps: list[Tensor],
+    ) -> None:
         with undone(self.found_inf, [*params, *means, *squares], gradients):
             step = steps[0].double().clamp_min(1.0)  # 0 after nothing but skipped steps
             beta1, beta2 = (((beta - beta**step) / (1 - beta**step)).float() for beta in group["betas"])

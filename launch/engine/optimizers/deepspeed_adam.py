@@ -24,6 +24,8 @@ def deepspeed_adam(groups: list[dict], on_cpu: bool, *, bias_correction: bool, *
             return kind(groups, bias_correction=bias_correction, **common)
     except Exception as error:  # a compiler fails in many ways; every one means the same to the user
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"optimizer.implementation: found deepspeed, whose {kind.__name__} could not be built "
-                        f"({reason}), expected ninja and {compiler}; install them, or use "
-                        "--optimizer.implementation torch") from error
+        raise UserError(
+            f"optimizer.implementation: found deepspeed, whose {kind.__name__} could not be built "
+            f"({reason}), expected ninja and {compiler}; install them, or use "
+            "--optimizer.implementation torch"
+        ) from error

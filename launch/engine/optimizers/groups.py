@@ -33,11 +33,18 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict]:
         in_layer = 0 < depth < top
         muon = config.name == "muon" and is_matrix and in_layer and isinstance(module, nn.Linear)
         lr_scale = config.layer_decay ** (top - depth)
-        group = groups.setdefault((muon, decays, lr_scale), {
-            "name": ("muon_" if muon else "") + ("decay" if decays else "no_decay")
-                    + ("" if config.layer_decay == 1 else f"_{depth}"),
-            "params": [], "weight_decay": config.weight_decay if decays else 0.0, "lr_scale": lr_scale, "muon": muon,
-        })
+        group = groups.setdefault(
+            (muon, decays, lr_scale),
+            {
+                "name": ("muon_" if muon else "")
+                + ("decay" if decays else "no_decay")
+                + ("" if config.layer_decay == 1 else f"_{depth}"),
+                "params": [],
+                "weight_decay": config.weight_decay if decays else 0.0,
+                "lr_scale": lr_scale,
+                "muon": muon,
+            },
+        )
         group["params"].append(parameter)
     # Muon's first, then what decays, the deepest first: an order that does not hang on the model's.
     return sorted(groups.values(), key=lambda group: (not group["muon"], not group["weight_decay"], group["name"]))

@@ -22,14 +22,17 @@ class MuonWithAdamW(Optimizer):
     _step_supports_amp_scaling = True  # torch's word for: `step` obeys `found_inf` by itself
     found_inf: torch.Tensor | None = None
 
-    def __init__(self, groups: list[dict], *, lr: float, betas: tuple[float, float], eps: float,
-                 momentum: float) -> None:
+    def __init__(
+        self, groups: list[dict], *, lr: float, betas: tuple[float, float], eps: float, momentum: float
+    ) -> None:
         self.inner: dict[bool, Optimizer] = {}  # neither of them is made for no group, as of a frozen encoder
         for muon in (True, False):
             if chosen := [group for group in groups if group["muon"] == muon]:
                 self.inner[muon] = (
-                    Muon(chosen, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw") if muon else
-                    AdamW(chosen, lr=lr, betas=betas, eps=eps, fused=True))
+                    Muon(chosen, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+                    if muon
+                    else AdamW(chosen, lr=lr, betas=betas, eps=eps, fused=True)
+                )
         super().__init__([group for inner in self.inner.values() for group in inner.param_groups], {"lr": lr})
 
     @torch.no_grad()

@@ -61,20 +61,25 @@ class AnswerExamples(Examples):
         self._contexts, self._questions, self.labelled = read_squad(path)
         self._longest_answer, self._version_2 = config.max_answer_tokens, version_2
         self._units = normalized_characters if config.answer_units == "characters" else normalized_words
-        self.measured = (f"f1 ({config.answer_units} in common with the nearest right answer, mean over questions, in "
-                         "percent), exact_match (the same)")
+        self.measured = (
+            f"f1 ({config.answer_units} in common with the nearest right answer, mean over questions, in "
+            "percent), exact_match (the same)"
+        )
         if not version_2 and self.labelled:
             for question in self._questions:
                 if not question.answers:
-                    raise UserError(f"{path}: question {question.id}: found no answer, expected one; files in which "
-                                    "questions may have none are for the task squad2")
+                    raise UserError(
+                        f"{path}: question {question.id}: found no answer, expected one; files in which "
+                        "questions may have none are for the task squad2"
+                    )
         encoded = tokenizer.encode_with_offsets(self._contexts)
         self._offsets = [np.array(each.offsets, np.int64).reshape(-1, 2) for each in encoded]
         ids = [np.array(each.ids, np.int64) for each in encoded]
         self._windows, self._sequences, cut = self._build(tokenizer, ids, config, path)
         self.num_places = len(self._sequences.input_ids)
-        self._of_question = ragged.to_offsets(np.bincount([window.question for window in self._windows],
-                                                          minlength=len(self._questions)))
+        self._of_question = ragged.to_offsets(
+            np.bincount([window.question for window in self._windows], minlength=len(self._questions))
+        )
         self._shared = config.answer_softmax == "document"
         self._of_unit = self._of_question if self._shared else np.arange(len(self._windows) + 1)
         self.lengths = np.diff(self._sequences.offsets[self._of_unit])
@@ -82,11 +87,14 @@ class AnswerExamples(Examples):
             self._candidates, self._right = self._shared_targets()
         elif self.labelled:
             self._positions = np.array([self._positions_in(window) for window in self._windows])
-        self.facts = (f"{len(self._questions):,} questions on {len(self._contexts):,} texts, {len(self._windows):,} "
-                      f"windows, {self.lengths.sum():,} tokens, {cut:,} questions cut")
+        self.facts = (
+            f"{len(self._questions):,} questions on {len(self._contexts):,} texts, {len(self._windows):,} "
+            f"windows, {self.lengths.sum():,} tokens, {cut:,} questions cut"
+        )
 
-    def _build(self, tokenizer: Tokenizer, texts: list[np.ndarray], config: FinetuneConfig, path: str
-               ) -> tuple[list[Window], Sequences, int]:
+    def _build(
+        self, tokenizer: Tokenizer, texts: list[np.ndarray], config: FinetuneConfig, path: str
+    ) -> tuple[list[Window], Sequences, int]:
         longest = config.max_query_tokens
         length, step = config.lengths
         flat, bounds = tokenizer.encode_batch([question.text for question in self._questions])
@@ -97,17 +105,23 @@ class AnswerExamples(Examples):
             asked = int(kept[number])
             room = length - asked - 3
             if room < step:
-                raise UserError(f"window_step: found {config.window_step}, expected at most {room}, the tokens that "
-                                f"question {question.id} of {path} leaves of max_length {config.max_length}; lower it "
-                                "or raise --max_length, so that every token is in a window")
+                raise UserError(
+                    f"window_step: found {config.window_step}, expected at most {room}, the tokens that "
+                    f"question {question.id} of {path} leaves of max_length {config.max_length}; lower it "
+                    "or raise --max_length, so that every token is in a window"
+                )
             for first, end in windows(len(texts[question.context]), room, step):
                 made.append(Window(number, first, end - first, asked + 2))
                 in_context.append(begins_in[question.context] + first)
         questions = np.array([window.question for window in made])
         counts = np.array([window.count for window in made])
-        sequences = Sequences(*assemble(
-            np.concatenate([flat, *texts]).astype(np.int64),
-            [[(bounds[:-1][questions], kept[questions])], [(np.array(in_context), counts)]], tokenizer.special_tokens))
+        sequences = Sequences(
+            *assemble(
+                np.concatenate([flat, *texts]).astype(np.int64),
+                [[(bounds[:-1][questions], kept[questions])], [(np.array(in_context), counts)]],
+                tokenizer.special_tokens,
+            )
+        )
         return made, sequences, int((np.diff(bounds) > longest).sum())
 
     def _answer_tokens(self, question: Question) -> tuple[int, int] | None:
@@ -164,8 +178,12 @@ class AnswerExamples(Examples):
             places = self.places(units)
             question = np.repeat(np.arange(len(units)), self.lengths[units])
             starts, ends = torch.from_numpy(self._right[places]).unbind(1)
-            return {"softmax": torch.from_numpy(np.where(self._candidates[places], question, -1)),
-                    "start_targets": starts, "end_targets": ends, "num_softmaxes": len(units)}
+            return {
+                "softmax": torch.from_numpy(np.where(self._candidates[places], question, -1)),
+                "start_targets": starts,
+                "end_targets": ends,
+                "num_softmaxes": len(units),
+            }
         starts, ends = torch.from_numpy(self._positions[units]).unbind(1)
         return {"start_positions": starts, "end_positions": ends}
 
@@ -230,8 +248,10 @@ class AnswerExamples(Examples):
         scores = torch.from_numpy(outputs).double()
         if self._shared:
             targets = self.targets(np.arange(len(self)))
-            losses = [shared_softmax_losses(scores[:, side], targets["softmax"], targets[f"{name}_targets"], len(self))
-                      for side, name in enumerate(("start", "end"))]
+            losses = [
+                shared_softmax_losses(scores[:, side], targets["softmax"], targets[f"{name}_targets"], len(self))
+                for side, name in enumerate(("start", "end"))
+            ]
             return torch.stack(losses).mean().item()
         offsets = torch.from_numpy(self._sequences.offsets)
         at = offsets[:-1, None] + torch.from_numpy(self._positions)
@@ -249,8 +269,13 @@ class AnswerExamples(Examples):
         found, odds = self._answers(outputs)
         described = []
         for question, (text, start, probability), odd in zip(self._questions, found, odds, strict=True):
-            entry: dict = {"id": question.id, "question": question.text, "prediction": text, "start": start,
-                           "probability": probability}
+            entry: dict = {
+                "id": question.id,
+                "question": question.text,
+                "prediction": text,
+                "start": start,
+                "probability": probability,
+            }
             if self._version_2:
                 # infinite for an empty text, which JSON cannot represent
                 known = float(odd) if np.isfinite(odd) else None

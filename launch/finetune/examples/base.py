@@ -82,7 +82,8 @@ class Examples(ABC):
         """Places of the output rows of some units: (rows,) int64."""
 
     def feature_rows(self, units: np.ndarray) -> np.ndarray:
-        """Indices of the feature vectors that the head reads for some units (one per sequence or per token): (rows,).
+        """Indices of the feature vectors that the head reads for some units (one per sequence or per token):
+        (rows,).
         """
         return self.places(units)
 
@@ -124,8 +125,10 @@ class ExampleStream:
         while True:
             epochs, places = np.divmod(np.arange(position, position + size), len(self.examples))
             first = int(epochs[0])
-            orders = {epoch: orders[epoch] if epoch in orders else self._order(epoch)
-                      for epoch in range(first, int(epochs[-1]) + 1)}
+            orders = {
+                epoch: orders[epoch] if epoch in orders else self._order(epoch)
+                for epoch in range(first, int(epochs[-1]) + 1)
+            }
             units = np.array([orders[epoch][place] for epoch, place in zip(epochs.tolist(), places, strict=True)])
             yield self._batch(position, first, units)
             position += size
@@ -138,17 +141,30 @@ class ExampleStream:
         rows = deal(lengths, self.micro_batch_size, self.rank, self.world_size)
         mine = np.concatenate(rows)
         return RankBatch(
-            micro_batches=[self.examples.batch(units[chosen]) | self.examples.targets(units[chosen])
-                           for chosen in rows],
-            position=position, epoch=epoch, num_samples=len(units), num_tokens=int(lengths[mine].sum()), num_masked=0,
-            num_pairs=0, indices=units[mine],
+            micro_batches=[
+                self.examples.batch(units[chosen]) | self.examples.targets(units[chosen]) for chosen in rows
+            ],
+            position=position,
+            epoch=epoch,
+            num_samples=len(units),
+            num_tokens=int(lengths[mine].sum()),
+            num_masked=0,
+            num_pairs=0,
+            indices=units[mine],
             num_padding=sum(int(lengths[r].max()) * len(r) - int(lengths[r].sum()) for r in rows),
         )
 
 
 @torch.no_grad()
-def predict(forward: Callable, examples: Examples, micro_batch_size: int, rank: int, world_size: int,
-            device: torch.device, beat: Callable[[], None] = lambda: None) -> np.ndarray:
+def predict(
+    forward: Callable,
+    examples: Examples,
+    micro_batch_size: int,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    beat: Callable[[], None] = lambda: None,
+) -> np.ndarray:
     """Outputs of all units, fp32 (num_places, width), on every rank; each unit is computed once. Collective."""
     outputs = torch.zeros(examples.num_places, examples.width, device=device)
     for everyone in rounds(examples.lengths, micro_batch_size, world_size):

@@ -27,15 +27,25 @@ class ChoiceExamples(Examples):
 
     kind = OneClass
 
-    def __init__(self, table: Table, task: Task, shared: tuple[str, ...], choices: tuple[str, ...], target: str,
-                 labels: tuple[str, ...], tokenizer: Tokenizer, truncation: Truncation | None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        task: Task,
+        shared: tuple[str, ...],
+        choices: tuple[str, ...],
+        target: str,
+        labels: tuple[str, ...],
+        tokenizer: Tokenizer,
+        truncation: Truncation | None,
+    ) -> None:
         prefix = (task.choice_prefix,) if task.choice_prefix else ()
         table.need((*shared, *prefix, *choices), "text_columns")
         self.name, self._rows, self._labels = table.path.name.split(".")[0], table.rows, labels
         self._shared, self._choices = (*shared, *prefix), choices
         first = [" ".join(text_of(row, column) for column in shared) for row in table.rows for _ in choices]
-        second = [" ".join(text_of(row, column) for column in (*prefix, choice))
-                  for row in table.rows for choice in choices]
+        second = [
+            " ".join(text_of(row, column) for column in (*prefix, choice)) for row in table.rows for choice in choices
+        ]
         assert truncation is not None, "only texts are read in pieces"
         self._sequences, cut = build_sequences(tokenizer, first, second, truncation)
         self.num_places, self.width = len(table.rows), len(choices)
@@ -80,7 +90,12 @@ class ChoiceExamples(Examples):
         chances = torch.from_numpy(outputs).double().softmax(-1).tolist()
         described = []
         for number, row in enumerate(self._rows):
-            entry = predicted(row, {"prediction": self._labels[int(outputs[number].argmax())],
-                                    "probabilities": dict(zip(self._labels, chances[number], strict=True))})
+            entry = predicted(
+                row,
+                {
+                    "prediction": self._labels[int(outputs[number].argmax())],
+                    "probabilities": dict(zip(self._labels, chances[number], strict=True)),
+                },
+            )
             described.append(entry | ({"label": self._labels[self._true[number]]} if self.labelled else {}))
         return described

@@ -46,14 +46,18 @@ def _sorted(labels: Iterable[str]) -> tuple[str, ...]:
 def _label_set(row: Row, column: str) -> list[str]:
     """Independent labels of a row: a list, or words with commas between them."""
     if row.values.get(column) is None:
-        raise UserError(f"{row.place}: found nothing in column {column!r}, expected a list of labels, which may be "
-                        "empty; fix the row")
+        raise UserError(
+            f"{row.place}: found nothing in column {column!r}, expected a list of labels, which may be "
+            "empty; fix the row"
+        )
     value = row.values[column]
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list):
-        raise UserError(f"{row.place}: found {value!r} in column {column!r}, expected a list of labels, or labels with "
-                        "commas between them; fix the row")
+        raise UserError(
+            f"{row.place}: found {value!r} in column {column!r}, expected a list of labels, or labels with "
+            "commas between them; fix the row"
+        )
     return [str(part) for part in value]
 
 
@@ -71,8 +75,16 @@ class TextExamples(Examples):
     averaged: Mapping[str, str]
     """What metrics are averaged over, where their names do not say."""
 
-    def __init__(self, table: Table, task: Task, texts: tuple[str, ...], targets: tuple[str, ...], head: HeadConfig,
-                 tokenizer: Tokenizer, truncation: Truncation | None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        task: Task,
+        texts: tuple[str, ...],
+        targets: tuple[str, ...],
+        head: HeadConfig,
+        tokenizer: Tokenizer,
+        truncation: Truncation | None,
+    ) -> None:
         table.need(texts, "text_columns")
         self.name = table.path.name.split(".")[0]
         self._rows, self._head, self._task = table.rows, head, task
@@ -92,13 +104,15 @@ class TextExamples(Examples):
         self._true = np.array([self._target(row) for row in self._rows]) if self.labelled else np.empty(0)
         self.measured = scoring.explained(task.metrics, dict(self.averaged))
         left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
-        self.facts = (f"{len(self):,} rows, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {said}"
-                      f"{left_out}")
+        self.facts = (
+            f"{len(self):,} rows, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {said}{left_out}"
+        )
 
     @staticmethod
     @abstractmethod
-    def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
-                  ) -> HeadConfig:
+    def find_head(
+        task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
+    ) -> HeadConfig:
         """The head with its labels: those listed, else those of the task, else those in the training file. Raises
         UserError.
         """
@@ -171,13 +185,16 @@ class ClassExamples(TextExamples):
         return {"f1": f"of class {self._head.labels[-1]}", "f1_macro": "mean over classes"}
 
     @staticmethod
-    def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
-                  ) -> HeadConfig:
+    def find_head(
+        task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
+    ) -> HeadConfig:
         table.need(targets, "label_columns")
         labels = tuple(listed) or task.labels or _sorted(label_of(row, targets[0]) for row in table.rows)
         if len(labels) < 2:
-            raise UserError(f"{table.path}: found {len(labels)} label in column {targets[0]!r}, expected at least two; "
-                            "list them with --labels, or take a task of numbers")
+            raise UserError(
+                f"{table.path}: found {len(labels)} label in column {targets[0]!r}, expected at least two; "
+                "list them with --labels, or take a task of numbers"
+            )
         return HeadConfig(labels, "single_label", pooling=pooling)
 
     def _target(self, row: Row) -> int:
@@ -207,8 +224,9 @@ class ColumnExamples(TextExamples):
     averaged: Mapping[str, str] = {"accuracy_mean": "mean over columns"}
 
     @staticmethod
-    def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
-                  ) -> HeadConfig:
+    def find_head(
+        task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
+    ) -> HeadConfig:
         table.need(targets, "label_columns")
         columns = tuple((name, _sorted(label_of(row, name) for row in table.rows)) for name in targets)
         names = tuple(f"{name}: {label}" for name, labels in columns for label in labels)
@@ -228,8 +246,10 @@ class ColumnExamples(TextExamples):
         return sum(functional.cross_entropy(part, true[:, n]).item() for n, part in enumerate(parts))
 
     def _measured(self, guesses: np.ndarray) -> dict[str, float]:
-        each = {f"accuracy_{name}": float(np.mean(self._true[:, number] == guesses[:, number]))
-                for number, (name, _) in enumerate(self._head.columns)}
+        each = {
+            f"accuracy_{name}": float(np.mean(self._true[:, number] == guesses[:, number]))
+            for number, (name, _) in enumerate(self._head.columns)
+        }
         return {"accuracy_mean": float(np.mean(list(each.values())))} | each
 
     def _named(self, numbers: Any) -> dict[str, str]:
@@ -244,17 +264,23 @@ class LabelExamples(TextExamples):
     """Independent labels: a column with a list of them, or a column of 0 and 1 for each."""
 
     kind = Labels
-    averaged: Mapping[str, str] = {"f1_micro": "over all labels together", "f1_macro": "mean over labels",
-                                   "exact_match": "all labels of an example"}
+    averaged: Mapping[str, str] = {
+        "f1_micro": "over all labels together",
+        "f1_macro": "mean over labels",
+        "exact_match": "all labels of an example",
+    }
 
     @staticmethod
-    def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
-                  ) -> HeadConfig:
+    def find_head(
+        task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
+    ) -> HeadConfig:
         table.need(targets, "label_columns")
         if len(targets) > 1:
             if listed:
-                raise UserError(f"labels: found {', '.join(listed)} with the label columns {', '.join(targets)}, "
-                                "expected none: each column is a label; leave --labels out")
+                raise UserError(
+                    f"labels: found {', '.join(listed)} with the label columns {', '.join(targets)}, "
+                    "expected none: each column is a label; leave --labels out"
+                )
             return HeadConfig(targets, "multi_label", pooling=pooling)
         found = _sorted(label for row in table.rows for label in _label_set(row, targets[0]))
         return HeadConfig(tuple(listed) or found, "multi_label", pooling=pooling)
@@ -297,8 +323,9 @@ class NumberExamples(TextExamples):
         return dict.fromkeys(self._task.metrics, "mean over columns") if len(self._columns) > 1 else {}
 
     @staticmethod
-    def find_head(task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
-                  ) -> HeadConfig:
+    def find_head(
+        task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
+    ) -> HeadConfig:
         table.need(targets, "label_columns")
         return HeadConfig(targets, "regression", pooling=pooling)
 
@@ -323,8 +350,11 @@ class NumberExamples(TextExamples):
         if len(parts) == 1:
             return parts[0]
         means = {name: float(np.mean([part[name] for part in parts])) for name in names}
-        return means | {f"{name}_{column}": value for column, part in zip(self._columns, parts, strict=True)
-                        for name, value in part.items()}
+        return means | {
+            f"{name}_{column}": value
+            for column, part in zip(self._columns, parts, strict=True)
+            for name, value in part.items()
+        }
 
     def _named(self, numbers: Any) -> float | dict[str, float]:
         values = dict(zip(self._columns, map(float, numbers), strict=True))
@@ -335,7 +365,9 @@ class NumberExamples(TextExamples):
 
 
 PROBLEMS: dict[str, type[TextExamples]] = {
-    "classification": ClassExamples, "columns": ColumnExamples, "multi_label": LabelExamples,
+    "classification": ClassExamples,
+    "columns": ColumnExamples,
+    "multi_label": LabelExamples,
     "regression": NumberExamples,
 }
 """By the kind of a task."""
@@ -361,7 +393,8 @@ def text_of(row: Row, column: str) -> str:
 def has_labels(table: Table, columns: tuple[str, ...]) -> bool:
     """Whether the columns of targets hold any label."""
     return set(columns) <= set(table.columns) and any(
-        row.values.get(column) not in _UNKNOWN for row in table.rows for column in columns)
+        row.values.get(column) not in _UNKNOWN for row in table.rows for column in columns
+    )
 
 
 def label_of(row: Row, column: str) -> str:
@@ -379,8 +412,9 @@ def number_in(row: Row, column: str) -> float:
     except (KeyError, TypeError, ValueError):
         number = float("nan")
     if not np.isfinite(number):
-        raise UserError(f"{row.place}: found {row.values.get(column)!r} in column {column!r}, expected a number; "
-                        "fix the row")
+        raise UserError(
+            f"{row.place}: found {row.values.get(column)!r} in column {column!r}, expected a number; fix the row"
+        )
     return number
 
 
@@ -388,15 +422,17 @@ def _yes_or_no(row: Row, column: str) -> int:
     """1 or 0 from a cell with a number (int or float) or a boolean. Raises UserError."""
     found = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}.get(label_of(row, column).lower())
     if found is None:
-        raise UserError(f"{row.place}: found {row.values[column]!r} in column {column!r}, expected 0 or 1; fix the "
-                        "row")
+        raise UserError(f"{row.place}: found {row.values[column]!r} in column {column!r}, expected 0 or 1; fix the row")
     return found
 
 
-def number_of(row: Row, label: str, labels: tuple[str, ...],
-              fix: str = "fix the row, or list all labels with --labels") -> int:
+def number_of(
+    row: Row, label: str, labels: tuple[str, ...], fix: str = "fix the row, or list all labels with --labels"
+) -> int:
     if label not in labels:
         shown = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
-        raise UserError(f"{row.place}: found the label {label!r}, expected one of the {len(labels)} of the training "
-                        f"set: {shown}; {fix}")
+        raise UserError(
+            f"{row.place}: found the label {label!r}, expected one of the {len(labels)} of the training "
+            f"set: {shown}; {fix}"
+        )
     return labels.index(label)

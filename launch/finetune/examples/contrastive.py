@@ -14,8 +14,9 @@ from cloze.model.sentences import SentenceOutput
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
-def distinct_texts(table: Table, columns: tuple[str, ...], tokenizer: Tokenizer, truncation: Truncation
-                   ) -> tuple[list[str], np.ndarray, Sequences, Cut]:
+def distinct_texts(
+    table: Table, columns: tuple[str, ...], tokenizer: Tokenizer, truncation: Truncation
+) -> tuple[list[str], np.ndarray, Sequences, Cut]:
     """The distinct texts of some columns; the index of each row's text in each column, (rows, columns) int64; the
     sequences of the texts, and what was truncated.
 
@@ -24,8 +25,9 @@ def distinct_texts(table: Table, columns: tuple[str, ...], tokenizer: Tokenizer,
     """
     table.need(columns, "text_columns")
     numbers: dict[str, int] = {}
-    found = np.array([[numbers.setdefault(text_of(row, column), len(numbers)) for column in columns]
-                      for row in table.rows])
+    found = np.array(
+        [[numbers.setdefault(text_of(row, column), len(numbers)) for column in columns] for row in table.rows]
+    )
     texts = list(numbers)
     return texts, found, *build_sequences(tokenizer, texts, None, truncation)
 
@@ -47,10 +49,17 @@ class ContrastiveExamples(Examples):
         self.lengths = self._sequences.lengths[self._groups].sum(1)
         self.num_places, self.width = 0, 0  # no outputs are collected
         left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
-        kinds = "each text with itself" if len(columns) == 1 else "pairs" if len(columns) == 2 else (
-            f"anchor, positive and {len(columns) - 2} hard negative{'s' * (len(columns) > 3)}")
-        self.facts = (f"{len(table.rows):,} rows ({kinds}), {len(self._texts):,} different texts of at most "
-                      f"{self.longest} tokens, {cut}{left_out}")
+        kinds = (
+            "each text with itself"
+            if len(columns) == 1
+            else "pairs"
+            if len(columns) == 2
+            else (f"anchor, positive and {len(columns) - 2} hard negative{'s' * (len(columns) > 3)}")
+        )
+        self.facts = (
+            f"{len(table.rows):,} rows ({kinds}), {len(self._texts):,} different texts of at most "
+            f"{self.longest} tokens, {cut}{left_out}"
+        )
 
     @property
     def group_size(self) -> int:

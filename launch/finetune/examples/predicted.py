@@ -50,8 +50,11 @@ class OneClass(Prediction):
         if any(len(each["probabilities"]) != 2 for each in predictions):
             return None
         second = list(predictions[0]["probabilities"])[1]
-        return (second, [int(each["label"] == second) for each in predictions],
-                [each["probabilities"][second] for each in predictions])
+        return (
+            second,
+            [int(each["label"] == second) for each in predictions],
+            [each["probabilities"][second] for each in predictions],
+        )
 
 
 class ClassOfEachColumn(Prediction):
@@ -65,9 +68,12 @@ class ClassOfEachColumn(Prediction):
 
     @classmethod
     def confusions(cls, predictions: list[dict[str, Any]]) -> dict[str, str]:
-        return {f"confusion {column}": _confusion(Counter((each["label"][column], each["prediction"][column])
-                                                          for each in predictions))
-                for column in predictions[0]["label"]}
+        return {
+            f"confusion {column}": _confusion(
+                Counter((each["label"][column], each["prediction"][column]) for each in predictions)
+            )
+            for column in predictions[0]["label"]
+        }
 
 
 class Labels(Prediction):
@@ -115,13 +121,22 @@ class Tags(Prediction):
 
     @classmethod
     def error_size(cls, each: dict[str, Any]) -> float | None:
-        return max((chance for chance, true, guessed in zip(each["probabilities"], each["label"], each["prediction"],
-                                                            strict=True) if true != guessed), default=None)
+        return max(
+            (
+                chance
+                for chance, true, guessed in zip(each["probabilities"], each["label"], each["prediction"], strict=True)
+                if true != guessed
+            ),
+            default=None,
+        )
 
     @classmethod
     def confusions(cls, predictions: list[dict[str, Any]]) -> dict[str, str]:
-        return {"confusion": _confusion(Counter(
-            pair for each in predictions for pair in zip(each["label"], each["prediction"], strict=True)))}
+        return {
+            "confusion": _confusion(
+                Counter(pair for each in predictions for pair in zip(each["label"], each["prediction"], strict=True))
+            )
+        }
 
 
 class Answer(Prediction):
@@ -148,8 +163,9 @@ def _confusion(counts: Counter) -> str:
     if len(names) > _MOST_CLASSES:
         wrong = [(pair, count) for pair, count in counts.most_common() if pair[0] != pair[1]][:_MOST_CLASSES]
         return markdown(["true", "predicted", "examples"], [[*pair, str(count)] for pair, count in wrong])
-    return markdown(["true \\ predicted", *names],
-                    [[true, *(str(counts[true, guessed]) for guessed in names)] for true in names])
+    return markdown(
+        ["true \\ predicted", *names], [[true, *(str(counts[true, guessed]) for guessed in names)] for true in names]
+    )
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:

@@ -51,9 +51,11 @@ def columns_of_file(config: FinetuneConfig, task: Task, path: str, found: tuple[
         raise missing_columns(path, found, {"label_columns": list(scores)})
     if score is None:
         if len(given) < 2:
-            raise UserError(f"{path}: found no column {' or '.join(map(repr, scores))}, expected scores of pairs of "
-                            f"texts, since a text alone ({given[0]}) has no score; name their columns with "
-                            "--label_columns")
+            raise UserError(
+                f"{path}: found no column {' or '.join(map(repr, scores))}, expected scores of pairs of "
+                f"texts, since a text alone ({given[0]}) has no score; name their columns with "
+                "--label_columns"
+            )
         texts = given[:2] + tuple(name for name in given[2:] if name in found)  # it may lack hard negatives
         flag = "text_columns"
     else:
@@ -99,16 +101,19 @@ class VectorExamples(Examples):
     width = 0
     kind = Ranks
 
-    def __init__(self, table: Table, columns: FileColumns, tokenizer: Tokenizer, truncation: Truncation,
-                 sizes: list[int]) -> None:
+    def __init__(
+        self, table: Table, columns: FileColumns, tokenizer: Tokenizer, truncation: Truncation, sizes: list[int]
+    ) -> None:
         self.name = table.path.name.split(".")[0]
         self._rows, self._columns, self._sizes = table.rows, columns, sizes
         self._texts, self._found, self._sequences, cut = distinct_texts(table, columns.texts, tokenizer, truncation)
         self.lengths = self._sequences.lengths
         self.num_places = len(self._texts)
         left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
-        self.facts = (f"{len(table.rows):,} rows, {self.num_places:,} different texts, {self.lengths.sum():,} tokens, "
-                      f"at most {self.lengths.max()}, {cut}{left_out}")
+        self.facts = (
+            f"{len(table.rows):,} rows, {self.num_places:,} different texts, {self.lengths.sum():,} tokens, "
+            f"at most {self.lengths.max()}, {cut}{left_out}"
+        )
 
     @property
     def num_examples(self) -> int:
@@ -163,9 +168,12 @@ class ScoredPairs(VectorExamples):
         """Cosines; `rank_error`: how far apart a pair's ranks by cosine and by score are, as a share of all pairs."""
         cosines = self._cosines(normalized(outputs))
         apart = np.abs(scoring.ranks(cosines) - scoring.ranks(self._true)) / len(cosines)
-        return [predicted(row, {"prediction": cosine, "rank_error": error, "label": score})
-                for row, cosine, error, score in zip(self._rows, cosines.tolist(), apart.tolist(), self._true.tolist(),
-                                                     strict=True)]
+        return [
+            predicted(row, {"prediction": cosine, "rank_error": error, "label": score})
+            for row, cosine, error, score in zip(
+                self._rows, cosines.tolist(), apart.tolist(), self._true.tolist(), strict=True
+            )
+        ]
 
 
 class HeldOutPairs(VectorExamples):
@@ -191,11 +199,15 @@ class HeldOutPairs(VectorExamples):
 
     def _of(self, query: int) -> np.ndarray:
         """Indices of the documents that a query should find."""
-        return self._wanted[self._wanted_of[query]: self._wanted_of[query + 1]]
+        return self._wanted[self._wanted_of[query] : self._wanted_of[query + 1]]
 
     def _ranked(self, vectors: np.ndarray) -> list[scoring.Ranked]:
-        return scoring.ranked(vectors[self._queries], vectors[self._documents], self._own,
-                              [self._of(query) for query in range(len(self._queries))])
+        return scoring.ranked(
+            vectors[self._queries],
+            vectors[self._documents],
+            self._own,
+            [self._of(query) for query in range(len(self._queries))],
+        )
 
     def _metrics(self, vectors: np.ndarray) -> dict[str, float]:
         return scoring.measure_ranks([found.ranks for found in self._ranked(vectors)])
@@ -209,15 +221,21 @@ class HeldOutPairs(VectorExamples):
         firsts = {query: place for place, query in reversed(list(enumerate(self._found[:, 0].tolist())))}
         for query, found in enumerate(self._ranked(normalized(outputs))):
             row = self._rows[firsts[int(self._queries[query])]]
-            described.append({
-                "place": row.place.rsplit(": ", 1)[1], "text": self.text(query),
-                "prediction": self._texts[self._documents[found.nearest]], "rank_error": int(found.ranks.min()) - 1,
-                "label": [self._texts[self._documents[place]] for place in self._of(query)]})
+            described.append(
+                {
+                    "place": row.place.rsplit(": ", 1)[1],
+                    "text": self.text(query),
+                    "prediction": self._texts[self._documents[found.nearest]],
+                    "rank_error": int(found.ranks.min()) - 1,
+                    "label": [self._texts[self._documents[place]] for place in self._of(query)],
+                }
+            )
         return described
 
 
-def read_vectors(table: Table, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, truncation: Truncation
-                 ) -> VectorExamples:
+def read_vectors(
+    table: Table, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, truncation: Truncation
+) -> VectorExamples:
     """The texts of a validation or test file. Raises UserError."""
     columns = columns_of_file(config, task, str(table.path), table.columns)
     kind = HeldOutPairs if columns.score is None else ScoredPairs

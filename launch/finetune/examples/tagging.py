@@ -75,8 +75,10 @@ def read_conll(path: str | Path) -> Sentences:
         if fields[0] == _DOCUMENT:
             continue
         if fields_of and len(fields) != len(fields_of[0]) or not fields[0]:
-            raise UserError(f"{path}: row {number}: found {len(fields)} fields in {line.strip()!r}, expected "
-                            f"{len(fields_of[0]) if fields_of else 'a word'}, as in the first row; fix the line")
+            raise UserError(
+                f"{path}: row {number}: found {len(fields)} fields in {line.strip()!r}, expected "
+                f"{len(fields_of[0]) if fields_of else 'a word'}, as in the first row; fix the line"
+            )
         fields_of.append(fields)
         lines.append(number)
     if ends[-1] != len(lines):
@@ -99,9 +101,11 @@ def read_entities(path: str | Path) -> Sentences:
     parts = [split_tag(tag) for tag in sentences.tags]
     if None in parts:
         wrong = parts.index(None)
-        raise UserError(f"{path}: row {sentences.lines[wrong]}: found the tag {sentences.tags[wrong]!r}, expected O, "
-                        f"or a kind of entity behind one of {'-, '.join(PREFIXES)}- (B-PER); tags of words that are "
-                        "no entities are for the task pos")
+        raise UserError(
+            f"{path}: row {sentences.lines[wrong]}: found the tag {sentences.tags[wrong]!r}, expected O, "
+            f"or a kind of entity behind one of {'-, '.join(PREFIXES)}- (B-PER); tags of words that are "
+            "no entities are for the task pos"
+        )
     tags, scheme = to_iob2(sentences.of_each(parts))
     read = [tag for sentence in tags for tag in sentence]
     if scheme == "IOB2" and read != sentences.tags:
@@ -110,14 +114,17 @@ def read_entities(path: str | Path) -> Sentences:
 
 
 def find_tags(sentences: Sentences, listed: list[str]) -> HeadConfig:
-    """The head with its tags: those listed, else those of the training file sorted by name, O first. Raises UserError.
+    """The head with its tags: those listed, else those of the training file sorted by name, O first. Raises
+    UserError.
     """
     if sentences.tags is None:
         raise UserError(f"{sentences.path}: row {sentences.lines[0]}: found 1 field, expected a word and its tag")
     foreign = [tag for tag in listed if tag != OUTSIDE and not tag.startswith(("B-", "I-"))]
     if foreign and sentences.scheme:
-        raise UserError(f"labels: found {', '.join(foreign)}, expected O, B-KIND and I-KIND, as which the tags of "
-                        f"{sentences.path} ({sentences.scheme}) are read")
+        raise UserError(
+            f"labels: found {', '.join(foreign)}, expected O, B-KIND and I-KIND, as which the tags of "
+            f"{sentences.path} ({sentences.scheme}) are read"
+        )
     found = set(sentences.tags)
     if sentences.scheme not in (None, "IOB2"):  # one tag of the file may represent both
         found |= {f"{prefix}-{tag[2:]}" for tag in found - {OUTSIDE} for prefix in "BI"}
@@ -133,8 +140,15 @@ class TagExamples(Examples):
 
     kind = Tags
 
-    def __init__(self, sentences: Sentences, task: Task, head: HeadConfig, tokenizer: Tokenizer, max_length: int,
-                 by_character: bool = False) -> None:
+    def __init__(
+        self,
+        sentences: Sentences,
+        task: Task,
+        head: HeadConfig,
+        tokenizer: Tokenizer,
+        max_length: int,
+        by_character: bool = False,
+    ) -> None:
         self.name = sentences.path.name.split(".")[0]
         self.by_character = by_character
         self._sentences, self._head, self._task = sentences, head, task
@@ -150,8 +164,10 @@ class TagExamples(Examples):
         if task.metrics[0] == "f1":
             self.measured = f"f1, precision, recall (entities, micro, strict), {self.measured}"
         count = len(sentences.bounds) - 1
-        self.facts = (f"{count:,} sentences, {len(sentences.words):,} words, {self.lengths.sum():,} tokens; "
-                      f"{self._num_split:,} sentences split, {self._num_cut:,} words longer than a sequence cut")
+        self.facts = (
+            f"{count:,} sentences, {len(sentences.words):,} words, {self.lengths.sum():,} tokens; "
+            f"{self._num_split:,} sentences split, {self._num_cut:,} words longer than a sequence cut"
+        )
         if sentences.scheme not in (None, "IOB2"):
             self.facts += f"; tags of {sentences.scheme} read as IOB2"
         if by_character:
@@ -188,9 +204,11 @@ class TagExamples(Examples):
         labels, tags = {label: number for number, label in enumerate(self._head.labels)}, self._sentences.tags or []
         for line, tag in zip(self._sentences.lines, tags, strict=True):
             if tag not in labels:
-                raise UserError(f"{self._sentences.path}: row {line}: found the label {tag!r}, expected one of the "
-                                f"{len(labels)} of the training set: {', '.join(labels)}; fix the row, or list all "
-                                "labels with --labels")
+                raise UserError(
+                    f"{self._sentences.path}: row {line}: found the label {tag!r}, expected one of the "
+                    f"{len(labels)} of the training set: {', '.join(labels)}; fix the row, or list all "
+                    "labels with --labels"
+                )
         return np.array([labels[tag] for tag in tags])
 
     def batch(self, units: np.ndarray) -> dict:
@@ -234,8 +252,12 @@ class TagExamples(Examples):
         tagged = self._tags(guesses)
         true = self._tags(self._true) if self.labelled else None
         for number, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
-            entry = {"place": f"row {self._sentences.lines[low]}", "words": self._sentences.words[low:high],
-                     "prediction": tagged[number], "probabilities": chances[low:high].tolist()}
+            entry = {
+                "place": f"row {self._sentences.lines[low]}",
+                "words": self._sentences.words[low:high],
+                "prediction": tagged[number],
+                "probabilities": chances[low:high].tolist(),
+            }
             described.append(entry | ({"label": true[number]} if true else {}))
         return described
 
@@ -258,7 +280,8 @@ def entity_scores(true: list[list[str]], guessed: list[list[str]]) -> dict[str, 
     with warnings.catch_warnings():  # seqeval's warning that no entity was predicted, which the recall of 0 shows too
         warnings.simplefilter("ignore")
         return {
-            name: float(getattr(metrics, f"{name}_score")(true, guessed, mode="strict", scheme=scheme.IOB2,
-                                                          zero_division=0))
+            name: float(
+                getattr(metrics, f"{name}_score")(true, guessed, mode="strict", scheme=scheme.IOB2, zero_division=0)
+            )
             for name in ("f1", "precision", "recall")
         }

@@ -47,9 +47,14 @@ class Student(BertForPreTraining):
         # in a tuple, so that torch does not register it as a submodule
         self._teacher, self._temperature = (teacher,), temperature
 
-    def forward(self, *, masked_positions: Tensor | None = None,  # type: ignore[override]  # concatenated inputs alone
-                labels: Tensor | None = None, dropout_seed: int | None = None, **inputs: Any
-                ) -> PreTrainingOutput | StudentOutput:
+    def forward(  # type: ignore[override]  # concatenated inputs alone
+        self,
+        *,
+        masked_positions: Tensor | None = None,
+        labels: Tensor | None = None,
+        dropout_seed: int | None = None,
+        **inputs: Any,
+    ) -> PreTrainingOutput | StudentOutput:
         """Takes concatenated inputs like BertForPreTraining; without labels it returns the same outputs."""
         if labels is None:
             return super().forward(masked_positions=masked_positions, dropout_seed=dropout_seed, **inputs)
@@ -57,25 +62,32 @@ class Student(BertForPreTraining):
         self._bring(teacher, labels.device)
         with torch.no_grad():
             theirs = teacher(
-                masked_positions=masked_positions, output_hidden_states=True,
-                **{name: value for name, value in inputs.items() if name != "next_sentence_label"})
-        ours = super().forward(masked_positions=masked_positions, dropout_seed=dropout_seed, output_hidden_states=True,
-                               **inputs)
+                masked_positions=masked_positions,
+                output_hidden_states=True,
+                **{name: value for name, value in inputs.items() if name != "next_sentence_label"},
+            )
+        ours = super().forward(
+            masked_positions=masked_positions, dropout_seed=dropout_seed, output_hidden_states=True, **inputs
+        )
         counted = labels != NO_LABEL
         assert ours.prediction_logits is not None and ours.hidden_states is not None, "they were asked for"
         logits, wanted = ours.prediction_logits.float(), theirs.prediction_logits.float()
         said, taught = ((each / self._temperature).log_softmax(-1) for each in (logits, wanted))
         soft = nn.functional.kl_div(said, taught, log_target=True, reduction="none").sum(-1) * self._temperature**2
         vectors, shown = ours.hidden_states[-1].float(), theirs.hidden_states[-1].float()
-        cosine = vectors.new_zeros(len(vectors)) if vectors.shape != shown.shape else (
-            (1 - nn.functional.cosine_similarity(vectors, shown, dim=-1)) * is_real(labels))
+        cosine = (
+            vectors.new_zeros(len(vectors))
+            if vectors.shape != shown.shape
+            else ((1 - nn.functional.cosine_similarity(vectors, shown, dim=-1)) * is_real(labels))
+        )
         output = ours._replace(
-            prediction_logits=None, hidden_states=None, num_masked=counted.sum(),
+            prediction_logits=None,
+            hidden_states=None,
+            num_masked=counted.sum(),
             mlm_losses=nn.functional.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none"),
             mlm_correct=(logits.argmax(-1) == labels) & counted,
         )
         return StudentOutput(output, soft * counted, cosine)
-
 
     def _bring(self, teacher: nn.Module, device: torch.device) -> None:
         """Move the teacher to the device and the dtype of the student's weights, once: with 16-bit weights there is no
@@ -96,8 +108,15 @@ class Distillation(MaskedTokens):
 
     TERMS = ("mlm", "next_sentence", "soft", "cosine")
 
-    def __init__(self, config: PretrainConfig, teacher: str, temperature: float = 2.0, soft: float = 5.0,
-                 masked: float = 2.0, cosine: float = 1.0) -> None:
+    def __init__(
+        self,
+        config: PretrainConfig,
+        teacher: str,
+        temperature: float = 2.0,
+        soft: float = 5.0,
+        masked: float = 2.0,
+        cosine: float = 1.0,
+    ) -> None:
         super().__init__(config)
         check_option("temperature", temperature, _LEAST_TEMPERATURE)
         for name, value in (("soft", soft), ("masked", masked), ("cosine", cosine)):
@@ -107,27 +126,35 @@ class Distillation(MaskedTokens):
         self.frozen = (self.teacher,)
         self.weights = {"mlm": masked, "soft": soft, "cosine": cosine}
         if not hasattr(self.teacher, "masked_lm"):
-            raise UserError(f"objective_options.teacher: found a {type(self.teacher).__name__} in {teacher}, expected "
-                            "a model with a masked-LM head")
+            raise UserError(
+                f"objective_options.teacher: found a {type(self.teacher).__name__} in {teacher}, expected "
+                "a model with a masked-LM head"
+            )
         for source in config.sources:
             if source.path:  # `cloze plan` needs no data
                 self._check_shards(to_place(source.path), teacher, loaded.tokenizer.fingerprint)
         widths = config.model.hidden_size, self.teacher.config.hidden_size
         if cosine and widths[0] != widths[1]:
-            raise UserError(f"objective_options.cosine: found {cosine} with model.hidden_size {widths[0]} and a "
-                            f"teacher of {widths[1]}, expected 0: vectors of other widths have no angle")
+            raise UserError(
+                f"objective_options.cosine: found {cosine} with model.hidden_size {widths[0]} and a "
+                f"teacher of {widths[1]}, expected 0: vectors of other widths have no angle"
+            )
 
     def _check_shards(self, folder: Place, teacher: str, fingerprint: str) -> None:
         """Raise UserError if the teacher does not fit the shards: their length, or the fingerprint of its tokenizer."""
         longest, positions = Manifest.load(folder).max_length, self.teacher.config.max_position_embeddings
         if positions < longest:
-            raise UserError(f"objective_options.teacher: found {positions} positions in {teacher}, expected at least "
-                            f"the {longest} tokens of the shards in {folder}")
+            raise UserError(
+                f"objective_options.teacher: found {positions} positions in {teacher}, expected at least "
+                f"the {longest} tokens of the shards in {folder}"
+            )
         shards = Tokenizer.from_folder(folder / runs.TOKENIZER).fingerprint
         if fingerprint != shards:
-            raise UserError(f"objective_options.teacher: found a tokenizer with fingerprint {fingerprint[:12]} in "
-                            f"{teacher}, expected {shards[:12]}, that of the shards in {folder}; prepare them with "
-                            f"--tokenizer {teacher}")
+            raise UserError(
+                f"objective_options.teacher: found a tokenizer with fingerprint {fingerprint[:12]} in "
+                f"{teacher}, expected {shards[:12]}, that of the shards in {folder}; prepare them with "
+                f"--tokenizer {teacher}"
+            )
 
     def pretraining_output(self, output: StudentOutput) -> PreTrainingOutput:
         """The student's PreTrainingOutput."""
@@ -143,8 +170,13 @@ class Distillation(MaskedTokens):
     def build_model(self) -> Student:
         """The student, whose weights are random or taken by `init_from` and `init_layers`."""
         train = self.config.train
-        return Student(self.config.model, self.teacher, self._temperature, attention_kernel=train.attention_kernel,
-                       gradient_checkpointing=train.gradient_checkpointing)
+        return Student(
+            self.config.model,
+            self.teacher,
+            self._temperature,
+            attention_kernel=train.attention_kernel,
+            gradient_checkpointing=train.gradient_checkpointing,
+        )
 
     def flops(self, counts: TokenCounts) -> float:
         """FLOPs of the student's forward and backward and of the teacher's forward (a third of both)."""
@@ -153,10 +185,15 @@ class Distillation(MaskedTokens):
     def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
         """Divisors: those of MaskedTokens; number of masked tokens; number of tokens (0 for a filler batch)."""
         counted = micro_batch["labels"] != NO_LABEL
-        return {**super().divisors(micro_batch), "soft": counted.sum(),
-                "cosine": is_real(micro_batch["labels"]) * len(micro_batch["input_ids"])}
+        return {
+            **super().divisors(micro_batch),
+            "soft": counted.sum(),
+            "cosine": is_real(micro_batch["labels"]) * len(micro_batch["input_ids"]),
+        }
 
     def terms(self, output: StudentOutput, micro_batch: dict) -> dict[str, Term]:
         """The terms of MaskedTokens and two more, which count no hits."""
-        return super().terms(output.student, micro_batch) | {"soft": Term(output.soft_losses),
-                                                             "cosine": Term(output.cosine_losses)}
+        return super().terms(output.student, micro_batch) | {
+            "soft": Term(output.soft_losses),
+            "cosine": Term(output.cosine_losses),
+        }

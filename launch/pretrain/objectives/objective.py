@@ -89,8 +89,11 @@ class Objective(ABC):
         are trained and saved in checkpoints; exports omit them.
         """
         train = self.config.train
-        return BertForPreTraining(self.config.model, attention_kernel=train.attention_kernel,
-                                  gradient_checkpointing=train.gradient_checkpointing)
+        return BertForPreTraining(
+            self.config.model,
+            attention_kernel=train.attention_kernel,
+            gradient_checkpointing=train.gradient_checkpointing,
+        )
 
     def flops(self, counts: TokenCounts) -> float:
         """FLOPs of forward and backward of all models of the objective, for speed/mfu: by default BERT's."""
@@ -120,8 +123,10 @@ class Objective(ABC):
         terms = self._named("terms", self.terms(output, micro_batch))
         for name, term in terms.items():
             if not isinstance(term, Term):
-                raise UserError(f"objective: found {type(term).__name__} for {name} in what {type(self).__name__}"
-                                ".terms has returned, expected a Term (launch/pretrain/objectives/objective.py)")
+                raise UserError(
+                    f"objective: found {type(term).__name__} for {name} in what {type(self).__name__}"
+                    ".terms has returned, expected a Term (launch/pretrain/objectives/objective.py)"
+                )
         divisors = totals.clamp(min=1).float()
         parts = []
         for number, name in enumerate(self.TERMS):
@@ -136,9 +141,12 @@ class Objective(ABC):
         sums = [loss.detach().double()]
         for name in self.TERMS:
             losses, correct, _, _ = terms[name]
-            sums += [losses.detach().sum(dtype=torch.float64), _number(counts[name], loss),
-                     # NaN marks a term without hits: sums stay NaN, and the curve is omitted.
-                     _number(math.nan if correct is None else correct.sum(dtype=torch.float64), loss)]
+            sums += [
+                losses.detach().sum(dtype=torch.float64),
+                _number(counts[name], loss),
+                # NaN marks a term without hits: sums stay NaN, and the curve is omitted.
+                _number(math.nan if correct is None else correct.sum(dtype=torch.float64), loss),
+            ]
         return loss, torch.stack(sums)
 
     def scalars(self, sums: list[float]) -> dict[str, float]:
@@ -158,16 +166,21 @@ class Objective(ABC):
 
     def _named(self, method: str, found: Mapping) -> Mapping:
         if found.keys() != set(self.TERMS):
-            raise UserError(f"objective: found {', '.join(map(str, found)) or 'nothing'} in what "
-                            f"{type(self).__name__}.{method} has returned, expected its TERMS {', '.join(self.TERMS)}")
+            raise UserError(
+                f"objective: found {', '.join(map(str, found)) or 'nothing'} in what "
+                f"{type(self).__name__}.{method} has returned, expected its TERMS {', '.join(self.TERMS)}"
+            )
         return found
 
 
 def check_option(name: str, value: object, least: float, whole: bool = False) -> None:
     """Raise UserError for an option that is not a finite number, or below its minimum."""
     kind = "a whole number" if whole else "a number"
-    if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool) or not (
-            least <= value < math.inf):
+    if (
+        not isinstance(value, int if whole else (int, float))
+        or isinstance(value, bool)
+        or not (least <= value < math.inf)
+    ):
         raise UserError(f"objective_options.{name}: found {value!r}, expected {kind} of at least {least:g}")
 
 

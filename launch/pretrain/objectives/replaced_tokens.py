@@ -1,5 +1,4 @@
-"""Replaced-token detection, as ELECTRA (arXiv 2003.10555): a generator fills masks, a discriminator detects them.
-"""
+"""Replaced-token detection, as ELECTRA (arXiv 2003.10555): a generator fills masks, a discriminator detects them."""
 
 from __future__ import annotations
 
@@ -36,16 +35,21 @@ class ElectraOutput(NamedTuple):
     """(T,) bool."""
 
 
-def generator_config(model: BertConfig, generator_size: float = 0.25, generator_layers: int | None = None
-                     ) -> BertConfig:
+def generator_config(
+    model: BertConfig, generator_size: float = 0.25, generator_layers: int | None = None
+) -> BertConfig:
     """The generator's configuration: a share of the discriminator's heads (at least one, of the same size) and of its
     feed-forward size; embeddings are shared.
     """
     heads = max(1, round(model.num_attention_heads * generator_size))
     return replace(
-        model, embedding_size=model.embedding_width, num_attention_heads=heads, hidden_size=heads * model.head_size,
+        model,
+        embedding_size=model.embedding_width,
+        num_attention_heads=heads,
+        hidden_size=heads * model.head_size,
         intermediate_size=max(1, model.intermediate_size * heads // model.num_attention_heads),
-        num_hidden_layers=model.num_hidden_layers if generator_layers is None else generator_layers)
+        num_hidden_layers=model.num_hidden_layers if generator_layers is None else generator_layers,
+    )
 
 
 class Electra(BertPreTrained):
@@ -60,11 +64,18 @@ class Electra(BertPreTrained):
         _share(self.bert.embeddings, self.generator)
         self._temperature = temperature
 
-    def forward(self, input_ids: Tensor, *,  # concatenated inputs alone
-                sequence_offsets: Tensor, masked_positions: Tensor | None = None,
-                labels: Tensor | None = None, next_sentence_label: Tensor | None = None,
-                dropout_seed: int | None = None, step_seed: int = 0, **inputs: Any
-                ) -> PreTrainingOutput | ElectraOutput:
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,  # concatenated inputs alone
+        sequence_offsets: Tensor,
+        masked_positions: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        dropout_seed: int | None = None,
+        step_seed: int = 0,
+        **inputs: Any,
+    ) -> PreTrainingOutput | ElectraOutput:
         """Takes concatenated inputs like BertForPreTraining; next-sentence labels are ignored. Without labels it
         returns the generator's output. `step_seed` and the ids of a sample are the key of the sampling in it.
         """
@@ -73,8 +84,9 @@ class Electra(BertPreTrained):
         if labels is None or masked_positions is None:
             return self.generator(input_ids, masked_positions=masked_positions, dropout_seed=key, **inputs)
         head = self.generator.masked_lm
-        _, hidden = encode_masked(self.generator.bert, masked_positions, input_ids=input_ids, dropout_seed=key,
-                                  **inputs)
+        _, hidden = encode_masked(
+            self.generator.bert, masked_positions, input_ids=input_ids, dropout_seed=key, **inputs
+        )
         losses, correct = head(hidden, labels)
         with torch.no_grad():
             scores = head(hidden)
@@ -114,8 +126,14 @@ class ReplacedTokens(MaskedTokens):
     TERMS = ("mlm", "detection")
     STEP_SEED = True
 
-    def __init__(self, config: PretrainConfig, generator_size: float = 0.25, generator_layers: int | None = None,
-                 temperature: float = 1.0, detection: float = 50.0) -> None:
+    def __init__(
+        self,
+        config: PretrainConfig,
+        generator_size: float = 0.25,
+        generator_layers: int | None = None,
+        temperature: float = 1.0,
+        detection: float = 50.0,
+    ) -> None:
         super().__init__(config)
         check_option("generator_size", generator_size, 0)
         if generator_layers is not None:
@@ -123,18 +141,25 @@ class ReplacedTokens(MaskedTokens):
         check_option("temperature", temperature, 1e-3)
         check_option("detection", detection, 0)
         if config.model.embedding_size is None or config.model.pooler:
-            raise UserError(f"model.embedding_size, model.pooler: found {config.model.embedding_size or 'null'} and "
-                            f"{str(config.model.pooler).lower()} with objective replaced_tokens, expected a width that "
-                            "both models share and false: add --model.embedding_size "
-                            f"{config.model.hidden_size} --model.pooler false, as ELECTRA-Base has them")
+            raise UserError(
+                f"model.embedding_size, model.pooler: found {config.model.embedding_size or 'null'} and "
+                f"{str(config.model.pooler).lower()} with objective replaced_tokens, expected a width that "
+                "both models share and false: add --model.embedding_size "
+                f"{config.model.hidden_size} --model.pooler false, as ELECTRA-Base has them"
+            )
         self.generator = generator_config(config.model, generator_size, generator_layers)
         self._temperature, self.weights = temperature, {"detection": detection}
 
     def build_model(self) -> Electra:
         """Both models. An export has the discriminator, or on request the generator."""
         train = self.config.train
-        return Electra(self.config.model, self.generator, self._temperature, attention_kernel=train.attention_kernel,
-                       gradient_checkpointing=train.gradient_checkpointing)
+        return Electra(
+            self.config.model,
+            self.generator,
+            self._temperature,
+            attention_kernel=train.attention_kernel,
+            gradient_checkpointing=train.gradient_checkpointing,
+        )
 
     def pretraining_output(self, output: ElectraOutput) -> PreTrainingOutput:
         """The generator's."""
@@ -143,15 +168,22 @@ class ReplacedTokens(MaskedTokens):
     def flops(self, counts: TokenCounts) -> float:
         """FLOPs of the generator, and of the discriminator with its head over all tokens."""
         model = self.config.model
-        return (training_flops(self.generator, counts) + training_flops(model, replace(counts, masked=0))
-                + 6.0 * counts.tokens * model.hidden_size * (model.hidden_size + 1))
+        return (
+            training_flops(self.generator, counts)
+            + training_flops(model, replace(counts, masked=0))
+            + 6.0 * counts.tokens * model.hidden_size * (model.hidden_size + 1)
+        )
 
     def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
         """Divisors: number of masked tokens; number of tokens (0 for a filler batch)."""
-        return {"mlm": super().divisors(micro_batch)["mlm"],
-                "detection": is_real(micro_batch["labels"]) * len(micro_batch["input_ids"])}
+        return {
+            "mlm": super().divisors(micro_batch)["mlm"],
+            "detection": is_real(micro_batch["labels"]) * len(micro_batch["input_ids"]),
+        }
 
     def terms(self, output: ElectraOutput, micro_batch: dict) -> dict[str, Term]:
         """One term for each model."""
-        return {"mlm": super().terms(output.generator, micro_batch)["mlm"],
-                "detection": Term(output.detection_losses, output.detection_correct)}
+        return {
+            "mlm": super().terms(output.generator, micro_batch)["mlm"],
+            "detection": Term(output.detection_losses, output.detection_correct),
+        }

@@ -1,4 +1,5 @@
-"""Span boundary objective, as SpanBERT (arXiv 1907.10529): predicts masked tokens also from the two around their span.
+"""Span boundary objective, as SpanBERT (arXiv 1907.10529): predicts masked tokens also from the two around their
+span.
 """
 
 from __future__ import annotations
@@ -51,13 +52,22 @@ class SpanBoundaryBert(BertForPreTraining):
         width = config.hidden_size
         self.boundary_positions = nn.Embedding(longest, width)
         self.boundary_layers = nn.Sequential(
-            nn.Linear(3 * width, width), nn.GELU(), encoder_norm(config),
-            nn.Linear(width, width), nn.GELU(), encoder_norm(config),
+            nn.Linear(3 * width, width),
+            nn.GELU(),
+            encoder_norm(config),
+            nn.Linear(width, width),
+            nn.GELU(),
+            encoder_norm(config),
         )
 
-    def forward(self, *, masked_positions: Tensor | None = None,  # type: ignore[override]  # concatenated inputs alone
-                labels: Tensor | None = None, next_sentence_label: Tensor | None = None, **inputs: Any
-                ) -> PreTrainingOutput | SpanOutput:
+    def forward(  # type: ignore[override]  # concatenated inputs alone
+        self,
+        *,
+        masked_positions: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        **inputs: Any,
+    ) -> PreTrainingOutput | SpanOutput:
         """Concatenated inputs as BertForPreTraining takes them; without labels what that returns."""
         if labels is None:
             return super().forward(masked_positions=masked_positions, next_sentence_label=next_sentence_label, **inputs)
@@ -68,8 +78,9 @@ class SpanBoundaryBert(BertForPreTraining):
         # The last position embedding is used for all later tokens of a longer span.
         place = self.boundary_positions(places.clamp(max=self.boundary_positions.num_embeddings - 1))
         seen = self.boundary_layers(torch.cat((left, right, place.to(left.dtype)), dim=-1))
-        return SpanOutput(self.predictions(encoded, hidden, labels, next_sentence_label),
-                          *self.masked_lm.decoder(seen, labels))
+        return SpanOutput(
+            self.predictions(encoded, hidden, labels, next_sentence_label), *self.masked_lm.decoder(seen, labels)
+        )
 
 
 class SpanBoundary(MaskedTokens):
@@ -89,8 +100,12 @@ class SpanBoundary(MaskedTokens):
     def build_model(self) -> SpanBoundaryBert:
         """BERT and the head, which exports omit."""
         train = self.config.train
-        return SpanBoundaryBert(self.config.model, self._longest, attention_kernel=train.attention_kernel,
-                                gradient_checkpointing=train.gradient_checkpointing)
+        return SpanBoundaryBert(
+            self.config.model,
+            self._longest,
+            attention_kernel=train.attention_kernel,
+            gradient_checkpointing=train.gradient_checkpointing,
+        )
 
     def pretraining_output(self, output: SpanOutput) -> PreTrainingOutput:
         """The PreTrainingOutput of BERT."""
@@ -110,4 +125,5 @@ class SpanBoundary(MaskedTokens):
     def terms(self, output: SpanOutput, micro_batch: dict) -> dict[str, Term]:
         """The terms of MaskedTokens and the boundary term."""
         return super().terms(output.masked, micro_batch) | {
-            "boundary": Term(output.boundary_losses, output.boundary_correct)}
+            "boundary": Term(output.boundary_losses, output.boundary_correct)
+        }

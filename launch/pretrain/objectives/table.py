@@ -16,7 +16,9 @@ from cloze.launch.system.own_classes import make, own_class
 from cloze.pipeline.errors import UserError
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    "masked": MaskedTokens, "span_boundary": SpanBoundary, "distillation": Distillation,
+    "masked": MaskedTokens,
+    "span_boundary": SpanBoundary,
+    "distillation": Distillation,
     "replaced_tokens": ReplacedTokens,
 }
 
@@ -33,12 +35,16 @@ def make_objective(config: PretrainConfig) -> Objective:
     elif config.objective in OBJECTIVES:
         kind = OBJECTIVES[config.objective]
     else:
-        raise UserError(f"objective: found {config.objective!r}, expected {' or '.join(OBJECTIVES)}, or the dotted "
-                        "name of a class of your own, as my_module.MyObjective")
+        raise UserError(
+            f"objective: found {config.objective!r}, expected {' or '.join(OBJECTIVES)}, or the dotted "
+            "name of a class of your own, as my_module.MyObjective"
+        )
     if until := config.masking.next_tokens_until:
         if kind is not MaskedTokens:
-            raise UserError(f"masking.next_tokens_until: found {until} with objective {config.objective}, expected 0, "
-                            "or objective masked")
+            raise UserError(
+                f"masking.next_tokens_until: found {until} with objective {config.objective}, expected 0, "
+                "or objective masked"
+            )
         kind = NextTokensFirst
     return make("objective", config.objective, kind, config, config.objective_options)
 

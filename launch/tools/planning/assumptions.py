@@ -10,8 +10,15 @@ GIB = 2**30
 
 # Share of the data sheet's rate that the best product of any shape reaches: "maximum achievable matmul FLOPS" of
 # stas00/ml-engineering†: A100 87%, H100 80%, B200 78%. The others stand for their neighbours.
-BEST_PRODUCT = {"volta": 0.80, "turing": 0.60, "ampere": 0.87, "ada": 0.85, "hopper": 0.80, "blackwell": 0.78,
-                "rtx blackwell": 0.85}
+BEST_PRODUCT = {
+    "volta": 0.80,
+    "turing": 0.60,
+    "ampere": 0.87,
+    "ada": 0.85,
+    "hopper": 0.80,
+    "blackwell": 0.78,
+    "rtx blackwell": 0.85,
+}
 # Of that, what is left in a step, where the device is warm and its power bounds the clock. The one constant that was
 # fitted: to NVIDIA's three rates of BERT-large at 128 on an A100.
 SUSTAINED = 0.94

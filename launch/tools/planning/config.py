@@ -55,5 +55,7 @@ class PlanConfig(PretrainConfig):
         if not 0 < self.masked_share <= 1:
             raise UserError(f"plan.masked_share: found {self.masked_share}, expected more than 0 and at most 1")
         if not self.data and self.train.sequence_length is None:
-            raise UserError("plan: found neither data nor train.sequence_length, expected one of them: how long the "
-                            "sequences are; add --train.sequence_length 128")
+            raise UserError(
+                "plan: found neither data nor train.sequence_length, expected one of them: how long the "
+                "sequences are; add --train.sequence_length 128"
+            )

@@ -158,9 +158,13 @@ class Estimator:
         halved = weights_are_16_bit(train.precision, stage)
         dtype = {"fp16": torch.float16, "fp32": None}.get(train.precision, torch.bfloat16)
         return ModelRun(
-            self.config.model, on_gpu=not machine.is_cpu, has_flash=machine.has_flash,
-            attention_kernel=train.attention_kernel, gradient_checkpointing=train.gradient_checkpointing,
-            weights=dtype if halved and dtype else torch.float32, autocast=None if halved else dtype,
+            self.config.model,
+            on_gpu=not machine.is_cpu,
+            has_flash=machine.has_flash,
+            attention_kernel=train.attention_kernel,
+            gradient_checkpointing=train.gradient_checkpointing,
+            weights=dtype if halved and dtype else torch.float32,
+            autocast=None if halved else dtype,
             objective=self.objective,
         )
 
@@ -189,7 +193,8 @@ class Estimator:
 
     @cached_property
     def flops_of_sequence(self) -> float:
-        """Model FLOPs of a sequence, forward and backward, as the objective counts them: the mean of the run's lengths.
+        """Model FLOPs of a sequence, forward and backward, as the objective counts them: the mean of the run's
+        lengths.
         """
         return self.objective.flops(self.lengths.typical(_SEQUENCES).counts) / _SEQUENCES
 
@@ -209,9 +214,15 @@ class Estimator:
         trace = _micro_trace(self.run(stage), self.lengths.largest(micro_batch_size))
         zero = self.config.zero
         needed = memory(
-            stage, self.parameters, self.cluster.processes, trace.peak_bytes, precision=self.config.train.precision,
-            states=self._states, on_gpu=not self.cluster.machine.is_cpu,
-            offload_optimizer=zero.offload_optimizer, offload_parameters=zero.offload_parameters,
+            stage,
+            self.parameters,
+            self.cluster.processes,
+            trace.peak_bytes,
+            precision=self.config.train.precision,
+            states=self._states,
+            on_gpu=not self.cluster.machine.is_cpu,
+            offload_optimizer=zero.offload_optimizer,
+            offload_parameters=zero.offload_parameters,
         )
         width = 2 if weights_are_16_bit(self.config.train.precision, stage) else 4
         return replace(needed, weights=needed.weights + width * self.frozen_parameters)
@@ -269,26 +280,34 @@ class Estimator:
         needed = self.memory(stage, batch.micro_batch_size)
         tokens = train.global_batch_size * self.lengths.mean
         flops = train.global_batch_size * self.flops_of_sequence
-        return Step(batch, needed, self.fits(needed), micro, optimizer, passes, communication, waiting, seconds, tokens,
-                    flops)
+        return Step(
+            batch, needed, self.fits(needed), micro, optimizer, passes, communication, waiting, seconds, tokens, flops
+        )
 
     def _communication(self, stage: int, batch: BatchArithmetic, trace: Trace, micro: Cost) -> tuple[float, float]:
         """Seconds of communication in a step, and the seconds by which it makes the step longer."""
         cluster = self.cluster
         if stage or cluster.machine.is_cpu or cluster.processes == 1:
-            sent, count = traffic(stage, self.parameters, cluster.processes, batch.gradient_accumulation_steps,
-                                  precision=self.config.train.precision)
+            sent, count = traffic(
+                stage,
+                self.parameters,
+                cluster.processes,
+                batch.gradient_accumulation_steps,
+                precision=self.config.train.precision,
+            )
             seconds = cluster.collective_seconds(sent, count)
             return seconds, seconds
-        sums = [cluster.collective_seconds(traffic(0, size, cluster.processes, 1, precision="fp32")[0], 1)
-                for size in self.buckets]
+        sums = [
+            cluster.collective_seconds(traffic(0, size, cluster.processes, 1, precision="fp32")[0], 1)
+            for size in self.buckets
+        ]
         # The last bucket is complete at the end of backward, the others in proportion to their share of the weights.
         inner = sum(self.buckets[:-1])
         if self.config.objective == "replaced_tokens":  # the generator's come first and are complete late
             inner = 0
         parts = [done / inner if inner else 1.0 for done in accumulate(self.buckets[:-1])] + [1.0]
         by_kernel = [kernel_seconds(cluster.machine, kernel) for kernel in trace.kernels]
-        backward = sum(by_kernel[trace.forward:]) / sum(by_kernel) * micro.seconds
+        backward = sum(by_kernel[trace.forward :]) / sum(by_kernel) * micro.seconds
         return sum(sums), waited_for(sums, parts, backward)
 
     def _gradient_bytes(self, stage: int) -> float:
@@ -319,10 +338,10 @@ class Estimator:
             raise UserError(
                 f"plan: found {needed.total / 2**30:.1f} GiB needed for one sequence at zero.stage {stage}, expected "
                 f"at most {1 - SPARE_SHARE:.0%} of {self.limit / 2**30:.1f} GiB; set train.gradient_checkpointing to "
-                "all, raise zero.stage, or take a smaller model")
+                "all, raise zero.stage, or take a smaller model"
+            )
         return found
 
     def seconds_of_run(self, step: Step) -> float:
         """Time of all steps with the full batch; with a time budget, the budget."""
         return self.config.train.budget_seconds or self.config.train.max_steps * step.seconds
-

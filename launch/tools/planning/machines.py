@@ -66,26 +66,67 @@ def find_machine(name: str, dtype: torch.dtype = torch.bfloat16) -> Machine:
 
 def of_data_sheet(sheet: DataSheet) -> Machine:
     """A Machine from a data sheet."""
-    return Machine(sheet.name, sheet.flops, sheet.bandwidth * BANDWIDTH, sheet.memory_bytes, sheet.processors,
-                   sheet.architecture, SUSTAINED * BEST_PRODUCT[sheet.architecture], sheet.link, sheet.has_flash,
-                   sheet.source)
+    return Machine(
+        sheet.name,
+        sheet.flops,
+        sheet.bandwidth * BANDWIDTH,
+        sheet.memory_bytes,
+        sheet.processors,
+        sheet.architecture,
+        SUSTAINED * BEST_PRODUCT[sheet.architecture],
+        sheet.link,
+        sheet.has_flash,
+        sheet.source,
+    )
 
 
 def measured(device: torch.device, product: float, rates: devices.KernelRates, memory_bytes: float) -> Machine:
     """A Machine from measurements: its best product (FLOP/s) and its kernels."""
     bandwidth = rates.copy
     if device.type == "cpu":
-        return Machine("CPU", product, bandwidth, memory_bytes, 1, "cpu", rates.linear / product, bandwidth, False,
-                       "measured", rates.gelu, rates.batched / product)
+        return Machine(
+            "CPU",
+            product,
+            bandwidth,
+            memory_bytes,
+            1,
+            "cpu",
+            rates.linear / product,
+            bandwidth,
+            False,
+            "measured",
+            rates.gelu,
+            rates.batched / product,
+        )
     name, sheet = devices.device_name(device), devices.data_sheet_of(device)
     processors = torch.cuda.get_device_properties(device).multi_processor_count  # of a slice, its own
     if sheet is None:  # measured alone: the peak is then what was reached
-        return Machine(name, product, bandwidth, memory_bytes, processors, "ampere", SUSTAINED, PCIE,
-                       torch.cuda.get_device_capability(device) >= (8, 0), "measured")
+        return Machine(
+            name,
+            product,
+            bandwidth,
+            memory_bytes,
+            processors,
+            "ampere",
+            SUSTAINED,
+            PCIE,
+            torch.cuda.get_device_capability(device) >= (8, 0),
+            "measured",
+        )
     peak = devices.data_sheet_flops(device)
     assert peak is not None, "it has a data sheet"
-    return Machine(name, peak, bandwidth, memory_bytes, processors, sheet.architecture, SUSTAINED * product / peak,
-                   sheet.link, sheet.has_flash, f"{sheet.source}; product and bandwidth measured here")
+    return Machine(
+        name,
+        peak,
+        bandwidth,
+        memory_bytes,
+        processors,
+        sheet.architecture,
+        SUSTAINED * product / peak,
+        sheet.link,
+        sheet.has_flash,
+        f"{sheet.source}; product and bandwidth measured here",
+    )
 
 
 def _this(device: torch.device, dtype: torch.dtype) -> Machine:
@@ -94,8 +135,10 @@ def _this(device: torch.device, dtype: torch.dtype) -> Machine:
     if product is None or rates is None:
         sheet = devices.data_sheet_of(device) if device.type == "cuda" else None
         if sheet is None:
-            raise UserError(f"plan.device: found no measurement of {devices.device_name(device)}, expected one; run "
-                            "`cloze doctor` first")
+            raise UserError(
+                f"plan.device: found no measurement of {devices.device_name(device)}, expected one; run "
+                "`cloze doctor` first"
+            )
         return of_data_sheet(sheet)
     if device.type == "cuda":
         return measured(device, product, rates, torch.cuda.get_device_properties(device).total_memory)

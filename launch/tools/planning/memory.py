@@ -50,8 +50,18 @@ def weights_are_16_bit(precision: str, stage: int) -> bool:
     return precision == "fp16" or (precision == "bf16" and stage > 0)
 
 
-def memory(stage: int, count: int, processes: int, activations: int, *, precision: str, states: int, on_gpu: bool,
-           offload_optimizer: bool = False, offload_parameters: bool = False) -> Memory:
+def memory(
+    stage: int,
+    count: int,
+    processes: int,
+    activations: int,
+    *,
+    precision: str,
+    states: int,
+    on_gpu: bool,
+    offload_optimizer: bool = False,
+    offload_parameters: bool = False,
+) -> Memory:
     """Memory of one process.
 
     Args:

@@ -104,8 +104,13 @@ def _without_remade(kernels: list[Kernel]) -> list[Kernel]:
             reads |= sources.get(number, {number: size})
         written = [number for number, _ in kernel.writes]
         alone = all(number in sources or number not in reads for number in written)  # else it changes what was there
-        if (kernel.kind == "pointwise" and kernel.in_layer and alone and not needed.intersection(written)
-                and _REMADE * sum(reads.values()) <= sum(size for _, size in kernel.writes)):
+        if (
+            kernel.kind == "pointwise"
+            and kernel.in_layer
+            and alone
+            and not needed.intersection(written)
+            and _REMADE * sum(reads.values()) <= sum(size for _, size in kernel.writes)
+        ):
             sources |= dict.fromkeys(written, reads)
         else:
             left.append(replace(kernel, reads=tuple(reads.items())))
@@ -150,6 +155,8 @@ def cost(machine: Machine, trace: Trace, *, compiled: bool = False) -> Cost:
     count, device = sum(map(launches, kernels)), sum(by_kind.values())
     if machine.is_cpu:
         return Cost(device, count * CPU_HOST_SECONDS, count, dict(by_kind), device + count * CPU_HOST_SECONDS)
-    host = sum(launches(kernel) * (COMPILED_HOST_SECONDS if compiled and kernel.in_layer else HOST_SECONDS)
-               for kernel in kernels)
+    host = sum(
+        launches(kernel) * (COMPILED_HOST_SECONDS if compiled and kernel.in_layer else HOST_SECONDS)
+        for kernel in kernels
+    )
     return Cost(device, host, count, dict(by_kind), max(device, host))

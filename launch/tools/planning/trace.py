@@ -29,9 +29,25 @@ from cloze.model.encoder import EncoderLayer
 from cloze.model.flops import TokenCounts
 
 # Operations without a kernel: allocation, and queries of tensors.
-_SILENT = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "lift_fresh",
-           "device", "sym_size", "sym_numel", "sym_stride", "is_same_size", "scalar_tensor", "set_", "lift",
-           "_record_function_enter_new", "_record_function_exit"}
+_SILENT = {
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "_unsafe_view",
+    "lift_fresh",
+    "device",
+    "sym_size",
+    "sym_numel",
+    "sym_stride",
+    "is_same_size",
+    "scalar_tensor",
+    "set_",
+    "lift",
+    "_record_function_enter_new",
+    "_record_function_exit",
+}
 # Matrix products by the place of their factors among the tensors that they take.
 _PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
 
@@ -123,10 +139,14 @@ class _Recorder(TorchDispatchMode):
             return result
         kind, shape, flops = self._work(name, taken)
         tensors = max((len(argument) for argument in args if isinstance(argument, (list, tuple))), default=1)
-        elements = (sum(tensor.numel() for tensor in taken[:tensors]) if tensors > 1 else
-                    max(tensor.numel() for tensor in [*taken, *made]))
-        self.trace.kernels.append(Kernel(name, kind, shape, flops, reads, writes, max(1, tensors), elements,
-                                         self.in_layer))
+        elements = (
+            sum(tensor.numel() for tensor in taken[:tensors])
+            if tensors > 1
+            else max(tensor.numel() for tensor in [*taken, *made])
+        )
+        self.trace.kernels.append(
+            Kernel(name, kind, shape, flops, reads, writes, max(1, tensors), elements, self.in_layer)
+        )
         return result
 
     def _reads(self, name: str, taken: Sequence[Tensor], made: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
@@ -138,6 +158,7 @@ class _Recorder(TorchDispatchMode):
 
     def follow(self, layer: nn.Module) -> None:
         """Mark the kernels of a layer with the layer."""
+
         def enter(*_: Any) -> None:
             self.in_layer = True
 
@@ -167,8 +188,21 @@ _INTO_PLACES = {"scatter_add_"}
 _OVERWRITING = {"copy_", "full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
 # Kernels of their own also in compiled code: they move rows, draw, are sums that a table is, or (sum) sums over all
 # tokens, as a bias's gradient is: Inductor reads again for them what another kernel has written.
-_APART = {"embedding", "embedding_dense_backward", "index_select", "index_put", "index_add", "index", "gather",
-          "scatter_add_", "random_", "searchsorted", "_efficientzerotensor", "copy_", "sum"}
+_APART = {
+    "embedding",
+    "embedding_dense_backward",
+    "index_select",
+    "index_put",
+    "index_add",
+    "index",
+    "gather",
+    "scatter_add_",
+    "random_",
+    "searchsorted",
+    "_efficientzerotensor",
+    "copy_",
+    "sum",
+}
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -177,9 +211,13 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _written(function: Any, args: tuple) -> list[Tensor]:
-    return [leaf for argument, value in zip(function._schema.arguments, args, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write
-            for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return [
+        leaf
+        for argument, value in zip(function._schema.arguments, args, strict=False)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for leaf in tree_leaves(value)
+        if isinstance(leaf, Tensor)
+    ]
 
 
 # Rows and columns of scores that flash attention computes at a time (flash_fwd_launch_template.h, heads of 64): what a
@@ -222,7 +260,12 @@ class _OnGpu:
 
 
 def efficient_sdpa(
-    query: Tensor, key: Tensor, value: Tensor, layout: attention.Layout, bias: Tensor | None, probability: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: attention.Layout,
+    bias: Tensor | None,
+    probability: float,
     dropout_seed: int | None,
 ) -> tuple[Tensor, None]:
     """The kernel that torch's scaled dot product attention becomes on CUDA where there is a bias."""
@@ -243,8 +286,12 @@ def _as_on_gpu(has_flash: bool) -> Iterator[None]:
         return choose(name, config, seen, *rest)
 
     choose = attention.select_kernel
-    chunks = ((heads, "_CHUNK_ELEMENTS"), (dropout, "_CHUNK_PAIRS"), (sampling, "_CHUNK_ELEMENTS"),
-              (embeddings, "_BLOCK_ELEMENTS"))
+    chunks = (
+        (heads, "_CHUNK_ELEMENTS"),
+        (dropout, "_CHUNK_PAIRS"),
+        (sampling, "_CHUNK_ELEMENTS"),
+        (embeddings, "_BLOCK_ELEMENTS"),
+    )
     kept = bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"]
     sizes = [getattr(module, name) for module, name in chunks]
     patched: Any = bert
@@ -307,12 +354,21 @@ class Batch:
             tokens = (count, longest)
             places = tokens if self.everywhere else (count, self.masked // count)
             common |= {"attention_mask": torch.empty(tokens, dtype=torch.bool), "labels": ids(*places)}
-            return common | {"input_ids": ids(*tokens), "token_type_ids": ids(*tokens), "position_ids": ids(*tokens),
-                             "masked_positions": None if self.everywhere else ids(*places)}
+            return common | {
+                "input_ids": ids(*tokens),
+                "token_type_ids": ids(*tokens),
+                "position_ids": ids(*tokens),
+                "masked_positions": None if self.everywhere else ids(*places),
+            }
         flat = self.tokens
-        return common | {"input_ids": ids(flat), "token_type_ids": ids(flat), "position_ids": ids(flat),
-                         "max_sequence_length": longest, "masked_positions": ids(self.masked),
-                         "labels": ids(self.masked)}
+        return common | {
+            "input_ids": ids(flat),
+            "token_type_ids": ids(flat),
+            "position_ids": ids(flat),
+            "max_sequence_length": longest,
+            "masked_positions": ids(self.masked),
+            "labels": ids(self.masked),
+        }
 
     @property
     def counts(self) -> TokenCounts:
@@ -347,8 +403,9 @@ class ModelRun:
         try:
             if self.objective is not None:
                 return self.objective.build_model()
-            return BertForPreTraining(self.config, attention_kernel=self.attention_kernel,
-                                      gradient_checkpointing=self.gradient_checkpointing)
+            return BertForPreTraining(
+                self.config, attention_kernel=self.attention_kernel, gradient_checkpointing=self.gradient_checkpointing
+            )
         finally:
             torch.set_default_dtype(before)
 
@@ -404,8 +461,9 @@ def trace_micro_step(run: ModelRun, batch: Batch) -> Trace:
 def trace_optimizer(run: ModelRun, build: Callable[[nn.Module], torch.optim.Optimizer]) -> tuple[Trace, int]:
     """A step of the optimizer over fp32 weights, whatever the run computes with, after its first; and bytes of its
     states."""
-    tiny = BertForPreTraining(BertConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
-                                         intermediate_size=8))
+    tiny = BertForPreTraining(
+        BertConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    )
     for parameter in tiny.parameters():
         parameter.grad = torch.zeros_like(parameter)
     build(tiny).step()  # what its code keeps for good must not be made of fake tensors
@@ -418,6 +476,10 @@ def trace_optimizer(run: ModelRun, build: Callable[[nn.Module], torch.optim.Opti
         recorder = _Recorder(lambda kind, taken: 0.0)
         with recorder:
             optimizer.step()
-        states = sum(_bytes(leaf) for state in optimizer.state.values() for leaf in tree_leaves(state)
-                     if isinstance(leaf, Tensor) and leaf.dim())
+        states = sum(
+            _bytes(leaf)
+            for state in optimizer.state.values()
+            for leaf in tree_leaves(state)
+            if isinstance(leaf, Tensor) and leaf.dim()
+        )
     return recorder.trace, states

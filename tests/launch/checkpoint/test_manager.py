@@ -78,19 +78,23 @@ def _swap(path):
 
 
 def _vouch(path, *names: str) -> None:
-    (path / CHECKSUMS).write_text(json.dumps({
-        name: ((path / name).stat().st_size, sha256_of(path / name)) for name in names}))
+    (path / CHECKSUMS).write_text(
+        json.dumps({name: ((path / name).stat().st_size, sha256_of(path / name)) for name in names})
+    )
 
 
-@pytest.mark.parametrize(("harm", "reason"), [
-    (_swap, "state.json was written with other files than checksums.json lists"),
-    (lambda path: _vouch(path, "state.json"), "state.json was written with other files"),
-    (lambda path: (path / CHECKSUMS).write_text("[1, 2]"), "checksums.json does not list state.json"),
-    (lambda path: (path / CHECKSUMS).write_text("{}"), "checksums.json does not list state.json"),
-    (lambda path: (path / CHECKSUMS).write_text("7"), "missing or damaged (TypeError)"),
-    (lambda path: (path / CHECKSUMS).write_text('["state.json"]'), "missing or damaged (AttributeError)"),
-    (lambda path: path.rename(path.with_name("step-00000009")), "state.json is that of step 2"),
-])
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (_swap, "state.json was written with other files than checksums.json lists"),
+        (lambda path: _vouch(path, "state.json"), "state.json was written with other files"),
+        (lambda path: (path / CHECKSUMS).write_text("[1, 2]"), "checksums.json does not list state.json"),
+        (lambda path: (path / CHECKSUMS).write_text("{}"), "checksums.json does not list state.json"),
+        (lambda path: (path / CHECKSUMS).write_text("7"), "missing or damaged (TypeError)"),
+        (lambda path: (path / CHECKSUMS).write_text('["state.json"]'), "missing or damaged (AttributeError)"),
+        (lambda path: path.rename(path.with_name("step-00000009")), "state.json is that of step 2"),
+    ],
+)
 def test_checksums_written_anew_do_not_make_a_checkpoint_good(tmp_path, harm, reason):
     warnings = []
     publish(manager(tmp_path, warnings), 1, b"first", b"other")
@@ -136,14 +140,20 @@ def test_nothing_goes_where_nothing_is_good(folder):
 
 def test_loading_takes_where_the_scale_stands_and_leaves_what_is_configured():
     """As DeepSpeed loads at ZeRO 1 to 3: the scaler and the limit of the norm come from the checkpoint."""
+
     def scaler(scale, window, minimum, shift, refill):
-        return DynamicLossScaler(init_scale=scale, scale_window=window, min_scale=minimum, delayed_shift=shift,
-                                 consecutive_hysteresis=refill, dtype=torch.float16)
+        return DynamicLossScaler(
+            init_scale=scale,
+            scale_window=window,
+            min_scale=minimum,
+            delayed_shift=shift,
+            consecutive_hysteresis=refill,
+            dtype=torch.float16,
+        )
 
     optimizer = torch.optim.AdamW([torch.zeros(1)])
     optimizer.state = {"p": {"step": torch.tensor(7.0)}}
-    partitioned = SimpleNamespace(optimizer=optimizer, clip_grad=0.5,
-                                  loss_scaler=scaler(4.0, 300, 1.0, 3, False))
+    partitioned = SimpleNamespace(optimizer=optimizer, clip_grad=0.5, loss_scaler=scaler(4.0, 300, 1.0, 3, False))
     engine = SimpleNamespace(optimizer=partitioned, zero_optimization=lambda: True)
     with kept_hyper_parameters(engine, 7):
         partitioned.clip_grad = 1.0
@@ -157,11 +167,21 @@ def test_loading_takes_where_the_scale_stands_and_leaves_what_is_configured():
 @pytest.mark.parametrize("into_fp16", [True, False])
 def test_a_checkpoint_of_another_precision_brings_no_loss_scaler(into_fp16):
     """Else a run in fp16 would go on unscaled, and one in bf16 with a scale that is doubled without end."""
-    scalers = DynamicLossScaler(init_scale=2.0**16, scale_window=1000, min_scale=1.0, delayed_shift=2,
-                                consecutive_hysteresis=False, dtype=torch.float16), LossScaler(scale=1.0)
+    scalers = (
+        DynamicLossScaler(
+            init_scale=2.0**16,
+            scale_window=1000,
+            min_scale=1.0,
+            delayed_shift=2,
+            consecutive_hysteresis=False,
+            dtype=torch.float16,
+        ),
+        LossScaler(scale=1.0),
+    )
     own, loaded = scalers if into_fp16 else scalers[::-1]
-    partitioned = SimpleNamespace(optimizer=torch.optim.AdamW([torch.zeros(1)]), clip_grad=1.0, loss_scaler=own,
-                                  dynamic_loss_scale=own.dynamic)
+    partitioned = SimpleNamespace(
+        optimizer=torch.optim.AdamW([torch.zeros(1)]), clip_grad=1.0, loss_scaler=own, dynamic_loss_scale=own.dynamic
+    )
     with kept_hyper_parameters(SimpleNamespace(optimizer=partitioned, zero_optimization=lambda: True), 0):
         partitioned.loss_scaler, partitioned.dynamic_loss_scale = loaded, loaded.dynamic
     assert partitioned.loss_scaler is own and partitioned.dynamic_loss_scale is into_fp16
@@ -215,10 +235,15 @@ class Parameter:
     """What DeepSpeed's loader sees of one: its fragment of the flat group, or None where others have all of it."""
 
     def __init__(self, fragment: torch.Tensor | None) -> None:
-        self._hp_mapping = None if fragment is None else SimpleNamespace(
-            get_optim_state_keys=lambda: ["exp_avg", "exp_avg_sq"], optim_fragment={},
-            get_hp_fragment_address=lambda: SimpleNamespace(start=0, numel=len(fragment)),
-            get_hp_fragment=lambda optim_state_key: fragment,
+        self._hp_mapping = (
+            None
+            if fragment is None
+            else SimpleNamespace(
+                get_optim_state_keys=lambda: ["exp_avg", "exp_avg_sq"],
+                optim_fragment={},
+                get_hp_fragment_address=lambda: SimpleNamespace(start=0, numel=len(fragment)),
+                get_hp_fragment=lambda optim_state_key: fragment,
+            )
         )
 
     def load_hp_checkpoint_state(self, *arguments, **options) -> torch.Tensor:
@@ -237,8 +262,13 @@ def test_a_group_of_which_a_process_has_padding_alone_is_loaded(tmp_path):
     optimizer = torch.optim.AdamW([{"params": [flat]}, {"params": [padding]}])
     optimizer.state = {flat: {}, padding: {}}
     groups = [[Parameter(torch.ones(3))], [Parameter(None)]]
-    partitioned = Partitioned(optimizer=optimizer, bit16_groups=groups, mpu=None, _load_global_state=lambda state: None,
-                              param_names={parameter: "name" for group in groups for parameter in group})
+    partitioned = Partitioned(
+        optimizer=optimizer,
+        bit16_groups=groups,
+        mpu=None,
+        _load_global_state=lambda state: None,
+        param_names={parameter: "name" for group in groups for parameter in group},
+    )
     arguments = "bit16_groups", str(tmp_path)
     with pytest.raises(IndexError):
         partitioned.load_hp_checkpoint_state_from_checkpoint_dir(*arguments)
@@ -247,7 +277,10 @@ def test_a_group_of_which_a_process_has_padding_alone_is_loaded(tmp_path):
     assert [group["lr"] for group in optimizer.param_groups] == [1.0, 2.0]
     assert optimizer.state[flat]["exp_avg"].tolist() == [1, 1, 1, 0] and optimizer.state[flat]["step"] == 7
     assert {name: value.tolist() for name, value in optimizer.state[padding].items()} == {
-        "step": 7.0, "exp_avg": [0, 0], "exp_avg_sq": [0, 0]}
+        "step": 7.0,
+        "exp_avg": [0, 0],
+        "exp_avg_sq": [0, 0],
+    }
     assert partitioned.bit16_groups is groups and len(partitioned.param_names) == 2
     with pytest.raises(IndexError):
         partitioned.load_hp_checkpoint_state_from_checkpoint_dir(*arguments)

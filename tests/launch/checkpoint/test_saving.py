@@ -75,8 +75,21 @@ def test_checkpoints_in_the_background_have_the_bytes_of_those_in_line(tmp_path,
     found = []
     for asynchronous in ("true", "false"):
         run = tmp_path / asynchronous
-        train(data, run, "--train.max_steps", "12", "--checkpoint.every_steps", "3", "--checkpoint.keep_last", "9",
-              "--checkpoint.asynchronous", asynchronous, "--zero.stage", stage, processes=2)
+        train(
+            data,
+            run,
+            "--train.max_steps",
+            "12",
+            "--checkpoint.every_steps",
+            "3",
+            "--checkpoint.keep_last",
+            "9",
+            "--checkpoint.asynchronous",
+            asynchronous,
+            "--zero.stage",
+            stage,
+            processes=2,
+        )
         folders = sorted((run / "checkpoints").glob("step-*"))
         found.append({folder.name: (folder / CHECKSUMS).read_text() for folder in folders})
     assert list(found[0]) == [f"step-{step:08d}" for step in (3, 6, 9, 12)]
@@ -103,8 +116,9 @@ except UserError as error:
 @pytest.mark.parametrize("limit", ["100", "5000", "2000000"])
 def test_a_disk_that_fills_up_in_the_middle_of_a_file(tmp_path, limit):
     """A process may write no more than `limit` bytes: torch's writer fails at another place each time."""
-    result = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path), limit], cwd=ROOT, text=True,
-                            capture_output=True)
+    result = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path), limit], cwd=ROOT, text=True, capture_output=True
+    )
     assert result.returncode == 2, result.stderr
     assert "a.pt" in result.stdout or str(tmp_path) in result.stdout
     assert "File too large" in result.stdout
@@ -132,8 +146,9 @@ def test_a_process_that_cannot_write_ends_the_run_on_all(tmp_path):
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
     script = tmp_path / "fails.py"
     script.write_text(FAILS_ON_RANK_1)
-    command = pretrain_command(data, run, "--train.max_steps", "50", "--checkpoint.every_steps", "5", processes=2,
-                               program=(str(script),))
+    command = pretrain_command(
+        data, run, "--train.max_steps", "50", "--checkpoint.every_steps", "5", processes=2, program=(str(script),)
+    )
     output = finish(start(command, PYTHONPATH=str(ROOT)), status=None)  # whose patience is below that of a collective
     assert "rank-00001.pt: the disk is full" in output
     assert "found a process that could not write its part of a checkpoint" in output

@@ -26,7 +26,8 @@ def test_marks_are_found_in_sections_and_a_whole_section_is_one():
 
 def test_both_kinds_of_runs_let_the_same_fields_of_training_change():
     """FinetuneTrainConfig declares some of TrainConfig's fields anew: a mark must not be lost there."""
-    pretraining, finetuning = ({name for name in marked(kind, FREE) if name.startswith("train.")}
-                               for kind in (PretrainConfig, FinetuneConfig))
+    pretraining, finetuning = (
+        {name for name in marked(kind, FREE) if name.startswith("train.")} for kind in (PretrainConfig, FinetuneConfig)
+    )
     assert pretraining == finetuning >= {"train.micro_batch_size", "train.log_every_steps"}
     assert "train.learning_rate" not in pretraining and "model." in marked(PretrainConfig, FIXED)

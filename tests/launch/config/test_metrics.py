@@ -20,12 +20,23 @@ def test_losses_of_objectives_are_to_fall_and_accuracies_to_rise(objective):
         assert measure_of(f"{term}_loss").lower_is_better and not measure_of(f"{term}_accuracy/wiki").lower_is_better
 
 
-@pytest.mark.parametrize(("curve", "better", "worse"), [
-    ("loss", 1.0, 2.0), ("mlm_loss/wiki", 1.0, 2.0), ("mlm_perplexity", 1.0, 2.0), ("mean_squared_error", 1.0, 2.0),
-    ("next_sentence_accuracy", 0.9, 0.5), ("f1", 0.9, 0.5), ("my_own", 2.0, 1.0), ("my_error", 1.0, 2.0),
-    ("accuracy_topic", 0.9, 0.5), ("lossless", 2.0, 1.0),
-    ("myloss", 1.0, 2.0), ("calibration-error/wiki", 1.0, 2.0),
-])
+@pytest.mark.parametrize(
+    ("curve", "better", "worse"),
+    [
+        ("loss", 1.0, 2.0),
+        ("mlm_loss/wiki", 1.0, 2.0),
+        ("mlm_perplexity", 1.0, 2.0),
+        ("mean_squared_error", 1.0, 2.0),
+        ("next_sentence_accuracy", 0.9, 0.5),
+        ("f1", 0.9, 0.5),
+        ("my_own", 2.0, 1.0),
+        ("my_error", 1.0, 2.0),
+        ("accuracy_topic", 0.9, 0.5),
+        ("lossless", 2.0, 1.0),
+        ("myloss", 1.0, 2.0),
+        ("calibration-error/wiki", 1.0, 2.0),
+    ],
+)
 def test_directions(curve, better, worse):
     config = EvaluationConfig(metric=curve)
     assert config.is_better(better, worse) and not config.is_better(worse, better)

@@ -26,21 +26,32 @@ def test_the_arithmetic_is_checked_and_printed():
         BatchArithmetic.of(TrainConfig(global_batch_size=2), 3)
     with pytest.raises(UserError, match="set it to 224 or 280, or, for a run that is resumed, .*processes: 32 or 64$"):
         BatchArithmetic.of(TrainConfig(global_batch_size=256), 56)
-    grown = TrainConfig(global_batch_size=96, initial_global_batch_size=32, batch_increment=16,
-                        batch_warmup_tokens=1)
+    grown = TrainConfig(global_batch_size=96, initial_global_batch_size=32, batch_increment=16, batch_warmup_tokens=1)
     with pytest.raises(UserError, match="processes: 4 or 8$"):  # that divide every size
         BatchArithmetic.of(grown, 5)
 
 
 @pytest.mark.parametrize(
     ("sizes", "processes", "micro"),
-    [((64, None, None), 1, 32), ((64, None, None), 8, 8), ((60, None, None), 2, 30), ((96, None, None), 2, 24),
-     ((64, 16, 8), 2, 4), ((62, None, None), 1, 31), ((34, None, None), 2, 17)],
+    [
+        ((64, None, None), 1, 32),
+        ((64, None, None), 8, 8),
+        ((60, None, None), 2, 30),
+        ((96, None, None), 2, 24),
+        ((64, 16, 8), 2, 4),
+        ((62, None, None), 1, 31),
+        ((34, None, None), 2, 17),
+    ],
 )
 def test_the_micro_batch_is_the_largest_that_divides(sizes, processes, micro):
     size, initial, increment = sizes
-    train = TrainConfig(global_batch_size=size, micro_batch_size=32, initial_global_batch_size=initial,
-                        batch_increment=increment, batch_warmup_tokens=100 if initial else 0)
+    train = TrainConfig(
+        global_batch_size=size,
+        micro_batch_size=32,
+        initial_global_batch_size=initial,
+        batch_increment=increment,
+        batch_warmup_tokens=100 if initial else 0,
+    )
     assert BatchArithmetic.of(train, processes).micro_batch_size == micro
     assert train.on(processes).micro_batch_size == micro
     assert replace(train, micro_batch_size="auto").on(processes).micro_batch_size == "auto"
@@ -65,8 +76,10 @@ def test_a_micro_batch_is_a_number_or_auto():
         parse("pretrain", [*options, "many"])
 
 
-@pytest.mark.parametrize(("shape", "rate"), [
-    ("tiny", 2e-3), ("mini", 1e-3), ("small", 5e-4), ("medium", 2e-4), ("base", 1e-4), ("large", 1e-4)])
+@pytest.mark.parametrize(
+    ("shape", "rate"),
+    [("tiny", 2e-3), ("mini", 1e-3), ("small", 5e-4), ("medium", 2e-4), ("base", 1e-4), ("large", 1e-4)],
+)
 def test_the_rate_of_pretraining_goes_by_the_size_of_the_model(shape, rate):
     size = encoder_weights(BertConfig.preset(shape))
     assert TrainConfig().for_size(size).learning_rate == rate

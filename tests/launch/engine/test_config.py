@@ -13,7 +13,6 @@ from cloze.pipeline.errors import UserError
 BASE = PretrainConfig(data="d", output="o")
 
 
-
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "autocast"])
 def test_gradients_are_accumulated_and_reduced_in_fp32(stage, precision):
@@ -31,8 +30,9 @@ def test_gradients_are_accumulated_and_reduced_in_fp32(stage, precision):
 
 
 def test_a_section_of_deepspeeds_own_settings_adds_and_never_contradicts(tmp_path):
-    (tmp_path / "c.yaml").write_text("deepspeed:\n  wall_clock_breakdown: true\n  zero_optimization:\n"
-                                     "    reduce_bucket_size: 1000\n    stage: 2\n")
+    (tmp_path / "c.yaml").write_text(
+        "deepspeed:\n  wall_clock_breakdown: true\n  zero_optimization:\n    reduce_bucket_size: 1000\n    stage: 2\n"
+    )
     arguments = ["--config", str(tmp_path / "c.yaml"), "--data", "d", "--output", "o", "--zero.stage"]
     made = deepspeed_config(parse("pretrain", [*arguments, "2"]), 1)
     assert made["wall_clock_breakdown"] is True
@@ -42,16 +42,32 @@ def test_a_section_of_deepspeeds_own_settings_adds_and_never_contradicts(tmp_pat
 
 
 def test_deepspeeds_configuration_is_printed_without_a_run(tmp_path, capsys):
-    arguments = ["--train.global_batch_size", "512", "--train.micro_batch_size", "4", "--train.precision", "fp16",
-                 "--loss_scale.initial_power", "12", "--zero.stage", "3", "--zero.offload_optimizer", "true",
-                 "--zero.offload_parameters", "true"]
+    arguments = [
+        "--train.global_batch_size",
+        "512",
+        "--train.micro_batch_size",
+        "4",
+        "--train.precision",
+        "fp16",
+        "--loss_scale.initial_power",
+        "12",
+        "--zero.stage",
+        "3",
+        "--zero.offload_optimizer",
+        "true",
+        "--zero.offload_parameters",
+        "true",
+    ]
     assert main(["deepspeed-config", *arguments, "--processes", "64"]) == 0
     printed = json.loads(capsys.readouterr().out)
     run = parse("pretrain", [*arguments, "--data", "d", "--output", "o"])
     assert printed == deepspeed_config(run, 64)
     assert printed["gradient_accumulation_steps"] == 2 and printed["fp16"]["initial_scale_power"] == 12
     assert printed["zero_optimization"] == {
-        "stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "cpu"},
+    }
     assert main(["deepspeed-config", "--config", "bert-large-phase1", "--processes", "8"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out) and "train.micro_batch_size: found auto, which a run finds out" in printed.err

@@ -14,19 +14,41 @@ VARIANTS = {
     "bert": {},
     "untied": {"tie_word_embeddings": False},
     "d2l": {"mlm_head": "d2l", "tie_word_embeddings": False, "embedding_norm": False},
-    "tutorial": {"mlm_head": "linear", "position_embedding": "sinusoidal", "type_vocab_size": 3, "pooler": False,
-                 "segment_padding_index": 0},
+    "tutorial": {
+        "mlm_head": "linear",
+        "position_embedding": "sinusoidal",
+        "type_vocab_size": 3,
+        "pooler": False,
+        "segment_padding_index": 0,
+    },
     "crammed": {"position_embedding": "scaled_sinusoidal", "mlm_head": "linear", "linear_bias": False, "pooler": False},
     "rms_norm": {"normalization": "rms_norm", "norm_position": "pre", "gated_feed_forward": True},
-    "modern": {"position_embedding": "rotary", "type_vocab_size": 0, "norm_position": "pre", "norm_bias": False,
-               "first_attention_norm": False, "linear_bias": False, "gated_feed_forward": True, "pooler": False},
+    "modern": {
+        "position_embedding": "rotary",
+        "type_vocab_size": 0,
+        "norm_position": "pre",
+        "norm_bias": False,
+        "first_attention_norm": False,
+        "linear_bias": False,
+        "gated_feed_forward": True,
+        "pooler": False,
+    },
     "decoder": {"is_decoder": True, "add_cross_attention": True},
 }
 
 
 def model(**changes) -> BertForPreTraining:
-    return BertForPreTraining(BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-                                         intermediate_size=32, max_position_embeddings=8, **changes))
+    return BertForPreTraining(
+        BertConfig(
+            vocab_size=32,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=8,
+            **changes,
+        )
+    )
 
 
 def assert_each_once(bert, groups) -> None:
@@ -101,8 +123,10 @@ def gradients_of(bert):
     """The same gradients for any copy of the model; some are zero and some large."""
     generator = torch.Generator().manual_seed(7)
     for number in range(STEPS):
-        yield [torch.randn(p.shape, generator=generator) * 10.0 ** (i % 5 - 3) * (number != 2 or i % 3 > 0)
-               for i, p in enumerate(bert.parameters())]
+        yield [
+            torch.randn(p.shape, generator=generator) * 10.0 ** (i % 5 - 3) * (number != 2 or i % 3 > 0)
+            for i, p in enumerate(bert.parameters())
+        ]
 
 
 def draw(bert) -> None:
@@ -160,9 +184,15 @@ def test_adamw_without_bias_correction_is_that_of_the_bert_release():
     assert_close(stepped(config("adamw", bias_correction=False)), by_formula(move))
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"bias_correction": False}, {"trust_ratio_bounds": [0.01, 0.3]}, {"adapt_undecayed": False},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"bias_correction": False},
+        {"trust_ratio_bounds": [0.01, 0.3]},
+        {"adapt_undecayed": False},
+    ],
+)
 def test_lamb_is_that_of_the_paper_and_of_nvidia(changes):
     """arXiv 1904.00962, algorithm 2; a ratio with a zero norm is 1; apex's FusedLAMB spares what does not decay."""
     low, high = changes.get("trust_ratio_bounds", (0.0, float("inf")))
@@ -194,16 +224,20 @@ def reference_stepped(build) -> list[torch.Tensor]:
 
 
 def split(bert, rule) -> tuple[list, list]:
-    return ([p for name, p in bert.named_parameters() if rule(name, p)],
-            [p for name, p in bert.named_parameters() if not rule(name, p)])
+    return (
+        [p for name, p in bert.named_parameters() if rule(name, p)],
+        [p for name, p in bert.named_parameters() if not rule(name, p)],
+    )
 
 
 def test_stable_adamw_is_optimis_with_which_modernbert_was_trained():
     def build(bert):
         matrices, rest = split(bert, lambda name, p: p.dim() >= 2)
         common = {"lr": RATE, "betas": (BETA1, BETA2), "eps": EPS, "foreach": False, "triton": False}
-        return [optimi.StableAdamW(matrices, weight_decay=DECAY, **common),
-                optimi.StableAdamW(rest, weight_decay=0.0, **common)]
+        return [
+            optimi.StableAdamW(matrices, weight_decay=DECAY, **common),
+            optimi.StableAdamW(rest, weight_decay=0.0, **common),
+        ]
 
     assert_close(stepped(config("stable_adamw")), reference_stepped(build))
 
@@ -213,17 +247,33 @@ def test_muon_is_torchs_muon_and_torchs_adamw():
         matrices, rest = split(bert, lambda name, p: ".layers." in name and p.dim() == 2)
         decaying = [p for p in rest if p.dim() >= 2]
         plain = [p for p in rest if p.dim() < 2]
-        adamw = torch.optim.AdamW([{"params": decaying, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}],
-                                  lr=RATE, betas=(BETA1, BETA2), eps=EPS, fused=True)
-        return [torch.optim.Muon(matrices, lr=RATE, weight_decay=DECAY, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
-                adamw]
+        adamw = torch.optim.AdamW(
+            [{"params": decaying, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}],
+            lr=RATE,
+            betas=(BETA1, BETA2),
+            eps=EPS,
+            fused=True,
+        )
+        return [
+            torch.optim.Muon(matrices, lr=RATE, weight_decay=DECAY, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
+            adamw,
+        ]
 
     for ours, theirs in zip(stepped(config("muon", momentum=0.9)), reference_stepped(build), strict=True):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("changes", [{}, {"bias_correction": False}, {"name": "lamb"}, {"name": "muon"},
-                                     {"name": "stable_adamw"}, {"layer_decay": 0.8}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"bias_correction": False},
+        {"name": "lamb"},
+        {"name": "muon"},
+        {"name": "stable_adamw"},
+        {"layer_decay": 0.8},
+    ],
+)
 def test_a_saved_and_loaded_optimizer_goes_on_bit_for_bit(tmp_path, changes):
     """Through a file, as a checkpoint does, with weights_only."""
 
@@ -250,8 +300,17 @@ def test_a_saved_and_loaded_optimizer_goes_on_bit_for_bit(tmp_path, changes):
         assert torch.equal(left, right)
 
 
-@pytest.mark.parametrize("changes", [{}, {"bias_correction": False}, {"name": "lamb"}, {"name": "muon"},
-                                     {"name": "lamb", "adapt_undecayed": False}, {"name": "stable_adamw"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"bias_correction": False},
+        {"name": "lamb"},
+        {"name": "muon"},
+        {"name": "lamb", "adapt_undecayed": False},
+        {"name": "stable_adamw"},
+    ],
+)
 def test_a_step_that_found_inf_calls_off_leaves_no_trace(changes):
     """Nor does the first one: the steps that follow are those of an optimizer that never saw it."""
 

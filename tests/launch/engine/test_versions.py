@@ -29,10 +29,13 @@ def test_versions_of_the_range_pass(monkeypatch, version):
 def test_the_ranges_hold_two_minor_versions_and_what_ci_installs():
     """Clusters bring their own torch: what setup.cfg asks for is a range; constraints.txt pins one of it."""
     asked = {each.name: each.specifier for each in map(Requirement, metadata.requires("cloze"))}
-    pinned = dict(line.split(";")[0].strip().split("==") for line in (ROOT / "constraints.txt").read_text().split("\n")
-                  if line)
-    for name, tried in {"torch": ("2.12.0", "2.12.1", "2.13.0+cpu", "2.14.1", "2.15.0+cu132"),
-                           "deepspeed": ("0.18.0", "0.18.9", "0.19.8")}.items():
+    pinned = dict(
+        line.split(";")[0].strip().split("==") for line in (ROOT / "constraints.txt").read_text().split("\n") if line
+    )
+    for name, tried in {
+        "torch": ("2.12.0", "2.12.1", "2.13.0+cpu", "2.14.1", "2.15.0+cu132"),
+        "deepspeed": ("0.18.0", "0.18.9", "0.19.8"),
+    }.items():
         assert all(asked[name].contains(version) for version in (*tried, pinned[name])), name
     page = (ROOT / "docs/install.md").read_text()
     assert all(f"`{asked[name]}`" in page for name in ("torch", "deepspeed")), "the page tells the ranges"
@@ -69,7 +72,8 @@ def test_a_repair_whose_function_has_another_name_is_not_made_silently(monkeypat
     without = "without DeepSpeedEngine.buffered_allreduce_fallback, expected"
     with pytest.raises(UserError, match=without):
         check_deepspeed()
-    monkeypatch.setattr(versions.metadata, "requires", lambda name: (_ for _ in ()).throw(
-        versions.metadata.PackageNotFoundError(name)))
+    monkeypatch.setattr(
+        versions.metadata, "requires", lambda name: (_ for _ in ()).throw(versions.metadata.PackageNotFoundError(name))
+    )
     with pytest.raises(UserError, match=f"{without} a version that Cloze"):
         check_deepspeed()

@@ -24,10 +24,26 @@ from tests.launch.tiny_models import save_model
 from tests.launching import train, weights
 from tests.synthetic import make_shards
 
-GOOD = ("the man went to the store", "a cat sat on the mat .", "who ate an apple ?", "the sky is blue", "milk is good",
-        "paris is the capital of france", "the man walked to the mat", "an apple is blue")
-BAD = ("the man went to store the", "a cat sat the on mat .", "who an ate apple ?", "the sky are blue", "milk is good",
-       "paris the is capital of france", "the man walking to the mat and a cat", "a apple is blue")
+GOOD = (
+    "the man went to the store",
+    "a cat sat on the mat .",
+    "who ate an apple ?",
+    "the sky is blue",
+    "milk is good",
+    "paris is the capital of france",
+    "the man walked to the mat",
+    "an apple is blue",
+)
+BAD = (
+    "the man went to store the",
+    "a cat sat the on mat .",
+    "who an ate apple ?",
+    "the sky are blue",
+    "milk is good",
+    "paris the is capital of france",
+    "the man walking to the mat and a cat",
+    "a apple is blue",
+)
 TERMS = {"first": "s-selection", "second": "argument_structure", "third": "binding"}
 
 
@@ -35,8 +51,10 @@ def write_pairs(folder):
     """Three paradigms of two phenomena. The fifth pair is a tie; some sentences occur twice."""
     folder.mkdir()
     for number, (uid, term) in enumerate(TERMS.items()):
-        rows = [{"sentence_good": good, "sentence_bad": bad, "UID": uid, "linguistics_term": term}
-                for good, bad in zip(GOOD[number:], BAD[number:], strict=True)]
+        rows = [
+            {"sentence_good": good, "sentence_bad": bad, "UID": uid, "linguistics_term": term}
+            for good, bad in zip(GOOD[number:], BAD[number:], strict=True)
+        ]
         (folder / f"file-{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -69,8 +87,23 @@ def plain_score(folder):
 def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(model, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("cloze.launch.evaluate.precheck.find_spec", lambda name: None)
     data, found = write_pairs(tmp_path / "pairs"), tmp_path / "found.json"
-    assert main(["evaluate", str(model), "--suite", "blimp", "--data", str(data), "--json", str(found), "--picture",
-                 str(tmp_path / "found.svg")]) == 2
+    assert (
+        main(
+            [
+                "evaluate",
+                str(model),
+                "--suite",
+                "blimp",
+                "--data",
+                str(data),
+                "--json",
+                str(found),
+                "--picture",
+                str(tmp_path / "found.svg"),
+            ]
+        )
+        == 2
+    )
     assert "error: picture: found no matplotlib, expected it for pictures; pip install" in capsys.readouterr().err
     assert not found.exists()
 
@@ -78,11 +111,30 @@ def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(mod
 @pytest.mark.parametrize("precision", ["auto", "fp32"])
 def test_pairs_are_decided_as_by_a_plain_loop(model, tmp_path, capsys, precision):
     data, found = write_pairs(tmp_path / "pairs"), tmp_path / "new" / "found.json"
-    assert main(["evaluate", str(model), "--suite", "blimp", "--data", str(data), "--json", str(found),
-                 "--precision", precision, "--picture", str(tmp_path / "found.svg")]) == 0
+    assert (
+        main(
+            [
+                "evaluate",
+                str(model),
+                "--suite",
+                "blimp",
+                "--data",
+                str(data),
+                "--json",
+                str(found),
+                "--precision",
+                precision,
+                "--picture",
+                str(tmp_path / "found.svg"),
+            ]
+        )
+        == 0
+    )
     score = plain_score(model)
-    right = {uid: [score(good) > score(bad) for good, bad in zip(GOOD[number:], BAD[number:], strict=True)]
-             for number, uid in enumerate(TERMS)}
+    right = {
+        uid: [score(good) > score(bad) for good, bad in zip(GOOD[number:], BAD[number:], strict=True)]
+        for number, uid in enumerate(TERMS)
+    }
     assert not right["first"][4], "a tie is wrong"
     expected = {uid: 100 * sum(values) / len(values) for uid, values in right.items()}
     phenomena = {"argument_structure": (expected["first"] + expected["second"]) / 2, "binding": expected["third"]}
@@ -105,8 +157,23 @@ def test_a_line_counts_by_its_characters_and_is_cut_where_it_is_long(model, tmp_
     with gzip.open(tmp_path / "held-out.jsonl.gz", "wt") as file:
         file.write(json.dumps({"text": "\n".join(lines[:2]) + "\n\n"}) + "\n")
         file.write(json.dumps({"text": " \n" + "\n".join(lines[2:])}) + "\n")
-    assert main(["evaluate", str(model), "--suite", "lines", "--data", str(tmp_path / "held-out.jsonl.gz"),
-                 "--max_length", "8", "--json", str(tmp_path / "found.json")]) == 0
+    assert (
+        main(
+            [
+                "evaluate",
+                str(model),
+                "--suite",
+                "lines",
+                "--data",
+                str(tmp_path / "held-out.jsonl.gz"),
+                "--max_length",
+                "8",
+                "--json",
+                str(tmp_path / "found.json"),
+            ]
+        )
+        == 0
+    )
     score = plain_score(model)
     expected = sum(score(line, pieces=6) for line in lines)
     result = json.loads((tmp_path / "found.json").read_text())
@@ -160,12 +227,26 @@ def run(tmp_path_factory):
     """A run with three checkpoints whose masking rate falls, and a folder of pairs of its words."""
     folder = tmp_path_factory.mktemp("run")
     data = make_shards(folder / "data", mask_sets=0, pairs=False)
-    output = train(data, folder / "run", "--train.max_steps", "6", "--checkpoint.every_steps", "2",
-                   "--checkpoint.keep_last", "3", "--masking.rate", "0.5", "--masking.final_rate", "0.1")
+    output = train(
+        data,
+        folder / "run",
+        "--train.max_steps",
+        "6",
+        "--checkpoint.every_steps",
+        "2",
+        "--checkpoint.keep_last",
+        "3",
+        "--masking.rate",
+        "0.5",
+        "--masking.final_rate",
+        "0.1",
+    )
     assert "complete" in (folder / "run" / "status.json").read_text(), output
     (folder / "pairs").mkdir()
-    rows = [{"sentence_good": f"w{n} w{n + 1} w{n + 2} w{n + 3}", "sentence_bad": f"w{n} w{n + 9} w{n + 2} w{n + 3}"}
-            for n in range(40)]
+    rows = [
+        {"sentence_good": f"w{n} w{n + 1} w{n + 2} w{n + 3}", "sentence_bad": f"w{n} w{n + 9} w{n + 2} w{n + 3}"}
+        for n in range(40)
+    ]
     (folder / "pairs" / "cycle.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -198,8 +279,20 @@ def test_a_run_goes_on_beside_its_results(run, capsys):
     """A folder evaluate-SUITE in a run is nothing that a resume would refuse."""
     (run / "run" / "evaluate-blimp").mkdir(exist_ok=True)
     shutil.copytree(run / "run", run / "again")
-    output = train(run / "data", run / "again", "--train.max_steps", "6", "--checkpoint.every_steps", "2",
-                   "--checkpoint.keep_last", "3", "--masking.rate", "0.5", "--masking.final_rate", "0.1")
+    output = train(
+        run / "data",
+        run / "again",
+        "--train.max_steps",
+        "6",
+        "--checkpoint.every_steps",
+        "2",
+        "--checkpoint.keep_last",
+        "3",
+        "--masking.rate",
+        "0.5",
+        "--masking.final_rate",
+        "0.1",
+    )
     assert "another run" not in output
 
 
@@ -227,8 +320,10 @@ def test_a_masking_rate_needs_masks_that_are_not_drawn_yet(run, tmp_path, capsys
     for arguments, message in (
         (["--masking.final_rate", "0.1"], "masking.final_rate: found 0.1 without masking.rate"),
         (["--masking.rate", "1.5"], "masking.rate: found 1.5, expected a share"),
-        (["--masking.rate", "0.3", "--masking.final_rate", "0.1", "--train.time_budget_hours", "1"],
-         "how many samples it has is not known"),
+        (
+            ["--masking.rate", "0.3", "--masking.final_rate", "0.1", "--train.time_budget_hours", "1"],
+            "how many samples it has is not known",
+        ),
     ):
         assert main([*sections, *arguments]) == 2
         assert message in capsys.readouterr().err
@@ -241,22 +336,44 @@ def test_fine_tuning_with_seeds(tmp_path, capsys):
     for name in ("train", "dev"):
         (tmp_path / "tasks" / "SST-2").mkdir(parents=True, exist_ok=True)
         (tmp_path / "tasks" / "SST-2" / f"{name}.tsv").write_text(
-            "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+            "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows)
+        )
     short = tmp_path / "short.yaml"
-    short.write_text("epochs: 1\nevaluate_every_epochs: null\nmax_length: 32\n"
-                     "train: {global_batch_size: 8, micro_batch_size: 8, precision: fp32}\n")
-    arguments = ["evaluate", str(model), "--suite", "glue", "--data", str(tmp_path / "tasks"), "--seeds", "2",
-                 "--random_weights", "true", "--output", str(tmp_path / "runs"), "--finetune_config", str(short),
-                 "--json", str(tmp_path / "found.json")]
+    short.write_text(
+        "epochs: 1\nevaluate_every_epochs: null\nmax_length: 32\n"
+        "train: {global_batch_size: 8, micro_batch_size: 8, precision: fp32}\n"
+    )
+    arguments = [
+        "evaluate",
+        str(model),
+        "--suite",
+        "glue",
+        "--data",
+        str(tmp_path / "tasks"),
+        "--seeds",
+        "2",
+        "--random_weights",
+        "true",
+        "--output",
+        str(tmp_path / "runs"),
+        "--finetune_config",
+        str(short),
+        "--json",
+        str(tmp_path / "found.json"),
+    ]
     assert main(arguments) == 0, capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())
     for start, folder in (("tasks", tmp_path / "runs"), ("random_weights", tmp_path / "runs" / "random-weights")):
-        result, own = found[start]["sst2"], {
-            seed: json.loads((folder / "sst2" / f"seed-{seed}" / "results.json").read_text()) for seed in ("1", "2")}
+        result, own = (
+            found[start]["sst2"],
+            {seed: json.loads((folder / "sst2" / f"seed-{seed}" / "results.json").read_text()) for seed in ("1", "2")},
+        )
         assert result["seeds"] == {seed: each["validation"]["accuracy"] for seed, each in own.items()}
         assert result["metric"] == "accuracy" and result["mean"] == pytest.approx(sum(result["seeds"].values()) / 2)
-    said = [re.sub(r"\s+", " ", (tmp_path / "runs" / part / "sst2" / "seed-1.log").read_text())
-            for part in ("", "random-weights")]
+    said = [
+        re.sub(r"\s+", " ", (tmp_path / "runs" / part / "sst2" / "seed-1.log").read_text())
+        for part in ("", "random-weights")
+    ]
     assert "weights │ random" in said[1] and "weights │ random" not in said[0]
     capsys.readouterr()
     assert main(arguments) == 0
@@ -287,8 +404,9 @@ def test_what_cannot_be_measured_is_said_in_one_line(model, run, tmp_path, capsy
 
 def test_lines_end_at_line_breaks_alone_and_other_bytes_are_one_line(tmp_path):
     rows = [{"sentence_good": "a\u2028b", "sentence_bad": "b\u0085a"}] * 2
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
-                                          encoding="utf-8")
+    (tmp_path / "pairs.jsonl").write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
+    )
     assert [pair.good for pair in read_pairs(tmp_path)] == ["a\u2028b"] * 2
     (tmp_path / "pairs.jsonl").write_bytes(b'{"sentence_good": "\xff"}\n')
     with pytest.raises(UserError, match="pairs.jsonl:1: found no pair"):

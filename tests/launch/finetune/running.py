@@ -13,8 +13,20 @@ from tests.launching import finish
 
 def arguments(task, model, train, validation, output, *overrides) -> list[str]:
     """What follows `cloze` on the command line of a run."""
-    return ["finetune", task, "--model", str(model), "--train", str(train), "--validation", str(validation), "--output",
-            str(output), *QUICK, *map(str, overrides)]
+    return [
+        "finetune",
+        task,
+        "--model",
+        str(model),
+        "--train",
+        str(train),
+        "--validation",
+        str(validation),
+        "--output",
+        str(output),
+        *QUICK,
+        *map(str, overrides),
+    ]
 
 
 def command(*words) -> list[str]:

@@ -18,8 +18,20 @@ OTHERS = tuple(f"w{number}" for number in range(20))
 WORDS = (*GOOD, *BAD, *OTHERS, *"abcdefghijklmnopqrstuvwxyz0123456789", "##s", "##ly", ".", ",", "?", "'", "-")
 
 # A run of seconds: fp32, a line a step, a batch that a small file fills.
-QUICK = ("--train.precision", "fp32", "--train.log_every_steps", "1", "--train.global_batch_size", "8",
-         "--train.micro_batch_size", "4", "--train.learning_rate", "3e-3", "--max_length", "32")
+QUICK = (
+    "--train.precision",
+    "fp32",
+    "--train.log_every_steps",
+    "1",
+    "--train.global_batch_size",
+    "8",
+    "--train.micro_batch_size",
+    "4",
+    "--train.learning_rate",
+    "3e-3",
+    "--max_length",
+    "32",
+)
 
 
 def make_tokenizer() -> Tokenizer:
@@ -32,11 +44,18 @@ def make_model(folder: Path, dropout: float = 0.1, layers: int = 2, tokenizer: T
     """A Hugging Face folder of a bare BERT, made by transformers, with a WordPiece tokenizer or another one."""
     tokenizer = tokenizer or make_tokenizer()
     torch.manual_seed(0)
-    BertModel(BertConfig(
-        vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=layers, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=64, hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )).save_pretrained(folder)
+    BertModel(
+        BertConfig(
+            vocab_size=tokenizer.vocab_size,
+            hidden_size=32,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=64,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+        )
+    ).save_pretrained(folder)
     tokenizer.save(folder)
     return folder
 
@@ -65,8 +84,10 @@ def sst2(folder: Path, train: int = 120, validation: int = 21) -> tuple[Path, Pa
     """Training and validation file in the form of SST-2."""
     rng = random.Random(0)
     header = ("sentence", "label")
-    return (write_tsv(folder / "train.tsv", header, sentiment(rng, train)),
-            write_tsv(folder / "dev.tsv", header, sentiment(rng, validation)))
+    return (
+        write_tsv(folder / "train.tsv", header, sentiment(rng, train)),
+        write_tsv(folder / "dev.tsv", header, sentiment(rng, validation)),
+    )
 
 
 def squad(path: Path, rng: random.Random, count: int, impossible: bool = False) -> Path:

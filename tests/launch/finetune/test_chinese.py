@@ -69,8 +69,18 @@ def test_a_tagger_of_characters_reads_texts_as_it_has_learned_them(tmp_path, cap
     write_tags(tmp_path / "train.conll", rng, 48)
     texts = write_tags(tmp_path / "dev.conll", rng, 12)
     adapted = ("--freeze", "encoder") if kind == "bytes" else ()
-    _, said = finetune("ner", model, tmp_path / "train.conll", tmp_path / "dev.conll", tmp_path / "run", "--epochs", 2,
-                       "--max_length", 64, *adapted)
+    _, said = finetune(
+        "ner",
+        model,
+        tmp_path / "train.conll",
+        tmp_path / "dev.conll",
+        tmp_path / "run",
+        "--epochs",
+        2,
+        "--max_length",
+        64,
+        *adapted,
+    )
     said = " ".join(said.replace("│", " ").split())
     assert "a word is a character" in said
     assert "metrics f1, precision, recall (entities, micro, strict), accuracy (words)" in said
@@ -125,16 +135,35 @@ def test_answers_are_measured_by_character(tmp_path):
     paragraphs = []
     for number in range(24):
         context = "".join(rng.choices(COMMON + "0123456789，。", k=40))
-        answers = [{"text": context[start : start + length], "answer_start": start}
-                   for start, length in ((rng.randrange(20), rng.randint(2, 8)), (25, 12))]
+        answers = [
+            {"text": context[start : start + length], "answer_start": start}
+            for start, length in ((rng.randrange(20), rng.randint(2, 8)), (25, 12))
+        ]
         paragraphs.append({"context": context, "qas": [{"id": str(number), "question": "在年？", "answers": answers}]})
     path = tmp_path / "zh.json"
     path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     model = make_model(tmp_path / "model", tokenizer=tokenizer("words"))
-    results, _ = finetune("squad", model, path, path, tmp_path / "run", "--epochs", 2, "--max_length", 32,
-                          "--window_step", 16, "--answer_units", "characters", "--max_answer_tokens", 12)
-    scores = [np.max([reference(each["prediction"], right) for right in each["label"]], axis=0)
-              for each in lines(tmp_path / "run/predictions/validation.jsonl")]
+    results, _ = finetune(
+        "squad",
+        model,
+        path,
+        path,
+        tmp_path / "run",
+        "--epochs",
+        2,
+        "--max_length",
+        32,
+        "--window_step",
+        16,
+        "--answer_units",
+        "characters",
+        "--max_answer_tokens",
+        12,
+    )
+    scores = [
+        np.max([reference(each["prediction"], right) for right in each["label"]], axis=0)
+        for each in lines(tmp_path / "run/predictions/validation.jsonl")
+    ]
     exact, f1 = 100 * np.mean(scores, axis=0)
     assert 0 < f1 < 100
     assert [results["validation"][name] for name in ("exact_match", "f1")] == pytest.approx([exact, f1])

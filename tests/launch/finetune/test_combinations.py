@@ -19,8 +19,19 @@ BF16 = ("--train.precision", "bf16", "--epochs", 1)
 @pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
 def test_what_does_not_learn_is_in_the_result_at_every_stage(model, files, tmp_path, stage):
     """DeepSpeed's stage 1 leaves it out of the weights that it puts together, each of what its optimizer keeps."""
-    results, _ = finetune("sst2", model, *files, tmp_path / "run", *BF16, "--freeze", "below_1", "--zero.stage", stage,
-                          "--monitor.inspect_every_steps", 5)
+    results, _ = finetune(
+        "sst2",
+        model,
+        *files,
+        tmp_path / "run",
+        *BF16,
+        "--freeze",
+        "below_1",
+        "--zero.stage",
+        stage,
+        "--monitor.inspect_every_steps",
+        5,
+    )
     assert results["validation"]["accuracy"] > 0
     before, after = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "run/model"))
     for name in ("embeddings.word_embeddings.weight", "encoder.layer.0.output.dense.weight"):
@@ -31,15 +42,18 @@ def test_what_does_not_learn_is_in_the_result_at_every_stage(model, files, tmp_p
 
 
 def test_muon_beside_a_frozen_encoder_has_no_matrix_to_update(model, files, tmp_path):
-    results, _ = finetune("sst2", model, *files, tmp_path / "run", *BF16, "--freeze", "encoder", "--optimizer.name",
-                          "muon")
+    results, _ = finetune(
+        "sst2", model, *files, tmp_path / "run", *BF16, "--freeze", "encoder", "--optimizer.name", "muon"
+    )
     assert results["steps"] == 15
 
 
 def test_one_row_has_no_correlation_and_the_run_ends_all_the_same(model, tmp_path):
     rows = [(f"w{number} w1", number / 10) for number in range(12)]
-    train, one = (write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), part)
-                  for name, part in (("train", rows), ("one", rows[:1])))
+    train, one = (
+        write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), part)
+        for name, part in (("train", rows), ("one", rows[:1]))
+    )
     results, _ = finetune("regression", model, train, train, tmp_path / "run", *BF16, "--test", one)
     assert results["test/one"]["pearson"] is None and results["test/one"]["examples"] == 1
     assert (tmp_path / "run/model/model.safetensors").exists()
@@ -47,8 +61,10 @@ def test_one_row_has_no_correlation_and_the_run_ends_all_the_same(model, tmp_pat
 
 def test_pairs_for_a_shape_with_one_segment_type_and_a_number_that_yaml_takes_for_a_word(model, tmp_path):
     shape = tmp_path / "shape.yaml"
-    shape.write_text("hidden_size: 32\nnum_hidden_layers: 2\nnum_attention_heads: 2\nintermediate_size: 64\n"
-                     "type_vocab_size: 1\nlayer_norm_eps: 1e-5\n")
+    shape.write_text(
+        "hidden_size: 32\nnum_hidden_layers: 2\nnum_attention_heads: 2\nintermediate_size: 64\n"
+        "type_vocab_size: 1\nlayer_norm_eps: 1e-5\n"
+    )
     rows = [("w1 w2", "w3 fine", "yes"), ("w4", "w5 dull w6", "no")] * 8
     train = write_tsv(tmp_path / "train.tsv", ("text_a", "text_b", "label"), rows)
     results, _ = finetune("pair-classification", shape, train, train, tmp_path / "run", *BF16, "--tokenizer", model)
@@ -58,17 +74,46 @@ def test_pairs_for_a_shape_with_one_segment_type_and_a_number_that_yaml_takes_fo
 def test_a_field_of_another_kind_is_refused(model, files, tmp_path, capsys):
     shape = tmp_path / "shape.yaml"
     shape.write_text("hidden_size: wide\n")
-    status = main(["finetune", "sst2", "--model", str(shape), "--tokenizer", str(model), "--train", str(files[0]),
-                   "--validation", str(files[1]), "--output", str(tmp_path / "run")])
+    status = main(
+        [
+            "finetune",
+            "sst2",
+            "--model",
+            str(shape),
+            "--tokenizer",
+            str(model),
+            "--train",
+            str(files[0]),
+            "--validation",
+            str(files[1]),
+            "--output",
+            str(tmp_path / "run"),
+        ]
+    )
     error = capsys.readouterr().err.strip()
     assert status == 2 and f"model: {shape}: found a value of another kind" in error and "\n" not in error
 
 
 def test_layers_of_a_shape_are_not_drawn_twice(model, files, tmp_path, capsys):
     (tmp_path / "shape.yaml").write_text("hidden_size: 32\nnum_attention_heads: 2\n")
-    status = main(["finetune", "sst2", "--model", str(tmp_path / "shape.yaml"), "--tokenizer", str(model), "--train",
-                   str(files[0]), "--validation", str(files[1]), "--output", str(tmp_path / "run"),
-                   "--reinitialize_layers", "1"])
+    status = main(
+        [
+            "finetune",
+            "sst2",
+            "--model",
+            str(tmp_path / "shape.yaml"),
+            "--tokenizer",
+            str(model),
+            "--train",
+            str(files[0]),
+            "--validation",
+            str(files[1]),
+            "--output",
+            str(tmp_path / "run"),
+            "--reinitialize_layers",
+            "1",
+        ]
+    )
     error = capsys.readouterr().err.strip()
     assert status == 2 and "reinitialize_layers: found 1 with" in error and "\n" not in error
 
@@ -98,16 +143,19 @@ def test_steps_that_are_given_win_over_epochs(steps):
         config_of("--epochs", "null")
 
 
-@pytest.mark.parametrize(("shape", "rate"), [("tiny", 3e-4), ("mini", 3e-4), ("small", 3e-4), ("medium", 1e-4),
-                                             ("base", 3e-5), ("large", 3e-5)])
+@pytest.mark.parametrize(
+    ("shape", "rate"),
+    [("tiny", 3e-4), ("mini", 3e-4), ("small", 3e-4), ("medium", 1e-4), ("base", 3e-5), ("large", 3e-5)],
+)
 def test_the_rate_goes_by_the_size_of_the_model(shape, rate):
     size = encoder_weights(BertConfig.preset(shape))
     assert config_of().for_size(size).train.learning_rate == rate
     assert config_of("--train.learning_rate", "2e-5").for_size(size).train.learning_rate == 2e-5
 
 
-@pytest.mark.parametrize(("task", "length", "step"), [
-    ("squad", None, 128), ("squad", 512, 128), ("squad", 64, 21), ("sst2", 64, 31)])
+@pytest.mark.parametrize(
+    ("task", "length", "step"), [("squad", None, 128), ("squad", 512, 128), ("squad", 64, 21), ("sst2", 64, 31)]
+)
 def test_windows_overlap_in_sequences_of_any_length(task, length, step):
     given = () if length is None else ("--max_length", str(length))
     assert config_of(*given).for_task(find_task(task), 512).window_step == step

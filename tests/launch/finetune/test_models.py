@@ -52,8 +52,10 @@ def test_of_a_model_with_its_top_drawn_anew_just_that_differs(mnli, tmp_path):
     path = pairs(tmp_path / "mnli.tsv", "gold_label", ("contradiction", "entailment", "neutral"))
 
     def start(*options: str) -> dict[str, torch.Tensor]:
-        config = parse("finetune", ["mnli", "--model", str(mnli), "--train", str(path), "--validation", str(path),
-                                    "--output", "o", *options]).for_task(find_task("mnli"), 64)
+        config = parse(
+            "finetune",
+            ["mnli", "--model", str(mnli), "--train", str(path), "--validation", str(path), "--output", "o", *options],
+        ).for_task(find_task("mnli"), 64)
         source = find_source(config)
         architecture, head, *_ = read_examples(config, find_task("mnli"), source.tokenizer)
         return start_model(architecture, source, head, config)[0].state_dict()
@@ -61,7 +63,8 @@ def test_of_a_model_with_its_top_drawn_anew_just_that_differs(mnli, tmp_path):
     before, after, again = best(mnli), start("--reinitialize_layers", "1"), start("--reinitialize_layers", "1")
     anew = ("bert.encoder.layers.1.", "bert.pooler.")
     assert {name for name in before if not torch.equal(before[name], after[name])} == {
-        name for name in before if name.startswith(anew)}
+        name for name in before if name.startswith(anew)
+    }
     assert all(torch.equal(after[name], again[name]) for name in after)
     other = start("--reinitialize_layers", "1", "--seed", "7")
     drawn = [name for name in other if not torch.equal(other[name], after[name])]
@@ -74,12 +77,26 @@ def test_patience_ends_a_run_and_the_best_by_a_named_metric_is_reported(model, t
     heart."""
     rng = random.Random(5)
     rows = [(text, rng.randrange(2)) for text, _ in sentiment(rng, 72)]
-    train, validation = (write_tsv(tmp_path / f"{name}.tsv", ("sentence", "label"), part)
-                         for name, part in (("train", rows[:48]), ("dev", rows[48:])))
-    results, said = finetune("sst2", model, train, validation, tmp_path / "run", "--epochs", 60,
-                             "--evaluation.metric", "loss", "--evaluation.patience", 3)
-    measured = {line["step"]: line["validation/loss"] for line in read_metrics(tmp_path / "run")
-                if "validation/loss" in line}
+    train, validation = (
+        write_tsv(tmp_path / f"{name}.tsv", ("sentence", "label"), part)
+        for name, part in (("train", rows[:48]), ("dev", rows[48:]))
+    )
+    results, said = finetune(
+        "sst2",
+        model,
+        train,
+        validation,
+        tmp_path / "run",
+        "--epochs",
+        60,
+        "--evaluation.metric",
+        "loss",
+        "--evaluation.patience",
+        3,
+    )
+    measured = {
+        line["step"]: line["validation/loss"] for line in read_metrics(tmp_path / "run") if "validation/loss" in line
+    }
     steps, losses = list(measured), list(measured.values())
     lowest = int(np.argmin(losses))
     assert results["metric"] == "loss" and results["best_step"] == steps[lowest] > 0

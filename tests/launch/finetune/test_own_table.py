@@ -16,11 +16,23 @@ def test_from_a_table_to_answers(model, files, tmp_path, capsys):
         with open(paths[-1], "w", newline="") as file:  # as a spreadsheet of a country with decimal commas writes it
             writer = csv.writer(file, delimiter=";")
             writer.writerow(("number", "review", "verdict"))
-            writer.writerows((f"r{n}", text.replace(" ", "\n", 1), ("bad", "good")[int(label)])
-                             for n, (text, label) in enumerate(rows))
+            writer.writerows(
+                (f"r{n}", text.replace(" ", "\n", 1), ("bad", "good")[int(label)])
+                for n, (text, label) in enumerate(rows)
+            )
     output = tmp_path / "run"
-    _, said = finetune("classification", model, *paths, output, "--text_columns", "review", "--label_columns",
-                       "verdict", "--train.max_steps", 12)
+    _, said = finetune(
+        "classification",
+        model,
+        *paths,
+        output,
+        "--text_columns",
+        "review",
+        "--label_columns",
+        "verdict",
+        "--train.max_steps",
+        12,
+    )
     with open(paths[1], newline="") as file:
         table = list(csv.DictReader(file, delimiter=";"))
     predictions = lines(output / "predictions" / "validation.jsonl")

@@ -28,15 +28,28 @@ def long_texts(rng: random.Random, count: int) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    return write_tsv(tmp_path_factory.mktemp("data") / "train.tsv", ("sentence", "label"),
-                     long_texts(random.Random(0), 48))
+    return write_tsv(
+        tmp_path_factory.mktemp("data") / "train.tsv", ("sentence", "label"), long_texts(random.Random(0), 48)
+    )
 
 
 @pytest.mark.parametrize("pooling", ["max", "mean", "attention"])
 @pytest.mark.parametrize("read", [(), ("--read_layers", "weighted", "--pooling", "mean")])
 def test_a_text_is_what_its_pieces_pooled_by_hand_say(model, file, pooling, read):
-    ours, examples = prepared("sst2", model, file, "--keep", "pieces", "--piece_pooling", pooling, "--max_length", "16",
-                              "--window_step", "5", *read)
+    ours, examples = prepared(
+        "sst2",
+        model,
+        file,
+        "--keep",
+        "pieces",
+        "--piece_pooling",
+        pooling,
+        "--max_length",
+        "16",
+        "--window_step",
+        "5",
+        *read,
+    )
     reference, tokenizer = AutoModel.from_pretrained(model).eval(), AutoTokenizer.from_pretrained(model)
     chosen = np.array([5, 0, 17, 3])
     with torch.no_grad():
@@ -63,8 +76,23 @@ def test_a_text_is_what_its_pieces_pooled_by_hand_say(model, file, pooling, read
 
 @pytest.mark.parametrize("pooling, freeze", [("attention", "none"), ("max", "encoder")])
 def test_a_run_in_pieces_and_its_folder_say_the_same(model, file, tmp_path, pooling, freeze):
-    results, said = finetune("sst2", model, file, file, tmp_path / "run", "--keep", "pieces", "--piece_pooling",
-                             pooling, "--max_length", 16, "--epochs", 6, "--freeze", freeze)
+    results, said = finetune(
+        "sst2",
+        model,
+        file,
+        file,
+        tmp_path / "run",
+        "--keep",
+        "pieces",
+        "--piece_pooling",
+        pooling,
+        "--max_length",
+        16,
+        "--epochs",
+        6,
+        "--freeze",
+        freeze,
+    )
     assert "pieces, none cut" in said and results["validation"]["examples"] == 48
     head = load_head(tmp_path / "run" / "model")
     assert (head.pieces, head.piece_length, head.piece_step) == (pooling, 16, 7)
@@ -77,14 +105,37 @@ def test_a_run_in_pieces_and_its_folder_say_the_same(model, file, tmp_path, pool
         assert found.cut_tokens == 0
 
 
-@pytest.mark.parametrize("task, options, said", [
-    ("mrpc", (), "keep: found pieces with a pair of texts"),
-    ("sst2", ("--window_step", "15"), "window_step: found 15, expected at most 14"),
-    ("ner", (), "keep: found pieces with the task ner"),
-    ("squad", (), "keep: found pieces with the task squad"),
-])
+@pytest.mark.parametrize(
+    "task, options, said",
+    [
+        ("mrpc", (), "keep: found pieces with a pair of texts"),
+        ("sst2", ("--window_step", "15"), "window_step: found 15, expected at most 14"),
+        ("ner", (), "keep: found pieces with the task ner"),
+        ("squad", (), "keep: found pieces with the task squad"),
+    ],
+)
 def test_pieces_of_what_has_none_are_refused(model, file, tmp_path, capsys, task, options, said):
-    assert main(["finetune", task, "--model", str(model), "--train", str(file), "--validation", str(file), "--output",
-                 str(tmp_path / "run"), "--keep", "pieces", "--max_length", "16", *options]) == 2
+    assert (
+        main(
+            [
+                "finetune",
+                task,
+                "--model",
+                str(model),
+                "--train",
+                str(file),
+                "--validation",
+                str(file),
+                "--output",
+                str(tmp_path / "run"),
+                "--keep",
+                "pieces",
+                "--max_length",
+                "16",
+                *options,
+            ]
+        )
+        == 2
+    )
     error = capsys.readouterr().err.strip()
     assert said in error and len(error.splitlines()) == 1

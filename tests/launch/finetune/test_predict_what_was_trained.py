@@ -30,8 +30,9 @@ def ask(capsys, operation: str, folder, rows: list, *options: str, path) -> list
 
 def trained(model, folder, task: str, header: tuple, rows: list, *overrides) -> list[dict]:
     """Fine-tune on rows, validate on the first ten; returns the predictions for these."""
-    train, validation = (write_tsv(folder / f"{name}.tsv", header, chosen)
-                         for name, chosen in (("train", rows), ("dev", rows[:10])))
+    train, validation = (
+        write_tsv(folder / f"{name}.tsv", header, chosen) for name, chosen in (("train", rows), ("dev", rows[:10]))
+    )
     finetune(task, model, train, validation, folder / "run", *FEW, *overrides)
     return lines(folder / "run" / "predictions" / "validation.jsonl")
 
@@ -40,14 +41,26 @@ RNG = random.Random(3)
 SINGLE = [sentence(RNG, RNG.choice(GOOD)) for _ in range(24)]
 CASES = {  # task -> header, rows, overrides
     "classification": (("text", "label"), [(text, "abc"[n % 3]) for n, text in enumerate(SINGLE)], ()),
-    "pair-classification": (("text_a", "text_b", "label"), [(a, b, "xy"[n % 2]) for n, (a, b) in enumerate(
-        zip(SINGLE, reversed(SINGLE), strict=True))], ("--max_length", 64)),
-    "pair-regression": (("text_a", "text_b", "label"), [(a, b, n / 5) for n, (a, b) in enumerate(
-        zip(SINGLE, reversed(SINGLE), strict=True))], ("--max_length", 64)),
-    "multi-label": (("text", "labels"), [(text, ("red", "blue", "red,blue", "")[n % 4])
-                                         for n, text in enumerate(SINGLE)], ("--pooling", "mean")),
-    "label-columns": (("text", "size", "kind"), [(text, "sl"[n % 2], "pqr"[n % 3]) for n, text in enumerate(SINGLE)],
-                      ("--label_columns", "size", "kind")),
+    "pair-classification": (
+        ("text_a", "text_b", "label"),
+        [(a, b, "xy"[n % 2]) for n, (a, b) in enumerate(zip(SINGLE, reversed(SINGLE), strict=True))],
+        ("--max_length", 64),
+    ),
+    "pair-regression": (
+        ("text_a", "text_b", "label"),
+        [(a, b, n / 5) for n, (a, b) in enumerate(zip(SINGLE, reversed(SINGLE), strict=True))],
+        ("--max_length", 64),
+    ),
+    "multi-label": (
+        ("text", "labels"),
+        [(text, ("red", "blue", "red,blue", "")[n % 4]) for n, text in enumerate(SINGLE)],
+        ("--pooling", "mean"),
+    ),
+    "label-columns": (
+        ("text", "size", "kind"),
+        [(text, "sl"[n % 2], "pqr"[n % 3]) for n, text in enumerate(SINGLE)],
+        ("--label_columns", "size", "kind"),
+    ),
 }
 
 
@@ -66,8 +79,11 @@ def test_texts_and_pairs(model, tmp_path, capsys, task):
         chances = theirs["probabilities"]
         if task != "label-columns":
             chances = {None: chances}
-        assert scores == {(column, label): pytest.approx(chance, abs=1e-5)
-                          for column, parts in chances.items() for label, chance in parts.items()}
+        assert scores == {
+            (column, label): pytest.approx(chance, abs=1e-5)
+            for column, parts in chances.items()
+            for label, chance in parts.items()
+        }
         best = {column: max(parts, key=parts.get) for column, parts in chances.items()}
         if task == "label-columns":
             assert theirs["prediction"] == best
@@ -93,8 +109,10 @@ def test_long_texts_are_cut_as_in_training(model, tmp_path, capsys, case):
     def words(count: int) -> str:
         return " ".join(RNG.choices((*GOOD, *OTHERS), k=count))
 
-    rows = [(words(20 + n % 5), words(20 + n % 3), "xy"[n % 2]) if pairs else (words(34 + n), "xy"[n % 2])
-            for n in range(16)]
+    rows = [
+        (words(20 + n % 5), words(20 + n % 3), "xy"[n % 2]) if pairs else (words(34 + n), "xy"[n % 2])
+        for n in range(16)
+    ]
     header = ("text_a", "text_b", "label") if pairs else ("text", "label")
     expected = trained(model, tmp_path, task, header, rows, *overrides)
     asked = [{"text": row[0]} | ({"pair": row[1]} if pairs else {}) for row in rows[:10]]
@@ -111,8 +129,9 @@ def test_long_texts_are_cut_as_in_training(model, tmp_path, capsys, case):
         tokenizer.model_max_length = dict(zip(overrides[::2], overrides[1::2], strict=True)).get("--max_length", 32)
         reference = AutoModelForSequenceClassification.from_pretrained(folder).eval()
         with torch.no_grad():
-            logits = [reference(**tokenizer(*row[:-1], truncation=True, return_tensors="pt")).logits[0] for row in
-                      rows[:10]]
+            logits = [
+                reference(**tokenizer(*row[:-1], truncation=True, return_tensors="pt")).logits[0] for row in rows[:10]
+            ]
         chances = [list(theirs["probabilities"].values()) for theirs in expected]
         np.testing.assert_allclose(torch.stack(logits).softmax(-1), chances, atol=1e-5)
 
@@ -134,8 +153,12 @@ def test_tags(model, tmp_path, capsys):
     seen = 0
     for ours, theirs in zip(found, expected, strict=True):
         ends = np.cumsum([len(word) + 1 for word in theirs["words"]]) - 1
-        words = [(tag, chance, int(end) - len(word), int(end)) for word, tag, chance, end in zip(
-            theirs["words"], theirs["prediction"], theirs["probabilities"], ends, strict=True)]
+        words = [
+            (tag, chance, int(end) - len(word), int(end))
+            for word, tag, chance, end in zip(
+                theirs["words"], theirs["prediction"], theirs["probabilities"], ends, strict=True
+            )
+        ]
         entities = [_entity(group) for group in _entities(words)]
         expected_tags = [(kind, start, end) for kind, _, start, end in entities if kind != "O"]
         assert [(each["label"], each["start"], each["end"]) for each in ours["tags"]] == expected_tags
@@ -159,12 +182,35 @@ def test_answers(model, tmp_path, capsys, task):
         words[place] = GOOD[number % 3]
         answer = {"text": words[place], "answer_start": len(" ".join(words[:place])) + bool(place)}
         nothing = task == "squad2" and number % 4 > 0
-        questions.append({"context": " ".join(words), "qas": [{"id": str(number), "question": "w1 ?", "answers":
-                                                               [] if nothing else [answer], "is_impossible": nothing}]})
+        questions.append(
+            {
+                "context": " ".join(words),
+                "qas": [
+                    {
+                        "id": str(number),
+                        "question": "w1 ?",
+                        "answers": [] if nothing else [answer],
+                        "is_impossible": nothing,
+                    }
+                ],
+            }
+        )
     for name, chosen in (("train", questions), ("dev", questions[:8])):
         (tmp_path / f"{name}.json").write_text(json.dumps({"data": [{"title": "", "paragraphs": chosen}]}))
-    finetune(task, model, tmp_path / "train.json", tmp_path / "dev.json", tmp_path / "run", *FEW,
-             "--max_length", 32, "--window_step", 16, "--max_answer_tokens", 2)
+    finetune(
+        task,
+        model,
+        tmp_path / "train.json",
+        tmp_path / "dev.json",
+        tmp_path / "run",
+        *FEW,
+        "--max_length",
+        32,
+        "--window_step",
+        16,
+        "--max_answer_tokens",
+        2,
+    )
     expected = lines(tmp_path / "run" / "predictions" / "validation.jsonl")
     asked = [{"question": each["qas"][0]["question"], "context": each["context"]} for each in questions[:8]]
     found = ask(capsys, "answer", tmp_path / "run", asked, "--top_k", "2", path=tmp_path / "asked.jsonl")
@@ -197,7 +243,8 @@ def test_choices_by_command_python_and_http(model, tmp_path, capsys):
         assert ours["text"] == row["text"] and ours["choices"] == row["choices"]
         chances = {each["number"]: each["probability"] for each in ours["ranking"]}
         assert {str(number): chance for number, chance in chances.items()} == {
-            label: pytest.approx(chance, abs=1e-5) for label, chance in theirs["probabilities"].items()}
+            label: pytest.approx(chance, abs=1e-5) for label, chance in theirs["probabilities"].items()
+        }
         assert str(ours["ranking"][0]["number"]) == theirs["prediction"]
         assert [each["number"] for each in by_http["ranking"]] == [each["number"] for each in ours["ranking"]]
     capsys.readouterr()

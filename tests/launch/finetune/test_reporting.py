@@ -32,8 +32,9 @@ def run(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     test = write_tsv(folder / "test.tsv", ("index", "sentence"), [(number, f"w{number} fine") for number in range(3)])
     files = sst2(folder)
-    _, said = finetune("sst2", model, *files, folder / "run", "--epochs", 1, "--test", test,
-                       "--glue_submission", "true")
+    _, said = finetune(
+        "sst2", model, *files, folder / "run", "--epochs", 1, "--test", test, "--glue_submission", "true"
+    )
     return folder / "run", [line.split("\t")[0] for line in files[1].read_text().splitlines()[1:]], said
 
 
@@ -82,8 +83,11 @@ def test_confused_classes_and_worst_errors(run):
     matrix = [[int(cell) for cell in row[1:]] for row in cells(confusion.partition("\n\n")[2])[1:]]
     labels = sorted({*true, *guessed})
     assert matrix == confusion_matrix(true, guessed, labels=labels).tolist()
-    wrong = {each["place"]: 1 - each["probabilities"][each["label"]] for each in predictions
-             if each["label"] != each["prediction"]}
+    wrong = {
+        each["place"]: 1 - each["probabilities"][each["label"]]
+        for each in predictions
+        if each["label"] != each["prediction"]
+    }
     rows = cells(worst.partition("\n\n")[2])[1:]
     assert len(rows) == min(20, len(wrong)) > 0
     assert [row[0] for row in rows] == sorted(wrong, key=lambda place: -wrong[place])[:20]
@@ -110,12 +114,17 @@ def test_tensorboard_has_the_tables_and_the_curve_of_precision_over_recall(run):
 
 
 AVERAGED = {
-    "sst2": ((), "accuracy"), "mrpc": ((), "f1 (of class 1), accuracy"),
+    "sst2": ((), "accuracy"),
+    "mrpc": ((), "f1 (of class 1), accuracy"),
     "classification": ((), "accuracy, f1_macro (mean over classes)"),
-    "multi-label": ((), "f1_micro (over all labels together), f1_macro (mean over labels), exact_match (all labels of "
-                        "an example)"),
-    "regression": (("--label_columns", "x", "y"), "pearson (mean over columns), spearman (mean over columns), "
-                                                  "mean_squared_error (mean over columns)"),
+    "multi-label": (
+        (),
+        "f1_micro (over all labels together), f1_macro (mean over labels), exact_match (all labels of an example)",
+    ),
+    "regression": (
+        ("--label_columns", "x", "y"),
+        "pearson (mean over columns), spearman (mean over columns), mean_squared_error (mean over columns)",
+    ),
     "label-columns": (("--label_columns", "labels", "x"), "accuracy_mean (mean over columns)"),
     "multiple-choice": (("--choice_columns", "sentence", "text", "--labels", "0", "1"), "accuracy"),
 }
@@ -145,6 +154,24 @@ def test_two_test_files_of_one_name_are_refused(model, tmp_path, capsys, monkeyp
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "dev.tsv").touch()
-    assert main(["finetune", "sst2", "--model", str(model), "--train", str(files[0]), "--validation", str(files[1]),
-                 "--output", str(tmp_path / "run"), "--test", "a/dev.tsv", "b/dev.tsv"]) == 2
+    assert (
+        main(
+            [
+                "finetune",
+                "sst2",
+                "--model",
+                str(model),
+                "--train",
+                str(files[0]),
+                "--validation",
+                str(files[1]),
+                "--output",
+                str(tmp_path / "run"),
+                "--test",
+                "a/dev.tsv",
+                "b/dev.tsv",
+            ]
+        )
+        == 2
+    )
     assert "found 2 files named dev" in capsys.readouterr().err

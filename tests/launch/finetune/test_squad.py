@@ -37,11 +37,39 @@ def official_f1(prediction: str, truth: str, version: int) -> float:
         return 0.0
     precision, recall = same / len(guessed), same / len(true)
     return 2 * precision * recall / (precision + recall)
-CASES = [("The cat.", "cat"), ("a cat sat", "the cat sat down"), ("", "x"), ("x", ""), ("3.5%", "35"), ("an", "the"),
-         ("cat, cat sat", "cat sat"), ("...", "?"), ("Straße", "strasse"), ("the the", "cat")]
-PARTS = ("the", "The", "a", "an", "cat", "Cat", "cat's", "sat", "25%", "2.5", "...", "É", "theater", "—", "北京",
-         "a.", "  ")
 
+
+CASES = [
+    ("The cat.", "cat"),
+    ("a cat sat", "the cat sat down"),
+    ("", "x"),
+    ("x", ""),
+    ("3.5%", "35"),
+    ("an", "the"),
+    ("cat, cat sat", "cat sat"),
+    ("...", "?"),
+    ("Straße", "strasse"),
+    ("the the", "cat"),
+]
+PARTS = (
+    "the",
+    "The",
+    "a",
+    "an",
+    "cat",
+    "Cat",
+    "cat's",
+    "sat",
+    "25%",
+    "2.5",
+    "...",
+    "É",
+    "theater",
+    "—",
+    "北京",
+    "a.",
+    "  ",
+)
 
 
 def test_scores_are_those_of_the_official_scripts():
@@ -53,8 +81,12 @@ def test_scores_are_those_of_the_official_scripts():
         if version == 1:
             assert scores[:, 1].tolist() == pytest.approx([official_f1(*case, 1) for case in CASES])
         assert scores[:, 0].tolist() == [
-            max(official_words(guess) == official_words(text) for text in
-                (([truth] if official_words(truth) else [""]) if version == 2 else [truth])) for guess, truth in CASES]
+            max(
+                official_words(guess) == official_words(text)
+                for text in (([truth] if official_words(truth) else [""]) if version == 2 else [truth])
+            )
+            for guess, truth in CASES
+        ]
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -71,10 +103,15 @@ def test_scores_of_random_answers_are_those_of_the_official_scripts(version):
     for right, guess in zip(truths, guesses, strict=True):
         if version == 2:
             right = [text for text in right if official_words(text)] or [""]
-        expected.append([max(float(official_words(guess) == official_words(text)) for text in right),
-                         max(official_f1(guess, text, version) for text in right)])
-    questions = [Question(str(n), "", 0, tuple((text, 0) for text in right), not right)
-                 for n, right in enumerate(truths)]
+        expected.append(
+            [
+                max(float(official_words(guess) == official_words(text)) for text in right),
+                max(official_f1(guess, text, version) for text in right),
+            ]
+        )
+    questions = [
+        Question(str(n), "", 0, tuple((text, 0) for text in right), not right) for n, right in enumerate(truths)
+    ]
     scores = squad_scores(questions, guesses, normalized_words, version == 2)
     np.testing.assert_allclose(scores, expected)
     metrics = squad_metrics(questions, guesses, normalized_words, version == 2)
@@ -101,18 +138,26 @@ def test_the_best_threshold_is_found():
     assert value == pytest.approx(max(tried.values())) == np.where(odds > threshold, none, scores).mean()
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    ("[]", "SQuAD: found a list, expected an object with 'data'; articles"),
-    ('{"data": {}}', "SQuAD: found 'data' as an object, expected a list"),
-    ('{"data": [{"paragraphs": [3]}]}', "paragraph 1: found a number, expected an object with 'context'"),
-    ('{"data": [{"title": ""}]}', "data\\[0\\]: found the fields 'title', expected 'paragraphs'"),
-    ('{"data": [{"paragraphs": [{"context": "a", "qas": [[]]}]}]}', "question 1: found a list, expected an object"),
-    ('{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": 1, "question": "?", "answers": {"text": ["a"]}}]}]}]}',
-     "question 1: found 'answers' as an object, expected a list"),
-    ('{"data": ', "SQuAD's JSON"),
-    ('{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": 1, "question": "?", "answers": [{"text": "a", '
-     '"answer_start": null}]}]}]}]}', "found 'answer_start' as null, expected a number"),
-])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[]", "SQuAD: found a list, expected an object with 'data'; articles"),
+        ('{"data": {}}', "SQuAD: found 'data' as an object, expected a list"),
+        ('{"data": [{"paragraphs": [3]}]}', "paragraph 1: found a number, expected an object with 'context'"),
+        ('{"data": [{"title": ""}]}', "data\\[0\\]: found the fields 'title', expected 'paragraphs'"),
+        ('{"data": [{"paragraphs": [{"context": "a", "qas": [[]]}]}]}', "question 1: found a list, expected an object"),
+        (
+            '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": 1, "question": "?", "answers": {}}]}]}]}',
+            "question 1: found 'answers' as an object, expected a list",
+        ),
+        ('{"data": ', "SQuAD's JSON"),
+        (
+            '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": 1, "question": "?", "answers": [{"text": "a", '
+            '"answer_start": null}]}]}]}]}',
+            "found 'answer_start' as null, expected a number",
+        ),
+    ],
+)
 def test_what_is_not_squad_says_what_it_is(tmp_path, content, said):
     (tmp_path / "bad.json").write_text(content)
     with pytest.raises(UserError, match=f"bad.json: can't be read as .*{said}"):
@@ -122,7 +167,8 @@ def test_what_is_not_squad_says_what_it_is(tmp_path, content, said):
 def test_an_answer_before_the_text_begins_is_refused(tmp_path):
     """Python counts negative places from the end, where the answer would be found."""
     question = {"id": "q", "question": "?", "answers": [{"text": "milk", "answer_start": -5}]}
-    (tmp_path / "bad.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": "bought milk.",
-                                                                            "qas": [question]}]}]}))
+    (tmp_path / "bad.json").write_text(
+        json.dumps({"data": [{"paragraphs": [{"context": "bought milk.", "qas": [question]}]}]})
+    )
     with pytest.raises(UserError, match="question q: .* character -5"):
         read_squad(tmp_path / "bad.json")

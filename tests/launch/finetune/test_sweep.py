@@ -28,14 +28,22 @@ from tests.synthetic import make_shards
 def test_every_combination():
     assert combinations([]) == [{}]
     assert combinations(["learning_rate=2e-5,3e-5", "epochs=1,2"]) == [
-        {"train.learning_rate": rate, "epochs": epochs} for rate in ("2e-5", "3e-5") for epochs in ("1", "2")]
+        {"train.learning_rate": rate, "epochs": epochs} for rate in ("2e-5", "3e-5") for epochs in ("1", "2")
+    ]
     for wrong in (["learning_rate"], ["=1"], ["epochs=1,"], ["epochs=1,1"], ["seed=1,2"], ["epochs=1", "epochs=2"]):
         with pytest.raises(UserError, match="grid: found"):
             combinations(wrong, _NO_SETTINGS)
 
 
-@pytest.mark.parametrize("grid, said", [("epoch=1,2", "did you mean --epochs?"), ("learning_rate=1e-3,-1", "found -1"),
-                                        ("learning_rate=1e-3,fast", "fast"), ("max_length=16,65", "at most 64")])
+@pytest.mark.parametrize(
+    "grid, said",
+    [
+        ("epoch=1,2", "did you mean --epochs?"),
+        ("learning_rate=1e-3,-1", "found -1"),
+        ("learning_rate=1e-3,fast", "fast"),
+        ("max_length=16,65", "at most 64"),
+    ],
+)
 def test_a_wrong_setting_is_refused_before_anything_runs(model, files, tmp_path, capsys, grid, said):
     assert main(arguments("sst2", model, *files, tmp_path / "sweep", "--grid", grid)) == 2
     error = capsys.readouterr().err.strip()
@@ -54,11 +62,11 @@ def test_killed_and_started_again_it_repeats_no_finished_run_and_sums_all_up(mod
     Finished runs are no results of a sweep with another dropout.
     """
     folder = tmp_path / "sweep"
-    words = arguments("sst2", model, *files, folder, "--seeds", 2, "--epochs", 3, "--grid",
-                      "learning_rate=3e-3,1e-12")
+    words = arguments("sst2", model, *files, folder, "--seeds", 2, "--epochs", 3, "--grid", "learning_rate=3e-3,1e-12")
     names = [f"learning_rate={rate}/seed-{seed}" for rate in ("3e-3", "1e-12") for seed in (42, 43)]
-    kill_when(ForkedRun(words),
-              lambda: (folder / names[0] / "results.json").exists() and step_of(folder / names[1]) >= 5)
+    kill_when(
+        ForkedRun(words), lambda: (folder / names[0] / "results.json").exists() and step_of(folder / names[1]) >= 5
+    )
     written = (folder / names[0] / "results.json").stat().st_mtime_ns
     said = finish(ForkedRun(words))
     assert "1 of 4 runs are complete already" in said
@@ -147,8 +155,10 @@ def test_all_runs_start_from_one_checkpoint_of_a_pretraining_that_goes_on(files,
     """The newest at their start, also where a newer one is saved before a run begins or goes on."""
     train(make_shards(tmp_path / "data"), tmp_path / "old", "--train.max_steps", "4", "--checkpoint.every_steps", "2")
     newest, hidden = (tmp_path / "old" / "checkpoints" / name for name in ("step-00000004", "hidden"))
-    single, words = (arguments("sst2", tmp_path / "old", *files, tmp_path / name, "--epochs", 0.1, "--seeds", seeds)
-                     for name, seeds in (("single", 1), ("sweep", 2)))
+    single, words = (
+        arguments("sst2", tmp_path / "old", *files, tmp_path / name, "--epochs", 0.1, "--seeds", seeds)
+        for name, seeds in (("single", 1), ("sweep", 2))
+    )
     newest.rename(hidden)
     finish(ForkedRun(single))
     planned = _plan(parse("finetune", words[1:]), read_job)
@@ -158,8 +168,9 @@ def test_all_runs_start_from_one_checkpoint_of_a_pretraining_that_goes_on(files,
     assert json.loads((tmp_path / "single" / "results.json").read_text())["model_step"] == 2
 
     def steps(planned):
-        return [find_source(parse("finetune", run.command[run.command.index("finetune") + 1 :])).step
-                for run in planned]
+        return [
+            find_source(parse("finetune", run.command[run.command.index("finetune") + 1 :])).step for run in planned
+        ]
 
     assert steps(planned) == [2, 2]
     assert steps(_plan(parse("finetune", words[1:]), read_job)) == [2, 2], "of the same one started again"

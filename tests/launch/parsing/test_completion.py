@@ -14,8 +14,10 @@ from cloze.launch.parsing import shipped
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
     """The script for bash, printed by a process that has not imported torch."""
-    code = ("import sys; from cloze.launch.cli import main; main(['completion', 'bash'])\n"
-            "assert not {'torch', 'deepspeed'} & set(sys.modules)")
+    code = (
+        "import sys; from cloze.launch.cli import main; main(['completion', 'bash'])\n"
+        "assert not {'torch', 'deepspeed'} & set(sys.modules)"
+    )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     path = tmp_path_factory.mktemp("completion") / "cloze.bash"
     path.write_text(printed)
@@ -34,12 +36,15 @@ def test_no_files_stand_beside_what_can_be_listed(script):
     assert completed(script, "cloze", "completion", "zs") == {"zsh"}
     assert completed(script, "cloze", "pretrain", "--data", "1") == {"1-file"}
     # The shell itself: what it is told to do where nothing is found.
-    code = (f"source '{script}'; compopt() {{ echo \"told $*\"; }}; "
-            "COMP_WORDS=(cloze pretrain --train.max_steps 1) COMP_CWORD=3; _cloze")
+    code = (
+        f"source '{script}'; compopt() {{ echo \"told $*\"; }}; "
+        "COMP_WORDS=(cloze pretrain --train.max_steps 1) COMP_CWORD=3; _cloze"
+    )
     told = subprocess.run(["bash", "--norc", "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "told +o default +o bashdefault\n"
-    fish = subprocess.run([sys.executable, "-m", "cloze", "completion", "fish"], capture_output=True, text=True,
-                          check=True).stdout.splitlines()
+    fish = subprocess.run(
+        [sys.executable, "-m", "cloze", "completion", "fish"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     assert any("-l train.precision -r -f -a" in line for line in fish)
     assert all(" -f" not in line for line in fish if "-l data " in line)
 
@@ -47,17 +52,21 @@ def test_no_files_stand_beside_what_can_be_listed(script):
 def completed(script, *words: str) -> set[str]:
     """What TAB offers behind the words, of which the last one is unfinished."""
     quoted = " ".join(f"'{word}'" for word in words)
-    code = (f"source '{script}' && COMP_WORDS=({quoted}) && COMP_CWORD={len(words) - 1} && _cloze && "
-            'printf "%s\\n" "${COMPREPLY[@]}"')
-    result = subprocess.run(["bash", "--norc", "-c", code], capture_output=True, text=True, check=True,
-                            cwd=script.parent)
+    code = (
+        f"source '{script}' && COMP_WORDS=({quoted}) && COMP_CWORD={len(words) - 1} && _cloze && "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    result = subprocess.run(
+        ["bash", "--norc", "-c", code], capture_output=True, text=True, check=True, cwd=script.parent
+    )
     assert result.stderr == ""
     return set(result.stdout.split())
 
 
 def test_bash_reads_it_and_calls_it_for_cloze(script):
-    said = subprocess.run(["bash", "--norc", "-c", f"source '{script}' && complete -p cloze"], capture_output=True,
-                          text=True, check=True)
+    said = subprocess.run(
+        ["bash", "--norc", "-c", f"source '{script}' && complete -p cloze"], capture_output=True, text=True, check=True
+    )
     assert said.stdout.split()[-3:] == ["-F", "_cloze", "cloze"] and said.stderr == ""
 
 

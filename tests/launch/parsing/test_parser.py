@@ -20,8 +20,9 @@ BASE = PretrainConfig(data="d", output="o")
 
 def test_overrides_win_over_the_file_whatever_the_order(tmp_path):
     (tmp_path / "c.yaml").write_text("train:\n  max_steps: 7\n  learning_rate: 0.5\n")
-    config = parse("pretrain", ["--train.max_steps", "9", "--config", str(tmp_path / "c.yaml"), "--data", "d",
-                                "--output", "o"])
+    config = parse(
+        "pretrain", ["--train.max_steps", "9", "--config", str(tmp_path / "c.yaml"), "--data", "d", "--output", "o"]
+    )
     assert (config.train.max_steps, config.train.learning_rate) == (9, 0.5)
     config = parse("pretrain", [f"--config={tmp_path / 'c.yaml'}", "--data", "d", "--output", "o"])
     assert config.train.max_steps == 7
@@ -58,12 +59,17 @@ def test_a_repeated_list_is_one_list(tmp_path):
 
 
 def test_a_switch_needs_no_value():
-    for words in (["runs/x", "--follow"], ["--follow", "--interval_seconds", "2", "runs/x"],
-                  ["runs/x", "--follow", "true"]):
+    for words in (
+        ["runs/x", "--follow"],
+        ["--follow", "--interval_seconds", "2", "runs/x"],
+        ["runs/x", "--follow", "true"],
+    ):
         assert parse("status", words).follow is True
     assert parse("status", ["runs/x", "--follow", "false"]).follow is False
-    assert parse("pretrain", ["--output", "o", "--data", "d", "--train.deterministic", "--seed", "2"]
-                 ).train.deterministic is True
+    assert (
+        parse("pretrain", ["--output", "o", "--data", "d", "--train.deterministic", "--seed", "2"]).train.deterministic
+        is True
+    )
     with pytest.raises(UserError, match="--follow: found runs/x, expected true or false"):
         parse("status", ["--follow", "runs/x"])
 
@@ -92,15 +98,19 @@ def test_the_command_line_without_a_command(capsys):
 def test_shipped_configurations_go_by_their_names(tmp_path, monkeypatch):
     """What exists in the folder goes first; what is neither is refused with the names that are known."""
     monkeypatch.chdir(tmp_path)
-    by_name, by_path = (parse("pretrain", ["--config", name, "--data", "d", "--output", "o"])
-                        for name in ("tiny", str(ROOT / "configs" / "pretrain" / "tiny.yaml")))
+    by_name, by_path = (
+        parse("pretrain", ["--config", name, "--data", "d", "--output", "o"])
+        for name in ("tiny", str(ROOT / "configs" / "pretrain" / "tiny.yaml"))
+    )
     assert by_name == by_path and by_name.model.hidden_size == 128
     assert parse("pretrain", ["--model=base", "--data", "d", "--output", "o"]).model.hidden_size == 768
     assert parse("prepare", ["--config", "books", "--output", "o"]).vocabulary.model == "wordpiece"
-    for arguments, said in ((["--config", "tinny"], "--config: found no file 'tinny', expected a YAML file or one of"),
-                            (["--config", "tinny"], "did you mean tiny?"),
-                            (["--model", "bse"], "--model: found no file 'bse', expected a YAML file or one of"),
-                            (["--config", "books"], "bert-base-phase1")):
+    for arguments, said in (
+        (["--config", "tinny"], "--config: found no file 'tinny', expected a YAML file or one of"),
+        (["--config", "tinny"], "did you mean tiny?"),
+        (["--model", "bse"], "--model: found no file 'bse', expected a YAML file or one of"),
+        (["--config", "books"], "bert-base-phase1"),
+    ):
         with pytest.raises(UserError, match=re.escape(said)):
             parse("pretrain", [*arguments, "--data", "d", "--output", "o"])
     Path("tiny").write_text("train: {max_steps: 7}")

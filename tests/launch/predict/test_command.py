@@ -48,8 +48,13 @@ def error_of(capsys, *arguments) -> str:
 def test_a_prediction_does_not_import_the_compiler(folders):
     """It would be a third of the time until the answer."""
     program = "import sys; from cloze.launch.cli import main; main(sys.argv[1:]); print('torch._dynamo' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", program, "predict", "classify", folders / "classifier", "the cat"],
-                            cwd=ROOT, env=child_variables(), capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program, "predict", "classify", folders / "classifier", "the cat"],
+        cwd=ROOT,
+        env=child_variables(),
+        capture_output=True,
+        text=True,
+    )
     assert result.stdout.splitlines()[-1] == "False", result.stdout + result.stderr
 
 
@@ -58,15 +63,17 @@ def test_each_operation_as_json_equals_python(folders, capsys, tmp_path):
     (line,) = lines(capsys, "predict", "fill-mask", folders / "pretrained", "--top_k", 2, "the [MASK] sat on [MASK]")
     expected = model.fill_mask("the [MASK] sat on [MASK]", top_k=2)
     assert [[guess["token"] for guess in blank] for blank in line["blanks"]] == [
-        [guess.token for guess in blank] for blank in expected]
+        [guess.token for guess in blank] for blank in expected
+    ]
     assert line["blanks"][1][0]["probability"] == pytest.approx(expected[1][0].probability, abs=1e-6)
     found = lines(capsys, "predict", "classify", folders / "classifier", "good film", "bad film", "--pair", "a film")
     assert [line["text"] for line in found] == ["good film", "bad film"] and found[0]["pair"] == "a film"
     assert {label["label"] for label in found[0]["labels"]} == {"bad", "good"} and found[0]["cut_tokens"] == 0
     (line,) = lines(capsys, "predict", "tag", folders / "tagger", "the man went to newyork", "--aggregation", "none")
     assert all(line["text"][tag["start"] : tag["end"]] == tag["text"] for tag in line["tags"]) and line["tags"]
-    (line,) = lines(capsys, "predict", "answer", folders / "answerer", "who sat", "--top_k", 2, "--context",
-                    "the cat sat")
+    (line,) = lines(
+        capsys, "predict", "answer", folders / "answerer", "who sat", "--top_k", 2, "--context", "the cat sat"
+    )
     assert line["question"] == "who sat" and len(line["answers"]) == 2
     found = lines(capsys, "predict", "similarity", folders / "pretrained", "cat", "the cat", "sky", "--pooling", "max")
     expected = [model.similarity("cat", other, "max") for other in ("the cat", "sky")]
@@ -125,11 +132,15 @@ def test_a_table_where_a_person_reads(folders, capsys):
     model = Predictor.from_folder(folders / "pretrained")
     ranked = sorted(sentences, key=lambda text: -model.score(text).log_probability)
     assert sorted(sentences, key=printed.index) == ranked, "the likeliest first"
-    for kind, folder, rest in (("tag", "tagger", ["a"]), ("classify", "classifier", ["a [b]"]),
-                               ("embed", "pretrained", ["a"]), ("features", "pretrained", ["a"]),
-                               ("similarity", "pretrained", ["a", "i"]),
-                               ("features", "pretrained", ["apple", "--word", "apple"]),
-                               ("answer", "answerer", ["who", "--context", "a man"])):
+    for kind, folder, rest in (
+        ("tag", "tagger", ["a"]),
+        ("classify", "classifier", ["a [b]"]),
+        ("embed", "pretrained", ["a"]),
+        ("features", "pretrained", ["a"]),
+        ("similarity", "pretrained", ["a", "i"]),
+        ("features", "pretrained", ["apple", "--word", "apple"]),
+        ("answer", "answerer", ["who", "--context", "a man"]),
+    ):
         assert main(["predict", kind, str(folders / folder), *rest, "--format", "table"]) == 0
         assert "━" in capsys.readouterr().out
 
@@ -138,8 +149,18 @@ def test_vectors_in_files(folders, capsys, tmp_path):
     texts = [f"the cat {'sat ' * number}" for number in range(5)]
     (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
     expected = Predictor.from_folder(folders / "pretrained").embed(texts, pooling="cls", layer=2)
-    arguments = ("predict", "embed", folders / "pretrained", "--file", tmp_path / "texts.txt", "--pooling", "cls",
-                 "--layer", 2, "--output")
+    arguments = (
+        "predict",
+        "embed",
+        folders / "pretrained",
+        "--file",
+        tmp_path / "texts.txt",
+        "--pooling",
+        "cls",
+        "--layer",
+        2,
+        "--output",
+    )
     for name in ("vectors.npy", "vectors.parquet"):
         assert main([str(argument) for argument in (*arguments, tmp_path / name)]) == 0
         assert "wrote 5 results" in capsys.readouterr().out
@@ -190,8 +211,9 @@ def test_cut_texts_are_counted_on_stderr(folders, capsys):
     assert main(["predict", "classify", str(folders / "classifier"), "cat " * 100, "cat"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out.splitlines()[0])["cut_tokens"] == 102 - POSITIONS
-    assert captured.err == (f"warning: {102 - POSITIONS} tokens of texts beyond the {POSITIONS} that the "
-                            "model reads were truncated\n")
+    assert captured.err == (
+        f"warning: {102 - POSITIONS} tokens of texts beyond the {POSITIONS} that the model reads were truncated\n"
+    )
 
 
 def test_folders_without_a_model_in_one_line(capsys, tmp_path):
@@ -239,7 +261,8 @@ def test_wrong_inputs_in_one_line(folders, capsys, tmp_path, monkeypatch):
     bad.write_text('{"text": "a \\ud83d\\ude00"}\n{"text": "a \\ud83d"}\n')
     for command in (("predict", "embed"), ("predict", "score"), ("tokenize",)):
         assert rf"{bad}:2: found '\ud83d', half of a character, in 'a \ud83d'" in error_of(
-            capsys, *command, model, "--file", bad, "--lines", "json")
+            capsys, *command, model, "--file", bad, "--lines", "json"
+        )
     bad.write_text("")
     assert "found no line, expected" in error_of(capsys, "predict", "embed", model, "--file", bad)
     bad.write_text("\n \n")
@@ -264,7 +287,12 @@ def test_who_reads_no_further_ends_it_quietly(folders, command, tmp_path):
     (tmp_path / "texts").write_text("the cat sat\n" * 5000)
     process = subprocess.Popen(
         [sys.executable, "-m", "cloze", *command, str(folders / "pretrained"), "--file", str(tmp_path / "texts")],
-        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_variables(OMP_NUM_THREADS="1"))
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=child_variables(OMP_NUM_THREADS="1"),
+    )
     assert json.loads(process.stdout.readline())["text"] == "the cat sat"
     process.stdout.close()
     assert process.wait(60) == 141 and "Error" not in process.stderr.read()
@@ -276,8 +304,9 @@ def test_a_closed_output_ends_quietly(folders, words):
     words = words.format(model=folders / "pretrained")
     reading, writing = os.pipe()
     os.close(reading)
-    result = subprocess.run([sys.executable, "-m", "cloze", *words.split()], cwd=ROOT, text=True, stdout=writing,
-                            stderr=subprocess.PIPE)
+    result = subprocess.run(
+        [sys.executable, "-m", "cloze", *words.split()], cwd=ROOT, text=True, stdout=writing, stderr=subprocess.PIPE
+    )
     os.close(writing)
     assert (result.returncode, result.stderr) == (141, "")
 
@@ -295,17 +324,24 @@ def test_a_broken_pipe_elsewhere_is_an_error(monkeypatch):
 def test_a_pipe_of_commands_as_in_a_shell(folders):
     """Real processes: lines in, one JSON object a line out."""
     result = subprocess.run(
-        [sys.executable, "-m", "cloze", "predict", "embed", str(folders / "pretrained")], input="cat\nthe mat\n",
-        cwd=ROOT, text=True, capture_output=True, env=child_variables(OMP_NUM_THREADS="1"),
+        [sys.executable, "-m", "cloze", "predict", "embed", str(folders / "pretrained")],
+        input="cat\nthe mat\n",
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env=child_variables(OMP_NUM_THREADS="1"),
     )
     assert result.returncode == 0, result.stderr
     assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == ["cat", "the mat"]
 
 
 def test_a_model_without_an_operation_is_asked_what_its_head_is_for(folders, capsys):
-    for model, texts, key in (("pretrained", ["the [MASK] sat"], "blanks"), ("classifier", ["the cat"], "labels"),
-                              ("tagger", ["the cat"], "tags"),
-                              ("answerer", ["who ?", "--context", "the cat"], "answers")):
+    for model, texts, key in (
+        ("pretrained", ["the [MASK] sat"], "blanks"),
+        ("classifier", ["the cat"], "labels"),
+        ("tagger", ["the cat"], "tags"),
+        ("answerer", ["who ?", "--context", "the cat"], "answers"),
+    ):
         (line,) = lines(capsys, "predict", folders / model, *texts)
         assert key in line
     (line,) = lines(capsys, "predict", "--top_k", 1, folders / "classifier", "the cat")

@@ -23,8 +23,12 @@ from tests.byte_level import byte_tokenizer
 from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model, tokenizer
 
 TEXTS = [
-    "the cat sat on the mat .", "Walking to New newyork, the man bought milk!", "Who ate  an apple?",
-    "é unknownword playing wab", "a", "the sky is blue and the sea is blue " * 4,
+    "the cat sat on the mat .",
+    "Walking to New newyork, the man bought milk!",
+    "Who ate  an apple?",
+    "é unknownword playing wab",
+    "a",
+    "the sky is blue and the sea is blue " * 4,
 ]
 
 
@@ -75,8 +79,9 @@ def test_a_byte_level_blank_stands_for_a_word_with_its_space(tmp_path):
     assert masked == [*words[:2], ours.tokenizer.special_tokens.mask, *words[3:]]
 
 
-@pytest.mark.parametrize("named", [labels("bad", "good", "so-so"), {}, {"num_labels": 1}],
-                         ids=["labels", "default labels", "one label"])
+@pytest.mark.parametrize(
+    "named", [labels("bad", "good", "so-so"), {}, {"num_labels": 1}], ids=["labels", "default labels", "one label"]
+)
 @pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification", "regression", None])
 def test_classes_of_texts_and_pairs(tmp_path, problem, named):
     if problem == "single_label_classification" and "num_labels" in named:
@@ -116,8 +121,9 @@ def test_long_texts_are_cut_counted_and_said(tmp_path):
 
 
 @pytest.mark.parametrize("aggregation", ["none", "simple", "first", "average", "max"])
-@pytest.mark.parametrize("names, least", [(TAGS, 20), (("O", "E-PER", "S-PER", "B-LOC", "NOUN-proper"), 5)],
-                         ids=["IOB2", "other dashes"])
+@pytest.mark.parametrize(
+    "names, least", [(TAGS, 20), (("O", "E-PER", "S-PER", "B-LOC", "NOUN-proper"), 5)], ids=["IOB2", "other dashes"]
+)
 def test_tags_with_their_characters(tmp_path, aggregation, names, least):
     save_model(tmp_path, "BertForTokenClassification", seed=3, **labels(*names))
     theirs = pipe("token-classification", tmp_path, aggregation_strategy=aggregation)
@@ -205,8 +211,15 @@ def test_answers_over_all_windows_in_the_characters_of_the_text(tmp_path):
             expected = spans_of(reference, question, CONTEXT, size, min(step, room), longest)
             null = expected.pop(None)
             # Every start and end is a candidate, so that the best of all spans is what a plain search finds.
-            answers = ours.answer(question, CONTEXT, top_k=6, max_length=size, window_step=step,
-                                  max_answer_tokens=longest, candidates=1000)
+            answers = ours.answer(
+                question,
+                CONTEXT,
+                top_k=6,
+                max_length=size,
+                window_step=step,
+                max_answer_tokens=longest,
+                candidates=1000,
+            )
             expected = {span: score for span, score in expected.items() if not cuts_a_word(CONTEXT, span)}
             best = sorted(expected.items(), key=lambda item: -item[1])[:6]
             for answer, (_, score) in zip(answers, best, strict=True):
@@ -214,8 +227,16 @@ def test_answers_over_all_windows_in_the_characters_of_the_text(tmp_path):
                 assert answer.text == CONTEXT[answer.start : answer.end]
                 assert expected[answer.start, answer.end] == pytest.approx(score, abs=2e-5)
             assert (answers[0].start, answers[0].end) == best[0][0]
-            with_null = ours.answer(question, CONTEXT, top_k=1000, max_length=size, window_step=step,
-                                    max_answer_tokens=longest, candidates=1000, allow_no_answer=True)
+            with_null = ours.answer(
+                question,
+                CONTEXT,
+                top_k=1000,
+                max_length=size,
+                window_step=step,
+                max_answer_tokens=longest,
+                candidates=1000,
+                allow_no_answer=True,
+            )
             (none,) = [answer for answer in with_null if not answer.text]
             assert none.score == pytest.approx(null, abs=2e-5)
             assert sum(answer.probability for answer in with_null) == pytest.approx(1, abs=1e-6)
@@ -240,7 +261,7 @@ def test_byte_level_answers_in_the_characters_of_the_text(tmp_path):
     segments = [0] * (len(asked) + 2) + [1] * (len(ids) - len(asked) - 2)
     with torch.no_grad():
         output = reference(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([segments]))
-    begins, ends = output.start_logits[0][len(asked) + 2:], output.end_logits[0][len(asked) + 2:]
+    begins, ends = output.start_logits[0][len(asked) + 2 :], output.end_logits[0][len(asked) + 2 :]
     expected = {}
     for i, (start, start_end) in enumerate(text["offset_mapping"]):
         for j, (end_start, end) in enumerate(text["offset_mapping"][i:], i):
@@ -249,7 +270,8 @@ def test_byte_level_answers_in_the_characters_of_the_text(tmp_path):
     answers = ours.answer("who", context, top_k=1000, candidates=1000)
     assert all(answer.text == context[answer.start : answer.end] == answer.text.strip() for answer in answers)
     assert {(answer.start, answer.end) for answer in answers} == expected.keys() and "of milk" in {
-        answer.text for answer in answers}
+        answer.text for answer in answers
+    }
     for answer in answers:
         assert answer.score == pytest.approx(expected[answer.start, answer.end], abs=2e-5)
 
@@ -324,7 +346,10 @@ def test_a_word_in_its_contexts_beside_its_static_vector(model, pretrained):
     texts = ["I ate an apple, playing", "apple is playing and the man is playing"]
     found = model.word("playing", texts)
     assert [(word.text, word.text[word.start : word.end]) for word in found] == [
-        (texts[0], "playing"), (texts[1], "playing"), (texts[1], "playing")]
+        (texts[0], "playing"),
+        (texts[1], "playing"),
+        (texts[1], "playing"),
+    ]
     ids = model.tokenizer.encode("playing")
     static = reference.embeddings.word_embeddings.weight[ids].mean(0).detach()
     with torch.no_grad():
@@ -351,7 +376,12 @@ def test_a_byte_level_word_in_its_contexts(tmp_path):
     texts = ["apple phone", "i ate an apple", "(apple), pineapple apples apple.", "an\tapple phone"]
     found = model.word("apple", texts)
     assert [(word.text, word.start) for word in found] == [
-        (texts[0], 0), (texts[1], 9), (texts[2], 1), (texts[2], 26), (texts[3], 3)]
+        (texts[0], 0),
+        (texts[1], 9),
+        (texts[2], 1),
+        (texts[2], 26),
+        (texts[3], 3),
+    ]
     table = reference.embeddings.word_embeddings.weight.detach()
     for word in found:
         assert word.text[word.start : word.end] == "apple" and len(word.cosines) == len(found)
@@ -431,7 +461,8 @@ def test_options_of_another_kind_are_refused_by_name(model, pretrained, tmp_path
         said = said_by(lambda wrong=wrong: tagger.tag("a", aggregation=wrong))
         assert said == f"aggregation: found {wrong!r}, {names}"
     assert said_by(lambda: model.embed(["a"], pooling="avg")) == (
-        "pooling: found 'avg', expected one of cls, mean, max or None")
+        "pooling: found 'avg', expected one of cls, mean, max or None"
+    )
     assert said_by(lambda: model.similarity("a", "the", pooling="avg")).startswith("pooling: found 'avg'")
     assert said_by(lambda: model.fill_mask("[MASK]", top_k="3")) == "top_k: found '3', expected a whole number"
     assert said_by(lambda: model.embed(["a"], layer=True)) == "layer: found True, expected a whole number"
@@ -439,7 +470,8 @@ def test_options_of_another_kind_are_refused_by_name(model, pretrained, tmp_path
     np.testing.assert_array_equal(model.embed(["a"], layer=np.int64(1)), model.embed(["a"], layer=1))
     for wrong in ("newest", "3", 1.5, True):
         assert said_by(lambda wrong=wrong: Predictor.from_folder(pretrained, step=wrong)) == (
-            f"step: found {wrong!r}, expected a whole number, 'best', or None for the newest good one")
+            f"step: found {wrong!r}, expected a whole number, 'best', or None for the newest good one"
+        )
     assert "which is one model" in said_by(lambda: Predictor.from_folder(pretrained, step=3))
 
 
@@ -447,7 +479,8 @@ def test_models_that_python_names(pretrained, monkeypatch):
     for wrong in (None, 3, "", "  "):
         for load in (cloze.load, Predictor.from_folder):
             assert said_by(lambda load=load, wrong=wrong: load(wrong)).startswith(
-                f"model: found {wrong!r}, expected the folder of a Cloze run")
+                f"model: found {wrong!r}, expected the folder of a Cloze run"
+            )
     monkeypatch.setenv("HOME", str(pretrained.parent))
     assert cloze.load(f"~/{pretrained.name}").loaded.source == str(pretrained)
 
@@ -471,8 +504,7 @@ def test_texts_that_python_gives_are_checked_alike_everywhere(model, tmp_path):
         assert said_by(lambda method=method: method("abc")).startswith("texts: found one text, expected a list of them")
     assert said_by(lambda: model.fill_mask(["[MASK]"])) == f"text: found ['[MASK]'], {expected}"
     assert said_by(lambda: model.similarity("a", 3)) == f"text: found 3, {expected}"
-    assert said_by(lambda: classifier.classify(["a", "b"], ["a", None])) == (
-        f"text 2: found ('b', None), {expected}")
+    assert said_by(lambda: classifier.classify(["a", "b"], ["a", None])) == (f"text 2: found ('b', None), {expected}")
     assert said_by(lambda: classifier.classify(["a", "b"], {"a", "b"})).startswith("second texts: found {")
     save_model(tmp_path, "BertForMultipleChoice")
     chooser = Predictor.from_folder(tmp_path)

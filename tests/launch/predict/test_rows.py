@@ -116,8 +116,24 @@ def test_choices_and_answers(folders, tmp_path, capsys):
     rows = [{"begin": "the man went to the", "a": "store .", "b": "sky ."}]
     path, output = write(tmp_path / "choices.csv", rows), tmp_path / "chosen.csv"
     best = Predictor.from_folder(folders / "chooser").choose("the man went to the", ["store .", "sky ."])[0]
-    assert main(["predict", "choose", str(folders / "chooser"), "--file", str(path), "--text_columns", "begin", "a",
-                 "b", "--output", str(output)]) == 0
+    assert (
+        main(
+            [
+                "predict",
+                "choose",
+                str(folders / "chooser"),
+                "--file",
+                str(path),
+                "--text_columns",
+                "begin",
+                "a",
+                "b",
+                "--output",
+                str(output),
+            ]
+        )
+        == 0
+    )
     (found,) = read(output)
     assert (found["choice"], found["number"]) == (best.text, str(best.number))
     rows = [{"id": "7", "context": "the man went to the store .", "question": "who went ?"}]
@@ -156,7 +172,16 @@ def test_a_terminal_shows_how_far_it_is(folders, tmp_path, monkeypatch):
     path = write(tmp_path / "new.csv", [{"review": text} for text in TEXTS])
     with terminal() as (stream, shown):
         monkeypatch.setattr("sys.stderr", stream)
-        status = main(["predict", "classify", str(folders / "classifier"), "--file", str(path), "--output",
-                       str(tmp_path / "results.csv")])
+        status = main(
+            [
+                "predict",
+                "classify",
+                str(folders / "classifier"),
+                "--file",
+                str(path),
+                "--output",
+                str(tmp_path / "results.csv"),
+            ]
+        )
         monkeypatch.undo()
     assert status == 0 and b"3 texts" in bytes(shown)

@@ -44,8 +44,18 @@ from tests.slowed import slow_from
 from tests.synthetic import make_shards
 
 STEPS = 24
-RUN = ("--train.max_steps", str(STEPS), "--train.log_every_steps", "3", "--evaluation.every_steps", "12",
-       "--checkpoint.every_steps", "5", "--checkpoint.keep_last", "9")
+RUN = (
+    "--train.max_steps",
+    str(STEPS),
+    "--train.log_every_steps",
+    "3",
+    "--evaluation.every_steps",
+    "12",
+    "--checkpoint.every_steps",
+    "5",
+    "--checkpoint.keep_last",
+    "9",
+)
 WITHOUT_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 
 
@@ -57,11 +67,18 @@ def data(tmp_path_factory):
     make_shards(folder / "wiki")
     make_shards(folder / "web", train=90, seed=1, mask_sets=0, pairs=False, max_length=16)
     make_shards(folder / "books", train=20, validation=9, seed=2)
-    (folder / "mix.yaml").write_text(yaml.safe_dump({
-        "sources": [{"path": str(folder / "wiki")}, {"path": str(folder / "web"), "name": "crawl"}],
-        "phases": [{"weights": {"wiki": 1}, "until_tokens": 1000},
-                   {"weights": {"wiki": 1, "crawl": 2}, "until_tokens": 4000}, {"weights": {"crawl": 1}}],
-    }))
+    (folder / "mix.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "sources": [{"path": str(folder / "wiki")}, {"path": str(folder / "web"), "name": "crawl"}],
+                "phases": [
+                    {"weights": {"wiki": 1}, "until_tokens": 1000},
+                    {"weights": {"wiki": 1, "crawl": 2}, "until_tokens": 4000},
+                    {"weights": {"crawl": 1}},
+                ],
+            }
+        )
+    )
     return folder
 
 
@@ -106,18 +123,34 @@ def test_sentences_and_documents_of_one_text_are_trained_in_one_run(tmp_path):
     text = [corpus.write_jsonl(tmp_path / "in/a.jsonl", corpus.documents(60, seed=1))]
     found = {}
     for name, objective in (("sentences", "single_sentences"), ("documents", "full_sentences")):
-        found[name] = prepare(replace(corpus.config(tmp_path, text, max_length=64),
-                                      output=str(tmp_path / name), samples=SamplesConfig(objective=objective),
-                                      masking=PreparedMasking(mode="dynamic")))
-    separators = {name: [np.count_nonzero(row == manifest.special_tokens.separator) for row in _rows(manifest)]
-                  for name, manifest in found.items()}
+        found[name] = prepare(
+            replace(
+                corpus.config(tmp_path, text, max_length=64),
+                output=str(tmp_path / name),
+                samples=SamplesConfig(objective=objective),
+                masking=PreparedMasking(mode="dynamic"),
+            )
+        )
+    separators = {
+        name: [np.count_nonzero(row == manifest.special_tokens.separator) for row in _rows(manifest)]
+        for name, manifest in found.items()
+    }
     assert set(separators["sentences"]) == {1}, "a sample is one sentence"
     lengths = {name: ShardReader(manifest.folder).mean_length for name, manifest in found.items()}
     assert lengths["documents"] > 1.3 * lengths["sentences"], "a sample goes on over its document"
-    mix = json.dumps({"sources": [{"path": str(tmp_path / name), "weight": 1} for name in found],
-                      "proportions": "samples"})
-    run = ("--train.max_steps", "12", "--train.log_every_steps", "3", "--checkpoint.every_steps", "4",
-           "--model.max_position_embeddings", "64")
+    mix = json.dumps(
+        {"sources": [{"path": str(tmp_path / name), "weight": 1} for name in found], "proportions": "samples"}
+    )
+    run = (
+        "--train.max_steps",
+        "12",
+        "--train.log_every_steps",
+        "3",
+        "--checkpoint.every_steps",
+        "4",
+        "--model.max_position_embeddings",
+        "64",
+    )
     train(mix, tmp_path / "whole", *run)
     cut = pretrain_arguments(mix, tmp_path / "cut", *run)
     kill_when(ForkedRun(cut, 1, slow_from(6)), lambda: step_of(tmp_path / "cut") >= 6)
@@ -175,7 +208,8 @@ def test_losses_of_sources_make_the_loss_of_all(two):
 
 @torch.no_grad()
 def test_validation_is_measured_by_set_and_together(data, two):
-    """By a plain loop over each set; together counts the tokens of the data that is trained on, not the further set's.
+    """By a plain loop over each set; together counts the tokens of the data that is trained on, not the further
+    set's.
     """
     (*_, line) = (line for line in read_metrics(two[0]) if "validation/loss" in line)
     config = parse("pretrain", mixing(data, two[0])[1:])
@@ -188,8 +222,14 @@ def test_validation_is_measured_by_set_and_together(data, two):
         (batch,) = evaluation_batches(reader, micro_batch_size=reader.num_samples, rank=0, world_size=1)
         output = model(**batch)
         labelled = batch["next_sentence_label"] >= 0
-        sums[name] = np.array([float(output.mlm_losses.sum()), len(batch["labels"]),
-                               float(output.next_sentence_losses.sum()), int(labelled.sum())])
+        sums[name] = np.array(
+            [
+                float(output.mlm_losses.sum()),
+                len(batch["labels"]),
+                float(output.next_sentence_losses.sum()),
+                int(labelled.sum()),
+            ]
+        )
         assert line[f"validation/mlm_loss/{name}"] == pytest.approx(sums[name][0] / sums[name][1], abs=1e-5)
     mlm, masked, pairs_loss, pairs = sums["wiki"] + sums["crawl"]
     assert line["validation/mlm_loss"] == pytest.approx(mlm / masked, abs=1e-5)
@@ -198,15 +238,26 @@ def test_validation_is_measured_by_set_and_together(data, two):
 
 def test_the_best_by_one_set(data, tmp_path):
     run = tmp_path / "run"
-    train(data / "mix.yaml", run, "--train.max_steps", "6", "--evaluation.every_steps", "2",
-          "--evaluation.metric", "loss/crawl", "--evaluation.keep_best", "true")
+    train(
+        data / "mix.yaml",
+        run,
+        "--train.max_steps",
+        "6",
+        "--evaluation.every_steps",
+        "2",
+        "--evaluation.metric",
+        "loss/crawl",
+        "--evaluation.keep_best",
+        "true",
+    )
     measured = {line["step"]: line["validation/loss/crawl"] for line in read_metrics(run) if "validation/loss" in line}
     best = min(measured, key=measured.get)
     state = json.loads((run / "checkpoints" / "step-00000006" / "state.json").read_text())
     assert (state["best_step"], state["best_metric"]) == (best, "loss/crawl")
     assert state["best_value"] == pytest.approx(measured[best])
-    output = train(data / "mix.yaml", tmp_path / "other", "--train.max_steps", "2", "--evaluation.metric", "loss/web",
-                   status=2)
+    output = train(
+        data / "mix.yaml", tmp_path / "other", "--train.max_steps", "2", "--evaluation.metric", "loss/web", status=2
+    )
     assert "evaluation.metric: found 'loss/web', expected one of what is measured here: loss, loss/crawl" in output
 
 
@@ -216,24 +267,41 @@ def test_what_is_mixed_may_not_change_unseen(data, two, tmp_path):
 
     def refused(changed: dict, *overrides: str) -> str:
         (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed))
-        return finish(ForkedRun(pretrain_arguments(tmp_path / "changed.yaml", run, *RUN, *WITHOUT_DROPOUT, *overrides)),
-                      2)
+        return finish(
+            ForkedRun(pretrain_arguments(tmp_path / "changed.yaml", run, *RUN, *WITHOUT_DROPOUT, *overrides)), 2
+        )
 
-    weights_changed = {**mix, "phases": [mix["phases"][0], {**mix["phases"][1], "weights": {"wiki": 1, "crawl": 3}},
-                                         mix["phases"][2]]}
+    weights_changed = {
+        **mix,
+        "phases": [mix["phases"][0], {**mix["phases"][1], "weights": {"wiki": 1, "crawl": 3}}, mix["phases"][2]],
+    }
     assert "with another run, whose source_shares is 'from sample 0: 1, 0; from" in refused(weights_changed)
     assert "whose source_names is 'wiki, crawl', expected 'crawl, wiki'" in refused(
-        {**mix, "sources": mix["sources"][::-1]})
+        {**mix, "sources": mix["sources"][::-1]}
+    )
     other = make_shards(tmp_path / "other", train=90, seed=7, mask_sets=0, pairs=False, max_length=16)
     swapped = {**mix, "sources": [mix["sources"][0], {"path": str(other), "name": "crawl"}]}
     assert "with another run, whose manifest_hash.crawl is" in refused(swapped)
     shutil.copytree(data / "wiki", tmp_path / "moved")  # but folders may lie elsewhere
     moved = {**mix, "sources": [{"path": str(tmp_path / "moved"), "name": "wiki"}, mix["sources"][1]]}
     (tmp_path / "changed.yaml").write_text(yaml.safe_dump(moved))
-    assert "complete at step 24" in finish(ForkedRun(
-        pretrain_arguments(tmp_path / "changed.yaml", run, *RUN, *WITHOUT_DROPOUT)))
-    accepted = finish(ForkedRun(pretrain_arguments(data / "wiki", run, *RUN, *WITHOUT_DROPOUT,
-                                                   "--train.max_steps", "26", "--checkpoint.accept_changes", "true")))
+    assert "complete at step 24" in finish(
+        ForkedRun(pretrain_arguments(tmp_path / "changed.yaml", run, *RUN, *WITHOUT_DROPOUT))
+    )
+    accepted = finish(
+        ForkedRun(
+            pretrain_arguments(
+                data / "wiki",
+                run,
+                *RUN,
+                *WITHOUT_DROPOUT,
+                "--train.max_steps",
+                "26",
+                "--checkpoint.accept_changes",
+                "true",
+            )
+        )
+    )
     assert "complete at step 26" in accepted  # from a mixture to one folder
 
 
@@ -285,18 +353,23 @@ def test_folders_that_do_not_fit_together_are_refused_in_one_line(data, tmp_path
     assert "--data: found wight in it, which is no field there; it takes " in error
     assert "found --data.temper, which is no option; --data takes" in error_of(capsys, "--data.temper", "3", *run)
     for arguments, expected in (
-        (("--masking.phases", "[{rate: 0.3, until_share: 0.5}, {rate: 0.2, until_tokens: 9}, {rate: 0.1}]"),
-         "masking.phases: found until_tokens and until_share, expected one of them"),
+        (
+            ("--masking.phases", "[{rate: 0.3, until_share: 0.5}, {rate: 0.2, until_tokens: 9}, {rate: 0.1}]"),
+            "masking.phases: found until_tokens and until_share, expected one of them",
+        ),
         (("--masking.phases", "[{rate: 0.3}, {rate: 0.1}]"), "masking.phases: found a phase without an end"),
         (("--masking.phases", "[{rate: 0.3}]", "--masking.rate", "0.2"), "expected one of the two"),
         (("--masking.strategy", "span"), f"masking.strategy: found span with shards in {data / 'wiki'} that hold"),
         (("--evaluation.masking_rate", "1.5"), "evaluation.masking_rate: found 1.5, expected a share"),
-        (("--masking.phases", "[{rate: 0.3, until_share: 0.5}, {rate: 0.1}]", "--train.time_budget_hours", "1"),
-         "masking.phases: found until_share 0.5 in a run with a time budget"),
+        (
+            ("--masking.phases", "[{rate: 0.3, until_share: 0.5}, {rate: 0.1}]", "--train.time_budget_hours", "1"),
+            "masking.phases: found until_share 0.5 in a run with a time budget",
+        ),
     ):
         assert expected in error_of(capsys, "--data", str(data / "wiki"), *run, *arguments)
     assert "evaluation.sets: found crawl, expected a name that no source" in error_of(
-        capsys, "--data", str(data / "mix.yaml"), *run, "--evaluation.sets.crawl", str(data / "books"))
+        capsys, "--data", str(data / "mix.yaml"), *run, "--evaluation.sets.crawl", str(data / "books")
+    )
 
 
 def opened(data, mixture, **sections):
@@ -362,14 +435,14 @@ def test_validation_has_a_rate_of_its_own(data, tmp_path):
     """The run masks 5%, then 60%; validation is masked at the manifest's rate, or at the one that is given."""
     phases = ("--masking.phases", "[{rate: 0.05, until_share: 0.5}, {rate: 0.6}]", "--masking.strategy", "whole_word")
     found = {}
-    for name, more in (("manifest", ()), ("given", ("--evaluation.masking_rate", "0.5")),
-                       ("plain", ())):
+    for name, more in (("manifest", ()), ("given", ("--evaluation.masking_rate", "0.5")), ("plain", ())):
         train(data / "web", tmp_path / name, "--train.max_steps", "2", *more, *(phases if name != "plain" else ()))
         found[name] = [line["validation/loss"] for line in read_metrics(tmp_path / name) if "validation/loss" in line]
     assert found["manifest"][0] == found["plain"][0] != found["given"][0]
     assert found["manifest"][1] != found["plain"][1]  # another training
-    output = train(data / "wiki", tmp_path / "stored", "--train.max_steps", "2", "--evaluation.masking_rate", "0.5",
-                   status=2)
+    output = train(
+        data / "wiki", tmp_path / "stored", "--train.max_steps", "2", "--evaluation.masking_rate", "0.5", status=2
+    )
     assert "evaluation.masking_rate: found 0.5 with shards" in output and "hold their masks" in output
     with pytest.raises(UserError, match="expected a share above 0"):
         MaskingConfig(phases=[MaskingPhase(1.5)])

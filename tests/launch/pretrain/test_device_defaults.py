@@ -38,10 +38,15 @@ def config_in(folder, **train) -> PretrainConfig:
     return PretrainConfig(data="", output=str(folder), model=BertConfig(vocab_size=100), train=TrainConfig(**train))
 
 
-@pytest.mark.parametrize(("kernel", "stage", "device", "expected"), [
-    ("varlen", 0, GPU, True), ("sdpa", 0, GPU, False), ("varlen", 1, GPU, False),
-    ("eager", 0, torch.device("cpu"), False),
-])
+@pytest.mark.parametrize(
+    ("kernel", "stage", "device", "expected"),
+    [
+        ("varlen", 0, GPU, True),
+        ("sdpa", 0, GPU, False),
+        ("varlen", 1, GPU, False),
+        ("eager", 0, torch.device("cpu"), False),
+    ],
+)
 def test_layers_are_compiled_where_that_is_proven(tmp_path, machine, kernel, stage, device, expected):
     machine["kernel"], told = kernel, Told()
     config = config_in(tmp_path)
@@ -111,5 +116,11 @@ def test_facts_are_those_of_the_device_at_hand():
 
 def test_fine_tuning_compiles_nothing():
     with pytest.raises(UserError, match="train.compile: found True, expected null"):
-        FinetuneConfig(model="m", task="classification", train_file="t", validation="v", output="o",
-                       train=TrainConfig(compile=True))
+        FinetuneConfig(
+            model="m",
+            task="classification",
+            train_file="t",
+            validation="v",
+            output="o",
+            train=TrainConfig(compile=True),
+        )

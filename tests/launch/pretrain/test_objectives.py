@@ -44,8 +44,16 @@ from tests.synthetic import make_shards
 
 NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 
-ELECTRA = ("--objective", "replaced_tokens", "--model.embedding_size", "16", "--model.pooler", "false",
-           "--objective_options.generator_size", "0.5")
+ELECTRA = (
+    "--objective",
+    "replaced_tokens",
+    "--model.embedding_size",
+    "16",
+    "--model.pooler",
+    "false",
+    "--objective_options.generator_size",
+    "0.5",
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +66,34 @@ def teacher(data, tmp_path_factory):
     """A folder of transformers' own: four layers, the student's width, the shards' tokenizer."""
     folder = tmp_path_factory.mktemp("teacher") / "model"
     torch.manual_seed(3)
-    transformers.BertForMaskedLM(transformers.BertConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=32, initializer_range=0.2,
-    )).save_pretrained(folder)
+    transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            vocab_size=64,
+            hidden_size=32,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=32,
+            initializer_range=0.2,
+        )
+    ).save_pretrained(folder)
     for path in (data / "tokenizer").iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     return folder
 
 
 def distilled(teacher) -> tuple[str, ...]:
-    return (*NO_DROPOUT, "--objective", "distillation", "--objective_options.teacher", str(teacher), "--init_from",
-            str(teacher), "--init_layers", "[1, 3]")
+    return (
+        *NO_DROPOUT,
+        "--objective",
+        "distillation",
+        "--objective_options.teacher",
+        str(teacher),
+        "--init_from",
+        str(teacher),
+        "--init_layers",
+        "[1, 3]",
+    )
 
 
 def expected_flops(data) -> float:
@@ -86,16 +110,20 @@ def expected_losses(data, teacher) -> dict[str, float]:
     theirs = transformers.BertForMaskedLM.from_pretrained(teacher, attn_implementation="eager").eval()
     student = transformers.BertForMaskedLM.from_pretrained(teacher, attn_implementation="eager").eval()
     student.bert.encoder.layer = torch.nn.ModuleList([theirs.bert.encoder.layer[1], theirs.bert.encoder.layer[3]])
-    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
-                         world_size=1, seed=42)
+    stream = BatchStream(
+        ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0, world_size=1, seed=42
+    )
     (batch,) = next(stream).micro_batches
     stream.close()
     sums, tokens = torch.zeros(3, dtype=torch.float64), 0
     for low, high in batch["sequence_offsets"].unfold(0, 2, 1).tolist():
         inside = (batch["masked_positions"] >= low) & (batch["masked_positions"] < high)
         places, labels = batch["masked_positions"][inside] - low, batch["labels"][inside]
-        given = {"input_ids": batch["input_ids"][None, low:high],
-                 "token_type_ids": batch["token_type_ids"][None, low:high], "output_hidden_states": True}
+        given = {
+            "input_ids": batch["input_ids"][None, low:high],
+            "token_type_ids": batch["token_type_ids"][None, low:high],
+            "output_hidden_states": True,
+        }
         with torch.no_grad():
             one, other = student(**given), theirs(**given)
         own, shown = one.logits[0, places], other.logits[0, places]
@@ -112,15 +140,26 @@ def expected_losses(data, teacher) -> dict[str, float]:
 def test_distillation_has_the_losses_of_the_reference_and_one_step_for_any_split(data, teacher, tmp_path):
     one = ("--train.max_steps", "1", "--schedule.warmup_steps", "0", "--train.precision", "fp32")
     for processes, micro in ((1, 16), (2, 2)):
-        shown = train(data, tmp_path / f"{processes}", *distilled(teacher), *one, "--train.micro_batch_size",
-                      str(micro), processes=processes)
+        shown = train(
+            data,
+            tmp_path / f"{processes}",
+            *distilled(teacher),
+            *one,
+            "--train.micro_batch_size",
+            str(micro),
+            processes=processes,
+        )
     (flops,) = re.findall(r"FLOPs a token .*?([\d.]+) M", shown)
     assert 1e6 * float(flops) == pytest.approx(expected_flops(data), rel=1e-3)
     (line,) = (line for line in read_metrics(tmp_path / "2") if "train/loss" in line)
     expected = expected_losses(data, teacher)
     assert {name: line[name] for name in expected} == pytest.approx(expected, rel=1e-4)
-    assert line["train/loss"] == pytest.approx(2 * line["train/mlm_loss"] + 5 * line["train/soft_loss"]
-                                               + line["train/cosine_loss"] + line["train/next_sentence_loss"])
+    assert line["train/loss"] == pytest.approx(
+        2 * line["train/mlm_loss"]
+        + 5 * line["train/soft_loss"]
+        + line["train/cosine_loss"]
+        + line["train/next_sentence_loss"]
+    )
     # The first step of Adam is 3e-3 wide for any gradient; sums in another order move it by 1e-5 here.
     assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 5e-5)
     assert not any("teacher" in name for name in weights(tmp_path / "1"))
@@ -137,8 +176,9 @@ def next_tokens_until(data, step) -> tuple[str, ...]:
 def next_token_loss(data, teacher) -> float:
     """Mean over the first global batch by transformers' decoder, which shifts the labels itself, a sample at a time."""
     theirs = transformers.BertLMHeadModel.from_pretrained(teacher, is_decoder=True, attn_implementation="eager").eval()
-    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
-                         world_size=1, seed=42)
+    stream = BatchStream(
+        ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0, world_size=1, seed=42
+    )
     indices = next(stream).indices
     stream.close()
     total, count = 0.0, 0
@@ -153,9 +193,22 @@ def next_token_loss(data, teacher) -> float:
 
 
 def test_next_tokens_have_the_loss_of_a_decoder_and_one_step_for_any_split(data, teacher, tmp_path):
-    arguments = (*NO_DROPOUT, *next_tokens_until(data, 2), "--train.max_steps", "4", "--schedule.warmup_steps", "0",
-                 "--train.precision", "fp32", "--train.log_every_steps", "1", "--model.num_hidden_layers", "4",
-                 "--init_from", str(teacher))
+    arguments = (
+        *NO_DROPOUT,
+        *next_tokens_until(data, 2),
+        "--train.max_steps",
+        "4",
+        "--schedule.warmup_steps",
+        "0",
+        "--train.precision",
+        "fp32",
+        "--train.log_every_steps",
+        "1",
+        "--model.num_hidden_layers",
+        "4",
+        "--init_from",
+        str(teacher),
+    )
     for processes, micro in ((1, 16), (2, 2)):
         train(data, tmp_path / f"{processes}", *arguments, "--train.micro_batch_size", str(micro), processes=processes)
     lines = {line["step"]: line for line in read_metrics(tmp_path / "2") if "train/loss" in line}
@@ -166,7 +219,8 @@ def test_next_tokens_have_the_loss_of_a_decoder_and_one_step_for_any_split(data,
     for step in (3, 4):
         assert "train/next_token_loss" not in lines[step]
         assert lines[step]["train/loss"] == pytest.approx(
-            lines[step]["train/mlm_loss"] + lines[step]["train/next_sentence_loss"])
+            lines[step]["train/mlm_loss"] + lines[step]["train/next_sentence_loss"]
+        )
     # Each step of Adam is 3e-3 wide for any gradient; sums in another order move it a little.
     assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 2e-4)
 
@@ -174,34 +228,44 @@ def test_next_tokens_have_the_loss_of_a_decoder_and_one_step_for_any_split(data,
 def test_next_tokens_are_for_masked_tokens_alone_and_leave_sources_out(data, tmp_path):
     until = next_tokens_until(data, 2)
     for options, expected in (
-        (("--objective", "span_boundary", *until),
-         f"masking.next_tokens_until: found {until[1]} with objective span_boundary, expected 0, or objective masked"),
+        (
+            ("--objective", "span_boundary", *until),
+            f"masking.next_tokens_until: found {until[1]} with objective span_boundary, expected 0, "
+            "or objective masked",
+        ),
         (("--masking.next_tokens_until", "-1"), "masking.next_tokens_until: found -1, expected at least 0"),
         (("--train.max_steps", "2", *until), "masking.next_tokens_until: found"),
-        (("--evaluation.patience", "2", *until),
-         "evaluation.patience: found 2 with masking.next_tokens_until, expected null"),
+        (
+            ("--evaluation.patience", "2", *until),
+            "evaluation.patience: found 2 with masking.next_tokens_until, expected null",
+        ),
     ):
         said = train(data, tmp_path / "refused", *options, status=2).splitlines()
         assert expected in said[-1] and said[-1].startswith("error: "), said
     assert not (tmp_path / "refused").exists()
     mixture = {"sources": [{"path": str(data), "name": name, "weight": 1} for name in ("one", "two")]}
-    train(json.dumps(mixture), tmp_path / "mixed", *until, "--train.max_steps", "4",
-          "--train.log_every_steps", "1")
+    train(json.dumps(mixture), tmp_path / "mixed", *until, "--train.max_steps", "4", "--train.log_every_steps", "1")
     lines = [line for line in read_metrics(tmp_path / "mixed") if "train/loss" in line]
     assert [("train/next_token_loss" in line, "train/mlm_loss/one" in line) for line in lines] == [
-        (True, False), (True, False), (False, True), (False, True)]
+        (True, False),
+        (True, False),
+        (False, True),
+        (False, True),
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["distillation", "span_boundary", "replaced_tokens", "next_tokens"])
 def test_a_killed_run_resumes_exactly(data, teacher, tmp_path, objective):
-    named = {"distillation": distilled(teacher), "replaced_tokens": ELECTRA,
-             "next_tokens": next_tokens_until(data, 12)}.get(objective, ("--objective", objective))
+    named = {
+        "distillation": distilled(teacher),
+        "replaced_tokens": ELECTRA,
+        "next_tokens": next_tokens_until(data, 12),
+    }.get(objective, ("--objective", objective))
     arguments = ("--train.max_steps", "24", "--checkpoint.every_steps", "8", "--zero.stage", "2", *named)
     whole, cut = (pretrain_arguments(data, tmp_path / name, *arguments) for name in ("whole", "cut"))
     finish(ForkedRun(whole, 2))
-    kill_when(ForkedRun(cut, 2, slow_from(12)),
-              lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
+    kill_when(ForkedRun(cut, 2, slow_from(12)), lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
     finish(ForkedRun(cut, 2))
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
     assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
@@ -213,27 +277,35 @@ def expected_boundary_loss(data, run, folder) -> tuple[float, float]:
     main(["export", str(run), "--output", str(folder)])
     encoder = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
     own = weights(run)
-    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
-                         world_size=1, seed=42)
+    stream = BatchStream(
+        ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0, world_size=1, seed=42
+    )
     (batch,) = next(stream).micro_batches
     stream.close()
     masked = dict(zip(batch["masked_positions"].tolist(), batch["labels"].tolist(), strict=True))
     losses, hits = [], []
     for low, high in batch["sequence_offsets"].unfold(0, 2, 1).tolist():
         with torch.no_grad():
-            hidden = encoder(batch["input_ids"][None, low:high],
-                             token_type_ids=batch["token_type_ids"][None, low:high]).last_hidden_state[0]
+            hidden = encoder(
+                batch["input_ids"][None, low:high], token_type_ids=batch["token_type_ids"][None, low:high]
+            ).last_hidden_state[0]
         for place in (place for place in masked if low <= place < high):
             start, end = place, place
             while start - 1 in masked:
                 start -= 1
             while end + 1 in masked:
                 end += 1
-            vector = torch.cat((hidden[start - 1 - low], hidden[end + 1 - low],
-                                own["boundary_positions.weight"][min(place - start, 2)]))
+            vector = torch.cat(
+                (
+                    hidden[start - 1 - low],
+                    hidden[end + 1 - low],
+                    own["boundary_positions.weight"][min(place - start, 2)],
+                )
+            )
             for layer in ("0", "3"):
-                vector = torch.nn.functional.gelu(own[f"boundary_layers.{layer}.weight"] @ vector
-                                                  + own[f"boundary_layers.{layer}.bias"])
+                vector = torch.nn.functional.gelu(
+                    own[f"boundary_layers.{layer}.weight"] @ vector + own[f"boundary_layers.{layer}.bias"]
+                )
                 vector = torch.nn.functional.layer_norm(vector, (32,), eps=1e-12)  # of weight 1 and bias 0
             scores = own["bert.embeddings.word.weight"][:64] @ vector
             losses.append(torch.nn.functional.cross_entropy(scores, torch.tensor(masked[place])))
@@ -242,8 +314,17 @@ def expected_boundary_loss(data, run, folder) -> tuple[float, float]:
 
 
 def test_span_boundaries_have_the_loss_of_their_formula_and_one_step_for_any_split(data, tmp_path):
-    run = (*NO_DROPOUT, "--objective", "span_boundary", "--objective_options.longest", "3", "--train.max_steps", "1",
-           "--train.precision", "fp32")
+    run = (
+        *NO_DROPOUT,
+        "--objective",
+        "span_boundary",
+        "--objective_options.longest",
+        "3",
+        "--train.max_steps",
+        "1",
+        "--train.precision",
+        "fp32",
+    )
     # One step at the rate 0, so that the checkpoint holds the weights that the loss was measured with.
     train(data, tmp_path / "still", *run, "--schedule.warmup_steps", "1", "--train.micro_batch_size", "4")
     (line,) = (line for line in read_metrics(tmp_path / "still") if "train/loss" in line)
@@ -251,10 +332,19 @@ def test_span_boundaries_have_the_loss_of_their_formula_and_one_step_for_any_spl
     assert line["train/boundary_loss"] == pytest.approx(loss, rel=1e-4)
     assert line["train/boundary_accuracy"] == pytest.approx(accuracy)
     assert line["train/loss"] == pytest.approx(
-        line["train/mlm_loss"] + line["train/boundary_loss"] + line["train/next_sentence_loss"])
+        line["train/mlm_loss"] + line["train/boundary_loss"] + line["train/next_sentence_loss"]
+    )
     for processes, micro in ((1, 16), (2, 2)):
-        train(data, tmp_path / f"{processes}", *run, "--schedule.warmup_steps", "0", "--train.micro_batch_size",
-              str(micro), processes=processes)
+        train(
+            data,
+            tmp_path / f"{processes}",
+            *run,
+            "--schedule.warmup_steps",
+            "0",
+            "--train.micro_batch_size",
+            str(micro),
+            processes=processes,
+        )
     assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 5e-5)
 
 
@@ -298,8 +388,9 @@ class Reference(torch.nn.Module):
 
 
 def electra_batch(data) -> dict:
-    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
-                         world_size=1, seed=42)
+    stream = BatchStream(
+        ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0, world_size=1, seed=42
+    )
     (batch,) = next(stream).micro_batches
     stream.close()
     return batch
@@ -329,8 +420,17 @@ def test_replaced_tokens_have_the_losses_and_the_step_of_the_reference_for_any_s
     torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
     moved = ("--schedule.warmup_steps", "0", "--optimizer.weight_decay", "0", "--optimizer.eps", "1e-12")
     for processes, micro, stage in ((1, 16, 0), (2, 2, 2)):
-        train(data, tmp_path / f"{processes}", *run, *moved, "--train.micro_batch_size", str(micro), "--zero.stage",
-              str(stage), processes=processes)
+        train(
+            data,
+            tmp_path / f"{processes}",
+            *run,
+            *moved,
+            "--train.micro_batch_size",
+            str(micro),
+            "--zero.stage",
+            str(stage),
+            processes=processes,
+        )
     after = Reference(*export_both(tmp_path / "1", tmp_path / "after")).state_dict()
     checked = 0
     for name, parameter in reference.named_parameters():
@@ -350,17 +450,34 @@ def test_replaced_tokens_have_the_losses_and_the_step_of_the_reference_for_any_s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("objective", "term", "weight", "stages"), [
-    ("replaced_tokens", "detection", 50, (1, 3)), ("span_boundary", "boundary", 1, (3,)),
-    ("distillation", "soft", None, (3,)),
-])
-def test_objectives_are_the_same_on_other_processes_and_in_evaluation(data, teacher, tmp_path, objective, term, weight,
-                                                                      stages):
+@pytest.mark.parametrize(
+    ("objective", "term", "weight", "stages"),
+    [
+        ("replaced_tokens", "detection", 50, (1, 3)),
+        ("span_boundary", "boundary", 1, (3,)),
+        ("distillation", "soft", None, (3,)),
+    ],
+)
+def test_objectives_are_the_same_on_other_processes_and_in_evaluation(
+    data, teacher, tmp_path, objective, term, weight, stages
+):
     """Two processes up to a checkpoint, one process from there on: the curves of one process all along."""
     named = {"replaced_tokens": (*NO_DROPOUT, *ELECTRA), "distillation": distilled(teacher)}.get(
-        objective, (*NO_DROPOUT, "--objective", objective))
-    run = (*named, "--train.max_steps", "8", "--evaluation.every_steps", "4", "--checkpoint.every_steps", "4",
-           "--checkpoint.keep_last", "2", "--train.learning_rate", "1e-3")
+        objective, (*NO_DROPOUT, "--objective", objective)
+    )
+    run = (
+        *named,
+        "--train.max_steps",
+        "8",
+        "--evaluation.every_steps",
+        "4",
+        "--checkpoint.every_steps",
+        "4",
+        "--checkpoint.keep_last",
+        "2",
+        "--train.learning_rate",
+        "1e-3",
+    )
     train(data, tmp_path / "whole", *run, "--train.micro_batch_size", "16")
     expected = [line for line in curve(tmp_path / "whole") if f"train/{term}_loss" in line]
     for stage in stages:
@@ -370,26 +487,39 @@ def test_objectives_are_the_same_on_other_processes_and_in_evaluation(data, teac
         train(data, output, *run, "--train.micro_batch_size", "8", "--zero.stage", str(stage))
         found = [line for line in curve(output) if f"train/{term}_loss" in line]
         for line, other in zip(expected, found, strict=True):
-            for name in line.keys() & {f"train/{each}{kind}" for each in ("", "mlm_", f"{term}_")
-                                       for kind in ("loss", "accuracy")}:
+            for name in line.keys() & {
+                f"train/{each}{kind}" for each in ("", "mlm_", f"{term}_") for kind in ("loss", "accuracy")
+            }:
                 assert other[name] == pytest.approx(line[name], rel=1e-3), (stage, line["step"], name)
-        one, two = ([line for line in curve(each) if f"validation/{term}_loss" in line]
-                    for each in (tmp_path / "whole", output))
+        one, two = (
+            [line for line in curve(each) if f"validation/{term}_loss" in line] for each in (tmp_path / "whole", output)
+        )
         assert [line["step"] for line in one] == [0, 4, 8]
         for line, other in zip(one, two, strict=True):
             assert other[f"validation/{term}_loss"] == pytest.approx(line[f"validation/{term}_loss"], rel=1e-3)
             if weight:  # of two terms and next sentences
                 assert other["validation/loss"] == pytest.approx(
-                    other["validation/mlm_loss"] + weight * other[f"validation/{term}_loss"]
-                    + other.get("validation/next_sentence_loss", 0), rel=1e-3)
+                    other["validation/mlm_loss"]
+                    + weight * other[f"validation/{term}_loss"]
+                    + other.get("validation/next_sentence_loss", 0),
+                    rel=1e-3,
+                )
 
 
 def test_generators_have_the_published_shapes():
-    for name, size, expected in (("electra-small", 1 / 4, (64, 1, 256, 12, 128)),
-                                 ("base", 1 / 3, (256, 4, 1024, 12, 768)), ("large", 1 / 4, (256, 4, 1024, 24, 1024))):
+    for name, size, expected in (
+        ("electra-small", 1 / 4, (64, 1, 256, 12, 128)),
+        ("base", 1 / 3, (256, 4, 1024, 12, 768)),
+        ("large", 1 / 4, (256, 4, 1024, 24, 1024)),
+    ):
         made = generator_config(BertConfig.preset(name), size)
-        assert expected == (made.hidden_size, made.num_attention_heads, made.intermediate_size,
-                            made.num_hidden_layers, made.embedding_size)
+        assert expected == (
+            made.hidden_size,
+            made.num_attention_heads,
+            made.intermediate_size,
+            made.num_hidden_layers,
+            made.embedding_size,
+        )
 
 
 @pytest.mark.slow
@@ -435,13 +565,31 @@ def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, t
 def test_objectives_show_the_sources_of_a_mixture_and_take_all_masking_rates(data, teacher, tmp_path):
     """With dropout, and so many masked tokens that more vectors are read than there are tokens."""
     other = make_shards(tmp_path / "other", mask_sets=0, seed=5)
-    mixture = {"sources": [{"path": str(make_shards(tmp_path / "one", mask_sets=0)), "name": "one", "weight": 1},
-                           {"path": str(other), "name": "two", "weight": 1}]}
-    options = {"span_boundary": ("--objective", "span_boundary"), "replaced_tokens": ELECTRA,
-               "distillation": ("--objective", "distillation", "--objective_options.teacher", str(teacher))}
+    mixture = {
+        "sources": [
+            {"path": str(make_shards(tmp_path / "one", mask_sets=0)), "name": "one", "weight": 1},
+            {"path": str(other), "name": "two", "weight": 1},
+        ]
+    }
+    options = {
+        "span_boundary": ("--objective", "span_boundary"),
+        "replaced_tokens": ELECTRA,
+        "distillation": ("--objective", "distillation", "--objective_options.teacher", str(teacher)),
+    }
     for objective, more in options.items():
-        train(json.dumps(mixture), tmp_path / objective, *more, "--train.max_steps", "2",
-              "--masking.rate", "0.6", "--train.micro_batch_size", "1", "--model.hidden_dropout_prob", "0.1")
+        train(
+            json.dumps(mixture),
+            tmp_path / objective,
+            *more,
+            "--train.max_steps",
+            "2",
+            "--masking.rate",
+            "0.6",
+            "--train.micro_batch_size",
+            "1",
+            "--model.hidden_dropout_prob",
+            "0.1",
+        )
         lines = [line for line in read_metrics(tmp_path / objective) if "train/loss" in line]
         assert {f"train/mlm_loss/{name}" for name in ("one", "two")} & lines[-1].keys()
 
@@ -457,6 +605,7 @@ def test_a_start_takes_no_part_of_another_objectives_parameters(data, tmp_path):
     train(data, tmp_path / "first", *span, "--objective_options.longest", "10")
     said = train(data, tmp_path / "second", *span, "--init_from", str(tmp_path / "first"))
     assert "initialized" in said and "boundary_positions.weight" in said
-    said = train(data, tmp_path / "third", *span, "--init_from", str(tmp_path / "first"), "--init_optimizer", "true",
-                 status=2)
+    said = train(
+        data, tmp_path / "third", *span, "--init_from", str(tmp_path / "first"), "--init_optimizer", "true", status=2
+    )
     assert "init_optimizer: found a run that trains boundary_positions.weight" in said.splitlines()[-1]

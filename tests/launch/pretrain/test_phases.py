@@ -80,12 +80,23 @@ def test_a_killed_second_phase_resumes_and_does_not_look_back(short, long, first
         shutil.copytree(first, source)
     else:
         train(short, source, "--train.max_steps", "12", "--zero.stage", stage, processes=2)
-    arguments = ("--train.max_steps", "24", "--checkpoint.every_steps", "8", "--zero.stage", stage, "--init_from",
-                 str(source), "--init_optimizer", "true", "--train.learning_rate", "1e-3")
+    arguments = (
+        "--train.max_steps",
+        "24",
+        "--checkpoint.every_steps",
+        "8",
+        "--zero.stage",
+        stage,
+        "--init_from",
+        str(source),
+        "--init_optimizer",
+        "true",
+        "--train.learning_rate",
+        "1e-3",
+    )
     whole, cut = (pretrain_arguments(long, tmp_path / name, *arguments) for name in ("whole", "cut"))
     assert table(finish(ForkedRun(whole, 2)))["moments"] == "taken, of 12 steps"
-    kill_when(ForkedRun(cut, 2, slow_from(12)),
-              lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
+    kill_when(ForkedRun(cut, 2, slow_from(12)), lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
     shutil.rmtree(source)
     output = finish(ForkedRun(cut, 2))
     assert "resumed from step" in output and "init_from:" not in output
@@ -122,8 +133,17 @@ def test_moments_go_on_as_if_there_were_one_run(tmp_path, stage):
     apart = []
     for moments in ("true", "false"):
         run = tmp_path / moments
-        train(data, run, *fixed, "--train.max_steps", "4", "--init_from", str(tmp_path / "first"), "--init_optimizer",
-              moments)
+        train(
+            data,
+            run,
+            *fixed,
+            "--train.max_steps",
+            "4",
+            "--init_from",
+            str(tmp_path / "first"),
+            "--init_optimizer",
+            moments,
+        )
         left, right = weights(tmp_path / "one"), weights(run)
         apart.append(max((left[name] - right[name]).abs().max().item() for name in left))
     assert apart[0] <= 2e-5 and apart[1] > 1e-3
@@ -136,15 +156,22 @@ def test_longer_positions_are_refused_or_extended_by_name(short, long, tmp_path)
     output = train(long, tmp_path / "second", *arguments, status=2)
     assert "found 32, expected 16, those that init_from" in output.splitlines()[-1]
     assert table(train(long, tmp_path / "second", *arguments, "--init_positions", "extend"))["positions"] == (
-        "0 to 15 taken, 16 to 31 drawn")
+        "0 to 15 taken, 16 to 31 drawn"
+    )
     before, after = (weights(tmp_path / name)["bert.embeddings.position.weight"] for name in ("first", "second"))
     assert torch.equal(before, after[:16]) and after[16:].std() == pytest.approx(0.02, rel=0.1)
 
 
 def test_a_hugging_face_bert_is_trained_on(long, tmp_path):
     """Written by transformers, with a masked-LM head and no other; its evaluation is that of transformers."""
-    config = transformers.BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-                                     intermediate_size=64, max_position_embeddings=32)
+    config = transformers.BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+    )
     torch.manual_seed(1)
     theirs = transformers.BertForMaskedLM(config)
     folder = tmp_path / "bert"
@@ -154,8 +181,11 @@ def test_a_hugging_face_bert_is_trained_on(long, tmp_path):
     output = train(long, tmp_path / "run", *STILL, "--init_from", str(folder))
     rows = table(output)
     assert set(rows["initialized"].split(", ")) == {
-        "bert.pooler.dense.weight", "bert.pooler.dense.bias", "next_sentence.classifier.weight",
-        "next_sentence.classifier.bias"}
+        "bert.pooler.dense.weight",
+        "bert.pooler.dense.bias",
+        "next_sentence.classifier.weight",
+        "next_sentence.classifier.bias",
+    }
     assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "back")]) == 0
     back = transformers.BertForMaskedLM.from_pretrained(tmp_path / "back").state_dict()
     for name, value in theirs.state_dict().items():
@@ -177,8 +207,21 @@ def test_what_does_not_fit_the_first_phase_is_refused(long, first, tmp_path):
         (foreign, first, (), "prepare them with --tokenizer"),
         (long, tmp_path, (), "found neither config.yaml nor config.json"),
         (long, first, ("--init_optimizer", "true"), "zero.stage: found 0, expected 2, that of init_from"),
-        (long, first, ("--init_optimizer", "true", "--zero.stage", "2", "--optimizer.bias_correction", "false",
-                       "--optimizer.layer_decay", "0.5"), "optimizer.layer_decay: found 0.5, expected 1.0"),
+        (
+            long,
+            first,
+            (
+                "--init_optimizer",
+                "true",
+                "--zero.stage",
+                "2",
+                "--optimizer.bias_correction",
+                "false",
+                "--optimizer.layer_decay",
+                "0.5",
+            ),
+            "optimizer.layer_decay: found 0.5, expected 1.0",
+        ),
     ):
         output = train(data, tmp_path / "run", *STILL, "--init_from", str(source), *overrides, status=2)
         assert output.splitlines()[-1].startswith("error: ") and expected in output.splitlines()[-1]

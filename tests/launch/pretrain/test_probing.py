@@ -22,8 +22,18 @@ from tests.forked import FORKSERVER, ForkedRun
 from tests.launching import assert_same_weights, finish, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
 
-LARGER = ("--model.hidden_size", "256", "--model.intermediate_size", "1024", "--train.global_batch_size", "256",
-          "--train.max_steps", "1", "--train.micro_batch_size", "auto")
+LARGER = (
+    "--model.hidden_size",
+    "256",
+    "--model.intermediate_size",
+    "1024",
+    "--train.global_batch_size",
+    "256",
+    "--train.max_steps",
+    "1",
+    "--train.micro_batch_size",
+    "auto",
+)
 
 
 class Memory:
@@ -95,8 +105,9 @@ def probing_whole_steps(world_size: int, fits: int) -> Probe:
     config = PretrainConfig("", "", model=BertConfig.preset("tiny", vocab_size=50))
     objective = MaskedTokens(config)
     batches = ProbeBatches(8, [0, 0, 0, 5, 0, 3, 0, 0, 2], 50, 0.2, torch.device("cpu"))
-    return Probe(EngineWithRoomFor(objective.build_model(), fits), objective, batches, world_size, 2,
-                 partitions_weights=False)
+    return Probe(
+        EngineWithRoomFor(objective.build_model(), fits), objective, batches, world_size, 2, partitions_weights=False
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -188,11 +199,17 @@ def test_memory_of_a_machine_is_shared(monkeypatch):
     assert HostMemory(2).limit() == 100 + 2000
 
 
-@pytest.mark.parametrize(("known", "files"), [
-    ("0::/job/step/task\n", ("memory.max", "memory.current", "inactive_file")),
-    ("5:cpu:/\n4:memory:/job/step/task\n0::/\n",
-     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file")),
-], ids=["version 2", "version 1"])
+@pytest.mark.parametrize(
+    ("known", "files"),
+    [
+        ("0::/job/step/task\n", ("memory.max", "memory.current", "inactive_file")),
+        (
+            "5:cpu:/\n4:memory:/job/step/task\n0::/\n",
+            ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+        ),
+    ],
+    ids=["version 2", "version 1"],
+)
 def test_every_control_group_around_the_process_limits_it(tmp_path, known, files):
     """Slurm limits the job and leaves its tasks unlimited; what has only been read from files can be had back."""
     write(tmp_path, {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n", "proc/self/cgroup": known})
@@ -201,10 +218,19 @@ def test_every_control_group_around_the_process_limits_it(tmp_path, known, files
     folder, _, limit = f"sys/fs/cgroup/{limit}".rpartition("/")
     use = use.rpartition("/")[2]
     none = "max" if limit == "memory.max" else "9223372036854771712"
-    for group, most, used, reclaimable in (("", none, 8000, 0), ("/job", str(3000 * 1024), 2500, 500),
-                                           ("/job/step/task", none, 2400, 0)):
-        write(tmp_path, {f"{folder}{group}/{limit}": most, f"{folder}{group}/{use}": str(used * 1024),
-                         f"{folder}{group}/memory.stat": f"anon 1\n{cached} {reclaimable * 1024}\n"})
+    for group, most, used, reclaimable in (
+        ("", none, 8000, 0),
+        ("/job", str(3000 * 1024), 2500, 500),
+        ("/job/step/task", none, 2400, 0),
+    ):
+        write(
+            tmp_path,
+            {
+                f"{folder}{group}/{limit}": most,
+                f"{folder}{group}/{use}": str(used * 1024),
+                f"{folder}{group}/memory.stat": f"anon 1\n{cached} {reclaimable * 1024}\n",
+            },
+        )
     assert available_bytes(tmp_path) == 1000 * 1024
 
 
@@ -222,20 +248,33 @@ def held_gib() -> float:
         return pool.apply(peak_bytes) / 2**30
 
 
-@pytest.mark.parametrize("stage", ["0", pytest.param("2", marks=pytest.mark.slow),
-                                   pytest.param("3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "stage", ["0", pytest.param("2", marks=pytest.mark.slow), pytest.param("3", marks=pytest.mark.slow)]
+)
 def test_a_run_finds_its_micro_batch_keeps_it_and_trains_as_without_the_probe(tmp_path, stage):
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
     grows = ("--train.initial_global_batch_size", "128", "--train.batch_warmup_tokens", "9") if stage == "0" else ()
     limit = held_gib() + 0.31  # some candidates fit, and not all
-    output = train(data, run, *LARGER, *grows, "--train.memory_limit_gib", f"{limit:.2f}", "--zero.stage", stage,
-                   processes=2)
+    output = train(
+        data, run, *LARGER, *grows, "--train.memory_limit_gib", f"{limit:.2f}", "--zero.stage", stage, processes=2
+    )
     chosen = int(re.search(r"micro-batch: (\d+) sequences are the most that fit", output)[1])
     assert chosen in (2, 4, 8, 16, 32, 64), "the limit meant nothing"
     assert yaml.safe_load((run / "config.yaml").read_text())["train"]["micro_batch_size"] == chosen
     assert f"256 = {chosen} micro x" in output
-    again = train(data, run, *LARGER, *grows, "--train.max_steps", "2", "--zero.stage", stage,
-                  "--checkpoint.accept_changes", "true", processes=2)  # no limit now, and the saved number all the same
+    again = train(
+        data,
+        run,
+        *LARGER,
+        *grows,
+        "--train.max_steps",
+        "2",
+        "--zero.stage",
+        stage,
+        "--checkpoint.accept_changes",
+        "true",
+        processes=2,
+    )  # no limit now, and the saved number all the same
     assert f"256 = {chosen} micro x" in again and "are the most that fit" not in again
     other = tmp_path / "other"
     train(data, other, *LARGER[:-1], str(chosen), *grows, "--train.max_steps", "1", "--zero.stage", stage, processes=2)

@@ -27,15 +27,18 @@ def words(data, folder, *more: str) -> list[str]:
     return ["sweep", *pretrain_arguments(data, folder, "--train.max_steps", "6", *more)[1:]]
 
 
-@pytest.mark.parametrize(("more", "said"), [
-    ((), "grid: found none, expected settings to try"),
-    (("--grid", "learning_rte=1,2"), "learning_rte, which is no"),
-    (("--grid", "learning_rate=1e-3,-1"), "train.learning_rate: found -1"),
-    (("--grid", "output=a,b"), "grid: found 'output', expected another field"),
-    (("--grid", "data_streams=16,5"), "data_streams: found 5, expected a divisor"),
-    ((*GRID, "--run", "4"), "run: found 4, expected 0 to 3"),
-    ((*GRID, "--output", "s3://bucket/runs"), "output: found s3://bucket/runs, expected a folder"),
-])
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), "grid: found none, expected settings to try"),
+        (("--grid", "learning_rte=1,2"), "learning_rte, which is no"),
+        (("--grid", "learning_rate=1e-3,-1"), "train.learning_rate: found -1"),
+        (("--grid", "output=a,b"), "grid: found 'output', expected another field"),
+        (("--grid", "data_streams=16,5"), "data_streams: found 5, expected a divisor"),
+        ((*GRID, "--run", "4"), "run: found 4, expected 0 to 3"),
+        ((*GRID, "--output", "s3://bucket/runs"), "output: found s3://bucket/runs, expected a folder"),
+    ],
+)
 def test_what_is_wrong_with_a_grid_is_said_before_anything_runs(data, tmp_path, capsys, more, said):
     assert main(words(data, tmp_path / "sweep", *more)) == 2
     error = capsys.readouterr().err.strip()
@@ -53,8 +56,21 @@ def test_a_killed_sweep_goes_on_and_shows_what_all_reach(data, tmp_path):
         time.sleep(0.01)
     array.send_signal(signal.SIGTERM)
     assert "run 3 of 4" in finish(array, 75) and read_status(folder / NAMES[3])["state"] == "requeue"
-    finish(ForkedRun(words(data, folder, *GRID, "--run", "3", "--checkpoint.accept_changes", "true",
-                           "--train.max_steps", str(step_of(folder / NAMES[3]) + 2))))
+    finish(
+        ForkedRun(
+            words(
+                data,
+                folder,
+                *GRID,
+                "--run",
+                "3",
+                "--checkpoint.accept_changes",
+                "true",
+                "--train.max_steps",
+                str(step_of(folder / NAMES[3]) + 2),
+            )
+        )
+    )
     assert read_status(folder / NAMES[3])["state"] == "complete"
     again = words(data, folder, *GRID, "--checkpoint.accept_changes", "true")
     kill_when(ForkedRun(again), lambda: read_status(folder / NAMES[0]).get("state") == "complete")
@@ -63,8 +79,10 @@ def test_a_killed_sweep_goes_on_and_shows_what_all_reach(data, tmp_path):
     assert "runs are complete already" in said and (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns == written
     found = json.loads((folder / "results.json").read_text())
-    last = {name: [line["validation/loss"] for line in read_metrics(folder / name) if "validation/loss" in line][-1]
-            for name in NAMES}
+    last = {
+        name: [line["validation/loss"] for line in read_metrics(folder / name) if "validation/loss" in line][-1]
+        for name in NAMES
+    }
     for each in found["settings"]:
         assert each["measured"]["values"] == {name: last[name] for name in each["runs"]} and not each["failed"]
         assert each["measured"]["mean"] == pytest.approx(sum(last[name] for name in each["runs"]) / 2)
@@ -83,6 +101,8 @@ def test_a_run_whose_last_loss_is_no_number_has_failed_and_the_others_count(tmp_
     config = SweepConfig(data="d", output="o", grid=["seed=1,2"])
     found = summarize(config, planned)
     assert [each["failed"] for each in found["settings"]] == [
-        {}, {"rate=2": "its last validation/loss is not a number"}]
+        {},
+        {"rate=2": "its last validation/loss is not a number"},
+    ]
     assert found["best"]["value"] == 2.5
     draw(found["metric"], planned, tmp_path / "curves.png")

@@ -46,8 +46,9 @@ class _ModelHandler(Handler):
             if revision not in self.revisions:
                 return self._missing("RevisionNotFound")
             files = [{"rfilename": file.name} for file in sorted(self.revisions[revision].iterdir())]
-            self._json({"id": self.repository, "sha": commit_of(revision), "private": False, "siblings": files,
-                        "tags": []})
+            self._json(
+                {"id": self.repository, "sha": commit_of(revision), "private": False, "siblings": files, "tags": []}
+            )
         elif found := re.fullmatch(rf"/api/models/{name}/tree/([^/]+)/?", path):
             self.folder = known[found.group(1)]
             self._json([self._entry(file) for file in sorted(self.folder.iterdir())])

@@ -35,12 +35,18 @@ def hub(tmp_path_factory):
 @pytest.fixture
 def python(hub, tmp_path):
     """A Python process with that server for the hub and an empty cache."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub[0], "HF_HOME": str(tmp_path / "home"),
-                   "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HF_ENDPOINT": hub[0],
+        "HF_HOME": str(tmp_path / "home"),
+        "OMP_NUM_THREADS": "1",
+    }
 
     def run(*words: str, **variables: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, env=environment | variables, text=True,
-                              capture_output=True)
+        return subprocess.run(
+            [sys.executable, *map(str, words)], cwd=ROOT, env=environment | variables, text=True, capture_output=True
+        )
 
     return run
 
@@ -72,7 +78,9 @@ def test_a_model_is_fine_tuned_by_its_name_and_then_found_offline(hub, python, t
     assert snapshot.name == commit_of("main") and not (snapshot / "pytorch_model.bin").exists()
 
     before = len(asked)
-    done = python("-c", FETCH, f"--offline true --model {NAME} --cache_dir {tmp_path / 'cache'}", HF_ENDPOINT="http://127.0.0.1:9")
+    done = python(
+        "-c", FETCH, f"--offline true --model {NAME} --cache_dir {tmp_path / 'cache'}", HF_ENDPOINT="http://127.0.0.1:9"
+    )
     assert done.returncode == 0 and len(done.stdout.split()) == 2, done.stdout + done.stderr
     assert len(asked) == before
 
@@ -107,12 +115,17 @@ def test_a_model_is_used_by_its_name(hub, python, tmp_path):
 def test_revisions_weights_and_what_is_not_there(python, tmp_path):
     online = f"--cache_dir {tmp_path / 'cache'} --model"
     asked = [
-        f"{online} {NAME}", f"{online} {NAME} --revision other", f"{online} {NAME} --revision old",
-        f"{online} {NAME} --revision old --pickled_weights true", f"{online} {NAME} --pickled_weights true",
-        f"{online} {NAME} --revision empty --pickled_weights true", f"{online} {NAME} --revision never",
+        f"{online} {NAME}",
+        f"{online} {NAME} --revision other",
+        f"{online} {NAME} --revision old",
+        f"{online} {NAME} --revision old --pickled_weights true",
+        f"{online} {NAME} --pickled_weights true",
+        f"{online} {NAME} --revision empty --pickled_weights true",
+        f"{online} {NAME} --revision never",
         f"{online} {NAME} --revision old",  # its pytorch_model.bin lies there now, and is taken by nobody else
         f"{online} someone/else",
-        f"--offline true --cache_dir {tmp_path / 'none'} --model {NAME}", f"{online} no/such/folder",
+        f"--offline true --cache_dir {tmp_path / 'none'} --model {NAME}",
+        f"{online} no/such/folder",
     ]
     done = python("-c", FETCH, ";".join(asked))
     assert done.returncode == 0, done.stderr

@@ -44,10 +44,19 @@ def beats(run) -> dict[int, dict]:
 @pytest.mark.slow
 def test_a_stopped_process_is_named_and_the_run_goes_on_with_it(tmp_path):
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
-    process = start(pretrain_command(
-        data, run, "--train.max_steps", "400", "--monitor.heartbeat_seconds", "0.3", "--monitor.hang_seconds", "3",
-        processes=2,
-    ))
+    process = start(
+        pretrain_command(
+            data,
+            run,
+            "--train.max_steps",
+            "400",
+            "--monitor.heartbeat_seconds",
+            "0.3",
+            "--monitor.hang_seconds",
+            "3",
+            processes=2,
+        )
+    )
     deadline = time.monotonic() + 120
     while step_of(run) < 3:
         assert process.poll() is None and time.monotonic() < deadline
@@ -59,8 +68,11 @@ def test_a_stopped_process_is_named_and_the_run_goes_on_with_it(tmp_path):
     output = finish(process)
     # On a busy machine the start alone may take so long that it is reported too.
     reports = output.split("rank 0: no progress for")[1:]
-    report = next(report for report in reports if "at step 0 in start" not in report
-                  and re.search("rank 1: step .*its heartbeat stopped", report))
+    report = next(
+        report
+        for report in reports
+        if "at step 0 in start" not in report and re.search("rank 1: step .*its heartbeat stopped", report)
+    )
     assert "waited for: rank 1\n" in report
     # In the step, or in what follows it.
     assert "rank 0, thread MainThread:" in report and "trainer.py" in report, "where the one that waits is"
@@ -102,8 +114,11 @@ def test_a_process_that_waits_for_data_is_named_and_says_where(tmp_path):
     """It lives, and its heartbeat goes on."""
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
     process = ForkedRun(pretrain_arguments(data, run, "--train.max_steps", "9", *OFTEN), 2, partial(stuck_main, 1, 3))
-    output_until(process, r"rank 0: no progress for \d+ s, at step 3 in collective\..*waited for: rank 1\n",
-                 r"rank 1: no progress for \d+ s, at step 3 in data\..*rank 1, thread MainThread:.*, in never\n")
+    output_until(
+        process,
+        r"rank 0: no progress for \d+ s, at step 3 in collective\..*waited for: rank 1\n",
+        r"rank 1: no progress for \d+ s, at step 3 in data\..*rank 1, thread MainThread:.*, in never\n",
+    )
 
 
 def test_a_process_that_never_joins_is_named(tmp_path):
@@ -111,8 +126,14 @@ def test_a_process_that_never_joins_is_named(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = ForkedRun(pretrain_arguments(data, run, *OFTEN), RANK="0", LOCAL_RANK="0", WORLD_SIZE="2",
-                        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    process = ForkedRun(
+        pretrain_arguments(data, run, *OFTEN),
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
     output = output_until(process, "waited for: rank 1\n.*init_process_group")
     assert "rank 1: no heartbeat file" in output
 
@@ -132,9 +153,22 @@ def slow_main(command: list[str]) -> int:
 
 def test_a_process_that_is_slow_for_long_is_named_once(tmp_path):
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
-    process = ForkedRun(pretrain_arguments(data, run, "--train.max_steps", "14", "--train.log_every_steps", "2",
-                                           "--monitor.heartbeat_seconds", "0.2", "--monitor.hang_seconds", "3"),
-                        2, slow_main)
+    process = ForkedRun(
+        pretrain_arguments(
+            data,
+            run,
+            "--train.max_steps",
+            "14",
+            "--train.log_every_steps",
+            "2",
+            "--monitor.heartbeat_seconds",
+            "0.2",
+            "--monitor.hang_seconds",
+            "3",
+        ),
+        2,
+        slow_main,
+    )
     output = finish(process)
     named = re.findall(r"rank 1 \((\S+), process (\d+)\) is slow: for \d+ s it has taken (\S+) s a step", output)
     assert len(named) == 1 and "rank 0 (" not in output, output
@@ -150,9 +184,19 @@ def test_in_a_large_world_only_blocking_ranks_are_reported(tmp_path, monkeypatch
     (tmp_path / HEARTBEATS).mkdir()
     for rank in range(1000):
         late = rank in (7, 512)
-        (tmp_path / HEARTBEATS / f"rank-{rank:05d}.json").write_text(json.dumps({
-            "step": 41, "phase": "data" if late else "compute", "since": now - 90, "time": now,
-            "waiting": not late, "host": f"node{rank // 8}", "process": rank}))
+        (tmp_path / HEARTBEATS / f"rank-{rank:05d}.json").write_text(
+            json.dumps(
+                {
+                    "step": 41,
+                    "phase": "data" if late else "compute",
+                    "since": now - 90,
+                    "time": now,
+                    "waiting": not late,
+                    "host": f"node{rank // 8}",
+                    "process": rank,
+                }
+            )
+        )
     for rank in (3, 0):
         beat = Heartbeat(tmp_path, Environment(rank, 0, 1000), config, said.append)
         beat.beat(41, "compute")

@@ -36,9 +36,25 @@ def data(tmp_path_factory):
 def run(data, tmp_path_factory):
     """A run of two processes with everything that can be switched on; ZeRO-3, where nothing is at hand whole."""
     run = tmp_path_factory.mktemp("watched") / "run"
-    train(data, run, "--train.max_steps", str(STEPS), "--evaluation.every_steps", "6", "--zero.stage", "3",
-          "--monitor.examples", "2", "--monitor.embeddings", "true", "--monitor.inspect_every_steps", "4",
-          "--monitor.profile_steps", "[4, 5]", processes=2)
+    train(
+        data,
+        run,
+        "--train.max_steps",
+        str(STEPS),
+        "--evaluation.every_steps",
+        "6",
+        "--zero.stage",
+        "3",
+        "--monitor.examples",
+        "2",
+        "--monitor.embeddings",
+        "true",
+        "--monitor.inspect_every_steps",
+        "4",
+        "--monitor.profile_steps",
+        "[4, 5]",
+        processes=2,
+    )
     return run
 
 
@@ -59,11 +75,17 @@ def test_the_first_page_begins_with_loss_accuracy_rate_and_speed_of_a_run_by_its
     assert list(board.Runs()) == ["run"], "its name, not a dot"
     tags = board.GetAccumulator("run").Tags()["tensors"]
     first = sorted(tag for tag in tags if tag.startswith(min(tags)[:1]))  # the page sorts groups and curves by name
-    assert first == ["0_overview/1_train_loss", "0_overview/2_validation_loss", "0_overview/3_train_mlm_accuracy",
-                     "0_overview/4_validation_mlm_accuracy", "0_overview/5_train_learning_rate",
-                     "0_overview/6_speed_tokens_per_second"]
-    values = [[event.tensor_proto.float_val[0] for event in board.Tensors("run", tag)]
-              for tag in (first[0], "train/loss")]
+    assert first == [
+        "0_overview/1_train_loss",
+        "0_overview/2_validation_loss",
+        "0_overview/3_train_mlm_accuracy",
+        "0_overview/4_validation_mlm_accuracy",
+        "0_overview/5_train_learning_rate",
+        "0_overview/6_speed_tokens_per_second",
+    ]
+    values = [
+        [event.tensor_proto.float_val[0] for event in board.Tensors("run", tag)] for tag in (first[0], "train/loss")
+    ]
     assert values[0] == values[1] and len(values[0]) == STEPS
 
 
@@ -90,15 +112,22 @@ def test_the_page_explains_every_curve_and_no_other(run):
     assert len(found) == len(sources)
     named = set().union(*(re.findall(rf'"({group}/[\w/]+)"', path.read_text(encoding="utf-8")) for path in found))
     tasks = {f"validation/{name}" for name in (*METRICS, "accuracy_mean", "precision", "recall")}
-    mixed = {"train/next_token_accuracy", "validation/loss/NAME", "data/samples/NAME", "data/epoch/NAME",
-             *(f"train/{mean}/NAME" for mean in MEANS)}
+    mixed = {
+        "train/next_token_accuracy",
+        "validation/loss/NAME",
+        "data/samples/NAME",
+        "data/epoch/NAME",
+        *(f"train/{mean}/NAME" for mean in MEANS),
+    }
     assert explained == written | {name for name in named if not name.endswith("/")} | tasks | mixed
 
 
 def test_each_evaluation_shows_blanks_and_guesses(run):
     board = EventAccumulator(str(run), size_guidance={"tensors": 0}).Reload()
-    pages = {event.step: event.tensor_proto.string_val[0].decode() for event in
-             board.Tensors("validation/blanks/text_summary")}
+    pages = {
+        event.step: event.tensor_proto.string_val[0].decode()
+        for event in board.Tensors("validation/blanks/text_summary")
+    }
     assert sorted(pages) == [0, 6, 12]
     for page in pages.values():
         samples = page.split("\n\n---\n\n")
@@ -165,6 +194,7 @@ def test_a_trace_of_each_process(run):
 
 def test_a_profiler_of_one_cycle_says_nothing_of_others(recwarn):
     """torch 2.12 warns of what a second cycle forgets whenever a first one begins."""
+
     def start():
         warnings.warn("Warning: Profiler clears events at the end of each cycle.", stacklevel=2)
         warnings.warn("Profiler won't be using warmup", stacklevel=2)
@@ -250,8 +280,9 @@ def test_events_that_no_longer_fit_on_the_disk_are_one_line(tmp_path):
 @pytest.mark.slow
 def test_a_job_that_is_about_to_end_stops_with_a_checkpoint(data, tmp_path):
     """The scheduler's limit is near: one process of two would do, all of them stop at the same step."""
-    command = pretrain_command(data, tmp_path / "run", "--train.max_steps", "100000", "--train.stop_before_seconds",
-                               "3600", processes=1)
+    command = pretrain_command(
+        data, tmp_path / "run", "--train.max_steps", "100000", "--train.stop_before_seconds", "3600", processes=1
+    )
     finish(start(command, SLURM_JOB_END_TIME=str(int(time.time()) + 3600 + 25)), status=75)
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "requeue"
     steps = [line["step"] for line in curve(tmp_path / "run")]

@@ -22,8 +22,10 @@ with StopRequest(say=lambda line: print(line, flush=True)) as stop:
 
 
 def test_a_second_signal_ends_a_process_that_hangs():
-    processes = {second: subprocess.Popen([sys.executable, "-c", HANGS], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-                 for second in (signal.SIGINT, signal.SIGUSR1)}
+    processes = {
+        second: subprocess.Popen([sys.executable, "-c", HANGS], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for second in (signal.SIGINT, signal.SIGUSR1)
+    }
     for process in processes.values():
         assert process.stdout.readline() == "ready\n"
     for process in processes.values():
@@ -39,26 +41,32 @@ def test_a_second_signal_ends_a_process_that_hangs():
 
 def test_a_run_that_has_not_begun_ends_at_once_and_says_so():
     """Where no Python runs, as in an import that loads a library, and though its output is not read."""
-    script = HANGS.replace("from cloze.launch.run.preemption import StopRequest",
-                           "from cloze.launch.run.preemption import Starting, StopRequest").replace(
+    script = HANGS.replace(
+        "from cloze.launch.run.preemption import StopRequest",
+        "from cloze.launch.run.preemption import Starting, StopRequest",
+    ).replace(
         "with StopRequest(say=lambda line: print(line, flush=True)) as stop:",
-        "with Starting(lambda line: (print(line, flush=True), time.sleep(60))):")
+        "with Starting(lambda line: (print(line, flush=True), time.sleep(60))):",
+    )
     assert script.count("Starting") == 2
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
-    assert process.stdout.readline() == ("SIGTERM: stopped before the first step of this start, with nothing to save; "
-                                         "the same command starts it again\n")
+    assert process.stdout.readline() == (
+        "SIGTERM: stopped before the first step of this start, with nothing to save; the same command starts it again\n"
+    )
     assert process.wait(timeout=30) == 75
 
 
 def test_signals_are_the_runs_own_from_its_first_step_on():
     """And not after its last one, also where the start is left later."""
-    script = ("import signal\nfrom cloze.launch.run.preemption import Starting, StopRequest\n"
-              "with Starting(print):\n    with StopRequest() as stop:\n        signal.raise_signal(signal.SIGUSR1)\n"
-              "        assert stop.wanted\n    print('saved')\n"
-              "with Starting(print):\n    with StopRequest():\n        pass\n"
-              "with Starting(print):\n    pass\n")
+    script = (
+        "import signal\nfrom cloze.launch.run.preemption import Starting, StopRequest\n"
+        "with Starting(print):\n    with StopRequest() as stop:\n        signal.raise_signal(signal.SIGUSR1)\n"
+        "        assert stop.wanted\n    print('saved')\n"
+        "with Starting(print):\n    with StopRequest():\n        pass\n"
+        "with Starting(print):\n    pass\n"
+    )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "saved\n"
     script = script.replace("signal.raise_signal(signal.SIGUSR1)", "pass").replace("assert stop.wanted", "pass")
@@ -69,15 +77,19 @@ def test_signals_are_the_runs_own_from_its_first_step_on():
 def test_a_late_copy_of_the_signal_does_not_take_the_exit_status():
     """Where each process gets its own signal, as from srun, the quickest has stopped already when its own signal
     comes."""
-    script = ("import signal, time\nfrom cloze.launch.run import preemption\npreemption.ONE_REQUEST_SECONDS = 0.0\n"
-              "with preemption.StopRequest() as stop:\n    signal.raise_signal(signal.SIGUSR1)\nassert stop.wanted\n"
-              "time.sleep(0.1)\nsignal.raise_signal(signal.SIGUSR1)\ntime.sleep(0.5)\nraise SystemExit(75)\n")
+    script = (
+        "import signal, time\nfrom cloze.launch.run import preemption\npreemption.ONE_REQUEST_SECONDS = 0.0\n"
+        "with preemption.StopRequest() as stop:\n    signal.raise_signal(signal.SIGUSR1)\nassert stop.wanted\n"
+        "time.sleep(0.1)\nsignal.raise_signal(signal.SIGUSR1)\ntime.sleep(0.5)\nraise SystemExit(75)\n"
+    )
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 75
 
 
 def test_signals_are_what_they_were_afterwards():
-    script = ("import signal\nfrom cloze.launch.run.preemption import StopRequest\n"
-              "for _ in range(300):\n    with StopRequest() as stop:\n        pass\n"
-              "assert not stop.wanted\nsignal.raise_signal(signal.SIGTERM)\n")
+    script = (
+        "import signal\nfrom cloze.launch.run.preemption import StopRequest\n"
+        "for _ in range(300):\n    with StopRequest() as stop:\n        pass\n"
+        "assert not stop.wanted\nsignal.raise_signal(signal.SIGTERM)\n"
+    )
     process = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
     assert process.returncode == -signal.SIGTERM

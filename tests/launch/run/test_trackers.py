@@ -20,8 +20,9 @@ from tests.synthetic import make_shards
 class Listed:
     """A tracker that keeps what it is sent."""
 
-    def __init__(self, fails_at: int | None = None, answers: threading.Event | None = None,
-                 has: dict[str, int] | None = None) -> None:
+    def __init__(
+        self, fails_at: int | None = None, answers: threading.Event | None = None, has: dict[str, int] | None = None
+    ) -> None:
         self.has = has or {}
         self.sent: list[tuple[int, dict]] = []
         self.begun: list[str | None] = []
@@ -84,8 +85,10 @@ def test_one_that_fails_or_is_silent_neither_stops_nor_slows(tmp_path, monkeypat
     monkeypatch.setattr(trackers, "_WAITING", 4)
     said, failing, answers = [], Listed(fails_at=0), threading.Event()
     silent = Listed(answers=answers)
-    both = [Tracking("failing", failing, tmp_path, {}, said.append, leave_seconds=0.2),
-            Tracking("silent", silent, tmp_path, {}, said.append, leave_seconds=0.2)]
+    both = [
+        Tracking("failing", failing, tmp_path, {}, said.append, leave_seconds=0.2),
+        Tracking("silent", silent, tmp_path, {}, said.append, leave_seconds=0.2),
+    ]
     began = time.monotonic()
     for step in range(100):
         for tracking in both:
@@ -101,8 +104,22 @@ def test_one_that_fails_or_is_silent_neither_stops_nor_slows(tmp_path, monkeypat
 def test_a_missing_library_is_said_before_the_run(tmp_path, monkeypatch, capsys):
     data = make_shards(tmp_path / "data", train=32)
     monkeypatch.setattr(trackers.Wandb, "library", "no_such_library")
-    assert main(["pretrain", "--data", str(data), "--output", str(tmp_path / "run"), "--config", "tiny",
-                 "--monitor.trackers", "[wandb]"]) == 2
+    assert (
+        main(
+            [
+                "pretrain",
+                "--data",
+                str(data),
+                "--output",
+                str(tmp_path / "run"),
+                "--config",
+                "tiny",
+                "--monitor.trackers",
+                "[wandb]",
+            ]
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert "monitor.trackers: found wandb, whose library is not installed" in error and error.count("\n") == 1
     assert not (tmp_path / "run" / "config.yaml").exists()
@@ -156,9 +173,16 @@ def test_a_killed_run_goes_on_in_the_same_curves_of_wandb_and_mlflow(tmp_path, m
     database = tmp_path / "mlflow.db"
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
-    options = ("--monitor.trackers", "[tensorboard, wandb, mlflow]",
-               "--checkpoint.every_steps", "50", "--schedule.name", "constant",
-               "--schedule.warmup_steps", "5")
+    options = (
+        "--monitor.trackers",
+        "[tensorboard, wandb, mlflow]",
+        "--checkpoint.every_steps",
+        "50",
+        "--schedule.name",
+        "constant",
+        "--schedule.warmup_steps",
+        "5",
+    )
 
     def both_have(step: int) -> bool:
         state = trackers.tracked(run)
@@ -190,6 +214,7 @@ def test_a_killed_run_goes_on_in_the_same_curves_of_wandb_and_mlflow(tmp_path, m
 
 def test_the_end_does_not_wait_for_one_that_has_failed(tmp_path, monkeypatch):
     """Its full queue has no consumer, and it may have ended by an exit of its own."""
+
     class Leaving(Listed):
         def begin(self, run_id, name, folder, facts):
             raise SystemExit("bye")

@@ -20,13 +20,19 @@ LARGE = json.dumps({"inputs": [" ".join(["cat"] * 46)] * 20}).encode()
 
 def post(path: str, body: bytes, size: int | None = None, host: str = "x") -> bytes:
     """The bytes of a request; size: its declared length, if that is wrong."""
-    return (f"POST /{path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body) if size is None else size}\r\n\r\n").encode() + body
+    return (
+        f"POST /{path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body) if size is None else size}\r\n\r\n"
+    ).encode() + body
 
 
 # Half heads, bodies that do not end, answers that nobody reads, clients that leave.
-KINDS = (b"POST /embed HTT" + b"x" * 10_000, post("embed", b"[" * 1_000_000, 4_000_000), post("attention", LARGE),
-         post("score", LARGE))
+KINDS = (
+    b"POST /embed HTT" + b"x" * 10_000,
+    post("embed", b"[" * 1_000_000, 4_000_000),
+    post("attention", LARGE),
+    post("score", LARGE),
+)
 
 
 def embed(address: str) -> tuple[int, float]:
@@ -68,8 +74,13 @@ def peak_of(pid: int) -> int:
 
 def request(method: str, path: str, body: bytes) -> bytes:
     """The bytes of a request after whose answer the connection ends."""
-    lines = [f"{method} /{path} HTTP/1.1", "Host: x", "Connection: close", "Content-Type: application/json",
-             f"Content-Length: {len(body)}"]
+    lines = [
+        f"{method} /{path} HTTP/1.1",
+        "Host: x",
+        "Connection: close",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 

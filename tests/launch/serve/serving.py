@@ -20,8 +20,12 @@ from tests.launching import ROOT
 def server(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen]]:
     """A server on a free port: its address and its process, which is stopped at the end."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "cloze", "serve", str(folder), "--port", "0", *options], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_variables(OMP_NUM_THREADS="1"),
+        [sys.executable, "-m", "cloze", "serve", str(folder), "--port", "0", *options],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=child_variables(OMP_NUM_THREADS="1"),
     )
     line = process.stdout.readline()
     found = re.search(r"http://[\d.]+:\d+", line)

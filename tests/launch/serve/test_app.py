@@ -46,8 +46,19 @@ def offline(folder):
 
 @pytest.fixture(scope="module")
 def address(folder):
-    with server(folder, "--max_texts", "8", "--max_characters", "500", "--max_body_bytes", "20000", "--max_tokens",
-                "400", "--max_numbers", "4000") as (address, _):
+    with server(
+        folder,
+        "--max_texts",
+        "8",
+        "--max_characters",
+        "500",
+        "--max_body_bytes",
+        "20000",
+        "--max_tokens",
+        "400",
+        "--max_numbers",
+        "4000",
+    ) as (address, _):
         yield address
 
 
@@ -66,6 +77,7 @@ def assert_guesses(found: dict, expected: list, text: str) -> None:
 
 def test_the_operations_are_those_of_the_command_line(address, offline):
     with httpx.Client(base_url=address) as client:
+
         def ask(name, **body):
             answer = client.post("/" + name, json=body)
             assert answer.status_code == 200, answer.text
@@ -185,8 +197,14 @@ def test_every_answer_is_counted_by_its_status(offline, monkeypatch):
 
     monkeypatch.setattr(offline, "prepare", None)  # a mistake of ours
     found = re.findall(r'^cloze_requests_total\{operation="(.+)",status="(\d+)"\} (\d+)', asyncio.run(ask()), re.M)
-    assert set(found) == {("embed", "413", "1"), ("other", "413", "2"), ("other", "404", "1"), ("embed", "405", "1"),
-                          ("embed", "422", "1"), ("embed", "500", "1")}
+    assert set(found) == {
+        ("embed", "413", "1"),
+        ("other", "413", "2"),
+        ("other", "404", "1"),
+        ("embed", "405", "1"),
+        ("embed", "422", "1"),
+        ("embed", "500", "1"),
+    }
 
 
 def test_a_body_without_a_length_is_bounded_and_its_client_may_end_it(address):
@@ -212,6 +230,7 @@ def test_a_refused_client_that_never_ends_its_body_is_cut_off(address):
 
 def test_many_clients_each_get_their_own_answers(address, offline):
     """32 clients, operations and options mixed, none waiting for another."""
+
     def client(seed: int) -> int:
         rng = random.Random(seed)
         with httpx.Client(base_url=address, timeout=60) as connection:
@@ -365,6 +384,7 @@ def test_texts_become_tokens_and_results_json_in_other_threads_than_the_event_lo
         def noted(*parts):
             seen.append((function.__name__, threading.current_thread()))
             return function(*parts)
+
         return noted
 
     async def ask() -> bytes:
@@ -436,6 +456,7 @@ def test_sigterm_answers_what_was_accepted(folder):
 
 def test_a_second_ctrl_c_drops_requests_and_says_so(folder):
     with server(folder) as (address, process):
+
         def ask(_):
             try:
                 inputs = ["the cat sat on " * 11] * 60

@@ -32,8 +32,21 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def attacked(folder):
-    with server(folder, "--read_seconds", "3", "--write_seconds", "2", "--max_connections", "20", "--grace_seconds",
-                "2", "--max_bytes_in_flight", "8000000", "--max_numbers", "20000000") as served:
+    with server(
+        folder,
+        "--read_seconds",
+        "3",
+        "--write_seconds",
+        "2",
+        "--max_connections",
+        "20",
+        "--grace_seconds",
+        "2",
+        "--max_bytes_in_flight",
+        "8000000",
+        "--max_numbers",
+        "20000000",
+    ) as served:
         yield served
 
 
@@ -123,8 +136,9 @@ def test_work_of_clients_that_have_left_is_not_done(attacked):
     wait_until(lambda: read_meters(address)["cloze_waiting_tokens"] == 0)
     after = read_meters(address)
     left = 'cloze_requests_total{operation="score",status="499"}'
-    wait_until(lambda: read_meters(address).get(left, 0) + read_meters(address).get(
-        left.replace("499", "200"), 0) == 10)
+    wait_until(
+        lambda: read_meters(address).get(left, 0) + read_meters(address).get(left.replace("499", "200"), 0) == 10
+    )
     computed = after["cloze_batch_texts_sum"] - before["cloze_batch_texts_sum"]
     assert computed < 1200 and read_meters(address).get(left, 0) >= 5, computed
 
@@ -137,7 +151,9 @@ def test_wrong_requests_are_answered_by_their_status_and_do_no_harm(attacked):
 def test_a_stop_ends_in_spite_of_an_unfinished_body_and_of_a_refused_one(folder):
     """With its last line, and no traceback."""
     with server(folder, "--grace_seconds", "1", "--read_seconds", "100", "--max_body_bytes", "1000") as (
-            address, process):
+        address,
+        process,
+    ):
         with connect(address) as client, connect(address) as refused, connect(address):
             client.sendall(post("embed", b"{", 1000))
             wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] == 1)
@@ -160,8 +176,10 @@ def test_keys_are_asked_for_before_anything_is_read(folder, tmp_path):
             found = []
             for key in (None, f"Bearer {KEY}x", f"Basic {KEY}", "Bearer # of the web shop", "Bearer ", f"Bearer {KEY}"):
                 headers = {"authorization": key} if key else {}
-                for ask in (client.post("/tokenize", json={"inputs": ["cat"]}, headers=headers),
-                            client.get("/metrics", headers=headers)):
+                for ask in (
+                    client.post("/tokenize", json={"inputs": ["cat"]}, headers=headers),
+                    client.get("/metrics", headers=headers),
+                ):
                     found.append((await ask).status_code)
             for name in ("/", "/health", "/ready", "/docs"):
                 found.append((await client.get(name)).status_code)
@@ -176,12 +194,16 @@ def test_keys_are_asked_for_before_anything_is_read(folder, tmp_path):
     assert asyncio.run(run()) == [401] * 10 + [200] * 6
 
 
-@pytest.mark.parametrize(("content", "options", "expected"), [
-    (None, {"host": "0.0.0.0"}, "expected a file of keys; add --api_key_file FILE, or --no_auth true"),
-    (None, {"host": "example.org"}, "found none for example.org, which other machines can reach"),
-    ("", {}, "found no key in"), ("# none\n", {}, "found no key in"),
-    ("short\n", {}, "found 5 characters in key 1"),
-])
+@pytest.mark.parametrize(
+    ("content", "options", "expected"),
+    [
+        (None, {"host": "0.0.0.0"}, "expected a file of keys; add --api_key_file FILE, or --no_auth true"),
+        (None, {"host": "example.org"}, "found none for example.org, which other machines can reach"),
+        ("", {}, "found no key in"),
+        ("# none\n", {}, "found no key in"),
+        ("short\n", {}, "found 5 characters in key 1"),
+    ],
+)
 def test_a_server_that_others_reach_needs_keys(tmp_path, content, options, expected):
     if content is not None:
         (tmp_path / "keys").write_text(content)

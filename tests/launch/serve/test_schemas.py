@@ -11,11 +11,20 @@ from cloze.launch.serve.config import ServeConfig
 from tests.launch.tiny_models import TAGS, labels, save_model
 
 KINDS = {  # class, its fields, the operations that only it has
-    "pretrained": ("BertForPreTraining", {}, {
-        "fill-mask": ["the [MASK] sat", "[MASK] [MASK]"], "score": ["the cat sat"], "embed": ["cat", "sky"],
-        "similarity": [{"text": "cat", "pair": "sky"}], "features": ["cat", {"text": "cat", "pair": "sky"}],
-        "attention": ["the cat"], "word": ["the cat", {"text": "cat", "pair": "a cat"}], "tokenize": ["cat"],
-    }),
+    "pretrained": (
+        "BertForPreTraining",
+        {},
+        {
+            "fill-mask": ["the [MASK] sat", "[MASK] [MASK]"],
+            "score": ["the cat sat"],
+            "embed": ["cat", "sky"],
+            "similarity": [{"text": "cat", "pair": "sky"}],
+            "features": ["cat", {"text": "cat", "pair": "sky"}],
+            "attention": ["the cat"],
+            "word": ["the cat", {"text": "cat", "pair": "a cat"}],
+            "tokenize": ["cat"],
+        },
+    ),
     "classifier": ("BertForSequenceClassification", labels("bad", "good"), {"classify": ["cat", {"text": "sky"}]}),
     "tagger": ("BertForTokenClassification", labels(*TAGS), {"tag": ["the man went to paris and ate an apple"]}),
     "answerer": ("BertForQuestionAnswering", {}, {"answer": [{"question": "who ?", "context": "the man went"}]}),
@@ -41,8 +50,12 @@ def check(value, schema: dict, components: dict, place: str = "answer") -> None:
     elif isinstance(value, list) and schema:
         assert len(value) == schema.get("maxItems", len(value)), place
         for number, each in enumerate(value):
-            check(each, schema.get("items") or schema.get("prefixItems", [{}] * len(value))[number], components,
-                  f"{place}.{number}")
+            check(
+                each,
+                schema.get("items") or schema.get("prefixItems", [{}] * len(value))[number],
+                components,
+                f"{place}.{number}",
+            )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -32,8 +32,13 @@ def test_torchrun_srun_and_mpirun():
 
 def test_mpirun_needs_no_address_on_one_machine():
     """Each job meets at a port of its own. What MPICH and Intel MPI set tells no job: they want an address."""
-    mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2",
-           "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-node1-17@1"}
+    mpi = {
+        "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "PMIX_NAMESPACE": "prterun-node1-17@1",
+    }
     found = [read_environment(mpi), read_environment({**mpi, "PMIX_NAMESPACE": "prterun-node1-18@1"})]
     assert {environment.address for environment in found} == {"127.0.0.1"}
     assert len({environment.port for environment in found}) == 2
@@ -55,8 +60,14 @@ def test_mpirun_inside_a_slurm_job_and_srun_that_speaks_pmi():
 
 def test_srun_needs_no_address():
     """Slurm says where task 0 is; each step of a job meets at a port of its own; what is exported counts more."""
-    variables = {"SLURM_JOB_ID": "123456", "SLURM_STEP_ID": "1", "SLURM_PROCID": "1", "SLURM_LOCALID": "0",
-                 "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "gpu[07-09,12],cpu1"}
+    variables = {
+        "SLURM_JOB_ID": "123456",
+        "SLURM_STEP_ID": "1",
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "0",
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_NODELIST": "gpu[07-09,12],cpu1",
+    }
     environment = read_environment(variables)
     assert (environment.address, environment.port) == ("gpu07", "23457")
     assert read_environment({**variables, **ADDRESS}).address == "node1"
@@ -64,16 +75,30 @@ def test_srun_needs_no_address():
 
 @pytest.mark.parametrize(
     ("nodes", "first"),
-    [("gpu1", "gpu1"), ("gpu2,gpu3", "gpu2"), ("gpu[07-09,12]", "gpu07"), ("r[1-2]n[3,5]-ib,x", "r1n3-ib"),
-     ("a-b[004]", "a-b004")],
+    [
+        ("gpu1", "gpu1"),
+        ("gpu2,gpu3", "gpu2"),
+        ("gpu[07-09,12]", "gpu07"),
+        ("r[1-2]n[3,5]-ib,x", "r1n3-ib"),
+        ("a-b[004]", "a-b004"),
+    ],
 )
 def test_the_first_host_of_slurms_lists(nodes, first):
     assert first_host(nodes) == first
 
 
 def test_torchrun_inside_a_slurm_job_counts_as_torchrun():
-    variables = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
-                 "SLURM_NTASKS": "2", "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", **ADDRESS}
+    variables = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NTASKS": "2",
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "8",
+        **ADDRESS,
+    }
     environment = read_environment(variables)
     assert (environment.rank, environment.world_size, environment.launcher) == (5, 8, "torchrun")
 
@@ -133,8 +158,15 @@ def test_products_of_ever_new_shapes_do_not_fill_the_memory():
     untouched = {name: value for name, value in os.environ.items() if name not in PRIMITIVE_CACHES}
 
     def grown(mode, **variables):  # by MB
-        return float(subprocess.run([sys.executable, "-c", SHAPES, mode], stdout=subprocess.PIPE, text=True, check=True,
-                                    env=untouched | variables).stdout)
+        return float(
+            subprocess.run(
+                [sys.executable, "-c", SHAPES, mode],
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+                env=untouched | variables,
+            ).stdout
+        )
 
     unbounded = grown("leave")
     if unbounded < 30:
@@ -158,8 +190,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 def test_freed_pages_are_kept_and_the_users_own_settings_win():
     def run(mode, **variables):
-        output = subprocess.run([sys.executable, "-c", PROBE, mode], stdout=subprocess.PIPE, text=True, check=True,
-                                env=os.environ | variables).stdout
+        output = subprocess.run(
+            [sys.executable, "-c", PROBE, mode],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env=os.environ | variables,
+        ).stdout
         done, faults = output.split()
         return done, int(faults)
 
@@ -169,12 +206,16 @@ def test_freed_pages_are_kept_and_the_users_own_settings_win():
     assert run("keep", MALLOC_TRIM_THRESHOLD_="1000000")[0] == "0"
 
 
-@pytest.mark.parametrize("given", [{}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
-                                   {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}],
+)
 def test_segments_expand_before_torch_is_imported_unless_the_user_has_set_the_allocator(given):
-    code = ("import os, sys; from cloze.launch.system.environment import protect_process; protect_process(); "
-            "from cloze.launch import cli; assert 'torch' not in sys.modules; "
-            "import json; print(json.dumps({name: os.environ[name] for name in os.environ if 'ALLOC_CONF' in name}))")
+    code = (
+        "import os, sys; from cloze.launch.system.environment import protect_process; protect_process(); "
+        "from cloze.launch import cli; assert 'torch' not in sys.modules; "
+        "import json; print(json.dumps({name: os.environ[name] for name in os.environ if 'ALLOC_CONF' in name}))"
+    )
     variables = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name} | given
     found = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
     assert json.loads(found.stdout) == (given or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})

@@ -78,14 +78,14 @@ class Notes(Callback):
             print("NOTES", self.told, complete, self.config.objective)
 '''
 # What each process measures for itself, and not alike.
-APART = '''
+APART = """
 from cloze.launch.training.callbacks import Callback
 
 
 class Apart(Callback):
     def on_evaluation(self, run, scalars):
         return {"validation/own": run.state.step * (1 if run.rank else -1)}
-'''
+"""
 NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 RUN = (*NO_DROPOUT, "--objective", "own_of_mine.Lengths", "--schedule.warmup_steps", "0")
 
@@ -105,12 +105,36 @@ def here(tmp_path, monkeypatch):
 
 def test_an_own_objective_takes_the_same_step_for_any_split_and_is_watched(data, here):
     """On 1 process in micro-batches of 16, and on 2 of 2; with weights, a model and options of its own."""
-    whole = train(data, here / "whole", *RUN, "--train.max_steps", "2", "--train.micro_batch_size", "16",
-                  "--objective_options.share", "3.0", "--callbacks", "own_of_mine.Notes",
-                  "--evaluation.metric", "size", "--evaluation.every_steps", "2")
+    whole = train(
+        data,
+        here / "whole",
+        *RUN,
+        "--train.max_steps",
+        "2",
+        "--train.micro_batch_size",
+        "16",
+        "--objective_options.share",
+        "3.0",
+        "--callbacks",
+        "own_of_mine.Notes",
+        "--evaluation.metric",
+        "size",
+        "--evaluation.every_steps",
+        "2",
+    )
     assert "NOTES ['start', 'log 1 True', 'log 2 True'] True own_of_mine.Lengths" in whole
-    train(data, here / "split", *RUN, "--train.max_steps", "2", "--train.micro_batch_size", "2",
-          "--objective_options.share", "3.0", processes=2)
+    train(
+        data,
+        here / "split",
+        *RUN,
+        "--train.max_steps",
+        "2",
+        "--train.micro_batch_size",
+        "2",
+        "--objective_options.share",
+        "3.0",
+        processes=2,
+    )
     assert_same_weights(weights(here / "whole"), weights(here / "split"), 1e-5)
     assert "length.weight" in weights(here / "whole")
     lines = read_metrics(here / "whole")
@@ -129,9 +153,24 @@ def test_an_own_objective_takes_the_same_step_for_any_split_and_is_watched(data,
 def test_processes_that_measure_differently_decide_alike(data, here):
     """By rank 0's number: with their own, one would save where the other goes on, and wait for it for ever."""
     (here / "measures.py").write_text(APART)
-    train(data, here / "run", *NO_DROPOUT, "--callbacks", "measures.Apart", "--evaluation.metric", "own",
-          "--evaluation.every_steps", "1", "--evaluation.keep_best", "true", "--train.max_steps", "3",
-          "--checkpoint.every_steps", "0", processes=2)
+    train(
+        data,
+        here / "run",
+        *NO_DROPOUT,
+        "--callbacks",
+        "measures.Apart",
+        "--evaluation.metric",
+        "own",
+        "--evaluation.every_steps",
+        "1",
+        "--evaluation.keep_best",
+        "true",
+        "--train.max_steps",
+        "3",
+        "--checkpoint.every_steps",
+        "0",
+        processes=2,
+    )
     state = json.loads((here / "run/checkpoints/step-00000003/state.json").read_text())
     assert (state["best_step"], state["best_value"]) == (0, 0.0)
 
@@ -149,12 +188,21 @@ def test_a_resume_is_exact_and_compares_the_objective(data, here, capsys):
     said = train(data, parts, *again, "--train.max_steps", "4", "--checkpoint.accept_changes", "false", status=2)
     assert "whose objective_source is" in said
     own.write_text(OWN)
-    train(data, parts, *again, "--train.max_steps", "4", "--callbacks", "own_of_mine.Notes",
-          "--checkpoint.accept_changes", "true")
+    train(
+        data,
+        parts,
+        *again,
+        "--train.max_steps",
+        "4",
+        "--callbacks",
+        "own_of_mine.Notes",
+        "--checkpoint.accept_changes",
+        "true",
+    )
     assert_same_weights(weights(straight), weights(parts))
 
 
-MODULE = '''
+MODULE = """
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.training.callbacks import Callback
 
@@ -183,7 +231,7 @@ class Foreign(Strict):
     def build_model(self):
         import torch
         return torch.nn.Linear(2, 2)
-'''
+"""
 REFUSALS = {
     "nothing": "objective: found 'nothing', expected masked",
     "no_such_file.Mine": "objective: found 'no_such_file.Mine', but no module no_such_file in ",
@@ -202,21 +250,33 @@ REFUSALS = {
 def test_what_is_wrong_with_a_class_is_one_line(data, tmp_path, capsys, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for file, text in {"faulty_mine": MODULE, "breaks_mine": "1 / 0", "needs_mine": "import no_library_of_this_name",
-                       "slips_mine": "class Any("}.items():
+    for file, text in {
+        "faulty_mine": MODULE,
+        "breaks_mine": "1 / 0",
+        "needs_mine": "import no_library_of_this_name",
+        "slips_mine": "class Any(",
+    }.items():
         (tmp_path / f"{file}.py").write_text(text)
     assert main(pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "1", "--objective", name)) == 2
     said = capsys.readouterr().err
     assert REFUSALS[name] in said and len(said.splitlines()) == 1, said
 
 
-@pytest.mark.parametrize(("words", "expected"), [
-    (("--objective", "faulty_mine.Foreign"),
-     "found a Linear made by Foreign.build_model, expected a subclass of cloze.model.bert.BertPreTrained"),
-    (("--objective", "faulty_mine.Strict"), "found nothing in what Strict.terms has returned, expected its TERMS"),
-    (("--objective", "faulty_mine.Bare"), "found Tensor for mlm in what Bare.terms has returned, expected a Term"),
-    (("--callbacks", "faulty_mine.Says"), "callbacks: found 'text' returned by Says.on_log, expected None or a dict"),
-])
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ("--objective", "faulty_mine.Foreign"),
+            "found a Linear made by Foreign.build_model, expected a subclass of cloze.model.bert.BertPreTrained",
+        ),
+        (("--objective", "faulty_mine.Strict"), "found nothing in what Strict.terms has returned, expected its TERMS"),
+        (("--objective", "faulty_mine.Bare"), "found Tensor for mlm in what Bare.terms has returned, expected a Term"),
+        (
+            ("--callbacks", "faulty_mine.Says"),
+            "callbacks: found 'text' returned by Says.on_log, expected None or a dict",
+        ),
+    ],
+)
 def test_what_a_class_does_wrong_in_the_run_is_one_line(data, tmp_path, monkeypatch, words, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "faulty_mine.py").write_text(MODULE)
@@ -226,8 +286,10 @@ def test_what_a_class_does_wrong_in_the_run_is_one_line(data, tmp_path, monkeypa
 
 def test_options_and_callbacks_that_do_not_fit_are_one_line(data, here, capsys):
     for words, expected in (
-        (("--objective", "own_of_mine.Lengths",
-          "--objective_options.shares", "1"), "an unexpected keyword argument 'shares'"),
+        (
+            ("--objective", "own_of_mine.Lengths", "--objective_options.shares", "1"),
+            "an unexpected keyword argument 'shares'",
+        ),
         (("--objective_options", json.dumps({"share": 1})), "objective: found 'masked' with objective_options"),
         (("--callbacks", "own_of_mine"), "callbacks: found 'own_of_mine', expected the dotted name of a class"),
         (("--callbacks", "own_of_mine.Lengths"), "callbacks: found 'own_of_mine.Lengths', a class that is no Callback"),

@@ -62,11 +62,17 @@ def test_what_fails_on_all_ends_with_its_line_and_status(data, tmp_path):
     assert "found 15, expected a multiple of the 2 processes" in output and "Traceback" not in output
 
 
-@pytest.mark.parametrize(("environment", "processes", "expected"), [
-    ({}, "0", "processes: found 0, expected at least 1, or auto"),
-    ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "2",
-     "processes: found 2 in a run of which torchrun has started 4, expected the same; leave it to the launcher"),
-])
+@pytest.mark.parametrize(
+    ("environment", "processes", "expected"),
+    [
+        ({}, "0", "processes: found 0, expected at least 1, or auto"),
+        (
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"},
+            "2",
+            "processes: found 2 in a run of which torchrun has started 4, expected the same; leave it to the launcher",
+        ),
+    ],
+)
 def test_other_launchers_start_what_they_start(data, monkeypatch, capsys, environment, processes, expected):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -74,15 +80,23 @@ def test_other_launchers_start_what_they_start(data, monkeypatch, capsys, enviro
     assert expected in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("ends", "status"), [
-    (("", ""), 0), (("sys.exit(75)", ""), 75), (("sys.exit(75)", "sys.exit(2)"), 2),
-    (("time.sleep(600)", "sys.exit(3)"), 3), (("os.kill(os.getpid(), 9)", "time.sleep(600)"), 137),
-])
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        (("", ""), 0),
+        (("sys.exit(75)", ""), 75),
+        (("sys.exit(75)", "sys.exit(2)"), 2),
+        (("time.sleep(600)", "sys.exit(3)"), 3),
+        (("os.kill(os.getpid(), 9)", "time.sleep(600)"), 137),
+    ],
+)
 def test_the_status_is_that_of_the_first_that_failed(monkeypatch, tmp_path, ends, status):
     """And the others are ended with it."""
     script = tmp_path / "cloze.py"
-    script.write_text("import os, sys, time\n" + "".join(
-        f"if os.environ['RANK'] == '{rank}':\n    {end or 'pass'}\n" for rank, end in enumerate(ends)))
+    script.write_text(
+        "import os, sys, time\n"
+        + "".join(f"if os.environ['RANK'] == '{rank}':\n    {end or 'pass'}\n" for rank, end in enumerate(ends))
+    )
     monkeypatch.chdir(tmp_path)  # where `-m cloze` finds it first
     assert ranks.run_ranks("pretrain", [], 2) == status
 

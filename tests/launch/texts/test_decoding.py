@@ -16,8 +16,11 @@ def best_window(windows: list[tuple[int, int]], token: int) -> int:
 def test_a_token_of_several_windows_counts_in_the_one_where_most_stands_around_it():
     for total in range(1, 30):
         windows = list(windows_of(total, 7, 3))
-        expected = [best_window(windows, token) == number
-                    for number, (first, end) in enumerate(windows) for token in range(first, end)]
+        expected = [
+            best_window(windows, token) == number
+            for number, (first, end) in enumerate(windows)
+            for token in range(first, end)
+        ]
         chosen = counts_once(windows)
         assert chosen.tolist() == expected and chosen.sum() == total
 
@@ -42,11 +45,14 @@ def test_the_best_spans_of_several_windows():
         assert [score for _, score in found[:5]] == pytest.approx([score for _, score in best])
 
 
-@pytest.mark.parametrize("text,tokens,whole", [
-    ("In Londonderry, 1990", ["In", "London", "derry", ",", "19", "90"], {"In", "Londonderry", ",", "1990"}),
-    ("Cafe\u0301s", ["Cafe", "\u0301s"], {"Cafe\u0301s"}),
-    ("\u6771\u4eac\u90fd", ["\u6771", "\u4eac", "\u90fd"], {"\u6771", "\u4eac", "\u90fd"}),  # no spaces to go by
-])
+@pytest.mark.parametrize(
+    "text,tokens,whole",
+    [
+        ("In Londonderry, 1990", ["In", "London", "derry", ",", "19", "90"], {"In", "Londonderry", ",", "1990"}),
+        ("Cafe\u0301s", ["Cafe", "\u0301s"], {"Cafe\u0301s"}),
+        ("\u6771\u4eac\u90fd", ["\u6771", "\u4eac", "\u90fd"], {"\u6771", "\u4eac", "\u90fd"}),  # no spaces to go by
+    ],
+)
 def test_an_answer_neither_begins_nor_ends_inside_a_word(text, tokens, whole):
     offsets, after = [], 0
     for token in tokens:

@@ -44,8 +44,9 @@ def test_classes_that_datasets_saves_as_numbers_have_their_names(model, tmp_path
     """GLUE's as the hub has it: RTE by name, SST-2 by number, as gluebenchmark.com has them; a test set's are -1."""
     path = tmp_path / f"train.{kind}"
     rte = saved(path, kind, {"label": ["entailment", "not_entailment"]}, PAIRS | {"label": [1, 0, 1]})
-    hidden = saved(tmp_path / f"test.{kind}", kind, {"label": ["entailment", "not_entailment"]},
-                   PAIRS | {"label": [-1, -1, -1]})
+    hidden = saved(
+        tmp_path / f"test.{kind}", kind, {"label": ["entailment", "not_entailment"]}, PAIRS | {"label": [-1, -1, -1]}
+    )
     _, head, train, _, (test,) = read("rte", model, rte, "--test", hidden)
     assert head.labels == ("entailment", "not_entailment") and not test.labelled
     assert train.targets(np.arange(3))["labels"].tolist() == [1, 0, 1]
@@ -57,8 +58,12 @@ def test_classes_that_datasets_saves_as_numbers_have_their_names(model, tmp_path
     assert head.labels == ("negative", "positive") and train.targets(np.arange(2))["labels"].tolist() == [1, 0]
     _, _, train, _, _ = read("regression", model, path, "--text_columns", "sentence")
     assert train.targets(np.arange(2))["labels"].flatten().tolist() == [1.0, 0.0]
-    path = saved(tmp_path / f"lists.{kind}", kind, {"labels": ["red", "blue"]},
-                 {"text": ["w1", "w2", "w3"], "labels": [[0, 1], [], [1]]})
+    path = saved(
+        tmp_path / f"lists.{kind}",
+        kind,
+        {"labels": ["red", "blue"]},
+        {"text": ["w1", "w2", "w3"], "labels": [[0, 1], [], [1]]},
+    )
     _, head, train, _, _ = read("multi-label", model, path)
     assert head.labels == ("blue", "red") and train.targets(np.arange(3))["labels"].tolist() == [[1, 1], [0, 0], [1, 0]]
 
@@ -67,13 +72,16 @@ def test_a_model_from_a_saved_data_set_knows_its_classes_by_name(model, tmp_path
     path = saved(tmp_path / "data", "folder", {"label": ["entailment", "not_entailment"]}, PAIRS | {"label": [1, 0, 1]})
     finetune("rte", model, path, path, tmp_path / "run", "--epochs", 1)
     assert json.loads((tmp_path / "run/model/config.json").read_text())["id2label"] == {
-        "0": "entailment", "1": "not_entailment"}
+        "0": "entailment",
+        "1": "not_entailment",
+    }
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
 def test_columns_of_yes_and_no_may_be_truth_values_and_no_whole_numbers(model, tmp_path, kind):
-    table = polars.DataFrame({"text": ["w1", "w2", "w3"], "a": [True, False, True], "b": [1.0, 0.0, 0.0],
-                              "c": [0, 1, 0]})
+    table = polars.DataFrame(
+        {"text": ["w1", "w2", "w3"], "a": [True, False, True], "b": [1.0, 0.0, 0.0], "c": [0, 1, 0]}
+    )
     path = tmp_path / f"train.{kind}"
     {"parquet": table.write_parquet, "csv": table.write_csv, "jsonl": table.write_ndjson}[kind](path)
     _, head, train, _, _ = read("multi-label", model, path, "--label_columns", "a", "b", "c")
@@ -85,9 +93,20 @@ def test_the_labelled_diagnostic_set_is_a_test_file_of_mnli(model, tmp_path):
     header, row, _ = GLUE["mnli"]
     train = write_tsv(tmp_path / "train.tsv", header, [row])
     labels = ["entailment", "neutral", "contradiction", "neutral"]
-    diagnostic = write_tsv(tmp_path / "diagnostic-full.tsv", (
-        "Lexical Semantics", "Predicate-Argument Structure", "Logic", "Knowledge", "Domain", "Premise", "Hypothesis",
-        "Label"), [("", "", "Negation", "", "Artificial", f"w{n}", "w1 w2", label) for n, label in enumerate(labels)])
+    diagnostic = write_tsv(
+        tmp_path / "diagnostic-full.tsv",
+        (
+            "Lexical Semantics",
+            "Predicate-Argument Structure",
+            "Logic",
+            "Knowledge",
+            "Domain",
+            "Premise",
+            "Hypothesis",
+            "Label",
+        ),
+        [("", "", "Negation", "", "Artificial", f"w{n}", "w1 w2", label) for n, label in enumerate(labels)],
+    )
     _, head, _, validation, (test,) = read("mnli", model, train, "--test", diagnostic)
     outputs = np.eye(3, dtype=np.float32)[[1, 2, 0, 0]]
     assert [each["label"] for each in test.predictions(outputs)] == labels and test.text(1) == "w1 / w1 w2"
@@ -96,18 +115,44 @@ def test_the_labelled_diagnostic_set_is_a_test_file_of_mnli(model, tmp_path):
     assert "matthews_correlation" not in validation.metrics(outputs[:1])
 
 
-@pytest.mark.parametrize("task, seen, found, said", [
-    ("label-columns", "s", "xl", "row 1: found the label 'xl', expected one of the 1 of the training set: s; fix the "
-                                 "row"),
-    ("multi-label", 1, 2, "row 1: found 2 in column 'a', expected 0 or 1; fix the row"),
-])
+@pytest.mark.parametrize(
+    "task, seen, found, said",
+    [
+        (
+            "label-columns",
+            "s",
+            "xl",
+            "row 1: found the label 'xl', expected one of the 1 of the training set: s; fix the row",
+        ),
+        ("multi-label", 1, 2, "row 1: found 2 in column 'a', expected 0 or 1; fix the row"),
+    ],
+)
 def test_labels_that_columns_do_not_have_are_not_to_be_listed(model, tmp_path, capsys, task, seen, found, said):
     """--labels is refused for these."""
     for name, value in (("train", seen), ("dev", found)):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "w1", "a": value, "b": seen}) + "\n")
-    assert main(["finetune", task, "--model", str(model), "--train", str(tmp_path / "train.jsonl"), "--validation",
-                 str(tmp_path / "dev.jsonl"), "--output", str(tmp_path / "run"), "--max_length", "32",
-                 "--label_columns", "a", "b"]) == 2
+    assert (
+        main(
+            [
+                "finetune",
+                task,
+                "--model",
+                str(model),
+                "--train",
+                str(tmp_path / "train.jsonl"),
+                "--validation",
+                str(tmp_path / "dev.jsonl"),
+                "--output",
+                str(tmp_path / "run"),
+                "--max_length",
+                "32",
+                "--label_columns",
+                "a",
+                "b",
+            ]
+        )
+        == 2
+    )
     assert capsys.readouterr().err.strip().endswith(f"dev.jsonl: {said}")
 
 
@@ -115,8 +160,12 @@ def test_labels_that_columns_do_not_have_are_not_to_be_listed(model, tmp_path, c
 def test_columns_and_fields_of_one_name_are_refused(tmp_path, kind):
     """Of two the last one would have been read, in silence."""
     path = tmp_path / f"train.{kind}"
-    {"parquet": lambda: parquet.write_table(pa.table([["w1"], ["a"], ["b"]], names=["text", "label", "label"]), path),
-     "csv": lambda: path.write_text("text,label,label\nw1,a,b\n"),
-     "jsonl": lambda: path.write_text('{"text": "w1", "label": "a", "label": "b"}\n')}[kind]()
+    {
+        "parquet": lambda: parquet.write_table(
+            pa.table([["w1"], ["a"], ["b"]], names=["text", "label", "label"]), path
+        ),
+        "csv": lambda: path.write_text("text,label,label\nw1,a,b\n"),
+        "jsonl": lambda: path.write_text('{"text": "w1", "label": "a", "label": "b"}\n'),
+    }[kind]()
     with pytest.raises(UserError, match=f"train.{kind}.*: .*found the (columns|fields) text, label, label"):
         read_table(path)

@@ -56,10 +56,16 @@ def make_step(objective: Objective, lengths: tuple[int, ...], masked: int):
     ids = torch.randint(5, config.vocab_size, (tokens,))
     positions = 1 + torch.randperm(tokens - 2)[:masked].sort().values  # never the first and the last, which are special
     inputs = dict(
-        input_ids=ids, token_type_ids=torch.zeros_like(ids), labels=ids[positions], masked_positions=positions,
-        position_ids=torch.cat([torch.arange(length) for length in lengths]), max_sequence_length=max(lengths),
+        input_ids=ids,
+        token_type_ids=torch.zeros_like(ids),
+        labels=ids[positions],
+        masked_positions=positions,
+        position_ids=torch.cat([torch.arange(length) for length in lengths]),
+        max_sequence_length=max(lengths),
         sequence_offsets=torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32),
-        next_sentence_label=torch.zeros(len(lengths), dtype=torch.int64), dropout_seed=1)
+        next_sentence_label=torch.zeros(len(lengths), dtype=torch.int64),
+        dropout_seed=1,
+    )
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
 
@@ -96,14 +102,21 @@ def main(shape: str, count: int, longest: int, dropout: float, objective: str) -
         products.append(best_product())
         rates.append(kernel_rates())
         steps.append(seconds(step))
-    machine = measured(CPU, statistics.median(products),
-                       KernelRates(*map(statistics.median, zip(*rates, strict=True))), 1e12)
+    machine = measured(
+        CPU, statistics.median(products), KernelRates(*map(statistics.median, zip(*rates, strict=True))), 1e12
+    )
     estimator = Estimator(config, lengths, Cluster(machine, 1, 1, 1e9))
     estimated = estimator.step(0, count)
-    print(json.dumps({
-        "seconds": statistics.median(steps), "estimated_seconds": estimated.seconds - estimated.gradient_seconds,
-        "bytes": held, "estimated_bytes": estimated.memory.total,
-    }))
+    print(
+        json.dumps(
+            {
+                "seconds": statistics.median(steps),
+                "estimated_seconds": estimated.seconds - estimated.gradient_seconds,
+                "bytes": held,
+                "estimated_bytes": estimated.memory.total,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

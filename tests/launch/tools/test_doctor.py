@@ -70,8 +70,9 @@ def test_all_is_well_and_a_run_then_knows_its_peak(data, tmp_path):
     assert not list((tmp_path / "out").iterdir()), "it leaves nothing behind"
     for folder, has_mfu in (("cache", True), ("no-cache", False)):
         run = tmp_path / f"run-{folder}"
-        finish(ForkedRun(pretrain_arguments(data, run, "--train.max_steps", "2"),
-                         XDG_CACHE_HOME=str(tmp_path / folder)))
+        finish(
+            ForkedRun(pretrain_arguments(data, run, "--train.max_steps", "2"), XDG_CACHE_HOME=str(tmp_path / folder))
+        )
         values = [line["speed/mfu"] for line in read_metrics(run) if "speed/mfu" in line]
         assert bool(values) == has_mfu and all(0 < value < 1 for value in values)
 
@@ -125,8 +126,9 @@ def test_a_run_faster_than_its_peak_says_what_that_means(data, tmp_path, monkeyp
 
 
 def test_a_share_above_the_data_sheet_s_peak_is_not_shown(data, tmp_path):
-    output = finish(ForkedRun(pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "3"), 1,
-                              slower_than_its_sheet))
+    output = finish(
+        ForkedRun(pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "3"), 1, slower_than_its_sheet)
+    )
     assert output.count("of the peak is impossible and not shown: the data sheet's rate for 'CPU'") == 1
     assert "MFU" not in output and not any("speed/mfu" in line for line in read_metrics(tmp_path / "run"))
 
@@ -155,8 +157,15 @@ def test_ranks_that_know_different_peaks_stay_together(data, tmp_path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "measured"))
     devices.keep_measured(torch.device("cpu"), {torch.float32: 1e3})
     run = tmp_path / "run"
-    output = finish(ForkedRun(pretrain_arguments(data, run, "--train.max_steps", "3"), 2, with_peaks_of_their_own,
-                              KNOWN=known, XDG_CACHE_HOME=str(cache)))
+    output = finish(
+        ForkedRun(
+            pretrain_arguments(data, run, "--train.max_steps", "3"),
+            2,
+            with_peaks_of_their_own,
+            KNOWN=known,
+            XDG_CACHE_HOME=str(cache),
+        )
+    )
     lines = [line for line in read_metrics(run) if "train/loss" in line]
     assert output.count("of the peak is impossible") == warnings and len(lines) == 3
     assert all(("speed/mfu" in line) == shown and line.get("speed/mfu", 0) < 1 for line in lines)
@@ -200,16 +209,31 @@ def test_what_hangs_is_named_in_time(tmp_path):
 
 @pytest.mark.slow
 def test_a_rank_that_never_comes_is_named_in_time(tmp_path):
-    output = examine("--timeout_seconds", "2", status=2, cache=tmp_path / "cache", RANK="0", LOCAL_RANK="0",
-                     WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29733")
+    output = examine(
+        "--timeout_seconds",
+        "2",
+        status=2,
+        cache=tmp_path / "cache",
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29733",
+    )
     assert verdicts(output)["processes"] == "problem" and "see that every machine was started" in output
 
 
 def test_a_folder_that_one_rank_cannot_write_is_named_by_rank_0_in_time(tmp_path):
     """As where one machine has not mounted it; the other ranks continue without waiting."""
     (tmp_path / "file").write_text("")
-    output = examine("--timeout_seconds", "30", processes=2, status=2, cache=tmp_path / "cache",
-                     main=partial(one_cannot_write, str(tmp_path)))
+    output = examine(
+        "--timeout_seconds",
+        "30",
+        processes=2,
+        status=2,
+        cache=tmp_path / "cache",
+        main=partial(one_cannot_write, str(tmp_path)),
+    )
     found = table(output)
     assert found["output"][1] == "problem" and found["output"][0].startswith("rank 1: "), output
     assert found["shared output"][1] == "problem" and "files of rank 1 are not to be seen" in found["shared output"][0]

@@ -31,8 +31,17 @@ from tests.synthetic import make_shards
 def test_a_head_that_is_its_embeddings_comes_back_from_our_own_format(tmp_path):
     ours, text = tokenizer(), "the [MASK] sat on the mat ."
     ours.save(tmp_path)
-    config = BertConfig(vocab_size=ours.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-                        intermediate_size=48, mlm_head="linear", decoder_bias=False, pooler=False, type_vocab_size=0)
+    config = BertConfig(
+        vocab_size=ours.vocab_size,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        mlm_head="linear",
+        decoder_bias=False,
+        pooler=False,
+        type_vocab_size=0,
+    )
     model = BertForPreTraining(config).eval()
     init_weights(model, 0)
     model.save(tmp_path, tmp_path)
@@ -84,8 +93,9 @@ def test_a_model_that_gives_no_numbers_is_neither_served_nor_asked_nor_exported(
 
 def test_a_checkpoint_with_a_nan_is_neither_asked_nor_exported(tmp_path, capsys, monkeypatch):
     ours = tokenizer()
-    config = BertConfig(vocab_size=ours.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
-                        intermediate_size=48)
+    config = BertConfig(
+        vocab_size=ours.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
+    )
     weights = BertForPreTraining(config).state_dict()
     weights["masked_lm.dense.bias"][0] = float("nan")
     run = tmp_path / "run"
@@ -122,8 +132,9 @@ def test_the_length_that_was_trained_is_exported_and_longer_texts_are_cut_or_rem
     table = tmp_path / "train.tsv"
     table.write_text(f"text\tlabel\n{short}\ta\n{long}\tb\n" * 4)
     for length, model in (("32", run), ("16", exported)):
-        _, output = finetune("classification", model, table, table, tmp_path / f"tuned-{length}",
-                             "--max_length", length, "--epochs", "1")
+        _, output = finetune(
+            "classification", model, table, table, tmp_path / f"tuned-{length}", "--max_length", length, "--epochs", "1"
+        )
         assert ("max_length: found 32, more than the 16 tokens" in output) == (length == "32")
 
 
@@ -143,8 +154,11 @@ def test_a_card_says_what_the_model_is_from(trained, tmp_path):
     assert main(["export", str(trained), "--output", str(tmp_path / "model")]) == 0
     card = (tmp_path / "model" / "README.md").read_text()
     head = yaml.safe_load(card.split("---")[1])
-    assert head == {"library_name": "transformers", "pipeline_tag": "fill-mask",
-                    "tags": ["cloze", "sentence-transformers"]}
+    assert head == {
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "tags": ["cloze", "sentence-transformers"],
+    }
     for value in json.loads((trained / "data.json").read_text()).values():
         assert f"`{value}`" in card
     validation = [line for line in read_metrics(trained) if "validation/loss" in line][-1]["validation/loss"]
@@ -206,4 +220,7 @@ def test_an_export_removes_no_folder_of_anothers(tmp_path):
 
 def test_a_card_names_no_folder_of_options_that_are_not_ours():
     assert _without_paths({"teacher": "/home/me/teacher", "soft": 5.0, "more": ["a/b", "word"]}) == {
-        "teacher": None, "soft": 5.0, "more": [None, "word"]}
+        "teacher": None,
+        "soft": 5.0,
+        "more": [None, "word"],
+    }

@@ -16,17 +16,36 @@ from cloze.pipeline.extras import how_to_install
 from tests.launch.tiny_models import labels, save_model
 
 ort = pytest.importorskip("onnxruntime")
-SHAPE = dict(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-             max_position_embeddings=24, initializer_range=0.3)
-MODERN = SHAPE | dict(position_embedding="rotary", type_vocab_size=0, norm_position="pre", first_attention_norm=False,
-                      gated_feed_forward=True, classifier_transform=True, pooler=False, linear_bias=False,
-                      norm_bias=False, local_attention_window=4, global_attention_every=2)
+SHAPE = dict(
+    vocab_size=60,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=24,
+    initializer_range=0.3,
+)
+MODERN = SHAPE | dict(
+    position_embedding="rotary",
+    type_vocab_size=0,
+    norm_position="pre",
+    first_attention_norm=False,
+    gated_feed_forward=True,
+    classifier_transform=True,
+    pooler=False,
+    linear_bias=False,
+    norm_bias=False,
+    local_attention_window=4,
+    global_attention_every=2,
+)
 THREE = HeadConfig(("a", "b", "c"))
 CASES = {
-    **{name: (name, SHAPE, THREE if cls.takes_head else None)
-       for name, cls in ARCHITECTURES.items()},
-    "mean of label columns": ("BertForSequenceClassification", SHAPE, HeadConfig(
-        ("x: 0", "x: 1", "y: 0", "y: 1"), "columns", (("x", ("0", "1")), ("y", ("0", "1"))), "mean")),
+    **{name: (name, SHAPE, THREE if cls.takes_head else None) for name, cls in ARCHITECTURES.items()},
+    "mean of label columns": (
+        "BertForSequenceClassification",
+        SHAPE,
+        HeadConfig(("x: 0", "x: 1", "y: 0", "y: 1"), "columns", (("x", ("0", "1")), ("y", ("0", "1"))), "mean"),
+    ),
     "max": ("BertForSequenceClassification", SHAPE, HeadConfig(("a", "b"), pooling="max")),
     "alibi": ("BertForTokenClassification", SHAPE | {"position_embedding": "alibi"}, THREE),
     "ModernBERT": ("BertForQuestionAnswering", MODERN, None),
@@ -39,17 +58,28 @@ def alone(model, ids, segments, choice):
     if model.config.type_vocab_size:
         inputs["token_type_ids"] = torch.cat(segments)
     output = model(**inputs, **({"num_choices": len(ids)} if choice else {}))
-    names = ("last_hidden_state", "pooled_output", "prediction_logits", "next_sentence_logits", "logits",
-             "start_logits", "end_logits")
-    return [getattr(output, name)[None] if getattr(output, name).dim() == 1 and not choice else getattr(output, name)
-            for name in names if getattr(output, name, None) is not None]
+    names = (
+        "last_hidden_state",
+        "pooled_output",
+        "prediction_logits",
+        "next_sentence_logits",
+        "logits",
+        "start_logits",
+        "end_logits",
+    )
+    return [
+        getattr(output, name)[None] if getattr(output, name).dim() == 1 and not choice else getattr(output, name)
+        for name in names
+        if getattr(output, name, None) is not None
+    ]
 
 
 OFTEN = "BertForPreTraining", "BertForMultipleChoice", "mean of label columns", "ModernBERT"  # an export takes seconds
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[] if case in OFTEN else pytest.mark.slow)
-                                  for case in CASES])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in OFTEN else pytest.mark.slow) for case in CASES]
+)
 @torch.inference_mode()
 def test_outputs_are_torch_s(case, tmp_path):
     name, shape, head = CASES[case]
@@ -73,8 +103,10 @@ def test_outputs_are_torch_s(case, tmp_path):
         if choice:  # those of one example
             feed = {key: value[None] for key, value in feed.items()}
         found = session.run(None, {key: feed[key] for key in described["inputs"]})
-        rows = [(torch.from_numpy(ids[row, :length]), torch.from_numpy(segments[row, :length]))
-                for row, length in enumerate(lengths)]
+        rows = [
+            (torch.from_numpy(ids[row, :length]), torch.from_numpy(segments[row, :length]))
+            for row, length in enumerate(lengths)
+        ]
         if choice:
             (expected,) = alone(model, *zip(*rows, strict=True), True)
             np.testing.assert_allclose(found[0], expected, atol=1e-5)
@@ -87,8 +119,12 @@ def test_outputs_are_torch_s(case, tmp_path):
 
 def test_the_command_adds_a_graph_to_a_fine_tuned_model(tmp_path, capsys):
     truncation = {"max_length": 40, "keep": "tail", "head_tokens": 128}
-    save_model(tmp_path / "run" / "model", "BertForSequenceClassification", **labels("bad", "good"),
-               cloze_truncation=truncation)
+    save_model(
+        tmp_path / "run" / "model",
+        "BertForSequenceClassification",
+        **labels("bad", "good"),
+        cloze_truncation=truncation,
+    )
     assert main(["export", str(tmp_path / "run"), "--onnx", "true"]) == 0
     assert "with an ONNX graph" in capsys.readouterr().out
     made = {path.name for path in (tmp_path / "run-hf").iterdir()}
@@ -100,8 +136,12 @@ def test_the_command_adds_a_graph_to_a_fine_tuned_model(tmp_path, capsys):
 @pytest.mark.parametrize("words", [{}, {"words": "characters"}])
 def test_a_tagger_s_graph_names_the_length_that_it_has_learned(tmp_path, words):
     """It cuts nothing: longer texts are split between words; and what words are, where each character is one."""
-    save_model(tmp_path / "model", "BertForTokenClassification", **labels("O", "B-X"),
-               cloze_truncation={"max_length": 16, "keep": "head", "head_tokens": 128} | words)
+    save_model(
+        tmp_path / "model",
+        "BertForTokenClassification",
+        **labels("O", "B-X"),
+        cloze_truncation={"max_length": 16, "keep": "head", "head_tokens": 128} | words,
+    )
     assert main(["export", str(tmp_path / "model"), "--output", str(tmp_path / "out"), "--onnx", "true"]) == 0
     described = json.loads((tmp_path / "out" / "onnx.json").read_text())
     assert described["max_length"] == 16 and "truncation" not in described

@@ -27,8 +27,15 @@ from cloze.pipeline.errors import UserError
 from tests.launching import ROOT
 from tests.synthetic import make_shards
 
-SMALL = BertConfig(vocab_size=8192, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
-                   hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+SMALL = BertConfig(
+    vocab_size=8192,
+    hidden_size=256,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    intermediate_size=1024,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
 
 
 def test_this_machine_is_what_doctor_has_measured(tmp_path, monkeypatch):
@@ -57,8 +64,10 @@ def test_a_slice_has_its_share_of_the_peak(monkeypatch):
 
 
 def test_a_faster_stage_is_named_with_its_micro_batch():
-    stages = {0: {"tokens_per_second": 100.0, "micro_batch_size": 8},
-              1: {"tokens_per_second": 118.0, "micro_batch_size": 16}}
+    stages = {
+        0: {"tokens_per_second": 100.0, "micro_batch_size": 8},
+        1: {"tokens_per_second": 118.0, "micro_batch_size": 16},
+    }
     said = plan._advice(0, {"stages": stages, "fastest_stage": 1})
     assert said == "faster: --zero.stage 1 --train.micro_batch_size 16: 18% more tokens/s than stage 0"
     stages[1]["tokens_per_second"] = 104.0  # no more than the estimate may be wrong by
@@ -68,12 +77,16 @@ def test_a_faster_stage_is_named_with_its_micro_batch():
     assert plan._advice(0, {"stages": stages, "fastest_stage": 1}) == "fits: --zero.stage 1, unlike stage 0"
 
 
-@pytest.mark.parametrize(("sums", "parts", "left"), [
-    ([2.0], [1.0], 2.0),  # one bucket: nothing runs beside
-    ([2.0, 3.0], [0.5, 1.0], 3.0),  # the first is through when backward ends
-    ([6.0, 3.0], [0.5, 1.0], 4.0),  # and here it is not
-    ([1.0, 1.0, 1.0], [0.1, 0.9, 1.0], 1.0), ([9.0, 9.0, 1.0], [0.1, 0.2, 1.0], 10.0),
-])
+@pytest.mark.parametrize(
+    ("sums", "parts", "left"),
+    [
+        ([2.0], [1.0], 2.0),  # one bucket: nothing runs beside
+        ([2.0, 3.0], [0.5, 1.0], 3.0),  # the first is through when backward ends
+        ([6.0, 3.0], [0.5, 1.0], 4.0),  # and here it is not
+        ([1.0, 1.0, 1.0], [0.1, 0.9, 1.0], 1.0),
+        ([9.0, 9.0, 1.0], [0.1, 0.2, 1.0], 10.0),
+    ],
+)
 def test_what_backward_hides_of_sums(sums, parts, left):
     """Backward takes 10 s."""
     hidden = sum(sums) - left
@@ -109,15 +122,35 @@ def test_what_limits_the_micro_batch_is_named():
 
 
 def run_plan(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "cloze", "plan", *arguments], cwd=ROOT, env=child_variables(),
-                          capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-m", "cloze", "plan", *arguments],
+        cwd=ROOT,
+        env=child_variables(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 def test_the_command_prints_and_writes_its_figures(tmp_path):
     data = make_shards(tmp_path / "data")
     path = tmp_path / "plan.json"
-    done = run_plan("--config", "tiny", "--data", str(data), "--device", "a100-80gb", "--gpus", "8",
-                    "--train.micro_batch_size", "auto", "--price_per_hour", "2", "--json", str(path))
+    done = run_plan(
+        "--config",
+        "tiny",
+        "--data",
+        str(data),
+        "--device",
+        "a100-80gb",
+        "--gpus",
+        "8",
+        "--train.micro_batch_size",
+        "auto",
+        "--price_per_hour",
+        "2",
+        "--json",
+        str(path),
+    )
     assert done.returncode == 0, done.stderr
     assert "limited by the batch, not by memory: it gives each of 8 devices 8 sequences" in done.stdout
     figures = json.loads(path.read_text())
@@ -135,8 +168,13 @@ def test_the_command_prints_and_writes_its_figures(tmp_path):
 def test_a_moving_average_takes_four_bytes_a_parameter_divided_as_states_are():
     made = []
     for decay in (None, 0.999):
-        config = PretrainConfig(data="", output="", model=SMALL, ema=EmaConfig(decay),
-                                train=TrainConfig(global_batch_size=8, micro_batch_size=1))
+        config = PretrainConfig(
+            data="",
+            output="",
+            model=SMALL,
+            ema=EmaConfig(decay),
+            train=TrainConfig(global_batch_size=8, micro_batch_size=1),
+        )
         made.append(Estimator(config, Lengths.of_procedure(128, 0.1, 0.15), Cluster(find_machine("a10"), 8, 8, 1e9)))
     count = made[0].parameters
     for stage, share in ((0, 1), (2, 8)):
@@ -149,9 +187,15 @@ def test_a_moving_average_takes_four_bytes_a_parameter_divided_as_states_are():
 def teacher(tmp_path_factory):
     """Four layers of SMALL's width, with no tokenizer of any shards: a plan without data asks for none."""
     folder = tmp_path_factory.mktemp("teacher") / "model"
-    transformers.BertForMaskedLM(transformers.BertConfig(
-        vocab_size=8192, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
-    )).save_pretrained(folder)
+    transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            vocab_size=8192,
+            hidden_size=256,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=1024,
+        )
+    ).save_pretrained(folder)
     for path in (make_shards(folder.parent / "shards") / "tokenizer").iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     return str(folder)
@@ -159,22 +203,33 @@ def teacher(tmp_path_factory):
 
 def planned(objective: str, stage: int = 0, **options) -> Estimator:
     model = replace(SMALL, num_hidden_layers=2, embedding_size=SMALL.hidden_size, pooler=False)
-    config = PretrainConfig("", "", model=model, objective=objective, objective_options=options,
-                            zero=ZeroConfig(stage), train=TrainConfig(global_batch_size=64, micro_batch_size=8))
+    config = PretrainConfig(
+        "",
+        "",
+        model=model,
+        objective=objective,
+        objective_options=options,
+        zero=ZeroConfig(stage),
+        train=TrainConfig(global_batch_size=64, micro_batch_size=8),
+    )
     return Estimator(config, Lengths.of_procedure(128, 0.0, 0.15), Cluster(find_machine("a10"), 1, 1, 1e9))
 
 
 def test_objectives_are_planned_with_their_own_models(teacher):
     """Products are those that the objective counts, but for outputs of the last layer that no head reads, and, of
     ELECTRA, the scores that tokens are drawn from; a generator's weights are trained, a teacher's lie there."""
+
     def encoder(layers: int, width: int) -> float:
         return 6.0 * layers * 12 * width**2 + 12.0 * layers * width * 128
 
     masked, scores = planned("masked"), 0.15 * 6.0 * 256 * 8192
     for objective, options, more in (  # FLOPs a token
         ("span_boundary", {}, scores + 0.15 * 6.0 * 4 * 256**2),
-        ("replaced_tokens", {"generator_size": 0.5},
-         encoder(2, 128) + 6.0 * 256 * (128 + 257) - 0.15 * 6.0 * 256 * 128),
+        (
+            "replaced_tokens",
+            {"generator_size": 0.5},
+            encoder(2, 128) + 6.0 * 256 * (128 + 257) - 0.15 * 6.0 * 256 * 128,
+        ),
         ("distillation", {"teacher": teacher}, (encoder(4, 256) + scores + 0.15 * 6.0 * 256**2) / 3),
     ):
         found = planned(objective, **options)
@@ -196,8 +251,17 @@ def test_objectives_are_planned_with_their_own_models(teacher):
 
 def test_the_command_plans_an_objective(tmp_path, capsys):
     path = tmp_path / "plan.json"
-    arguments = ["plan", "--config", "electra-small", "--model.num_hidden_layers", "1", "--device", "a10", "--json",
-                 str(path)]
+    arguments = [
+        "plan",
+        "--config",
+        "electra-small",
+        "--model.num_hidden_layers",
+        "1",
+        "--device",
+        "a10",
+        "--json",
+        str(path),
+    ]
     assert cli.main([*arguments, "--train.micro_batch_size", "32"]) == 0
     shared = 128 * 30522  # by discriminator and generator, which has a bias for each token
     assert shared + 30522 < json.loads(path.read_text())["parameters"] < 2 * shared
@@ -206,18 +270,39 @@ def test_the_command_plans_an_objective(tmp_path, capsys):
     assert "with objective replaced_tokens, expected a width that both models share" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--device", "h100"], "plan: found neither data nor train.sequence_length"),
-    (["--device", "h1000"], "plan.device: found 'h1000'"),
-    (["--device", "h100", "--gpus", "48", "--train.sequence_length", "128"],
-     "train.global_batch_size: found 256, expected a multiple of the 48 processes"),
-    (["--device", "h100", "--gpus", "1024", "--train.sequence_length", "128"],
-     "train.global_batch_size: found 256, expected a multiple of the 1024 processes"),
-    (["--device", "t4", "--train.sequence_length", "512", "--train.micro_batch_size", "auto",
-      "--model.hidden_size", "16384", "--model.num_attention_heads", "64", "--model.num_hidden_layers", "4"],
-     "needed for one sequence at zero.stage 0"),
-    (["--gpus", "0"], "plan.gpus: found 0"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--device", "h100"], "plan: found neither data nor train.sequence_length"),
+        (["--device", "h1000"], "plan.device: found 'h1000'"),
+        (
+            ["--device", "h100", "--gpus", "48", "--train.sequence_length", "128"],
+            "train.global_batch_size: found 256, expected a multiple of the 48 processes",
+        ),
+        (
+            ["--device", "h100", "--gpus", "1024", "--train.sequence_length", "128"],
+            "train.global_batch_size: found 256, expected a multiple of the 1024 processes",
+        ),
+        (
+            [
+                "--device",
+                "t4",
+                "--train.sequence_length",
+                "512",
+                "--train.micro_batch_size",
+                "auto",
+                "--model.hidden_size",
+                "16384",
+                "--model.num_attention_heads",
+                "64",
+                "--model.num_hidden_layers",
+                "4",
+            ],
+            "needed for one sequence at zero.stage 0",
+        ),
+        (["--gpus", "0"], "plan.gpus: found 0"),
+    ],
+)
 def test_what_cannot_be_planned_ends_in_one_line(arguments, said, capsys):
     assert cli.main(["plan", *arguments]) == 2
     error = capsys.readouterr().err
@@ -226,11 +311,29 @@ def test_what_cannot_be_planned_ends_in_one_line(arguments, said, capsys):
 
 def test_next_tokens_take_the_memory_of_all_predictions_and_a_part_of_their_time(tmp_path):
     found = []
-    arguments = ["plan", "--config", "bert-base-phase1", "--device", "a10", "--short_share", "0", "--train.max_steps",
-                 "100", "--schedule.warmup_steps", "null", "--train.global_batch_size", "32",
-                 "--train.micro_batch_size", "32", "--json"]
-    for name, options in (("masked", []), ("half", ["--masking.next_tokens_until", str(100 * 32 * 128 // 2)]),
-                          ("all", ["--masked_share", "1"])):
+    arguments = [
+        "plan",
+        "--config",
+        "bert-base-phase1",
+        "--device",
+        "a10",
+        "--short_share",
+        "0",
+        "--train.max_steps",
+        "100",
+        "--schedule.warmup_steps",
+        "null",
+        "--train.global_batch_size",
+        "32",
+        "--train.micro_batch_size",
+        "32",
+        "--json",
+    ]
+    for name, options in (
+        ("masked", []),
+        ("half", ["--masking.next_tokens_until", str(100 * 32 * 128 // 2)]),
+        ("all", ["--masked_share", "1"]),
+    ):
         assert cli.main([*arguments, str(tmp_path / name), *options]) == 0
         found.append(json.loads((tmp_path / name).read_text()))
     masked, half, all_predicted = found
@@ -240,8 +343,26 @@ def test_next_tokens_take_the_memory_of_all_predictions_and_a_part_of_their_time
 
 def test_a_sequence_may_be_one_token_long(tmp_path):
     figures = tmp_path / "plan.json"
-    assert cli.main(["plan", "--config", "tiny", "--device", "h100", "--train.sequence_length", "1", "--short_share",
-                     "1", "--train.micro_batch_size", "auto", "--json", str(figures)]) == 0
+    assert (
+        cli.main(
+            [
+                "plan",
+                "--config",
+                "tiny",
+                "--device",
+                "h100",
+                "--train.sequence_length",
+                "1",
+                "--short_share",
+                "1",
+                "--train.micro_batch_size",
+                "auto",
+                "--json",
+                str(figures),
+            ]
+        )
+        == 0
+    )
     found = json.loads(figures.read_text())
     assert found["fits"] and all(map(math.isfinite, (found["step_seconds"], found["hours"], found["mfu"])))
 
@@ -255,21 +376,36 @@ def test_the_largest_micro_batch_is_the_last_that_fits():
     assert not estimator.fits(estimator.memory(0, 2 * size))
 
 
-@pytest.mark.parametrize(("shape", "count", "longest", "dropout", "objective"), [
-    ("small", 64, 128, 0.0, "masked"),
-    pytest.param("base", 16, 128, 0.0, "masked", marks=pytest.mark.slow),
-    pytest.param("small", 64, 128, 0.1, "masked", marks=pytest.mark.slow),
-    pytest.param("small", 16, 512, 0.0, "masked", marks=pytest.mark.slow),
-    pytest.param("small", 64, 128, 0.0, "replaced_tokens", marks=pytest.mark.slow),
-    pytest.param("small", 64, 128, 0.0, "span_boundary", marks=pytest.mark.slow),
-])
+@pytest.mark.parametrize(
+    ("shape", "count", "longest", "dropout", "objective"),
+    [
+        ("small", 64, 128, 0.0, "masked"),
+        pytest.param("base", 16, 128, 0.0, "masked", marks=pytest.mark.slow),
+        pytest.param("small", 64, 128, 0.1, "masked", marks=pytest.mark.slow),
+        pytest.param("small", 16, 512, 0.0, "masked", marks=pytest.mark.slow),
+        pytest.param("small", 64, 128, 0.0, "replaced_tokens", marks=pytest.mark.slow),
+        pytest.param("small", 64, 128, 0.0, "span_boundary", marks=pytest.mark.slow),
+    ],
+)
 def test_the_estimate_of_a_step_on_this_cpu_comes_true(shape, count, longest, dropout, objective):
     """Within a quarter, in time and in memory, of what is measured in the same process."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.launch.tools.plan_on_cpu",
-         shape, str(count), str(longest), str(dropout), objective],
-        cwd=ROOT, env=child_variables(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu"), capture_output=True, text=True,
-        timeout=600)
+        [
+            sys.executable,
+            "-m",
+            "tests.launch.tools.plan_on_cpu",
+            shape,
+            str(count),
+            str(longest),
+            str(dropout),
+            objective,
+        ],
+        cwd=ROOT,
+        env=child_variables(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu"),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["estimated_seconds"] == pytest.approx(found["seconds"], rel=0.25)

@@ -66,15 +66,24 @@ class Hub(BaseHTTPRequestHandler):
             self.server.repositories.setdefault(name, bool(private))
             self._send(status, {"url": f"{self.server.address}/{name}", "id": name})
         elif self.path.endswith("/preupload/main"):
-            files = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
-                     for file in json.loads(text)["files"]]
+            files = [
+                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
+                for file in json.loads(text)["files"]
+            ]
             self._send(200, {"files": files})
         elif "/commit/main" in self.path and not self.server.full:
             for line in map(json.loads, text.splitlines()):
                 if line["key"] == "file":
                     self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            self._send(200, {"commitUrl": f"{self.server.address}/me/tiny/commit/{COMMIT}", "commitOid": COMMIT,
-                             "hookOutput": "", "success": True})
+            self._send(
+                200,
+                {
+                    "commitUrl": f"{self.server.address}/me/tiny/commit/{COMMIT}",
+                    "commitOid": COMMIT,
+                    "hookOutput": "",
+                    "success": True,
+                },
+            )
         elif self.path == "/api/validate-yaml":
             self._send(200, {"errors": [], "warnings": []})
         else:
@@ -100,13 +109,18 @@ def test_a_folder_arrives_file_by_file_in_a_private_repository(hub, tmp_path, ca
     assert main(["export", str(folder), "--push", "me/tiny"]) == 0
     assert f"pushed to {hub.address}/me/tiny" in capsys.readouterr().out
     assert hub.repositories == {"me/tiny": True}
-    written = {str(path.relative_to(tmp_path / "model-hf")): path.read_bytes()
-               for path in (tmp_path / "model-hf").rglob("*") if path.is_file()}
+    written = {
+        str(path.relative_to(tmp_path / "model-hf")): path.read_bytes()
+        for path in (tmp_path / "model-hf").rglob("*")
+        if path.is_file()
+    }
     assert hub.files == written and "model.safetensors" in written
     # Again: a further commit. In public, if that is said.
     assert main(["export", str(folder), "--output", str(tmp_path / "again"), "--push", "me/tiny"]) == 0
-    assert main(["export", str(folder), "--output", str(tmp_path / "open"), "--push", "me/shown",
-                 "--private", "false"]) == 0
+    assert (
+        main(["export", str(folder), "--output", str(tmp_path / "open"), "--push", "me/shown", "--private", "false"])
+        == 0
+    )
     assert hub.repositories["me/shown"] is False
 
 
@@ -131,7 +145,8 @@ def test_what_hinders_it_is_one_line(hub, tmp_path, capsys, monkeypatch):
     hub.repositories["me/shown"] = False
     again = ["export", str(folder), "--output"]
     assert "which everybody can read, expected a private repository; add --private false" in refused(
-        [*again, str(tmp_path / "b"), "--push", "me/shown"], capsys)
+        [*again, str(tmp_path / "b"), "--push", "me/shown"], capsys
+    )
     hub.full = True
     said = refused([*again, str(tmp_path / "c"), "--push", "me/tiny"], capsys)
     assert "me/tiny was not written" in said and f"upload it by `hf upload me/tiny {tmp_path / 'c'}`" in said

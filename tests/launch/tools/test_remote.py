@@ -18,24 +18,49 @@ from cloze.model.config import BertConfig, HeadConfig
 from cloze.model.initialization import init_weights
 from tests.launch.tiny_models import tokenizer
 
-SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
-         "max_position_embeddings": 40, "initializer_range": 0.3}
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+    "initializer_range": 0.3,
+}
 HEAD = HeadConfig(("bad", "fair", "good"), pooling="max", layers="weighted")
 # (class, class of transformers, head, what makes the shape another than BERT's and ModernBERT's)
 MODELS = {
-    "pretraining": (BertForPreTraining, "AutoModelForMaskedLM", None, {
-        "position_embedding": "rotary", "norm_position": "pre", "gated_feed_forward": True, "linear_bias": False,
-        "normalization": "rms_norm", "vocab_padding_multiple": 64, "hidden_act": "silu"}),
-    "sinusoids": (tasks.BertForMaskedLM, "AutoModelForMaskedLM", None, {
-        "position_embedding": "scaled_sinusoidal", "tie_word_embeddings": False, "mlm_head": "linear"}),
+    "pretraining": (
+        BertForPreTraining,
+        "AutoModelForMaskedLM",
+        None,
+        {
+            "position_embedding": "rotary",
+            "norm_position": "pre",
+            "gated_feed_forward": True,
+            "linear_bias": False,
+            "normalization": "rms_norm",
+            "vocab_padding_multiple": 64,
+            "hidden_act": "silu",
+        },
+    ),
+    "sinusoids": (
+        tasks.BertForMaskedLM,
+        "AutoModelForMaskedLM",
+        None,
+        {"position_embedding": "scaled_sinusoidal", "tie_word_embeddings": False, "mlm_head": "linear"},
+    ),
     "alibi": (BertModel, "AutoModel", None, {"position_embedding": "alibi", "type_vocab_size": 0, "pooler": True}),
     "encoder": (BertForPreTraining, "AutoModel", None, {"local_attention_window": 4, "norm_position": "pre"}),
     "classifier": (tasks.BertForSequenceClassification, "AutoModelForSequenceClassification", HEAD, {}),
-    "tagger": (tasks.BertForTokenClassification, "AutoModelForTokenClassification", HeadConfig(("O", "B", "I")), {
-        "position_embedding": "sinusoidal", "segment_padding_index": 0, "type_vocab_size": 3}),
+    "tagger": (
+        tasks.BertForTokenClassification,
+        "AutoModelForTokenClassification",
+        HeadConfig(("O", "B", "I")),
+        {"position_embedding": "sinusoidal", "segment_padding_index": 0, "type_vocab_size": 3},
+    ),
     "spans": (tasks.BertForQuestionAnswering, "AutoModelForQuestionAnswering", None, {"norm_position": "pre"}),
 }
-ELSEWHERE = '''
+ELSEWHERE = """
 import sys
 sys.modules["cloze"] = None  # whoever imports it fails
 import torch, transformers
@@ -68,7 +93,7 @@ for case in sys.argv[2:]:
         assert model.bert.embeddings.word.weight.grad is not None
 assert sys.modules["cloze"] is None
 save_file(found, f"{folder}/found")
-'''
+"""
 
 
 def expected(model, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -77,7 +102,8 @@ def expected(model, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         output = model(**inputs)._asdict()
     if "pooled_output" in output:
         return {"last_hidden_state": output["last_hidden_state"]} | (
-            {} if output["pooled_output"] is None else {"pooler_output": output["pooled_output"]})
+            {} if output["pooled_output"] is None else {"pooler_output": output["pooled_output"]}
+        )
     if output.get("prediction_logits") is not None:
         return {"logits": output["prediction_logits"][..., : model.config.vocab_size]}
     return {name: output[name] for name in ("logits", "start_logits", "end_logits") if output.get(name) is not None}
@@ -95,8 +121,10 @@ def exported(tmp_path_factory):
         init_weights(model, number)
         model.save(folder / name, folder / "tokenizer")
         generator = torch.Generator().manual_seed(number)
-        inputs = {"input_ids": torch.randint(5, ours.vocab_size, (2, 9), generator=generator),
-                  "attention_mask": torch.tensor([[1] * 9, [1] * 6 + [0] * 3])}
+        inputs = {
+            "input_ids": torch.randint(5, ours.vocab_size, (2, 9), generator=generator),
+            "attention_mask": torch.tensor([[1] * 9, [1] * 6 + [0] * 3]),
+        }
         if config.type_vocab_size:
             inputs["token_type_ids"] = torch.tensor([[0] * 4 + [1] * 5] * 2) + (config.type_vocab_size > 2)
         save_file(inputs, folder / f"{name}.inputs")
@@ -110,9 +138,13 @@ def exported(tmp_path_factory):
 def test_what_transformers_loads_without_cloze_is_equal_to_ours(exported):
     folder, wanted = exported
     cases = [f"{name}:{auto}" for name, (_, auto, _, _) in MODELS.items()]
-    done = subprocess.run([sys.executable, "-c", ELSEWHERE, str(folder), *cases], cwd=folder, text=True,
-                          capture_output=True, env=child_variables(HF_MODULES_CACHE=str(folder / "modules"),
-                                                                   HF_HUB_OFFLINE="1"))
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, str(folder), *cases],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        env=child_variables(HF_MODULES_CACHE=str(folder / "modules"), HF_HUB_OFFLINE="1"),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = load_file(folder / "found")
     assert wanted.keys() <= found.keys()

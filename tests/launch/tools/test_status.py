@@ -80,8 +80,14 @@ def test_damaged_figures_are_left_out_with_a_warning(run, tmp_path, capsys):
     shutil.copytree(run, copy)
     shutil.copytree(run.parents[1] / "data", tmp_path / "data")
     first, *others = (copy / runs.METRICS).read_bytes().splitlines(keepends=True)
-    garbage = (b"PK\x03\x04\x80\xff\n", b"[1]\n", b'{"step": "2", "train/loss": 1}\n', b"[" * 100_000 + b"\n",
-               b'{"step": 2, "train/loss": {}}\n', b'{"step": 2, "train/loss": null}\n')
+    garbage = (
+        b"PK\x03\x04\x80\xff\n",
+        b"[1]\n",
+        b'{"step": "2", "train/loss": 1}\n',
+        b"[" * 100_000 + b"\n",
+        b'{"step": 2, "train/loss": {}}\n',
+        b'{"step": 2, "train/loss": null}\n',
+    )
     (copy / runs.METRICS).write_bytes(first + b"".join(garbage) + b"".join(others))
     for name in ("heartbeats/rank-00000.json", runs.STATUS, runs.SOFTWARE):
         (copy / name).write_text('{"time": [], "since": "x", "phase": {}, "state": [], "step": {}, "starts": []}')
@@ -93,8 +99,10 @@ def test_damaged_figures_are_left_out_with_a_warning(run, tmp_path, capsys):
     assert "software.json: found what is no JSON" in capsys.readouterr().err and not (tmp_path / "model").exists()
     (copy / runs.SOFTWARE).unlink()
     assert f"{runs.METRICS}: found 5 damaged lines, expected the figures of a step in each" in go_on(copy, "5")
-    assert runs.read_metrics(copy)[: 2 + len(others)] == runs.read_metrics(run)[:1] + [
-        {"step": 2, "train/loss": None}] + runs.read_metrics(run)[1:], "what is whole stays"
+    assert (
+        runs.read_metrics(copy)[: 2 + len(others)]
+        == runs.read_metrics(run)[:1] + [{"step": 2, "train/loss": None}] + runs.read_metrics(run)[1:]
+    ), "what is whole stays"
 
 
 def test_a_folder_in_the_place_of_figures_is_one_line(run, tmp_path, capsys):
@@ -111,10 +119,16 @@ def test_a_folder_in_the_place_of_figures_is_one_line(run, tmp_path, capsys):
     assert f"error: {expected}" in said and "Traceback" not in said
 
 
-@pytest.mark.parametrize(("given", "expected"), [
-    ("nothing", "run: found no folder nothing, expected the folder of a run of `cloze pretrain` or `cloze finetune`"),
-    (".", "run: found no config.yaml in the folder ., expected the folder of a run of `cloze pretrain` or"),
-])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            "nothing",
+            "run: found no folder nothing, expected the folder of a run of `cloze pretrain` or `cloze finetune`",
+        ),
+        (".", "run: found no config.yaml in the folder ., expected the folder of a run of `cloze pretrain` or"),
+    ],
+)
 def test_what_is_no_run_is_said_in_plain_words(tmp_path, monkeypatch, capsys, given, expected):
     monkeypatch.chdir(tmp_path)
     assert main(["status", given]) == 2
@@ -138,8 +152,10 @@ def test_runs_are_found_at_any_depth_and_not_inside_one_another(run, tmp_path, c
 
 
 def test_commands_that_look_import_no_torch(run):
-    code = ("import sys; from cloze.launch.cli import main; "
-            f"assert main(['status', {str(run)!r}]) == 0; assert 'torch' not in sys.modules")
+    code = (
+        "import sys; from cloze.launch.cli import main; "
+        f"assert main(['status', {str(run)!r}]) == 0; assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -151,8 +167,12 @@ def test_a_run_is_followed_to_its_end(run, tmp_path):
         while not (tmp_path / "b" / "status.json").exists() or not (tmp_path / "b" / "config.yaml").exists():
             assert trained.poll() is None
             time.sleep(0.05)
-        watched = subprocess.run([sys.executable, "-m", "cloze", "status", str(tmp_path / "b"), "--follow",
-                                  "--interval_seconds", "0.1"], capture_output=True, text=True, timeout=120)
+        watched = subprocess.run(
+            [sys.executable, "-m", "cloze", "status", str(tmp_path / "b"), "--follow", "--interval_seconds", "0.1"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
     lines = [line.split()[1] for line in watched.stdout.splitlines() if line.startswith("step ")]
     assert watched.returncode == 0 and watched.stdout.rstrip().endswith("complete at step 6"), watched.stdout
     assert lines == ["0/6", "1/6", "2/6", "3/6", "4/6", "5/6", "6/6", "6/6"], "each step, and two evaluations"

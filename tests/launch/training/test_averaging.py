@@ -46,16 +46,27 @@ def expected_average(run, steps: int, decay: float, warmup: bool = True) -> dict
     for step in range(1, steps + 1):
         kept = min(decay, (1 + step) / (10 + step)) if warmup else decay
         share = torch.tensor(1 - kept, dtype=torch.float64).float()
-        average = {name: average[name] + (tensor - average[name]) * share
-                   for name, tensor in weights(run, step).items()}
+        average = {
+            name: average[name] + (tensor - average[name]) * share for name, tensor in weights(run, step).items()
+        }
     return average
 
 
 @pytest.mark.parametrize("stage", [0, 2, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 3))])
 def test_the_average_is_that_of_its_formula_and_is_measured_at_every_stage(data, tmp_path, stage):
     run, processes = tmp_path / "run", 2 if stage else 1
-    train(data, run, *EVERY, "--zero.stage", str(stage), "--train.max_steps", "6", "--ema.decay", "0.4",
-          processes=processes)
+    train(
+        data,
+        run,
+        *EVERY,
+        "--zero.stage",
+        str(stage),
+        "--train.max_steps",
+        "6",
+        "--ema.decay",
+        "0.4",
+        processes=processes,
+    )
     assert_same_weights(averaged(run), expected_average(run, 6, 0.4))
     assert not torch.equal(averaged(run)["bert.embeddings.word.weight"], weights(run)["bert.embeddings.word.weight"])
     # What validation says of it is what a run says that starts from its export.
@@ -76,22 +87,48 @@ def test_the_average_is_that_of_its_formula_and_is_measured_at_every_stage(data,
         assert last[f"validation/ema_{name}"] == pytest.approx(first[f"validation/{name}"], rel=1e-6)
     assert last["validation/ema_loss"] != last["validation/loss"]
     # It changes nothing about the run, whose weights came back as they were.
-    train(data, tmp_path / "without", *EVERY, "--zero.stage", str(stage), "--train.max_steps", "6",
-          "--evaluation.samples", "1", processes=processes)
+    train(
+        data,
+        tmp_path / "without",
+        *EVERY,
+        "--zero.stage",
+        str(stage),
+        "--train.max_steps",
+        "6",
+        "--evaluation.samples",
+        "1",
+        processes=processes,
+    )
     assert_same_weights(weights(tmp_path / "without"), weights(run))
 
 
 def test_a_decay_without_warmup_16_bits_and_a_run_that_begins_to_average(data, tmp_path):
     run = tmp_path / "run"
     train(data, run, *EVERY, "--train.max_steps", "2", "--train.precision", "bf16", "--zero.stage", "1")
-    said = train(data, run, *EVERY, "--train.max_steps", "5", "--train.precision", "bf16", "--zero.stage", "1",
-                 "--ema.decay", "0.9", "--ema.warmup", "false", "--checkpoint.accept_changes", "true")
+    said = train(
+        data,
+        run,
+        *EVERY,
+        "--train.max_steps",
+        "5",
+        "--train.precision",
+        "bf16",
+        "--zero.stage",
+        "1",
+        "--ema.decay",
+        "0.9",
+        "--ema.warmup",
+        "false",
+        "--checkpoint.accept_changes",
+        "true",
+    )
     assert "step 2 holds no moving average of the weights: one begins with them here" in said
     average = weights(run, 2)
     for step in (3, 4, 5):
         share = torch.tensor(1 - 0.9, dtype=torch.float64).float()
-        average = {name: average[name] + (tensor - average[name]) * share
-                   for name, tensor in weights(run, step).items()}
+        average = {
+            name: average[name] + (tensor - average[name]) * share for name, tensor in weights(run, step).items()
+        }
     assert_same_weights(averaged(run), average)
 
 
@@ -105,12 +142,24 @@ def test_what_is_wrong_is_one_line(data, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_the_average_survives_a_kill_and_another_number_of_processes(data, tmp_path, stage):
-    arguments = (*STILL, "--train.max_steps", "16", "--checkpoint.every_steps", "4", "--checkpoint.keep_last", "9",
-                 "--zero.stage", str(stage), "--ema.decay", "0.8")
+    arguments = (
+        *STILL,
+        "--train.max_steps",
+        "16",
+        "--checkpoint.every_steps",
+        "4",
+        "--checkpoint.keep_last",
+        "9",
+        "--zero.stage",
+        str(stage),
+        "--ema.decay",
+        "0.8",
+    )
     whole, cut = (pretrain_arguments(data, tmp_path / name, *arguments) for name in ("whole", "cut"))
     finish(ForkedRun(whole, 2))
-    kill_when(ForkedRun(cut, 2, slow_from(9)),
-              lambda: step_of(tmp_path / "cut") >= 9 and len(saved(tmp_path / "cut")) > 1)
+    kill_when(
+        ForkedRun(cut, 2, slow_from(9)), lambda: step_of(tmp_path / "cut") >= 9 and len(saved(tmp_path / "cut")) > 1
+    )
     finish(ForkedRun(cut, 2))
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
     assert_same_weights(averaged(tmp_path / "whole"), averaged(tmp_path / "cut"))

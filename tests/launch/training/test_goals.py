@@ -17,18 +17,25 @@ from tests.synthetic import make_shards
 def after(config: EvaluationConfig, *values: float) -> TrainState:
     state = TrainState()
     for number, value in enumerate(values, 1):
-        state = evaluated(config, TrainState(**{**vars(state), "step": number * 10, "evaluated_step": number * 10}),
-                       {f"validation/{config.metric}": value}, number * 10)
+        state = evaluated(
+            config,
+            TrainState(**{**vars(state), "step": number * 10, "evaluated_step": number * 10}),
+            {f"validation/{config.metric}": value},
+            number * 10,
+        )
     return state
 
 
-@pytest.mark.parametrize(("metric", "values", "best"), [
-    ("mlm_loss", (5.0, 4.0, 4.5), (20, 4.0, 1)),
-    ("mlm_perplexity", (50.0, 60.0, 55.0), (10, 50.0, 2)),
-    ("mean_squared_error", (2.0, 1.5, 1.7), (20, 1.5, 1)),
-    ("mlm_accuracy", (0.1, 0.3, 0.3), (20, 0.3, 1)),
-    ("mlm_loss", (float("nan"), 4.0, float("nan")), (20, 4.0, 1)),
-])
+@pytest.mark.parametrize(
+    ("metric", "values", "best"),
+    [
+        ("mlm_loss", (5.0, 4.0, 4.5), (20, 4.0, 1)),
+        ("mlm_perplexity", (50.0, 60.0, 55.0), (10, 50.0, 2)),
+        ("mean_squared_error", (2.0, 1.5, 1.7), (20, 1.5, 1)),
+        ("mlm_accuracy", (0.1, 0.3, 0.3), (20, 0.3, 1)),
+        ("mlm_loss", (float("nan"), 4.0, float("nan")), (20, 4.0, 1)),
+    ],
+)
 def test_less_is_better_for_losses_and_more_for_the_rest(metric, values, best):
     state = after(EvaluationConfig(metric=metric), *values)
     assert (state.best_step, state.best_value, state.evaluations_since_best) == best
@@ -68,9 +75,24 @@ def test_a_metric_that_is_not_measured():
 def test_the_best_checkpoint_stays_and_patience_ends_the_run(tmp_path):
     """A rate that soon does harm: the best evaluation is an early one, which two newest checkpoints do not cover."""
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
-    arguments = ("--train.max_steps", "200", "--train.learning_rate", "0.05", "--evaluation.every_steps", "3",
-                 "--evaluation.keep_best", "true", "--evaluation.patience", "6", "--evaluation.metric", "mlm_loss",
-                 "--checkpoint.every_steps", "2", "--checkpoint.keep_last", "1")
+    arguments = (
+        "--train.max_steps",
+        "200",
+        "--train.learning_rate",
+        "0.05",
+        "--evaluation.every_steps",
+        "3",
+        "--evaluation.keep_best",
+        "true",
+        "--evaluation.patience",
+        "6",
+        "--evaluation.metric",
+        "mlm_loss",
+        "--checkpoint.every_steps",
+        "2",
+        "--checkpoint.keep_last",
+        "1",
+    )
     output = train(data, run, *arguments, processes=2)
     assert "not better in 6 evaluations since" in output
     losses = {line["step"]: line["validation/mlm_loss"] for line in curve(run) if "validation/mlm_loss" in line}

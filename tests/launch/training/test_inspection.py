@@ -14,24 +14,42 @@ from tests.synthetic import make_shards
 
 
 def test_parts_of_a_model():
-    names = {"bert.encoder.layers.3.attention.qkv.weight": "layer_03", "bert.embeddings.norm.bias": "embeddings",
-             "masked_lm.bias": "head", "bert.pooler.weight": "head"}
+    names = {
+        "bert.encoder.layers.3.attention.qkv.weight": "layer_03",
+        "bert.embeddings.norm.bias": "embeddings",
+        "masked_lm.bias": "head",
+        "bert.pooler.weight": "head",
+    }
     assert {name: layer_of(name) for name in names} == names
 
 
 def plain(data) -> dict[str, float]:
     """Gradient before clipping, weight and update of the second step; the first has rate 0 by its warmup."""
-    model = BertForPreTraining(BertConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=32, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
-    ))
+    model = BertForPreTraining(
+        BertConfig(
+            vocab_size=64,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=32,
+            hidden_dropout_prob=0,
+            attention_probs_dropout_prob=0,
+        )
+    )
     init_weights(model, 42)
     named = list(model.named_parameters())
-    optimizer = torch.optim.AdamW([{"params": [p for _, p in named if p.dim() >= 2], "weight_decay": 0.01},
-                                   {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0}],
-                                  lr=3e-3, eps=1e-6)
-    stream = BatchStream(ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0,
-                         world_size=1, seed=42)
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for _, p in named if p.dim() >= 2], "weight_decay": 0.01},
+            {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0},
+        ],
+        lr=3e-3,
+        eps=1e-6,
+    )
+    stream = BatchStream(
+        ShardReader(data, "train"), global_batch_size=16, streams=16, micro_batch_size=16, rank=0, world_size=1, seed=42
+    )
     squares = {}
     for rate in (0.0, 3e-3):
         output = model(**next(stream).micro_batches[0])
@@ -51,17 +69,38 @@ def plain(data) -> dict[str, float]:
     scalars = {}
     for layer, parts in squares.items():
         gradient, weight, update = parts.sqrt().tolist()
-        scalars |= {f"gradient_norm/{layer}": gradient, f"weight_norm/{layer}": weight,
-                    f"update_ratio/{layer}": update / weight}
+        scalars |= {
+            f"gradient_norm/{layer}": gradient,
+            f"weight_norm/{layer}": weight,
+            f"update_ratio/{layer}": update / weight,
+        }
     return scalars
 
 
 @pytest.mark.parametrize("stage", ["0", "2", *(pytest.param(stage, marks=pytest.mark.slow) for stage in "13")])
 def test_every_layer_is_that_of_a_plain_loop(tmp_path, stage):
     data = make_shards(tmp_path / "data")
-    train(data, tmp_path / "run", "--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0",
-          "--train.max_steps", "2", "--schedule.name", "constant", "--schedule.warmup_steps", "1",
-          "--train.gradient_clipping", "0.1", "--monitor.inspect_every_steps", "2", "--zero.stage", stage, processes=2)
+    train(
+        data,
+        tmp_path / "run",
+        "--model.hidden_dropout_prob",
+        "0",
+        "--model.attention_probs_dropout_prob",
+        "0",
+        "--train.max_steps",
+        "2",
+        "--schedule.name",
+        "constant",
+        "--schedule.warmup_steps",
+        "1",
+        "--train.gradient_clipping",
+        "0.1",
+        "--monitor.inspect_every_steps",
+        "2",
+        "--zero.stage",
+        stage,
+        processes=2,
+    )
     (line,) = [line for line in curve(tmp_path / "run") if "weight_norm/head" in line]
     expected = plain(data)
     assert {"step", *expected} == set(line)

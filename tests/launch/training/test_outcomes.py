@@ -18,8 +18,13 @@ class Known:
 
 def outcomes(keeps_skipped: bool = False, most_skipped: int = 3) -> tuple[Outcomes, list[str]]:
     told: list[str] = []
-    made = Outcomes(1, torch.device("cpu"), most_skipped=most_skipped, keeps_skipped=keeps_skipped,
-                    on_skip=lambda step: told.append(str(step)))
+    made = Outcomes(
+        1,
+        torch.device("cpu"),
+        most_skipped=most_skipped,
+        keeps_skipped=keeps_skipped,
+        on_skip=lambda step: told.append(str(step)),
+    )
     made.begin(TrainState())
     return made, told
 

@@ -17,17 +17,20 @@ def reference(name: str):
         "cosine": lambda: optimization.get_cosine_schedule_with_warmup(optimizer, WARMUP, STEPS),
         "constant": lambda: optimization.get_constant_schedule_with_warmup(optimizer, WARMUP),
         "polynomial": lambda: optimization.get_polynomial_decay_schedule_with_warmup(
-            optimizer, WARMUP, STEPS, lr_end=0.25, power=0.5),
+            optimizer, WARMUP, STEPS, lr_end=0.25, power=0.5
+        ),
         "inverse_sqrt": lambda: optimization.get_inverse_sqrt_schedule(optimizer, WARMUP),
         "wsd": lambda: optimization.get_wsd_schedule(
-            optimizer, WARMUP, num_decay_steps=27, num_training_steps=STEPS, decay_type="linear"),
+            optimizer, WARMUP, num_decay_steps=27, num_training_steps=STEPS, decay_type="linear"
+        ),
     }[name]()
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "constant", "polynomial", "inverse_sqrt", "wsd"])
 def test_every_step_equals_transformers(name):
-    config = ScheduleConfig(name=name, warmup_steps=WARMUP, decay_share=0.2,
-                            final_share=0.25 if name == "polynomial" else 0.0)
+    config = ScheduleConfig(
+        name=name, warmup_steps=WARMUP, decay_share=0.2, final_share=0.25 if name == "polynomial" else 0.0
+    )
     scheduler = reference(name)
     for step in range(STEPS):
         assert multiplier(config, step, STEPS) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12), step
@@ -67,8 +70,9 @@ def test_the_bert_release_and_its_second_phase_on_one_line():
 def test_wsd_down_by_the_root():
     """transformers' own, 1 - sqrt."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = optimization.get_wsd_schedule(optimizer, WARMUP, num_decay_steps=27, num_training_steps=STEPS,
-                                              decay_type="1-sqrt")
+    scheduler = optimization.get_wsd_schedule(
+        optimizer, WARMUP, num_decay_steps=27, num_training_steps=STEPS, decay_type="1-sqrt"
+    )
     config = ScheduleConfig(name="wsd", warmup_steps=WARMUP, decay_share=0.2, decay_shape="sqrt")
     for step in range(STEPS):
         assert multiplier(config, step, STEPS) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12), step
@@ -87,7 +91,11 @@ def test_a_triangle_as_in_cramming():
 def test_warmup_by_tokens():
     config = ScheduleConfig(name="wsd", warmup_tokens=1000)
     assert [multiplier(config, step, 100, tokens) for step, tokens in ((0, 0), (7, 250), (9, 1000), (50, 9999))] == [
-        0, 0.25, 1, 1]
+        0,
+        0.25,
+        1,
+        1,
+    ]
     assert multiplier(config, 95, 100, 99999) == pytest.approx(0.5)
 
 
@@ -103,4 +111,5 @@ def test_a_time_budget_ends_with_the_rate_at_zero(name):
 def test_exponential_steps():
     config = ScheduleConfig(name="exponential", warmup_steps=10, factor=0.9, factor_steps=250)
     assert [multiplier(config, step, 1000) for step in (10, 259, 260, 509, 510)] == pytest.approx(
-        [1, 1, 0.9, 0.9, 0.81])
+        [1, 1, 0.9, 0.9, 0.81]
+    )

@@ -32,11 +32,14 @@ def test_tokens_and_bytes_are_about_right(tmp_path, suffix, compression):
     assert expected.disk_bytes > expected.shard_bytes and expected.seconds > 0
 
 
-@pytest.mark.parametrize(("suffix", "masking", "pieces"), [
-    (".txt", MaskingConfig(), "words"),  # paragraphs: many short documents
-    (".jsonl.gz", MaskingConfig(strategy="whole_word"), "words"),
-    (".jsonl", MaskingConfig(mode="dynamic"), "bytes"),  # without the table of words
-])
+@pytest.mark.parametrize(
+    ("suffix", "masking", "pieces"),
+    [
+        (".txt", MaskingConfig(), "words"),  # paragraphs: many short documents
+        (".jsonl.gz", MaskingConfig(strategy="whole_word"), "words"),
+        (".jsonl", MaskingConfig(mode="dynamic"), "bytes"),  # without the table of words
+    ],
+)
 def test_seconds_are_about_right(tmp_path, suffix, masking, pieces):
     """Of a core: by its own clock, since others use this machine; the least of three, since they also use its cache.
 
@@ -65,8 +68,13 @@ def test_seconds_are_about_right(tmp_path, suffix, masking, pieces):
 def test_a_pair_that_is_longer_than_the_sample_is_no_half_pair(tmp_path):
     path = tmp_path / "pairs.tsv"
     path.write_text("a b. " * 40_000 + "\tc d\n" + "e\tf\n" * 20)
-    config = corpus.config(tmp_path, [path], source=SourceConfig(format="pairs"), max_length=32,
-                           samples=SamplesConfig(objective="given_pairs"))
+    config = corpus.config(
+        tmp_path,
+        [path],
+        source=SourceConfig(format="pairs"),
+        max_length=32,
+        samples=SamplesConfig(objective="given_pairs"),
+    )
     files, tasks = readers.plan(config)
     assert estimate(config, Tokenizer.from_folder(config.tokenizer), files, tasks).tokens > 100_000
 

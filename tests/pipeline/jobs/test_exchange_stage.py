@@ -124,8 +124,14 @@ def test_a_task_opens_so_many_parts_and_no_more(folder, undisturbed, monkeypatch
 def test_kills_in_every_round(folder, undisturbed, monkeypatch):
     """While a part of a round is written, and while those that it was made of are removed: what was there is kept."""
     kept: dict[Path, int] = {}
-    for place in [("write", "task-"), ("write", "round-1-"), ("remove", "task-"), ("write", "round-2-"),
-                  ("remove", "round-1-"), ("write", "shard-")]:
+    for place in [
+        ("write", "task-"),
+        ("write", "round-1-"),
+        ("remove", "task-"),
+        ("write", "round-2-"),
+        ("remove", "round-1-"),
+        ("write", "shard-"),
+    ]:
         done = subprocess.run([sys.executable, "-c", KILLED, str(folder), *place], cwd=ROOT, capture_output=True)
         assert done.returncode == -signal.SIGKILL, (place, done.stderr)
         reports = {path: path.stat().st_ino for path in (folder / "killed/.work").glob("task-*.json")}
@@ -142,11 +148,17 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(("limit", "stage", "name", "damage"), [
-    (512, "build", "task-*.part", "a byte"), (512, "build", "task-*.part", "the end"),
-    (512, "build", "task-*.part", "the file"), (2, "exchange", "task-*.part", "a byte"),
-    (2, "build", "round-2-*.part", "a byte"), (2, "build", "round-2-*.part", "the file"),
-])
+@pytest.mark.parametrize(
+    ("limit", "stage", "name", "damage"),
+    [
+        (512, "build", "task-*.part", "a byte"),
+        (512, "build", "task-*.part", "the end"),
+        (512, "build", "task-*.part", "the file"),
+        (2, "exchange", "task-*.part", "a byte"),
+        (2, "build", "round-2-*.part", "a byte"),
+        (2, "build", "round-2-*.part", "the file"),
+    ],
+)
 def test_a_damaged_part_of_an_interrupted_run_is_made_again(
     folder, undisturbed, monkeypatch, tmp_path, limit, stage, name, damage
 ):
@@ -219,12 +231,15 @@ def rows(found: parts.Table) -> list[tuple]:
     made, sentence, token = [], 0, 0
     for number in range(len(found["hash"])):
         sentences, tokens = int(found["num_sentences"][number]), int(found["num_tokens"][number])
-        made.append((
-            *(int(found[name][number]) for name in ("hash", "hash_rest", "order", "document", "source")),
-            found["sentences"][sentence : sentence + sentences].tolist(),
-            found["tokens"][token : token + tokens].tolist(),
-            int(found["duplicates"][number]), int(found["duplicate_tokens"][number]),
-        ))
+        made.append(
+            (
+                *(int(found[name][number]) for name in ("hash", "hash_rest", "order", "document", "source")),
+                found["sentences"][sentence : sentence + sentences].tolist(),
+                found["tokens"][token : token + tokens].tolist(),
+                int(found["duplicates"][number]),
+                int(found["duplicate_tokens"][number]),
+            )
+        )
         sentence, token = sentence + sentences, token + tokens
     return made
 
@@ -324,9 +339,16 @@ def test_layouts():
         assert layout.covering(0, END) == layout.names[-1]
 
 
-@pytest.mark.parametrize(("tokens", "rounds", "files"), [
-    (10**9, 0, 33), (15 * 10**9, 0, 492), (10**12, 1, 65), (2 * 10**12, 1, 129), (79 * 10**11, 1, 506),
-])
+@pytest.mark.parametrize(
+    ("tokens", "rounds", "files"),
+    [
+        (10**9, 0, 33),
+        (15 * 10**9, 0, 492),
+        (10**12, 1, 65),
+        (2 * 10**12, 1, 129),
+        (79 * 10**11, 1, 506),
+    ],
+)
 def test_rounds_of_corpora(tokens, rounds, files):
     """Of 64 MiB a part and 2.2 bytes a token."""
     layout = Layout(np.ones(-(-int(tokens * 2.2) // (64 << 20)), np.int64))

@@ -27,8 +27,12 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def start(*arguments: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "distributed.cli." + arguments[0], *arguments[1:]], cwd=ROOT, text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+        [sys.executable, "-m", "distributed.cli." + arguments[0], *arguments[1:]],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 

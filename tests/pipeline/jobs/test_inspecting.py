@@ -96,8 +96,11 @@ def test_masks_are_seen_by_colour_on_a_terminal_and_as_plain_text_elsewhere(data
     text, plain = sent.decode(), shown(data_commands.inspect, config)
     pieces = [piece for sample in inspect(config).samples for piece in sample.pieces]
     for kind, codes in (("masked", "1;32"), ("random", "1;31"), ("kept", "1;33"), ("special", "2")):
-        found = [piece.text if kind == "special" else f"{piece.text}{{{piece.original}}}"
-                 for piece in pieces if piece.kind == kind]
+        found = [
+            piece.text if kind == "special" else f"{piece.text}{{{piece.original}}}"
+            for piece in pieces
+            if piece.kind == kind
+        ]
         assert found and all(f"\x1b[{codes}m{each}\x1b[0m" in text and each in plain for each in found)
     assert "\x1b" not in plain
 

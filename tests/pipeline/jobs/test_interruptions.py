@@ -44,8 +44,11 @@ if __name__ == "__main__":
 def start(folder, name: str, workers: int) -> subprocess.Popen:
     root = Path(__file__).resolve().parents[3]
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(folder), name, str(workers)], cwd=root, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [sys.executable, "-c", SCRIPT, str(folder), name, str(workers)],
+        cwd=root,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
 
 
@@ -203,8 +206,9 @@ def test_a_file_system_without_locks_is_named(folder, tmp_path, monkeypatch):
 def test_a_kill_between_publishing_and_cleaning_leaves_nothing(folder, undisturbed, tmp_path, monkeypatch):
     config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
     with monkeypatch.context() as patch:
-        patch.setattr("cloze.pipeline.jobs.prepare.remove_tree",
-                      lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            "cloze.pipeline.jobs.prepare.remove_tree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             prepare(config)
     assert (tmp_path / "data/.work").is_dir() and (tmp_path / "data/manifest.json").is_file()
@@ -232,8 +236,10 @@ def test_an_orphan_that_writes_while_the_work_is_removed_ends_nothing(folder, un
     assert corpus.contents(tmp_path / "data") == undisturbed and not work.exists()
 
 
-@pytest.mark.parametrize(("place", "stage", "block"), [
-    ("prepare", tokenize, 1 << 20), ("tokenize_stage", read_small, 1 << 20), ("tokenize_stage", hash_piece, 1000)])
+@pytest.mark.parametrize(
+    ("place", "stage", "block"),
+    [("prepare", tokenize, 1 << 20), ("tokenize_stage", read_small, 1 << 20), ("tokenize_stage", hash_piece, 1000)],
+)
 def test_an_input_that_vanishes_is_named(tmp_path, monkeypatch, place, stage, block):
     """Before its task begins or it is read, or after it has been read, before it has been hashed."""
     monkeypatch.setattr("cloze.pipeline.readers.files.BLOCK_BYTES", block)
@@ -333,7 +339,8 @@ def test_a_small_file_is_opened_once_to_plan_and_once_to_read_and_hash_it(tmp_pa
     files = [str(tmp_path / f"in/{number}.jsonl") for number in range(5)]
     assert sorted(path for path in opened if path.endswith(".jsonl")) == sorted(files * 2)
     assert [source["sha256"] for source in manifest.sources] == [
-        hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
+        hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files
+    ]
 
 
 @pytest.mark.parametrize("segment", [4 << 20, 3000])

@@ -109,11 +109,14 @@ def test_shards_config_bounds():
         ShardsConfig(target_tokens=1)
 
 
-@pytest.mark.parametrize("samples", [
-    {"objective": "full_sentences"},
-    {"objective": "single_sentences"},
-    {"objective": "given_pairs", "random_share": 0.0},
-])
+@pytest.mark.parametrize(
+    "samples",
+    [
+        {"objective": "full_sentences"},
+        {"objective": "single_sentences"},
+        {"objective": "given_pairs", "random_share": 0.0},
+    ],
+)
 def test_pair_sets_that_would_be_the_same_are_refused(samples):
     SamplesConfig(**samples)
     with pytest.raises(UserError, match="pair_sets: found 2, expected 1: .* draws no cuts"):

@@ -134,8 +134,9 @@ def test_sources_of_several_forms_are_each_read_as_such(tmp_path):
 
 
 def test_pairs_serve_other_objectives_too(tmp_path):
-    (tmp_path / "pairs.txt").write_text("".join(f"ka lo {word}\t{'' if n % 3 else word}\n" for n, word in
-                                                enumerate(corpus.words())))
+    (tmp_path / "pairs.txt").write_text(
+        "".join(f"ka lo {word}\t{'' if n % 3 else word}\n" for n, word in enumerate(corpus.words()))
+    )
     source = SourceConfig(format="pairs")
     manifest = prepare(corpus.config(tmp_path, [tmp_path / "pairs.txt"], source=source))
     reader = ShardReader(tmp_path / "data")
@@ -145,8 +146,11 @@ def test_pairs_serve_other_objectives_too(tmp_path):
 
 
 def test_pairs_that_differ_in_where_they_are_divided_are_no_duplicates(tmp_path):
-    lines = [line for word in corpus.words()[:60]
-             for line in (f"ka {word} lo\tmi", f"ka {word}\tlo mi", f" ka  {word} lo \t mi")]
+    lines = [
+        line
+        for word in corpus.words()[:60]
+        for line in (f"ka {word} lo\tmi", f"ka {word}\tlo mi", f" ka  {word} lo \t mi")
+    ]
     (tmp_path / "pairs.txt").write_text("\n".join(lines))
     manifest = prepare(corpus.config(tmp_path, [tmp_path / "pairs.txt"], source=SourceConfig(format="pairs")))
     assert (manifest.counts["documents"], manifest.counts["documents_duplicate"]) == (120, 60)
@@ -223,8 +227,9 @@ def test_pieces_of_one_document_are_no_duplicates_of_each_other(tmp_path, monkey
         sizes[name] = manifest.splits["train"].counts["tokens_kept"]
         assert (manifest.counts["tokens_duplicate"] > 0) == (name == "twice")
     tokens = Tokenizer.from_folder(tmp_path / "tokenizer")
-    whole = sum(len(tokens.encode_bytes(text.encode(), np.array([0, len(text.encode())]))[0])
-                for text in [alike, *others])
+    whole = sum(
+        len(tokens.encode_bytes(text.encode(), np.array([0, len(text.encode())]))[0]) for text in [alike, *others]
+    )
     assert sizes["once"] == sizes["twice"] == whole
     reader = ShardReader(tmp_path / "data-once")
     repeated = reader.take(np.arange(reader.num_samples), None)[0].document
@@ -249,8 +254,10 @@ def test_whole_words_of_a_tokenizer_without_words_are_refused(tmp_path, strategy
 @pytest.mark.parametrize("model", ["wordpiece", "words", "bytes", "characters"])
 def test_literal_special_tokens_stay_text_up_to_the_shards(tmp_path, model):
     """Also with a vocabulary that was trained on them: special tokens stand where samples have them, and nowhere."""
-    texts = [text.replace(" ka", " [MASK]", 3).replace(" ", " [SEP] ", 2).replace(". ", "[CLS]. [PAD][UNK] ", 1)
-             for text in corpus.documents(60)]
+    texts = [
+        text.replace(" ka", " [MASK]", 3).replace(" ", " [SEP] ", 2).replace(". ", "[CLS]. [PAD][UNK] ", 1)
+        for text in corpus.documents(60)
+    ]
     assert all("[SEP]" in text for text in texts)
     path = corpus.write_jsonl(tmp_path / "a.jsonl", texts)
     vocabulary = VocabularyConfig(model=model, lowercase=False)
@@ -259,10 +266,15 @@ def test_literal_special_tokens_stay_text_up_to_the_shards(tmp_path, model):
     special = manifest.special_tokens
     reader = ShardReader(tmp_path / "data")
     samples, _ = reader.take(np.arange(reader.num_samples), None)
-    expected = np.sort(np.concatenate([
-        samples.offsets[:-1], samples.offsets[:-1] + samples.segment_b_start - 1,
-        (samples.offsets[1:] - 1)[samples.segment_b_start < samples.lengths],
-    ]))
+    expected = np.sort(
+        np.concatenate(
+            [
+                samples.offsets[:-1],
+                samples.offsets[:-1] + samples.segment_b_start - 1,
+                (samples.offsets[1:] - 1)[samples.segment_b_start < samples.lengths],
+            ]
+        )
+    )
     found = np.flatnonzero(np.isin(samples.input_ids, [i for i in special.ids if i != special.unknown]))
     assert np.array_equal(found, expected)
 

@@ -32,8 +32,9 @@ def test_wordpiece_is_what_the_library_learns_from_the_text(folder):
     learner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     learner.normalizer = normalizers.BertNormalizer()
     learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=200, min_frequency=2, special_tokens=list(corpus.NAMES.values()),
-                                        show_progress=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=200, min_frequency=2, special_tokens=list(corpus.NAMES.values()), show_progress=False
+    )
     learner.train_from_iterator([text for seed in range(4) for text in corpus.documents(60, seed=seed)], trainer)
     # Ties between equally frequent pairs are broken in another way, and the library's differ from run to run.
     shared = set(ours.backend.get_vocab()) & set(learner.get_vocab())
@@ -80,14 +81,24 @@ def test_characters(folder):
 def test_the_two_line_corpus_gives_its_vocabulary(tmp_path):
     (tmp_path / "in.txt").write_text("Welcome to the\tthe jungle\nI can stay\there all night\n")
     special = VocabularyConfig(
-        model="words", lowercase=False, min_frequency=1, pad_token="<pad>", unknown_token="<unk>",
-        separator_token="<eos>", classification_token="<sos>", mask_token="<mask>",
+        model="words",
+        lowercase=False,
+        min_frequency=1,
+        pad_token="<pad>",
+        unknown_token="<unk>",
+        separator_token="<eos>",
+        classification_token="<sos>",
+        mask_token="<mask>",
         special_order=["pad", "unknown", "separator", "classification", "mask"],
     )
-    tokenizer = train_vocabulary(PrepareConfig(
-        input=[str(tmp_path / "in.txt")], output=str(tmp_path / "v"), source=SourceConfig(format="pairs"),
-        vocabulary=special,
-    ))
+    tokenizer = train_vocabulary(
+        PrepareConfig(
+            input=[str(tmp_path / "in.txt")],
+            output=str(tmp_path / "v"),
+            source=SourceConfig(format="pairs"),
+            vocabulary=special,
+        )
+    )
     expected = "<pad> <unk> <eos> <sos> <mask> the I Welcome all can here jungle night stay to"
     assert (tmp_path / "v/vocab.txt").read_text().split() == expected.split()
     assert tokenizer.special_tokens.classification == 3 and tokenizer.special_tokens.separator == 2
@@ -143,8 +154,26 @@ def test_counts_of_all_tasks_are_bounded_alike_for_any_workers(folder, monkeypat
 
 
 @pytest.mark.parametrize(
-    "name", ["[MA\nSK]", "[MASK]\r", "[MA\u2028SK]", "[MA SK]", "[MA\x00SK]", "", "the", "MASK", "été", "中", "don't",
-             "well-known", "U.S.", "42", ".", "--", "[]"]
+    "name",
+    [
+        "[MA\nSK]",
+        "[MASK]\r",
+        "[MA\u2028SK]",
+        "[MA SK]",
+        "[MA\x00SK]",
+        "",
+        "the",
+        "MASK",
+        "été",
+        "中",
+        "don't",
+        "well-known",
+        "U.S.",
+        "42",
+        ".",
+        "--",
+        "[]",
+    ],
 )
 def test_special_tokens_that_a_text_or_a_line_of_vocab_txt_could_not_tell_apart(name):
     with pytest.raises(UserError, match=r"vocabulary.mask_token: found .*, expected a name that no text has as a word"):

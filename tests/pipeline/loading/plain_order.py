@@ -24,8 +24,9 @@ def positions(block_sizes, lengths: np.ndarray, max_length: int, streams: int, s
                     windows.append([])
                     wanted = (place // least + 1) * least
                 windows[-1].append(row)
-            rows = [np.array(w)[order.window_order(lengths[w], seed, epoch, stream, n)]
-                    for n, w in enumerate(windows) if w]
+            rows = [
+                np.array(w)[order.window_order(lengths[w], seed, epoch, stream, n)] for n, w in enumerate(windows) if w
+            ]
             found[own] = np.concatenate([np.empty(0, np.int64), *rows])
         assert not line
     return found

@@ -41,11 +41,32 @@ def data(folder):
     return folder / "data"
 
 
-def take(data, count, rank=0, world_size=1, size=24, micro=4, seed=1, start=0, streams=24, warmup=None, rate=None,
-         next_tokens_until=0):
-    stream = BatchStream(ShardReader(data), global_batch_size=size, micro_batch_size=micro, rank=rank,
-                         world_size=world_size, streams=streams, seed=seed, samples_consumed=start, warmup=warmup,
-                         masking=RunMasking(rate=rate, next_tokens_until=next_tokens_until))
+def take(
+    data,
+    count,
+    rank=0,
+    world_size=1,
+    size=24,
+    micro=4,
+    seed=1,
+    start=0,
+    streams=24,
+    warmup=None,
+    rate=None,
+    next_tokens_until=0,
+):
+    stream = BatchStream(
+        ShardReader(data),
+        global_batch_size=size,
+        micro_batch_size=micro,
+        rank=rank,
+        world_size=world_size,
+        streams=streams,
+        seed=seed,
+        samples_consumed=start,
+        warmup=warmup,
+        masking=RunMasking(rate=rate, next_tokens_until=next_tokens_until),
+    )
     try:
         return [next(stream) for _ in range(count)]
     finally:
@@ -72,8 +93,12 @@ def test_the_samples_of_an_epoch_are_all_samples(data):
     count = -(-2 * reader.num_samples // 24)
     taken = parts_of(data, count, 3, streams=8, micro=2)
     for epoch in range(2):
-        whole = [batch for batch in taken if batch[0].position >= epoch * reader.num_samples
-                 and batch[0].position + 24 <= (epoch + 1) * reader.num_samples]
+        whole = [
+            batch
+            for batch in taken
+            if batch[0].position >= epoch * reader.num_samples
+            and batch[0].position + 24 <= (epoch + 1) * reader.num_samples
+        ]
         assert len(whole) > 5
         within = np.concatenate([together(parts) for parts in whole])
         assert len(np.unique(within)) == len(within)
@@ -98,8 +123,9 @@ def test_the_union_of_ranks_is_the_global_batch(data, world_size, streams):
     count = ShardReader(data).num_samples // size + 3
     micro = next(m for m in (3, 2, 1) if size // world_size % m == 0)
     whole = take(data, count, size=size, micro=micro, streams=streams)
-    for parts, alone in zip(parts_of(data, count, world_size, size=size, micro=micro, streams=streams), whole,
-                            strict=True):
+    for parts, alone in zip(
+        parts_of(data, count, world_size, size=size, micro=micro, streams=streams), whole, strict=True
+    ):
         assert np.array_equal(together(parts), np.sort(alone.indices))
         assert all(len(part.indices) == size // world_size for part in parts)
         for name in ("num_tokens", "num_masked", "num_pairs"):
@@ -123,8 +149,11 @@ def test_next_tokens_come_first_and_only_what_is_predicted_differs(folder, until
             original[other["masked_positions"]] = other["labels"]
             assert micro["causal"] is True and torch.equal(micro["input_ids"], original)
             offsets = micro["sequence_offsets"].tolist()
-            pairs = [(at, original[at + 1].item()) for low, high in itertools.pairwise(offsets)
-                     for at in range(low, high - 1)]
+            pairs = [
+                (at, original[at + 1].item())
+                for low, high in itertools.pairwise(offsets)
+                for at in range(low, high - 1)
+            ]
             assert list(zip(micro["masked_positions"].tolist(), micro["labels"].tolist(), strict=True)) == pairs
             assert (micro["next_sentence_label"] == -100).all()
         if batch.position < until:
@@ -133,12 +162,17 @@ def test_next_tokens_come_first_and_only_what_is_predicted_differs(folder, until
     with pytest.raises(UserError, match="batch: found next tokens"):
         pad(whole[0].micro_batches[0], 64)
     for left, right in zip(take(data, 4, start=48, next_tokens_until=until), whole[2:], strict=True):
-        assert all(torch.equal(a["labels"], b["labels"]) for a, b in
-                   zip(left.micro_batches, right.micro_batches, strict=True))
+        assert all(
+            torch.equal(a["labels"], b["labels"]) for a, b in zip(left.micro_batches, right.micro_batches, strict=True)
+        )
 
 
-@given(start=st.integers(0, 2000), seek=st.integers(0, 3), world_size=st.sampled_from([1, 3, 4, 8]),
-       streams=st.sampled_from([1, 8, 24]))
+@given(
+    start=st.integers(0, 2000),
+    seek=st.integers(0, 3),
+    world_size=st.sampled_from([1, 3, 4, 8]),
+    streams=st.sampled_from([1, 8, 24]),
+)
 @settings(max_examples=12, deadline=None)
 def test_a_resume_at_any_position_with_another_world_size_goes_on(data, start, seek, world_size, streams):
     """`start` need not be where a batch of the run began: the streams then stand at different numbers."""
@@ -166,10 +200,14 @@ def test_a_rank_reads_and_masks_its_own_share_alone(folder, data, masks, monkeyp
     samples = ShardReader(data).num_samples
     decoded, drawn = [], []
     decode, draw = ShardReader._decode, DynamicMasking.draw
-    monkeypatch.setattr(ShardReader, "_decode", lambda reader, block, *rest: (
-        decoded.append(int(reader.block_sizes[block])), decode(reader, block, *rest))[1])
-    monkeypatch.setattr(DynamicMasking, "draw", lambda self, some, *rest: (
-        drawn.append(len(some)), draw(self, some, *rest))[1])
+    monkeypatch.setattr(
+        ShardReader,
+        "_decode",
+        lambda reader, block, *rest: (decoded.append(int(reader.block_sizes[block])), decode(reader, block, *rest))[1],
+    )
+    monkeypatch.setattr(
+        DynamicMasking, "draw", lambda self, some, *rest: (drawn.append(len(some)), draw(self, some, *rest))[1]
+    )
     count = epochs * samples // 24
     costs = {}
     for world_size in (1, 2, 8, 24):
@@ -334,8 +372,9 @@ def test_a_masking_rate_follows_the_position_for_any_ranks_and_from_any_batch(fo
 
 
 def test_epochs_cycle_through_pair_sets(folder):
-    config = corpus.config(folder, [folder / "in"], output=str(folder / "pairs"), mask_sets=2,
-                           samples=SamplesConfig(pair_sets=2))
+    config = corpus.config(
+        folder, [folder / "in"], output=str(folder / "pairs"), mask_sets=2, samples=SamplesConfig(pair_sets=2)
+    )
     manifest = prepare(config)
     reader = ShardReader(config.output)
     first, second = reader.epoch_sizes
@@ -355,8 +394,9 @@ def test_evaluation_covers_every_sample_once_with_equal_steps(data, world_size, 
     found = []
     steps = math.ceil(count / (2 * world_size))
     for rank in range(world_size):
-        found_batches = list(evaluation_batches(reader, micro_batch_size=2, rank=rank, world_size=world_size,
-                                          max_samples=max_samples))
+        found_batches = list(
+            evaluation_batches(reader, micro_batch_size=2, rank=rank, world_size=world_size, max_samples=max_samples)
+        )
         assert len(found_batches) == steps
         for batch in found_batches:
             filler = bool((batch["labels"] == -100).all())
@@ -388,7 +428,7 @@ def test_refusals(data):
     with pytest.raises(UserError, match="rank: found 5 of 2 processes, expected 0 to 1"):
         take(data, 1, rank=5, world_size=2)
     for wrong in (dict(streams=0), dict(size=0), dict(micro=0), dict(world_size=0), dict(seed=-1), dict(start=-1)):
-        (name, value), = wrong.items()
+        ((name, value),) = wrong.items()
         name = {"size": "global_batch_size", "micro": "micro_batch_size", "start": "samples_consumed"}.get(name, name)
         with pytest.raises(UserError, match=f"^{name}: found {value}, expected a whole number, at least [01]$"):
             take(data, 1, **wrong)
@@ -408,8 +448,16 @@ def test_the_keys_are_parameters_of_forward():
     bert = pytest.importorskip("cloze.model.bert")
     from cloze.pipeline.loading.collate import collate
 
-    keys = {"input_ids", "token_type_ids", "position_ids", "sequence_offsets", "max_sequence_length",
-            "masked_positions", "labels", "next_sentence_label"}
+    keys = {
+        "input_ids",
+        "token_type_ids",
+        "position_ids",
+        "sequence_offsets",
+        "max_sequence_length",
+        "masked_positions",
+        "labels",
+        "next_sentence_label",
+    }
     assert keys <= set(inspect.signature(bert.BertForPreTraining.forward).parameters)
     assert all(key in collate.__doc__ for key in keys)
 

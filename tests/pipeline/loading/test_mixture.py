@@ -35,8 +35,10 @@ def phases(draw):
     first = draw(SHARES)
     more = draw(st.lists(st.tuples(st.integers(0, 3000), st.permutations(first)), max_size=2))
     begins = np.cumsum([0, *(length for length, _ in more)]).tolist()
-    return [Phase(begin, tuple(shares)) for begin, shares in
-            zip(begins, [first, *(shares for _, shares in more)], strict=True)]
+    return [
+        Phase(begin, tuple(shares))
+        for begin, shares in zip(begins, [first, *(shares for _, shares in more)], strict=True)
+    ]
 
 
 @given(shares=SHARES, period=st.sampled_from([1024, 1026, 65536]))
@@ -107,9 +109,13 @@ def folders(tmp_path_factory):
     """Three prepared folders of one tokenizer: masks that are stored, masks that are drawn, longer samples."""
     base = tmp_path_factory.mktemp("mixture")
     made = []
-    for number, options in enumerate((
-        {}, {"masking": MaskingConfig(mode="dynamic")}, {"max_length": 96, "mask_sets": 1},
-    )):
+    for number, options in enumerate(
+        (
+            {},
+            {"masking": MaskingConfig(mode="dynamic")},
+            {"max_length": 96, "mask_sets": 1},
+        )
+    ):
         corpus.write_jsonl(base / f"in-{number}" / "a.jsonl", corpus.documents(40 - 10 * number, seed=number))
         made.append(base / f"data-{number}")
         prepare(corpus.config(base, [base / f"in-{number}"], output=str(made[-1]), **options))
@@ -124,8 +130,18 @@ def mixed(folders, made=PHASES) -> Mixture:
 
 
 def take(data, count, rank=0, world_size=1, size=24, micro=4, start=0, streams=24, warmup=None, masking=None):
-    stream = BatchStream(data, global_batch_size=size, micro_batch_size=micro, rank=rank, world_size=world_size,
-                         streams=streams, seed=1, samples_consumed=start, warmup=warmup, masking=masking)
+    stream = BatchStream(
+        data,
+        global_batch_size=size,
+        micro_batch_size=micro,
+        rank=rank,
+        world_size=world_size,
+        streams=streams,
+        seed=1,
+        samples_consumed=start,
+        warmup=warmup,
+        masking=masking,
+    )
     try:
         return [next(stream) for _ in range(count)]
     finally:
@@ -147,8 +163,12 @@ def contents(parts) -> list[tuple]:
     return sorted(found)
 
 
-@given(first=st.integers(0, 60), world_size=st.sampled_from([1, 2, 3, 4, 6, 8, 24]),
-       streams=st.sampled_from([1, 8, 24]), grows=st.booleans())
+@given(
+    first=st.integers(0, 60),
+    world_size=st.sampled_from([1, 2, 3, 4, 6, 8, 24]),
+    streams=st.sampled_from([1, 8, 24]),
+    grows=st.booleans(),
+)
 @settings(max_examples=6)
 def test_ranks_share_the_global_batches_of_a_mixture_from_any_position(folders, first, world_size, streams, grows):
     """Ids as they are masked: the rate, which follows the position, is the same for any ranks and after a resume too.
@@ -158,13 +178,16 @@ def test_ranks_share_the_global_batches_of_a_mixture_from_any_position(folders, 
     if grows:
         options |= {"size": 48, "warmup": BatchWarmup(24, 24, 700)}
     whole = take(mixed(folders), first + 3, **options)[first:]
-    parts = [take(mixed(folders), 3, rank, world_size, start=whole[0].position, **options)
-             for rank in range(world_size)]
+    parts = [
+        take(mixed(folders), 3, rank, world_size, start=whole[0].position, **options) for rank in range(world_size)
+    ]
     for number, alone in enumerate(whole):
         ranks = [part[number] for part in parts]
         assert contents(ranks) == contents([alone])
-        assert all((part.position, part.epoch, part.num_samples) == (alone.position, alone.epoch, alone.num_samples)
-                   for part in ranks)
+        assert all(
+            (part.position, part.epoch, part.num_samples) == (alone.position, alone.epoch, alone.num_samples)
+            for part in ranks
+        )
         assert sum(part.num_masked for part in ranks) == alone.num_masked
 
 
@@ -199,8 +222,10 @@ def test_a_mixture_of_one_is_its_folder_alone(folders):
     alone = take(ShardReader(folders[0]), 40)
     for one, other in zip(alone, take(Mixture([ShardReader(folders[0])], [Phase(0, (3.0,))]), 40), strict=True):
         assert np.array_equal(one.indices, other.indices) and one.epoch == other.epoch
-        assert all(np.array_equal(a["input_ids"], b["input_ids"])
-                   for a, b in zip(one.micro_batches, other.micro_batches, strict=True))
+        assert all(
+            np.array_equal(a["input_ids"], b["input_ids"])
+            for a, b in zip(one.micro_batches, other.micro_batches, strict=True)
+        )
         assert one.sources is None and all((sources == 0).all() for sources in other.sources)
 
 
@@ -218,10 +243,14 @@ def test_a_rank_reads_and_masks_its_own_share_of_a_mixture(folders, monkeypatch)
     made = (Phase(0, (0.6, 0.4)),)
     decoded, drawn = [], []
     decode, draw = ShardReader._decode, DynamicMasking.draw
-    monkeypatch.setattr(ShardReader, "_decode", lambda reader, block, *rest: (
-        decoded.append(int(reader.block_sizes[block])), decode(reader, block, *rest))[1])
-    monkeypatch.setattr(DynamicMasking, "draw", lambda self, some, *rest: (
-        drawn.append(len(some)), draw(self, some, *rest))[1])
+    monkeypatch.setattr(
+        ShardReader,
+        "_decode",
+        lambda reader, block, *rest: (decoded.append(int(reader.block_sizes[block])), decode(reader, block, *rest))[1],
+    )
+    monkeypatch.setattr(
+        DynamicMasking, "draw", lambda self, some, *rest: (drawn.append(len(some)), draw(self, some, *rest))[1]
+    )
     count = 3 * ShardReader(folders[0]).num_samples // 12
     costs = {}
     for world_size in (1, 2, 8):
@@ -247,7 +276,9 @@ def test_rates_and_strategies_are_the_runs_where_masks_are_drawn(folders):
     left, right = (take(mixed(data, (stored,)), 3, masking=masking) for masking in (None, phased))
     assert [batch.num_masked for batch in left] == [batch.num_masked for batch in right]
     reader = ShardReader(folders[1])
-    changed = dataclasses.replace(reader.manifest, preparation={
-        **reader.manifest.preparation, "masking": {**reader.manifest.masking, "selection": "independent"}})
+    changed = dataclasses.replace(
+        reader.manifest,
+        preparation={**reader.manifest.preparation, "masking": {**reader.manifest.masking, "selection": "independent"}},
+    )
     with pytest.raises(UserError, match="masking.strategy: found span with .* is independent, expected count"):
         DynamicMasking(changed, "span")

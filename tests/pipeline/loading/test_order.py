@@ -72,8 +72,12 @@ def test_epochs_cycle_through_pair_sets(first, second, streams):
 
 def test_epochs_seeds_and_streams_differ():
     sizes, lengths = np.full(100, 40), np.full(4000, 9)
-    orders = {positions(sizes, lengths, 1 << 15, streams, seed, 2)[epoch * 4000 :][:4000].tobytes()
-              for streams in (8, 64) for seed in (1, 2) for epoch in (0, 1)}
+    orders = {
+        positions(sizes, lengths, 1 << 15, streams, seed, 2)[epoch * 4000 :][:4000].tobytes()
+        for streams in (8, 64)
+        for seed in (1, 2)
+        for epoch in (0, 1)
+    }
     assert len(orders) == 8
 
 

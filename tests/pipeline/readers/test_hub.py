@@ -35,8 +35,13 @@ def server(tmp_path_factory):
         (folder / name).mkdir()
         for shard in range(3):
             texts = articles[shard::3]
-            table = pa.table({"id": [f"{language}-{shard}-{n}" for n in range(len(texts))], "title": [""] * len(texts),
-                              "text": texts if language == "en" else ["nein"] * len(texts)})
+            table = pa.table(
+                {
+                    "id": [f"{language}-{shard}-{n}" for n in range(len(texts))],
+                    "title": [""] * len(texts),
+                    "text": texts if language == "en" else ["nein"] * len(texts),
+                }
+            )
             parquet.write_table(table, folder / name / f"train-{shard:05d}-of-00003.parquet")
     (folder / "README.md").write_text(f"---\n{json.dumps({'configs': configs})}\n---\n")
     with dataset_hub.serve(NAME, folder) as address:
@@ -48,8 +53,9 @@ def commands(folder: Path, address: str):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": address, "HF_HOME": str(folder / "cache")}
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, "-m", "cloze", *arguments], cwd=folder, env=environment,
-                              capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, "-m", "cloze", *arguments], cwd=folder, env=environment, capture_output=True, text=True
+        )
 
     return run
 
@@ -65,8 +71,17 @@ def test_bert_s_own_mixture_at_a_small_size(server, cloze, tmp_path):
         (tmp_path / "books").mkdir(exist_ok=True)
         (tmp_path / f"books/{number}.txt").write_text(text)
     corpus.config(tmp_path, [])  # writes the tokenizer
-    done = cloze("prepare", "--config", str(ROOT / "configs/prepare/wiki_books.yaml"), "--tokenizer", "tokenizer",
-                 "--output", "data", "--workers", "2")
+    done = cloze(
+        "prepare",
+        "--config",
+        str(ROOT / "configs/prepare/wiki_books.yaml"),
+        "--tokenizer",
+        "tokenizer",
+        "--output",
+        "data",
+        "--workers",
+        "2",
+    )
     assert done.returncode == 0, done.stderr
     manifest = Manifest.load(tmp_path / "data")
     assert tokens_lost(manifest) == 0
@@ -81,8 +96,19 @@ def test_bert_s_own_mixture_at_a_small_size(server, cloze, tmp_path):
 )
 def test_what_the_hub_does_not_have_is_one_line(cloze, tmp_path, name, config, message):
     corpus.config(tmp_path, [])
-    done = cloze("prepare", "--source.format", "dataset", "--input", f"['{name}']", "--source.dataset_config", config,
-                 "--tokenizer", "tokenizer", "--output", "out")
+    done = cloze(
+        "prepare",
+        "--source.format",
+        "dataset",
+        "--input",
+        f"['{name}']",
+        "--source.dataset_config",
+        config,
+        "--tokenizer",
+        "tokenizer",
+        "--output",
+        "out",
+    )
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line]
     assert "can't be read" in line and message in line and "run the same command again" in line
@@ -106,8 +132,17 @@ def test_a_stream_that_breaks_off_in_the_middle_is_one_line_and_a_rerun_finishes
     corpus.config(tmp_path, [])
     with dataset_hub.serve("some/texts", path.parent) as address:
         cloze = commands(tmp_path, address)
-        command = ("prepare", "--source.format", "dataset", "--input", "[some/texts]", "--tokenizer", "tokenizer",
-                   "--output", "out")
+        command = (
+            "prepare",
+            "--source.format",
+            "dataset",
+            "--input",
+            "[some/texts]",
+            "--tokenizer",
+            "tokenizer",
+            "--output",
+            "out",
+        )
         done = cloze(*command)
         assert done.returncode == 2 and "Traceback" not in done.stderr
         line = done.stderr.splitlines()[-1]

@@ -39,8 +39,11 @@ def with_arrow(data: bytes, codec: str) -> bytes:
 
 
 COMPRESSORS = {
-    ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress,
-    ".zst": partial(with_arrow, codec="zstd"), ".lz4": partial(with_arrow, codec="lz4"),
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": partial(with_arrow, codec="zstd"),
+    ".lz4": partial(with_arrow, codec="lz4"),
 }
 
 
@@ -130,8 +133,15 @@ def test_a_link_is_read_as_its_own_name_says(tmp_path):
 
 
 def test_folders_are_read_without_what_is_hidden_or_written_by_runs(tmp_path):
-    for name in (".git/config", "a.txt", "b/.ipynb_checkpoints/x.txt", "b/c/d.txt", "runs/data/tokenizer/vocab.txt",
-                 "runs/data/.work/tokenizer/vocab.txt", "runs/vocab/vocab.txt"):
+    for name in (
+        ".git/config",
+        "a.txt",
+        "b/.ipynb_checkpoints/x.txt",
+        "b/c/d.txt",
+        "runs/data/tokenizer/vocab.txt",
+        "runs/data/.work/tokenizer/vocab.txt",
+        "runs/vocab/vocab.txt",
+    ):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(name)
 
@@ -460,11 +470,16 @@ def test_many_small_files_are_few_tasks(tmp_path):
     assert len(tasks) == 1 and len(tasks[0]) == 300
 
 
-@pytest.mark.parametrize(("names", "source", "said"), [
-    (["a.txt"], {}, "a.txt: read as plain text, in which each paragraph"),
-    (["a.txt", "b.log", "c.jsonl"], {}, "a.txt and 1 more files: read as plain text"),
-    (["c.jsonl"], {}, None), (["a.txt"], {"format": "text"}, None), (["a.txt"], {"format": "file"}, None),
-])
+@pytest.mark.parametrize(
+    ("names", "source", "said"),
+    [
+        (["a.txt"], {}, "a.txt: read as plain text, in which each paragraph"),
+        (["a.txt", "b.log", "c.jsonl"], {}, "a.txt and 1 more files: read as plain text"),
+        (["c.jsonl"], {}, None),
+        (["a.txt"], {"format": "text"}, None),
+        (["a.txt"], {"format": "file"}, None),
+    ],
+)
 def test_text_known_by_its_name_alone_gets_a_note(tmp_path, names, source, said):
     """By `cloze prepare`, with what else a document could be; not where the format was given."""
     for name in names:

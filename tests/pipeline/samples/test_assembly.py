@@ -22,7 +22,10 @@ def test_one_text_two_texts_and_an_empty_second_one():
     ids, offsets, begins = assemble(tokens, [[a], [b]], SPECIAL, has_second=np.array([True, False, True]))
     assert ids.dtype == np.uint16
     assert [part.tolist() for part in np.split(ids, offsets[1:-1])] == [
-        [2, 10, 11, 3, 17, 18, 19, 3], [2, 13, 3], [2, 15, 16, 3, 3]]
+        [2, 10, 11, 3, 17, 18, 19, 3],
+        [2, 13, 3],
+        [2, 15, 16, 3, 3],
+    ]
     assert begins.tolist() == [4, 3, 4]
 
 

@@ -14,9 +14,18 @@ from tests.byte_level import byte_tokenizer
 from tests.pipeline import corpus
 from tests.pipeline.samples.test_samples import SPECIAL
 
-CONFIG = {"mode": "precomputed", "strategy": "token", "rate": 0.15, "mask_share": 0.8, "random_share": 0.1,
-          "selection": "count", "random_from": "ordinary", "max_predictions_per_sequence": None, "span_p": 0.2,
-          "max_span": 10}
+CONFIG = {
+    "mode": "precomputed",
+    "strategy": "token",
+    "rate": 0.15,
+    "mask_share": 0.8,
+    "random_share": 0.1,
+    "selection": "count",
+    "random_from": "ordinary",
+    "max_predictions_per_sequence": None,
+    "span_p": 0.2,
+    "max_span": 10,
+}
 VOCAB = 1000
 CONTINUES = np.zeros(VOCAB, bool)
 CONTINUES[600:] = True  # two fifths of the ids go on with a word
@@ -29,8 +38,14 @@ def make(lengths, seed=0) -> Samples:
     ids = rng.integers(5, VOCAB, offsets[-1]).astype(np.uint16)
     middle = offsets[:-1] + lengths // 2
     ids[offsets[:-1]], ids[offsets[1:] - 1], ids[middle] = SPECIAL.classification, SPECIAL.separator, SPECIAL.separator
-    return Samples(ids, offsets, (lengths // 2 + 1).astype(np.uint16), np.zeros(len(lengths), np.int8),
-                   np.zeros(len(lengths), np.uint64), np.zeros(len(lengths), np.uint16))
+    return Samples(
+        ids,
+        offsets,
+        (lengths // 2 + 1).astype(np.uint16),
+        np.zeros(len(lengths), np.int8),
+        np.zeros(len(lengths), np.uint64),
+        np.zeros(len(lengths), np.uint16),
+    )
 
 
 def draw(samples, key=1, max_length=128, **changes):
@@ -204,18 +219,27 @@ def test_keyed_draws_are_uniform():
     assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.02
 
 
-@pytest.mark.parametrize(("form", "splitter", "objective"), [
-    ("lines", "lines", "full_sentences"), ("lines", "lines", "next_sentence"), ("file", "none", "full_sentences")])
+@pytest.mark.parametrize(
+    ("form", "splitter", "objective"),
+    [("lines", "lines", "full_sentences"), ("lines", "lines", "next_sentence"), ("file", "none", "full_sentences")],
+)
 def test_words_of_byte_level_tokens_begin_at_line_breaks_and_sentences(tmp_path, form, splitter, objective):
     """A word a line, none with a space before it: all of them would be one word, which is too long to be masked."""
     byte_tokenizer(["kalo", "mi"] * 2).save(tmp_path / "tokenizer")
     for name in "abcdefgh":
         (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_text("\n".join(["kalomi"] * (900 + ord(name))))  # two tokens each
-    manifest = prepare(corpus.config(
-        tmp_path, [tmp_path / "in"], source=SourceConfig(format=form), sentences=SentencesConfig(splitter=splitter),
-        samples=SamplesConfig(objective=objective, cross_documents=False), split=SplitConfig(validation=0, test=0),
-        masking=MaskingConfig(strategy="whole_word")))
+    manifest = prepare(
+        corpus.config(
+            tmp_path,
+            [tmp_path / "in"],
+            source=SourceConfig(format=form),
+            sentences=SentencesConfig(splitter=splitter),
+            samples=SamplesConfig(objective=objective, cross_documents=False),
+            split=SplitConfig(validation=0, test=0),
+            masking=MaskingConfig(strategy="whole_word"),
+        )
+    )
     reader = ShardReader(manifest.folder)
     samples, masks = reader.take(np.arange(reader.num_samples), 0)
     masked = np.zeros(len(samples.input_ids), bool)

@@ -12,8 +12,15 @@ from cloze.pipeline.records import SpecialTokens
 from cloze.pipeline.samples.samples import Documents, SampleBuilder
 
 SPECIAL = SpecialTokens(pad=0, unknown=1, classification=2, separator=3, mask=4)
-CONFIG = {"objective": "next_sentence", "random_share": 0.5, "short_share": 0.1, "cross_documents": True,
-          "single_share": 0.0, "pair_sets": 1, "min_document_tokens": 1}
+CONFIG = {
+    "objective": "next_sentence",
+    "random_share": 0.5,
+    "short_share": 0.1,
+    "cross_documents": True,
+    "single_share": 0.0,
+    "pair_sets": 1,
+    "min_document_tokens": 1,
+}
 OBJECTIVES = ["next_sentence", "sentence_order", "full_sentences", "single_sentences"]
 LENGTHS = st.lists(st.lists(st.integers(1, 70), min_size=1, max_size=12), min_size=1, max_size=12)
 
@@ -124,8 +131,10 @@ def test_some_documents_give_single_sentences():
     samples, counts = build(documents, 32, objective="full_sentences", cross_documents=False, single_share=0.3)
     own = [a for a, _, _ in segments(samples)]
     assert [token for a in own for token in a] == documents.tokens.tolist() and counts["tokens_out"] == 15000
-    sizes = {number: tuple(len(a) for a, owner in zip(own, samples.document, strict=True) if owner == 100 + number)
-             for number in range(300)}
+    sizes = {
+        number: tuple(len(a) for a, owner in zip(own, samples.document, strict=True) if owner == 100 + number)
+        for number in range(300)
+    }
     # By itself each sentence, of which the long one is cut; or packed, as ever.
     assert set(sizes.values()) == {(5, 30, 10, 5), (5, 30, 15)}
     share = sum(size == (5, 30, 10, 5) for size in sizes.values()) / 300
@@ -176,8 +185,12 @@ def test_every_token_of_given_pairs_is_shown_or_counted(lengths, max_length, sha
         own += len(a) + len(b) * (label == 0)
         borrowed += len(b) * (label == 1)
     assert len(samples) == len(lengths)
-    assert counts == {"tokens_in": len(documents.tokens), "tokens_out": own + borrowed, "tokens_borrowed": borrowed,
-                      "tokens_left_out": len(documents.tokens) - own}
+    assert counts == {
+        "tokens_in": len(documents.tokens),
+        "tokens_out": own + borrowed,
+        "tokens_borrowed": borrowed,
+        "tokens_left_out": len(documents.tokens) - own,
+    }
 
 
 def test_draws_depend_on_the_key_alone():

@@ -113,8 +113,15 @@ def test_blocks_sources_and_given_pairs(tmp_path):
     for name, some in (("a", lines[:1000]), ("b", lines[1000:])):
         (tmp_path / f"{name}.txt").write_text("\n".join(some))
     sources = [MixtureSource([str(tmp_path / f"{name}.txt")], 1.0, SourceConfig(format="pairs")) for name in "ab"]
-    config = corpus.config(tmp_path, [], samples=SamplesConfig(objective="given_pairs"), mask_sets=1, mixture=sources,
-                           split=SplitConfig(0, 0), shards=corpus.ShardsConfig())
+    config = corpus.config(
+        tmp_path,
+        [],
+        samples=SamplesConfig(objective="given_pairs"),
+        mask_sets=1,
+        mixture=sources,
+        split=SplitConfig(0, 0),
+        shards=corpus.ShardsConfig(),
+    )
     prepare(config)
     _, tables = read(tmp_path / "data")
     (table,) = tables["train"]

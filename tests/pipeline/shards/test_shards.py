@@ -143,8 +143,11 @@ def test_only_the_columns_in_use_are_read(data, monkeypatch):
     reader = ShardReader(data)
     blocks = np.arange(len(reader.block_sizes))
     ranges, read = [], os.preadv
-    monkeypatch.setattr(os, "preadv", lambda file, views, start: (
-        ranges.append((start, start + len(views[0]))), read(file, views, start))[1])
+    monkeypatch.setattr(
+        os,
+        "preadv",
+        lambda file, views, start: (ranges.append((start, start + len(views[0]))), read(file, views, start))[1],
+    )
     reader.window(blocks, mask_set=2)
     assert len(ranges) == 2 * len(blocks)
     in_use = sum(high - low for low, high in ranges)
@@ -213,7 +216,9 @@ _SIMPLE = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 _ROWS = st.lists(st.dictionaries(_NAMES, _SIMPLE, max_size=3), max_size=3)
 _JSON = st.recursive(
     _SIMPLE | st.lists(_SIMPLE, max_size=3) | _ROWS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=3), max_leaves=10)
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=3),
+    max_leaves=10,
+)
 
 
 @given(preparation=st.dictionaries(_NAMES, _JSON, max_size=3), sources=_ROWS)

@@ -18,8 +18,10 @@ from tests.synthetic import NAMES
 ROBERTA = processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2))
 OTHERS = {  # what stands around texts, and how the folder describes itself
     "nothing": (None, {}),
-    "RoBERTa's": (ROBERTA, {"tokenizer_class": "RobertaTokenizer", "model_input_names": ["input_ids"],
-                            "model_max_length": 6}),
+    "RoBERTa's": (
+        ROBERTA,
+        {"tokenizer_class": "RobertaTokenizer", "model_input_names": ["input_ids"], "model_max_length": 6},
+    ),
     "byte pieces alone": (processors.ByteLevel(), {"tokenizer_class": "GPT2Tokenizer"}),
 }
 
@@ -91,7 +93,8 @@ def test_what_a_folder_leaves_unsaid_is_written_into_its_copy(tmp_path, kind):
     tokens = [*NAMES.values(), *tokens.split()]
     backend = wordpiece_backend({token: number for number, token in enumerate(tokens)}, NAMES, True, None)
     backend.normalizer = normalizers.BertNormalizer(
-        lowercase=described["do_lower_case"], strip_accents=described.get("strip_accents"),
+        lowercase=described["do_lower_case"],
+        strip_accents=described.get("strip_accents"),
         handle_chinese_chars=described.get("tokenize_chinese_chars", True),
     )
     Tokenizer(backend, NAMES).save(tmp_path / "given")

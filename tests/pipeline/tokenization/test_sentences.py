@@ -34,7 +34,10 @@ def test_lines_and_paragraphs():
 
 def test_long_runs_of_white_space_and_marks():
     assert split("One." + " " * 5000 + "Two." + "\n" * 3000 + "Three" + "!" * 500 + " Four") == [
-        "One.", "Two.", "Three" + "!" * 500, "Four",
+        "One.",
+        "Two.",
+        "Three" + "!" * 500,
+        "Four",
     ]
 
 

@@ -22,12 +22,63 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.pipeline import corpus
 
 ODD = [
-    "\u0000", "\u000b", "\u000c", "\u001c", "\u001d", "\u001e", "\u001f", "\u0085", "\u00a0", "\u00ad", "\u200b",
-    "\u200d", "\u2028", "\u2029", "\u202e", "\ufeff", "\ufffd", "\u0301", "\u0308", "\u0338", "é", "ß", "İ", "ı", "Σ",
-    "ς", "ﬁ", "Å", "中", "文", "。", "、", "が", "カ\u3099", "한", "🙂", "👩\u200d👩", "🏳\ufe0f", "¿", "—",
+    "\u0000",
+    "\u000b",
+    "\u000c",
+    "\u001c",
+    "\u001d",
+    "\u001e",
+    "\u001f",
+    "\u0085",
+    "\u00a0",
+    "\u00ad",
+    "\u200b",
+    "\u200d",
+    "\u2028",
+    "\u2029",
+    "\u202e",
+    "\ufeff",
+    "\ufffd",
+    "\u0301",
+    "\u0308",
+    "\u0338",
+    "é",
+    "ß",
+    "İ",
+    "ı",
+    "Σ",
+    "ς",
+    "ﬁ",
+    "Å",
+    "中",
+    "文",
+    "。",
+    "、",
+    "が",
+    "カ\u3099",
+    "한",
+    "🙂",
+    "👩\u200d👩",
+    "🏳\ufe0f",
+    "¿",
+    "—",
     "\U0001f1e9",
-    "…", "‰", "\u037e", "=", "≠", "`", "[MASK]", "[SEP]", "##", "a" * 101, "\u1e9b\u0323", "\ue000", "\U000e0001",
-    "\U00020000", "\u2e5d", "\u1b7d",
+    "…",
+    "‰",
+    "\u037e",
+    "=",
+    "≠",
+    "`",
+    "[MASK]",
+    "[SEP]",
+    "##",
+    "a" * 101,
+    "\u1e9b\u0323",
+    "\ue000",
+    "\U000e0001",
+    "\U00020000",
+    "\u2e5d",
+    "\u1b7d",
 ]
 TEXTS = st.lists(
     st.one_of(
@@ -98,10 +149,13 @@ def assert_same_sentences(tokenizer: Tokenizer, text: str, splitter: str) -> Non
 
 @pytest.mark.parametrize("kind", SENTENCE_TOKENIZERS)
 @settings(max_examples=100)
-@given(text=st.lists(
-    st.one_of(st.sampled_from("\f\v。.！? \n\taK中”é"), st.sampled_from(["ka lo.", "Ren.", "\n\n\f", "mi", *ODD])),
-    max_size=30,
-).map("".join), splitter=st.sampled_from(sorted(SPLITTERS)))
+@given(
+    text=st.lists(
+        st.one_of(st.sampled_from("\f\v。.！? \n\taK中”é"), st.sampled_from(["ka lo.", "Ren.", "\n\n\f", "mi", *ODD])),
+        max_size=30,
+    ).map("".join),
+    splitter=st.sampled_from(sorted(SPLITTERS)),
+)
 def test_ids_of_sentences_are_the_plain_tokenizers(kind, text, splitter):
     """The tokenizer may leave a page break or a 。 inside a word, where the splitter has found a boundary."""
     assert_same_sentences(SENTENCE_TOKENIZERS[kind], text, splitter)
@@ -153,8 +207,13 @@ def test_literal_special_tokens_are_text():
 def test_word_level_models_do_not_know_specials_in_text():
     backend = Backend(models.WordLevel({"<pad>": 0, "<unk>": 1, "<eos>": 2, "<sos>": 3, "<mask>": 4, "a": 5}, "<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    names = dict(zip(("pad", "unknown", "separator", "classification", "mask"),
-                     ("<pad>", "<unk>", "<eos>", "<sos>", "<mask>"), strict=True))
+    names = dict(
+        zip(
+            ("pad", "unknown", "separator", "classification", "mask"),
+            ("<pad>", "<unk>", "<eos>", "<sos>", "<mask>"),
+            strict=True,
+        )
+    )
     tokenizer = Tokenizer(backend, names)
     assert tokenizer.word_table
     assert tokenizer.encode("a <mask> <eos> a") == [5, 1, 1, 5]

@@ -32,15 +32,35 @@ from tests.launch.finetune.small import OTHERS, make_model, squad
 def test_three_windows_over_twelve_words():
     words = "the man went to the store and bought a gallon of milk".split()
     assert [" ".join(words[first:end]) for first, end in windows_of(len(words), 6, 3)] == [
-        "the man went to the store", "to the store and bought a", "and bought a gallon of milk"]
+        "the man went to the store",
+        "to the store and bought a",
+        "and bought a gallon of milk",
+    ]
     for count in range(1, 40):
         covered = {token for first, end in windows_of(count, 6, 4) for token in range(first, end)}
         assert covered == set(range(count)), "no token is left out"
 
 
 def answer_examples(model, path, task="squad", *overrides):
-    config = parse("finetune", [task, "--model", str(model), "--train", str(path), "--validation", str(path),
-                                "--output", "o", "--max_length", "24", "--window_step", "8", *overrides])
+    config = parse(
+        "finetune",
+        [
+            task,
+            "--model",
+            str(model),
+            "--train",
+            str(path),
+            "--validation",
+            str(path),
+            "--output",
+            "o",
+            "--max_length",
+            "24",
+            "--window_step",
+            "8",
+            *overrides,
+        ],
+    )
     config = config.for_task(find_task(task), 64)
     return AnswerExamples(str(path), config, Tokenizer.from_folder(model), task == "squad2")
 
@@ -72,9 +92,15 @@ def test_byte_level_answers_stand_without_the_spaces_around_them(tmp_path):
     folder = make_model(tmp_path / "model", tokenizer=byte_tokenizer([words] * 2))
     contexts = ["w1 w2  w3 w4, w5", "w6 w7 w8\n\n w9", "w1  w2 "]
     answers = ["w3 w4", "w9", "w1 "]
-    paragraphs = [{"context": context, "qas": [{"id": answer, "question": "w1 ?", "answers": [
-        {"text": answer, "answer_start": context.index(answer)}]}]}
-        for context, answer in zip(contexts, answers, strict=True)]
+    paragraphs = [
+        {
+            "context": context,
+            "qas": [
+                {"id": answer, "question": "w1 ?", "answers": [{"text": answer, "answer_start": context.index(answer)}]}
+            ],
+        }
+        for context, answer in zip(contexts, answers, strict=True)
+    ]
     (tmp_path / "dev.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     examples = answer_examples(folder, tmp_path / "dev.json")
     found = examples.predictions(perfect(examples))
@@ -133,7 +159,7 @@ def test_one_softmax_over_all_windows_of_a_text(tmp_path, task):
         nothing = [part[:, 0] for part in scores] if task == "squad2" else []
         chances = torch.stack(tokens + nothing).softmax(0)
         # The answer is one token, its own start and end.
-        right = chances[starts[0]] if starts else chances[len(tokens):].sum(0)
+        right = chances[starts[0]] if starts else chances[len(tokens) :].sum(0)
         expected.append(-right.log().mean())
     total = torch.stack(expected).mean()
     total.backward()
@@ -141,8 +167,9 @@ def test_one_softmax_over_all_windows_of_a_text(tmp_path, task):
     assert (reader.span.weight.grad - reference.qa_outputs.weight.grad).abs().max() < 1e-5
     ours = reader.bert.embeddings.word.weight.grad[:74] - reference.bert.embeddings.word_embeddings.weight.grad
     assert ours.abs().max() < 1e-5
-    outputs = torch.stack([reader(**examples.batch(everything)).start_logits,
-                           reader(**examples.batch(everything)).end_logits], -1)
+    outputs = torch.stack(
+        [reader(**examples.batch(everything)).start_logits, reader(**examples.batch(everything)).end_logits], -1
+    )
     assert examples.metrics(outputs.detach().numpy())["loss"] == pytest.approx(total.item(), abs=1e-5)
     empty = examples.metrics(np.full((examples.num_places, 2), -3e4, np.float32))["loss"]
     assert np.isfinite(empty)
@@ -162,8 +189,21 @@ def test_finetune_and_predict_say_the_same_answers_with_the_same_probabilities(m
 def test_a_run_with_one_softmax_a_text_learns_to_answer(model, tmp_path):
     rng = random.Random(0)
     train, validation = squad(tmp_path / "train.json", rng, 24), squad(tmp_path / "dev.json", rng, 11)
-    results, _ = finetune("squad", model, train, validation, tmp_path / "run", "--epochs", 4, "--max_length", 24,
-                          "--window_step", 8, "--answer_softmax", "document")
+    results, _ = finetune(
+        "squad",
+        model,
+        train,
+        validation,
+        tmp_path / "run",
+        "--epochs",
+        4,
+        "--max_length",
+        24,
+        "--window_step",
+        8,
+        "--answer_softmax",
+        "document",
+    )
     losses = [line["validation/loss"] for line in read_metrics(tmp_path / "run") if "validation/loss" in line]
     assert min(losses[1:]) < losses[0] and results["validation"]["examples"] == 11
 
@@ -171,11 +211,13 @@ def test_a_run_with_one_softmax_a_text_learns_to_answer(model, tmp_path):
 def test_a_reader_and_its_twin_in_transformers(model, tmp_path):
     rng = random.Random(0)
     train, validation = squad(tmp_path / "train.json", rng, 80), squad(tmp_path / "dev.json", rng, 11)
-    results, _ = finetune("squad", model, train, validation, tmp_path / "run", "--epochs", 2, "--max_length", 64,
-                       "--window_step", 32)
+    results, _ = finetune(
+        "squad", model, train, validation, tmp_path / "run", "--epochs", 2, "--max_length", 64, "--window_step", 32
+    )
     assert 0 <= results["validation"]["exact_match"] <= results["validation"]["f1"] <= 100
-    reference, report = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "run" / "model",
-                                                                      output_loading_info=True)
+    reference, report = AutoModelForQuestionAnswering.from_pretrained(
+        tmp_path / "run" / "model", output_loading_info=True
+    )
     assert not report["missing_keys"] and not report["unexpected_keys"]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
     contexts, questions, _ = read_squad(validation)
@@ -187,8 +229,12 @@ def test_a_reader_and_its_twin_in_transformers(model, tmp_path):
         with torch.no_grad():
             output = reference(**encoded)
         text = [n for n, sequence in enumerate(encoded.sequence_ids()) if sequence == 1]
-        spans = {(i, j): float(output.start_logits[0, i] + output.end_logits[0, j])
-                 for i in text for j in text if i <= j < i + 30}
+        spans = {
+            (i, j): float(output.start_logits[0, i] + output.end_logits[0, j])
+            for i in text
+            for j in text
+            if i <= j < i + 30
+        }
         first, last = max(spans, key=spans.get)
         assert ours["prediction"] == context[int(offsets[first, 0]) : int(offsets[last, 1])]
 
@@ -218,14 +264,22 @@ def official_v2(truths: list[list[str]], predictions: list[str], odds: list[floa
         raw = []
         for right, guess in zip(truths, predictions, strict=True):
             right = [text for text in right if official_words(text)] or [""]
-            raw.append(max(float(official_words(guess) == official_words(text)) if name == "exact"
-                           else official_f1(guess, text, 2) for text in right))
-        final = [float(not right) if odd > threshold else score
-                 for right, score, odd in zip(truths, raw, odds, strict=True)]
+            raw.append(
+                max(
+                    float(official_words(guess) == official_words(text))
+                    if name == "exact"
+                    else official_f1(guess, text, 2)
+                    for text in right
+                )
+            )
+        final = [
+            float(not right) if odd > threshold else score for right, score, odd in zip(truths, raw, odds, strict=True)
+        ]
         results[name] = 100 * np.mean(final)
         for group, chosen in (("HasAns", True), ("NoAns", False)):
-            results[f"{group}_{name}"] = 100 * np.mean([score for score, right in zip(final, truths, strict=True)
-                                                        if bool(right) == chosen])
+            results[f"{group}_{name}"] = 100 * np.mean(
+                [score for score, right in zip(final, truths, strict=True) if bool(right) == chosen]
+            )
             results[f"{group}_total"] = sum(bool(right) == chosen for right in truths)
         current = best = sum(not right for right in truths)
         for number in sorted(range(len(odds)), key=lambda number: odds[number]):
@@ -246,8 +300,9 @@ def test_squad_2_has_its_official_names_and_values(model, tmp_path):
     metrics = examples.metrics(outputs)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     assert metrics["exact_match"] == metrics["exact"] and 0 < metrics["exact"] < 100
-    assert [each["prediction"] for each in predictions] == ["" if odd > 0 else text
-                                                            for text, odd in zip(texts, odds, strict=True)]
+    assert [each["prediction"] for each in predictions] == [
+        "" if odd > 0 else text for text, odd in zip(texts, odds, strict=True)
+    ]
     assert metrics["best_f1"] >= metrics["f1"] and np.isfinite(metrics["best_f1_thresh"])
 
 
@@ -263,17 +318,39 @@ def test_without_a_text_there_are_no_odds_and_the_line_is_json(model, tmp_path):
     assert all(np.isfinite(each["no_answer_odds"]) for each in others)
 
 
-@pytest.mark.parametrize("change, parts", [
-    (lambda qa: qa["answers"][0].update(answer_start=1), ("question q0", "expected the answer", "answer_start")),
-    (lambda qa: qa.update(answers=[]), ("question q0", "found no answer", "squad2")),
-    (lambda qa: qa.pop("question"), ("read as SQuAD: paragraph 1, question 1: found the fields", "'question'")),
-])
+@pytest.mark.parametrize(
+    "change, parts",
+    [
+        (lambda qa: qa["answers"][0].update(answer_start=1), ("question q0", "expected the answer", "answer_start")),
+        (lambda qa: qa.update(answers=[]), ("question q0", "found no answer", "squad2")),
+        (lambda qa: qa.pop("question"), ("read as SQuAD: paragraph 1, question 1: found the fields", "'question'")),
+    ],
+)
 def test_squad_errors_name_the_question(model, tmp_path, capsys, change, parts):
     path = squad(tmp_path / "bad.json", random.Random(0), 2)
     content = json.loads(path.read_text())
     change(content["data"][0]["paragraphs"][0]["qas"][0])
     path.write_text(json.dumps(content))
-    assert main(["finetune", "squad", "--model", str(model), "--train", str(path), "--validation", str(path),
-                 "--output", str(tmp_path / "run"), "--max_length", "64", "--window_step", "16"]) == 2
+    assert (
+        main(
+            [
+                "finetune",
+                "squad",
+                "--model",
+                str(model),
+                "--train",
+                str(path),
+                "--validation",
+                str(path),
+                "--output",
+                str(tmp_path / "run"),
+                "--max_length",
+                "64",
+                "--window_step",
+                "16",
+            ]
+        )
+        == 2
+    )
     error = capsys.readouterr().err.strip()
     assert len(error.splitlines()) == 1 and all(part in error for part in ("bad.json", *parts)), error

@@ -86,8 +86,9 @@ def test_losses_are_those_of_a_plain_loop_over_transformers_own_class(files, tmp
     rows = [line.split("\t") for line in files[0].read_text().splitlines()[1:]]
     matrices = [p for p in reference.parameters() if p.dim() > 1]
     others = [p for p in reference.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
-                                  lr=1.0, eps=1e-6)
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}], lr=1.0, eps=1e-6
+    )
     order = np.concatenate([_order(len(rows), 5, epoch) for epoch in range(3)])
     for step in range(steps):
         for group in optimizer.param_groups:
@@ -129,11 +130,13 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(model, files, tmp_p
     assert curve(tmp_path / "run") == curve(tmp_path / "undisturbed")
     assert_same_weights(weights(tmp_path / "run"), weights(tmp_path / "undisturbed"))
     assert json.loads((tmp_path / "run" / "results.json").read_text()) == json.loads(
-        (tmp_path / "undisturbed" / "results.json").read_text())
+        (tmp_path / "undisturbed" / "results.json").read_text()
+    )
 
 
-@pytest.mark.parametrize("keep, kept", [("head", [0, 1, 2, 3, 4, 5]), ("tail", [4, 5, 6, 7, 8, 9]),
-                                        ("head_tail", [0, 1, 6, 7, 8, 9])])
+@pytest.mark.parametrize(
+    "keep, kept", [("head", [0, 1, 2, 3, 4, 5]), ("tail", [4, 5, 6, 7, 8, 9]), ("head_tail", [0, 1, 6, 7, 8, 9])]
+)
 def test_what_stays_of_a_long_text(model, keep, kept):
     tokenizer = Tokenizer.from_folder(model)
     words = [f"w{number}" for number in range(10)]
@@ -144,8 +147,10 @@ def test_what_stays_of_a_long_text(model, keep, kept):
 
 
 def test_head_and_tail_are_128_and_382_tokens_by_default():
-    config = parse("finetune", ["sst2", "--model", "m", "--train", "t", "--validation", "v", "--output", "o", "--keep",
-                                "head_tail"])
+    config = parse(
+        "finetune",
+        ["sst2", "--model", "m", "--train", "t", "--validation", "v", "--output", "o", "--keep", "head_tail"],
+    )
     resolved = config.for_task(find_task("sst2"), 512)
     assert (resolved.head_tokens, resolved.max_length - 2 - resolved.head_tokens) == (128, 382)
     with pytest.raises(UserError, match="head_tokens: found 128 with max_length 128, expected less than 126"):
@@ -182,8 +187,18 @@ def test_training_and_predicting_cut_as_tokenizers_does(model, tmp_path, kind):
 
 def read(task, model, train, *overrides):
     """The job that a command would do on one file, read."""
-    arguments = [task, "--model", str(model), "--train", str(train), "--validation", str(train), "--output", "o",
-                 *map(str, overrides)]
+    arguments = [
+        task,
+        "--model",
+        str(model),
+        "--train",
+        str(train),
+        "--validation",
+        str(train),
+        "--output",
+        "o",
+        *map(str, overrides),
+    ]
     config: FinetuneConfig = parse("finetune", arguments).for_task(find_task(task), 64)
     return read_examples(config, find_task(task), find_source(config).tokenizer)
 
@@ -192,20 +207,44 @@ def read(task, model, train, *overrides):
 GLUE = {
     "cola": ((), ("gj04", "1", "", "w1 w2"), 1),
     "sst2": (("sentence", "label"), ("w1 w2", "0"), 0),
-    "mrpc": (("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"), ("1", "7", "8", "w1 \"w2", "w3"), 1),
-    "stsb": (("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2",
-              "score"), ("0", "g", "f", "y", "1", "n", "n", "w1", "w2", "3.25"), 3.25),
+    "mrpc": (("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"), ("1", "7", "8", 'w1 "w2', "w3"), 1),
+    "stsb": (
+        ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2", "score"),
+        ("0", "g", "f", "y", "1", "n", "n", "w1", "w2", "3.25"),
+        3.25,
+    ),
     "qqp": (("id", "qid1", "qid2", "question1", "question2", "is_duplicate"), ("0", "1", "2", "w1 ?", "w2 ?", "1"), 1),
-    "mnli": (("index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse",
-              "sentence1_parse", "sentence2_parse", "sentence1", "sentence2", "label1", "gold_label"),
-             ("0", "1", "1n", "f", "( w1 )", "( w2 )", "(R w1)", "(R w2)", "w1", "w2", "neutral", "neutral"), 2),
+    "mnli": (
+        (
+            "index",
+            "promptID",
+            "pairID",
+            "genre",
+            "sentence1_binary_parse",
+            "sentence2_binary_parse",
+            "sentence1_parse",
+            "sentence2_parse",
+            "sentence1",
+            "sentence2",
+            "label1",
+            "gold_label",
+        ),
+        ("0", "1", "1n", "f", "( w1 )", "( w2 )", "(R w1)", "(R w2)", "w1", "w2", "neutral", "neutral"),
+        2,
+    ),
     "qnli": (("index", "question", "sentence", "label"), ("0", "w1 ?", "w2", "not_entailment"), 1),
     "rte": (("index", "sentence1", "sentence2", "label"), ("0", "w1", "w2", "entailment"), 0),
     "wnli": (("index", "sentence1", "sentence2", "label"), ("0", "w1", "w2", "1"), 1),
-    "sick-entailment": (("pair_ID", "sentence_A", "sentence_B", "relatedness_score", "entailment_judgment"),
-                        ("1", "w1", "w2", "4.5", "NEUTRAL"), 2),
-    "sick-relatedness": (("pair_ID", "sentence_A", "sentence_B", "relatedness_score", "entailment_judgment"),
-                         ("1", "w1", "w2", "4.5", "NEUTRAL"), 4.5),
+    "sick-entailment": (
+        ("pair_ID", "sentence_A", "sentence_B", "relatedness_score", "entailment_judgment"),
+        ("1", "w1", "w2", "4.5", "NEUTRAL"),
+        2,
+    ),
+    "sick-relatedness": (
+        ("pair_ID", "sentence_A", "sentence_B", "relatedness_score", "entailment_judgment"),
+        ("1", "w1", "w2", "4.5", "NEUTRAL"),
+        4.5,
+    ),
 }
 
 
@@ -237,8 +276,10 @@ def test_own_tables_with_named_columns(model, tmp_path, kind):
 
 def test_independent_labels_and_several_label_columns(model, tmp_path):
     rng = random.Random(1)
-    rows = [(sentence(rng, rng.choice(GOOD)) + " " + sentence(rng, rng.choice(BAD)), "x,y" if n % 2 else "x", n % 3)
-            for n in range(24)]
+    rows = [
+        (sentence(rng, rng.choice(GOOD)) + " " + sentence(rng, rng.choice(BAD)), "x,y" if n % 2 else "x", n % 3)
+        for n in range(24)
+    ]
     path = write_tsv(tmp_path / "train.tsv", ("text", "labels", "size"), rows)
     results, _ = finetune("multi-label", model, path, path, tmp_path / "labels", "--epochs", 1)
     predictions = lines(tmp_path / "labels" / "predictions" / "validation.jsonl")
@@ -246,8 +287,9 @@ def test_independent_labels_and_several_label_columns(model, tmp_path):
     guessed = [[each["probabilities"][name] > 0.5 for name in ("x", "y")] for each in predictions]
     assert results["validation"]["f1_micro"] == pytest.approx(f1_score(true, guessed, average="micro"))
     assert [each["label"] for each in predictions[:2]] == [["x"], ["x", "y"]]
-    results, _ = finetune("label-columns", model, path, path, tmp_path / "columns", "--label_columns", "labels", "size",
-                       "--epochs", 1)
+    results, _ = finetune(
+        "label-columns", model, path, path, tmp_path / "columns", "--label_columns", "labels", "size", "--epochs", 1
+    )
     assert {"accuracy_labels", "accuracy_size", "accuracy_mean"} <= results["validation"].keys()
     (first, *_) = lines(tmp_path / "columns" / "predictions" / "validation.jsonl")
     assert first["label"] == {"labels": "x", "size": "0"}
@@ -265,17 +307,21 @@ def test_ways_to_adapt(sentiment_run, files, tmp_path):
     assert not torch.equal(after["classifier.weight"], best["classifier.weight"])
     finetune("sst2", output, *files, tmp_path / "below", "--freeze", "below_1", "--epochs", 1)
     after = weights(tmp_path / "below")
-    assert torch.equal(after["bert.encoder.layers.0.feed_forward.up.weight"],
-                       best["bert.encoder.layers.0.feed_forward.up.weight"])
-    assert not torch.equal(after["bert.encoder.layers.1.feed_forward.up.weight"],
-                           best["bert.encoder.layers.1.feed_forward.up.weight"])
+    assert torch.equal(
+        after["bert.encoder.layers.0.feed_forward.up.weight"], best["bert.encoder.layers.0.feed_forward.up.weight"]
+    )
+    assert not torch.equal(
+        after["bert.encoder.layers.1.feed_forward.up.weight"], best["bert.encoder.layers.1.feed_forward.up.weight"]
+    )
     _, said = finetune("sst2", output, *files, tmp_path / "anew", "--reinitialize_layers", 1, "--epochs", 0.1)
     assert "initialized: the top 1 layers and the pooler" in said
 
 
 def test_random_weights_of_a_shape_and_a_new_head_named(model, files, tmp_path):
-    (tmp_path / "shape.yaml").write_text("hidden_size: 32\nnum_hidden_layers: 1\nnum_attention_heads: 2\n"
-                                         "intermediate_size: 64\nmax_position_embeddings: 64\n")
+    (tmp_path / "shape.yaml").write_text(
+        "hidden_size: 32\nnum_hidden_layers: 1\nnum_attention_heads: 2\n"
+        "intermediate_size: 64\nmax_position_embeddings: 64\n"
+    )
     options = ("--tokenizer", model, "--epochs", 4)
     results, said = finetune("sst2", tmp_path / "shape.yaml", *files, tmp_path / "run", *options)
     assert f"measured with the checkpoint of step {results['best_step']} of {results['steps']}, the best by " in said
@@ -297,8 +343,13 @@ ERRORS = {
     "too long": ("sst2", HEADER, [("w1", "0")], ("--max_length", "65"), ("max_length", "64")),
     "no model": ("sst2", HEADER, [("w1", "0")], ("--model", "no/where", "--offline", "true"), ("no/where", "offline")),
     "freeze": ("sst2", HEADER, [("w1", "0")], ("--freeze", "all"), ("freeze", "below_2")),
-    "memory": ("sst2", HEADER, [("w1", "0")], ("--train.memory_limit_gib", "1"), ("memory_limit_gib: found 1.0",
-                                                                                   "it is for pretraining")),
+    "memory": (
+        "sst2",
+        HEADER,
+        [("w1", "0")],
+        ("--train.memory_limit_gib", "1"),
+        ("memory_limit_gib: found 1.0", "it is for pretraining"),
+    ),
     "projector": ("sst2", HEADER, [("w1", "0")], ("--monitor.embeddings", "true"), ("monitor.embeddings: found True",)),
     "no step": ("sst2", HEADER, [("w1", "0")], ("--model_step", "4"), ("model_step: found 4", "a run of pretraining")),
     "metric": ("sst2", HEADER, [("w1", "0")], ("--epochs", "0"), ("epochs", "more than 0")),
@@ -309,8 +360,21 @@ ERRORS = {
 def test_errors_end_in_one_line_and_status_2(model, tmp_path, capsys, case):
     task, header, rows, options, parts = ERRORS[case]
     path = write_tsv(tmp_path / "data.tsv", header, rows)
-    status = main(["finetune", task, "--model", str(model), "--train", str(path), "--validation", str(path),
-                   "--output", str(tmp_path / "run"), *options])
+    status = main(
+        [
+            "finetune",
+            task,
+            "--model",
+            str(model),
+            "--train",
+            str(path),
+            "--validation",
+            str(path),
+            "--output",
+            str(tmp_path / "run"),
+            *options,
+        ]
+    )
     error = capsys.readouterr().err.strip()
     assert status == 2 and len(error.splitlines()) == 1, error
     for part in (*parts, *(["data.tsv"] if "row" in parts[0] else [])):
@@ -319,31 +383,67 @@ def test_errors_end_in_one_line_and_status_2(model, tmp_path, capsys, case):
 
 
 LINES = {
-    "no label in a row": ("classification", ['{"text": "w1", "label": "a"}', '{"text": "w2"}'], (),
-                          ("row 2", "found no label in column 'label'")),
-    "label null": ("classification", ['{"text": "w1", "label": "a"}', '{"text": "w2", "label": null}'], (),
-                   ("row 2", "found no label")),
-    "no text in a row": ("classification", ['{"text": "w1", "label": "a"}', '{"label": "b"}'], (),
-                         ("row 2", "found None in column 'text'")),
-    "text a number": ("classification", ['{"text": 3, "label": "a"}', '{"text": "w", "label": "b"}'], (),
-                      ("row 1", "found 3 in column 'text'")),
-    "no list of labels": ("multi-label", ['{"text": "w1", "labels": ["a"]}', '{"text": "w2"}'], (),
-                          ("row 2", "found nothing in column 'labels'")),
+    "no label in a row": (
+        "classification",
+        ['{"text": "w1", "label": "a"}', '{"text": "w2"}'],
+        (),
+        ("row 2", "found no label in column 'label'"),
+    ),
+    "label null": (
+        "classification",
+        ['{"text": "w1", "label": "a"}', '{"text": "w2", "label": null}'],
+        (),
+        ("row 2", "found no label"),
+    ),
+    "no text in a row": (
+        "classification",
+        ['{"text": "w1", "label": "a"}', '{"label": "b"}'],
+        (),
+        ("row 2", "found None in column 'text'"),
+    ),
+    "text a number": (
+        "classification",
+        ['{"text": 3, "label": "a"}', '{"text": "w", "label": "b"}'],
+        (),
+        ("row 1", "found 3 in column 'text'"),
+    ),
+    "no list of labels": (
+        "multi-label",
+        ['{"text": "w1", "labels": ["a"]}', '{"text": "w2"}'],
+        (),
+        ("row 2", "found nothing in column 'labels'"),
+    ),
     "labels a number": ("multi-label", ['{"text": "w1", "labels": 3}'], (), ("row 1", "found 3 in column 'labels'")),
     "broken JSON": ("classification", ['{"text": "w1", "label": "a"}', '{"text": '], (), ("row 2", "JSON")),
     "no object": ("classification", ['["w1", "a"]'], (), ("row 1", "found list")),
-    "half an emoji": ("classification", ['{"text": "w1 \\ud83d\\ude00", "label": "a"}', '{"text": "w2 \\ud83d"}'], (),
-                      ("row 2", r"found '\ud83d', half of a character")),
+    "half an emoji": (
+        "classification",
+        ['{"text": "w1 \\ud83d\\ude00", "label": "a"}', '{"text": "w2 \\ud83d"}'],
+        (),
+        ("row 2", r"found '\ud83d', half of a character"),
+    ),
     "half an emoji as a label": ("multi-label", ['{"text": "w1", "labels": ["\\ud83d"]}'], (), ("row 1", r"'\ud83d'")),
-    "half an emoji in SQuAD": ("squad", ['{"data": [{"paragraphs": [{"context": "\\ud83d", "qas": []}]}]}'], (),
-                               ("data.jsonl", r"'\ud83d'")),
-    "choices and labels": ("swag", ['{"sent1": "w", "sent2": "w", "ending0": "w", "ending1": "w", "label": 0}'],
-                           ("--choice_columns", "ending0", "ending1"), ("choice_columns: found 2", "4 labels")),
+    "half an emoji in SQuAD": (
+        "squad",
+        ['{"data": [{"paragraphs": [{"context": "\\ud83d", "qas": []}]}]}'],
+        (),
+        ("data.jsonl", r"'\ud83d'"),
+    ),
+    "choices and labels": (
+        "swag",
+        ['{"sent1": "w", "sent2": "w", "ending0": "w", "ending1": "w", "label": 0}'],
+        ("--choice_columns", "ending0", "ending1"),
+        ("choice_columns: found 2", "4 labels"),
+    ),
     "two right choices": ("swag", ['{"label": 0}'], ("--label_columns", "a", "b"), ("label_columns: found a, b",)),
     "label twice": ("classification", ['{"text": "w", "label": "a"}'], ("--labels", "a", "a"), ("labels: found a, a",)),
     "columns of tags": ("ner", [""], ("--text_columns", "a"), ("text_columns: found ['a'] with the task ner",)),
-    "labels that are columns": ("multi-label", ['{"text": "w", "a": 1, "b": 0}'], (
-        "--label_columns", "a", "b", "--labels", "c", "d"), ("labels: found c, d with the label columns a, b",)),
+    "labels that are columns": (
+        "multi-label",
+        ['{"text": "w", "a": 1, "b": 0}'],
+        ("--label_columns", "a", "b", "--labels", "c", "d"),
+        ("labels: found c, d with the label columns a, b",),
+    ),
     "labels of numbers": ("regression", [""], ("--labels", "a", "b"), ("labels: found ['a', 'b'] with the task",)),
     "units of classes": ("sst2", [""], ("--answer_units", "characters"), ("answer_units: found characters",)),
     "malformed SQuAD": ("squad", [""], ("--skip_malformed_rows", "true"), ("skip_malformed_rows: found True",)),
@@ -355,8 +455,23 @@ def test_wrong_rows_and_fields_that_a_task_does_not_read_end_in_one_line(model, 
     task, rows, options, parts = LINES[case]
     path = tmp_path / "data.jsonl"
     path.write_text("\n".join(rows) + "\n")
-    status = main(["finetune", task, "--model", str(model), "--train", str(path), "--validation", str(path),
-                   "--output", str(tmp_path / "run"), "--max_length", "32", *options])
+    status = main(
+        [
+            "finetune",
+            task,
+            "--model",
+            str(model),
+            "--train",
+            str(path),
+            "--validation",
+            str(path),
+            "--output",
+            str(tmp_path / "run"),
+            "--max_length",
+            "32",
+            *options,
+        ]
+    )
     error = capsys.readouterr().err.strip()
     assert status == 2 and len(error.splitlines()) == 1, error
     for part in (*parts, *(["data.jsonl"] if parts[0].startswith("row ") else [])):
@@ -386,8 +501,22 @@ def test_another_tokenizer_is_refused(sentiment_run, files, tmp_path, capsys):
     output, _ = sentiment_run
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nw1\n")
-    status = main(["finetune", "sst2", "--model", str(output), "--tokenizer", str(tmp_path / "other"), "--train",
-                   str(files[0]), "--validation", str(files[1]), "--output", str(tmp_path / "run")])
+    status = main(
+        [
+            "finetune",
+            "sst2",
+            "--model",
+            str(output),
+            "--tokenizer",
+            str(tmp_path / "other"),
+            "--train",
+            str(files[0]),
+            "--validation",
+            str(files[1]),
+            "--output",
+            str(tmp_path / "run"),
+        ]
+    )
     error = capsys.readouterr().err
     assert status == 2 and "fingerprint" in error and "leave --tokenizer out" in error
 

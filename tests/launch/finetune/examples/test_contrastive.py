@@ -35,7 +35,7 @@ def texts_like(rng: random.Random) -> tuple[str, str, str]:
     words = rng.choices(OTHERS, k=rng.randint(3, 9))
     alike, other = list(words), rng.sample(words, 2) + rng.choices(OTHERS, k=3)
     rng.shuffle(alike)
-    return " ".join(words), " ".join(alike[:max(2, len(alike) - 1)]), " ".join(other)
+    return " ".join(words), " ".join(alike[: max(2, len(alike) - 1)]), " ".join(other)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,11 @@ def data(tmp_path_factory):
     write_tsv(folder / "train.tsv", ("anchor", "positive", "negative"), [texts_like(rng) for _ in range(32)])
     write_tsv(folder / "pairs.tsv", ("anchor", "positive"), [texts_like(rng)[:2] for _ in range(17)])
     scored = [(texts_like(rng), rng.randrange(2)) for _ in range(21)]
-    write_tsv(folder / "sts.tsv", ("sentence1", "sentence2", "score"),
-              [(texts[0], texts[1 + other], 5 - 3 * other) for texts, other in scored])
+    write_tsv(
+        folder / "sts.tsv",
+        ("sentence1", "sentence2", "score"),
+        [(texts[0], texts[1 + other], 5 - 3 * other) for texts, other in scored],
+    )
     return folder
 
 
@@ -62,12 +65,18 @@ def embed(model, data, output, *overrides, validation="sts.tsv", processes=1):
 
 LOSSES = {
     "pairs": ((), 2, lambda encoder: MultipleNegativesRankingLoss(encoder)),
-    "both directions": (("--embedding.symmetric", "true", "--embedding.temperature", "0.1"), 2,
-                        lambda encoder: MultipleNegativesRankingLoss(
-                            encoder, scale=10.0, directions=("query_to_doc", "doc_to_query"),
-                            partition_mode="per_direction")),
-    "sizes of triples": ((*TRIPLES, "--embedding.dimensions", "[8]"), 3, lambda encoder: MatryoshkaLoss(
-        encoder, MultipleNegativesRankingLoss(encoder), [32, 8])),
+    "both directions": (
+        ("--embedding.symmetric", "true", "--embedding.temperature", "0.1"),
+        2,
+        lambda encoder: MultipleNegativesRankingLoss(
+            encoder, scale=10.0, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
+        ),
+    ),
+    "sizes of triples": (
+        (*TRIPLES, "--embedding.dimensions", "[8]"),
+        3,
+        lambda encoder: MatryoshkaLoss(encoder, MultipleNegativesRankingLoss(encoder), [32, 8]),
+    ),
 }
 
 
@@ -81,18 +90,24 @@ def test_losses_and_weights_are_those_of_sentence_transformers(case, plain, data
     encoder = SentenceTransformer(modules=[transformer, Pooling(32, pooling_mode="mean")], device="cpu").train()
     loss_of = make_loss(encoder)
     decays = [[p for p in encoder.parameters() if (p.dim() > 1) == many] for many in (True, False)]
-    optimizer = torch.optim.AdamW([{"params": decays[0], "weight_decay": 0.01},
-                                   {"params": decays[1], "weight_decay": 0.0}], lr=1.0, eps=1e-6)
+    optimizer = torch.optim.AdamW(
+        [{"params": decays[0], "weight_decay": 0.01}, {"params": decays[1], "weight_decay": 0.0}], lr=1.0, eps=1e-6
+    )
     rows = [line.split("\t") for line in (data / "train.tsv").read_text().splitlines()[1:]]
-    order = np.concatenate([np.random.Generator(np.random.PCG64(np.random.SeedSequence((5, 2, epoch, 0)))).permutation(
-        len(rows)) for epoch in range(2)])
+    order = np.concatenate(
+        [
+            np.random.Generator(np.random.PCG64(np.random.SeedSequence((5, 2, epoch, 0)))).permutation(len(rows))
+            for epoch in range(2)
+        ]
+    )
     assert len(ours) == 6
     for step, ours_loss in enumerate(ours):
         for group in optimizer.param_groups:
             group["lr"] = 3e-3 * multiplier(ScheduleConfig(warmup_share=0.1), step, len(ours))
-        chosen = [rows[number] for number in order[step * 8: step * 8 + 8]]
-        loss = loss_of([encoder.preprocess([row[column] for row in chosen]) for column in range(columns)],
-                       torch.zeros(8))
+        chosen = [rows[number] for number in order[step * 8 : step * 8 + 8]]
+        loss = loss_of(
+            [encoder.preprocess([row[column] for row in chosen]) for column in range(columns)], torch.zeros(8)
+        )
         assert ours_loss == pytest.approx(loss.item(), abs=5e-5), step
         loss.backward()
         torch.nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
@@ -107,8 +122,11 @@ def test_any_split_into_ranks_and_micro_batches_learns_the_same(plain, data, tmp
     """One pass over the whole batch against two passes over parts of it, on two ranks with partitioned weights too."""
     options = (*TRIPLES, "--embedding.symmetric", "true", "--embedding.dimensions", "[8]", "--epochs", 2)
     whole, _ = embed(plain, data, tmp_path / "whole", "--train.micro_batch_size", 8, *options)
-    splits = {"single": (("--train.micro_batch_size", 1), 1), "ranks": (("--train.micro_batch_size", 2), 2),
-              "partitioned": (("--train.micro_batch_size", 2, "--zero.stage", 3), 2)}
+    splits = {
+        "single": (("--train.micro_batch_size", 1), 1),
+        "ranks": (("--train.micro_batch_size", 2), 2),
+        "partitioned": (("--train.micro_batch_size", 2, "--zero.stage", 3), 2),
+    }
     for name, (split, processes) in splits.items():
         results, _ = embed(plain, data, tmp_path / name, *split, *options, processes=processes)
         assert results["validation"] == pytest.approx(whole["validation"], abs=1e-4), name
@@ -173,8 +191,12 @@ def test_texts_that_are_the_same_are_no_negatives():
         losses, hits = contrastive_losses(groups, texts, slice(1, 3), config)
         for row, loss, hit in zip((1, 2), losses.tolist(), hits.tolist(), strict=True):
             anchor, positive, own = groups[row, 0], groups[row, 1], {int(texts[row, 0]), int(texts[row, 1])}
-            others = [groups[r, c] for r in range(4) for c in (1, 2) if (r, c) != (row, 1)
-                      and (same or int(texts[r, c]) not in own)]
+            others = [
+                groups[r, c]
+                for r in range(4)
+                for c in (1, 2)
+                if (r, c) != (row, 1) and (same or int(texts[r, c]) not in own)
+            ]
             expected = _cross_entropy(anchor, positive, others)
             if symmetric:
                 anchors = [groups[r, 0] for r in range(4) if r != row and (same or int(texts[r, 0]) not in own)]
@@ -216,7 +238,8 @@ def test_the_pooling_is_kept_and_sentence_transformers_gives_the_same_vectors(po
     np.testing.assert_allclose(theirs.encode([*texts, long]), vectors, atol=1e-5)
     assert "sentence-similarity" in (tmp_path / "hf" / "README.md").read_text()
     cut = SentenceTransformer(str(tmp_path / "hf"), device="cpu", truncate_dim=8).encode(
-        texts, normalize_embeddings=True)
+        texts, normalize_embeddings=True
+    )
     np.testing.assert_allclose(Predictor.from_folder(tmp_path / "hf").embed(texts, dimensions=8), cut, atol=1e-5)
     capsys.readouterr()
     assert main(["predict", "embed", str(tmp_path / "run"), texts[0], "--dimensions", "8", "--format", "json"]) == 0
@@ -232,16 +255,26 @@ def test_the_pooling_is_kept_and_sentence_transformers_gives_the_same_vectors(po
 
 def test_pairs_that_are_held_out_find_each_other(model, data, tmp_path):
     """Measured on the whole file by hand; a hard negative of a test file joins what is found."""
-    results, said = embed(model, data, tmp_path / "run", *TRIPLES, "--epochs", 4, "--embedding.dimensions", "[16]",
-                          "--test", data / "train.tsv", validation="pairs.tsv")
+    results, said = embed(
+        model,
+        data,
+        tmp_path / "run",
+        *TRIPLES,
+        "--epochs",
+        4,
+        "--embedding.dimensions",
+        "[16]",
+        "--test",
+        data / "train.tsv",
+        validation="pairs.tsv",
+    )
     assert results["metric"] == "ndcg_at_10" and "ndcg_at_10, recall_at_1, recall_at_5" in said
     model = Predictor.from_folder(tmp_path / "run")
     for file, split, columns in (("pairs.tsv", "validation", 2), ("train.tsv", "test/train", 3)):
         rows = [line.split("\t") for line in (data / file).read_text().splitlines()[1:]]
         documents = [row[column] for row in rows for column in range(1, columns)]
         for size, suffix in ((32, ""), (16, "/16")):
-            scores = (model.embed([row[0] for row in rows], dimensions=size)
-                      @ model.embed(documents, dimensions=size).T)
+            scores = model.embed([row[0] for row in rows], dimensions=size) @ model.embed(documents, dimensions=size).T
             ranks = [1 + int((row > row[number * (columns - 1)]).sum()) for number, row in enumerate(scores)]
             expected = {f"recall_at_{most}": np.mean([rank <= most for rank in ranks]) for most in (1, 5, 10)}
             expected["ndcg_at_10"] = np.mean([1 / math.log2(1 + rank) if rank <= 10 else 0.0 for rank in ranks])
@@ -249,22 +282,30 @@ def test_pairs_that_are_held_out_find_each_other(model, data, tmp_path):
                 assert results[split][name + suffix] == pytest.approx(value, abs=1e-9), (split, name, suffix)
         if split == "validation":
             said = lines(tmp_path / "run" / "predictions" / "validation.jsonl")
-            ranks = [1 + int((row > row[number]).sum()) for number, row in enumerate(
-                model.embed([row[0] for row in rows]) @ model.embed(documents).T)]
+            ranks = [
+                1 + int((row > row[number]).sum())
+                for number, row in enumerate(model.embed([row[0] for row in rows]) @ model.embed(documents).T)
+            ]
             assert {each["text"]: each["rank_error"] for each in said} == {
-                row[0]: rank - 1 for row, rank in zip(rows, ranks, strict=True)}
+                row[0]: rank - 1 for row, rank in zip(rows, ranks, strict=True)
+            }
 
 
 def test_ranks_and_what_is_made_of_them():
     """Three right documents of five, a tie, and one that does not count."""
     queries, documents = np.array([[1.0, 0.0]]), np.array([[0.9, 0], [1.0, 0], [0.5, 0], [0.5, 0], [0.1, 0]])
-    found, = scoring.ranked(queries, documents, np.array([1]), [np.array([0, 3, 4])])
+    (found,) = scoring.ranked(queries, documents, np.array([1]), [np.array([0, 3, 4])])
     assert found.ranks.tolist() == [1, 3, 4] and found.nearest == 0
     gain = (1 + 1 / math.log2(4) + 1 / math.log2(5)) / (1 + 1 / math.log2(3) + 1 / math.log2(4))
     assert scoring.measure_ranks([found.ranks]) == pytest.approx(
-        {"ndcg_at_10": gain, "recall_at_1": 1 / 3, "recall_at_5": 1.0, "recall_at_10": 1.0})
+        {"ndcg_at_10": gain, "recall_at_1": 1 / 3, "recall_at_5": 1.0, "recall_at_10": 1.0}
+    )
     assert scoring.measure_ranks([np.array([11])]) == {
-        "ndcg_at_10": 0.0, "recall_at_1": 0.0, "recall_at_5": 0.0, "recall_at_10": 0.0}
+        "ndcg_at_10": 0.0,
+        "recall_at_1": 0.0,
+        "recall_at_5": 0.0,
+        "recall_at_10": 0.0,
+    }
 
 
 ERRORS = {
@@ -280,24 +321,59 @@ ERRORS = {
     "frozen": (("--freeze", "encoder"), "sts.tsv", "freeze: found encoder with the task embed"),
     "unfreezing": (("--unfreeze_every_epochs", "1"), "sts.tsv", "unfreeze_every_epochs: found 1"),
     "pieces": (("--keep", "tail"), "sts.tsv", "keep: found tail with the task embed"),
-    "a batch of one": (("--train.global_batch_size", "1", "--train.micro_batch_size", "1"), "sts.tsv",
-                       "train.global_batch_size: found 1"),
+    "a batch of one": (
+        ("--train.global_batch_size", "1", "--train.micro_batch_size", "1"),
+        "sts.tsv",
+        "train.global_batch_size: found 1",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors_end_in_one_line_and_status_2(case, model, data, tmp_path, capsys):
     options, validation, part = ERRORS[case]
-    status = main(["finetune", "embed", "--model", str(model), "--train", str(data / "train.tsv"), "--validation",
-                   str(data / validation), "--output", str(tmp_path / "run"), "--max_length", "32", *options])
+    status = main(
+        [
+            "finetune",
+            "embed",
+            "--model",
+            str(model),
+            "--train",
+            str(data / "train.tsv"),
+            "--validation",
+            str(data / validation),
+            "--output",
+            str(tmp_path / "run"),
+            "--max_length",
+            "32",
+            *options,
+        ]
+    )
     error = capsys.readouterr().err.strip()
     assert status == 2 and len(error.splitlines()) == 1 and part in error, error
     assert not (tmp_path / "run").exists()
 
 
 def test_fields_of_vectors_are_refused_elsewhere(model, data, tmp_path, capsys):
-    assert main(["finetune", "stsb", "--model", str(model), "--train", str(data / "sts.tsv"), "--validation",
-                 str(data / "sts.tsv"), "--output", str(tmp_path / "run"), "--embedding.symmetric", "true"]) == 2
+    assert (
+        main(
+            [
+                "finetune",
+                "stsb",
+                "--model",
+                str(model),
+                "--train",
+                str(data / "sts.tsv"),
+                "--validation",
+                str(data / "sts.tsv"),
+                "--output",
+                str(tmp_path / "run"),
+                "--embedding.symmetric",
+                "true",
+            ]
+        )
+        == 2
+    )
     assert "embedding: found" in capsys.readouterr().err
     assert main(["predict", "embed", str(model), "w1", "--dimensions", "33"]) == 2
     assert "dimensions: found 33, expected 1 to 32" in capsys.readouterr().err

@@ -30,6 +30,7 @@ from tests.launch.tiny_models import save_model
 
 # ---- tags ----
 
+
 def conll(path, rng, count):
     """Sentences in which a good word is a thing of one or two words: fine w3 -> B-thing I-thing."""
     text = ""
@@ -48,8 +49,13 @@ def test_every_word_is_tagged_once_however_long_its_sentence(model, tmp_path):
     tokenizer = Tokenizer.from_folder(model)
     path = tmp_path / "long.conll"
     # 30 words in one sentence; one word of 9 pieces; one that the tokenizer makes nothing of.
-    path.write_text("-DOCSTART- O\n\n" + "".join(f"w{n % 20} {'B-x' if n % 7 == 0 else 'O'}\n" for n in range(30))
-                    + "\n" + "sssssssssss O\n\u200b\u200b B-x\n", encoding="utf-8")
+    path.write_text(
+        "-DOCSTART- O\n\n"
+        + "".join(f"w{n % 20} {'B-x' if n % 7 == 0 else 'O'}\n" for n in range(30))
+        + "\n"
+        + "sssssssssss O\n\u200b\u200b B-x\n",
+        encoding="utf-8",
+    )
     sentences = read_conll(path)
     head = find_tags(sentences, [])
     assert head.labels == ("O", "B-x")
@@ -61,8 +67,7 @@ def test_every_word_is_tagged_once_however_long_its_sentence(model, tmp_path):
     assert [head.labels[n] for n in labels[labels >= 0]] == sentences.tags
     perfect = np.eye(2)[np.maximum(labels, 0)].astype(np.float32)
     assert examples.metrics(perfect)["f1"] == 1.0
-    assert [each["prediction"] for each in examples.predictions(perfect)] == [
-        sentences.tags[:30], sentences.tags[30:]]
+    assert [each["prediction"] for each in examples.predictions(perfect)] == [sentences.tags[:30], sentences.tags[30:]]
 
 
 def test_a_tagger_and_its_twin_in_transformers(model, tmp_path):
@@ -71,11 +76,16 @@ def test_a_tagger_and_its_twin_in_transformers(model, tmp_path):
     results, _ = finetune("ner", model, train, validation, tmp_path / "run", "--epochs", 8, "--max_length", 64)
     assert results["validation"]["f1"] > 0.5
     predictions = lines(tmp_path / "run" / "predictions" / "validation.jsonl")
-    strict = f1_score([each["label"] for each in predictions], [each["prediction"] for each in predictions],
-                      mode="strict", scheme=scheme.IOB2)
+    strict = f1_score(
+        [each["label"] for each in predictions],
+        [each["prediction"] for each in predictions],
+        mode="strict",
+        scheme=scheme.IOB2,
+    )
     assert results["validation"]["f1"] == pytest.approx(strict)
-    reference, report = AutoModelForTokenClassification.from_pretrained(tmp_path / "run" / "model",
-                                                                        output_loading_info=True)
+    reference, report = AutoModelForTokenClassification.from_pretrained(
+        tmp_path / "run" / "model", output_loading_info=True
+    )
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert set(reference.config.id2label.values()) == {"O", "B-thing", "I-thing"}
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
@@ -125,8 +135,9 @@ def test_entities_of_every_scheme_are_scored_as_seqeval_does(model, tmp_path, na
     rng = random.Random(2)
     lengths = [rng.randint(4, 12) for _ in range(60)]
     true = [draw(rng, length) for length in lengths]
-    guessed = [entities if rng.random() < 0.5 else draw(rng, length)
-               for entities, length in zip(true, lengths, strict=True)]
+    guessed = [
+        entities if rng.random() < 0.5 else draw(rng, length) for entities, length in zip(true, lengths, strict=True)
+    ]
     rows = [written(name, *each) for each in zip(true, lengths, strict=True)]
     path = tmp_path / "dev.conll"
     path.write_text("".join("".join(f"w1 {tag}\n" for tag in tags) + "\n" for tags in rows))
@@ -145,8 +156,10 @@ def test_entities_of_every_scheme_are_scored_as_seqeval_does(model, tmp_path, na
 
     assert scores(true)["f1"] == scores(true)["accuracy"] == 1.0
     kind = SCHEMES[name][0]  # without one the same words in a scheme that seqeval has
-    both = [[written(name if kind else "IOBES", *each) for each in zip(entities, lengths, strict=True)]
-            for entities in (true, guessed)]
+    both = [
+        [written(name if kind else "IOBES", *each) for each in zip(entities, lengths, strict=True)]
+        for entities in (true, guessed)
+    ]
     expected = f1_score(*both, mode="strict", scheme=kind or scheme.IOBES)
     assert scores(guessed)["f1"] == pytest.approx(expected) and 0.3 < expected < 0.9
 
@@ -170,9 +183,26 @@ def test_tags_that_are_no_entities(model, tmp_path, capsys):
         ("train", (), ("train.conll: row 3", "'PER'", "task pos")),
         ("iobes", ("--labels", "O", "B-x", "S-x"), ("labels: found S-x", "iobes.conll (IOBES)")),
     ):
-        assert main(["finetune", "ner", "--model", str(model), "--train", str(tmp_path / f"{train}.conll"),
-                     "--validation", str(tmp_path / f"{train}.conll"), "--output", str(tmp_path / "run"),
-                     "--max_length", "16", *more]) == 2
+        assert (
+            main(
+                [
+                    "finetune",
+                    "ner",
+                    "--model",
+                    str(model),
+                    "--train",
+                    str(tmp_path / f"{train}.conll"),
+                    "--validation",
+                    str(tmp_path / f"{train}.conll"),
+                    "--output",
+                    str(tmp_path / "run"),
+                    "--max_length",
+                    "16",
+                    *more,
+                ]
+            )
+            == 2
+        )
         error = capsys.readouterr().err.strip()
         assert len(error.splitlines()) == 1 and all(part in error for part in parts), error
     assert find_tags(read_conll(tmp_path / "train.conll"), []).labels == ("O", "PER"), "what pos takes"
@@ -194,7 +224,7 @@ def test_byte_level_words_are_encoded_as_in_their_text(tmp_path):
         ids = examples.batch(np.array([number]))["input_ids"].tolist()
         assert ids == next(Encoder(tokenizer, 64).windows(" ".join(words), length=64, step=32)).ids
         encoded = theirs(words, is_split_into_words=True)
-        assert ids[1 + len(tokenizer.encode(words[0])):] == encoded["input_ids"][encoded.word_ids().index(1):]
+        assert ids[1 + len(tokenizer.encode(words[0])) :] == encoded["input_ids"][encoded.word_ids().index(1) :]
         firsts = np.flatnonzero(examples.targets(np.array([number]))["labels"].numpy() >= 0)[1:]
         later = [encoded.word_ids().index(word) for word in range(1, len(words))]
         assert (firsts - firsts[0]).tolist() == [place - later[0] for place in later]
@@ -204,8 +234,19 @@ def test_a_byte_level_tagger_predicts_what_it_was_measured_by(tmp_path):
     rng = random.Random(1)
     train, validation = conll(tmp_path / "train.conll", rng, 48), conll(tmp_path / "dev.conll", rng, 10)
     folder = make_model(tmp_path / "model", tokenizer=byte_tokenizer([" ".join((*GOOD, *OTHERS))] * 4))
-    results, _ = finetune("ner", folder, train, validation, tmp_path / "run", "--epochs", 5, "--max_length", 64,
-                          "--train.precision", "bf16")
+    results, _ = finetune(
+        "ner",
+        folder,
+        train,
+        validation,
+        tmp_path / "run",
+        "--epochs",
+        5,
+        "--max_length",
+        64,
+        "--train.precision",
+        "bf16",
+    )
     assert results["validation"]["f1"] > 0.5
     predictor = Predictor.from_folder(tmp_path / "run")
     for each in lines(tmp_path / "run" / "predictions" / "validation.jsonl"):
@@ -220,16 +261,36 @@ def test_a_byte_level_tagger_predicts_what_it_was_measured_by(tmp_path):
         assert [(tag.start, tag.end, tag.text) for tag in tags] == [(*span, text[slice(*span)]) for span in entities]
 
 
-@pytest.mark.parametrize("text, parts", [
-    ("w1 O\nw2\n", ("row 2", "found 1 fields", "expected 2")),
-    ("w1 O\nw2 B-y extra\n", ("row 2", "found 3 fields")),
-    ("\n\n", ("found no rows",)),
-    ("w1\nw2\n", ("row 1", "expected a word and its tag")),
-])
+@pytest.mark.parametrize(
+    "text, parts",
+    [
+        ("w1 O\nw2\n", ("row 2", "found 1 fields", "expected 2")),
+        ("w1 O\nw2 B-y extra\n", ("row 2", "found 3 fields")),
+        ("\n\n", ("found no rows",)),
+        ("w1\nw2\n", ("row 1", "expected a word and its tag")),
+    ],
+)
 def test_conll_errors_name_the_row(model, tmp_path, capsys, text, parts):
     (tmp_path / "bad.conll").write_text(text)
-    assert main(["finetune", "ner", "--model", str(model), "--train", str(tmp_path / "bad.conll"), "--validation",
-                 str(tmp_path / "bad.conll"), "--output", str(tmp_path / "run"), "--max_length", "16"]) == 2
+    assert (
+        main(
+            [
+                "finetune",
+                "ner",
+                "--model",
+                str(model),
+                "--train",
+                str(tmp_path / "bad.conll"),
+                "--validation",
+                str(tmp_path / "bad.conll"),
+                "--output",
+                str(tmp_path / "run"),
+                "--max_length",
+                "16",
+            ]
+        )
+        == 2
+    )
     error = capsys.readouterr().err.strip()
     assert len(error.splitlines()) == 1 and all(part in error for part in ("bad.conll", *parts)), error
 
@@ -237,13 +298,31 @@ def test_conll_errors_name_the_row(model, tmp_path, capsys, text, parts):
 def test_a_tag_that_training_has_not_seen(model, tmp_path, capsys):
     (tmp_path / "train.conll").write_text("w1 O\nw2 B-x\n")
     (tmp_path / "dev.conll").write_text("w1 O\n\nw2 B-y\n")
-    assert main(["finetune", "ner", "--model", str(model), "--train", str(tmp_path / "train.conll"), "--validation",
-                 str(tmp_path / "dev.conll"), "--output", str(tmp_path / "run"), "--max_length", "16"]) == 2
+    assert (
+        main(
+            [
+                "finetune",
+                "ner",
+                "--model",
+                str(model),
+                "--train",
+                str(tmp_path / "train.conll"),
+                "--validation",
+                str(tmp_path / "dev.conll"),
+                "--output",
+                str(tmp_path / "run"),
+                "--max_length",
+                "16",
+            ]
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert "dev.conll: row 3" in error and "'B-y'" in error
 
 
 # ---- choices ----
+
 
 def test_choices_and_their_twin_in_transformers(model, tmp_path):
     rng = random.Random(0)
@@ -259,8 +338,7 @@ def test_choices_and_their_twin_in_transformers(model, tmp_path):
     results, said = finetune("swag", model, path, path, tmp_path / "run", "--epochs", 6, "--test", test)
     assert results["validation"]["accuracy"] > 0.5
     assert results["test/test"] == {"examples": 24} and "no labels: predicted only" in said
-    reference, report = AutoModelForMultipleChoice.from_pretrained(tmp_path / "run" / "model",
-                                                                   output_loading_info=True)
+    reference, report = AutoModelForMultipleChoice.from_pretrained(tmp_path / "run" / "model", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
     for row, ours in zip(rows, lines(tmp_path / "run" / "predictions" / "validation.jsonl"), strict=True):
@@ -272,8 +350,13 @@ def test_choices_and_their_twin_in_transformers(model, tmp_path):
 
 
 def test_stories_have_two_endings(model, tmp_path):
-    header = ("InputStoryid", *(f"InputSentence{n}" for n in range(1, 5)), "RandomFifthSentenceQuiz1",
-              "RandomFifthSentenceQuiz2", "AnswerRightEnding")
+    header = (
+        "InputStoryid",
+        *(f"InputSentence{n}" for n in range(1, 5)),
+        "RandomFifthSentenceQuiz1",
+        "RandomFifthSentenceQuiz2",
+        "AnswerRightEnding",
+    )
     path = tmp_path / "story.csv"
     path.write_text(",".join(header) + "\n" + 'id,w1,w2,w3,"w4, w5",fine,dull,2\n' * 8)
     results, _ = finetune("rocstories", model, path, path, tmp_path / "run", "--epochs", 2)

@@ -25,11 +25,22 @@ from cloze.launch.tools.planning.trace import Batch, ModelRun, record, trace_mic
 from cloze.model.config import BertConfig
 
 WITHIN = 0.20
-LARGE = BertConfig(vocab_size=30528, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16,
-                   intermediate_size=4096)
-MODERN = BertConfig(vocab_size=50368, num_hidden_layers=22, intermediate_size=1152, position_embedding="rotary",
-                    gated_feed_forward=True, pooler=False, type_vocab_size=0, local_attention_window=128,
-                    linear_bias=False, norm_bias=False, norm_position="pre")
+LARGE = BertConfig(
+    vocab_size=30528, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+)
+MODERN = BertConfig(
+    vocab_size=50368,
+    num_hidden_layers=22,
+    intermediate_size=1152,
+    position_embedding="rotary",
+    gated_feed_forward=True,
+    pooler=False,
+    type_vocab_size=0,
+    local_attention_window=128,
+    linear_bias=False,
+    norm_bias=False,
+    norm_position="pre",
+)
 
 
 class CudaAutocast(TorchFunctionMode):
@@ -40,8 +51,9 @@ class CudaAutocast(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function not in self.PRECISE:
             return function(*args, **(kwargs or {}))
-        precise = [each.float() if isinstance(each, torch.Tensor) and each.is_floating_point() else each
-                   for each in args]
+        precise = [
+            each.float() if isinstance(each, torch.Tensor) and each.is_floating_point() else each for each in args
+        ]
         return function(*precise, **(kwargs or {}))
 
 
@@ -59,15 +71,27 @@ def trace_of(build, inputs, config: BertConfig, lengths: tuple[int, ...]):
     return trace
 
 
-def sequences_per_second(device: str, gpus: int, traces, sequences: int, micro_steps: int, *, count: int,
-                         bytes_a_gradient=4, network=NETWORK_GIGABYTES) -> float:
+def sequences_per_second(
+    device: str,
+    gpus: int,
+    traces,
+    sequences: int,
+    micro_steps: int,
+    *,
+    count: int,
+    bytes_a_gradient=4,
+    network=NETWORK_GIGABYTES,
+) -> float:
     """Of one GPU: micro-steps, the sum of the gradients of `count` weights over all GPUs, the optimizer."""
     trace, optimizer = traces
     machine = find_machine(device)
     cluster = Cluster(machine, gpus, 8, network * 1e9)
     sent, collectives = traffic(0, count, gpus, micro_steps, precision="bf16")
-    seconds = (micro_steps * cost(machine, trace).seconds + cost(machine, optimizer).seconds
-               + cluster.collective_seconds(sent * bytes_a_gradient / 4, collectives))
+    seconds = (
+        micro_steps * cost(machine, trace).seconds
+        + cost(machine, optimizer).seconds
+        + cluster.collective_seconds(sent * bytes_a_gradient / 4, collectives)
+    )
     return micro_steps * sequences / seconds
 
 
@@ -75,21 +99,30 @@ def sequences_per_second(device: str, gpus: int, traces, sequences: int, micro_s
 def nvidia(kernel: str):
     """BERT-large at 128 with 16-bit weights, 256 padded sequences, 20 predictions: a micro-step, and LAMB's step."""
     run = ModelRun(LARGE, weights=torch.float16, autocast=None, attention_kernel=kernel)
-    optimizer, _ = trace_optimizer(run, lambda model: Lamb(model.parameters(), lr=1e-3, betas=(.9, .999), eps=1e-6,
-                                                           weight_decay=.01))
+    optimizer, _ = trace_optimizer(
+        run, lambda model: Lamb(model.parameters(), lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
+    )
     return trace_micro_step(run, Batch((128,) * 256, 20 * 256, padded=True)), optimizer
 
 
-@pytest.mark.parametrize(("published", "kernel", "gpus", "micro_steps"), [
-    # DeepLearningExamples, PyTorch: micro-batches of 256† (attention by products and softmax), on one GPU and on 256.
-    (580, "eager", 1, 32), (540, "eager", 256, 1),
-    # The same, PaddlePaddle 22.12: micro-batches of 256, "cuDNN fused attention", one GPU, eight, 256.
-    (694, "sdpa", 1, 32), (5541 / 8, "sdpa", 8, 32), (157952 / 256, "sdpa", 256, 1),
-])
+@pytest.mark.parametrize(
+    ("published", "kernel", "gpus", "micro_steps"),
+    [
+        # DeepLearningExamples, PyTorch: micro-batches of 256† (attention by products and softmax), on one GPU and on
+        # 256.
+        (580, "eager", 1, 32),
+        (540, "eager", 256, 1),
+        # The same, PaddlePaddle 22.12: micro-batches of 256, "cuDNN fused attention", one GPU, eight, 256.
+        (694, "sdpa", 1, 32),
+        (5541 / 8, "sdpa", 8, 32),
+        (157952 / 256, "sdpa", 256, 1),
+    ],
+)
 def test_bert_large_at_128_on_a100(published, kernel, gpus, micro_steps):
     """A DGX A100 has eight network cards of 200 Gbit/s; gradients are sent in 16 bits."""
-    rate = sequences_per_second("a100-80gb", gpus, nvidia(kernel), 256, micro_steps, bytes_a_gradient=2,
-                                count=336_000_000, network=25.0)
+    rate = sequences_per_second(
+        "a100-80gb", gpus, nvidia(kernel), 256, micro_steps, bytes_a_gradient=2, count=336_000_000, network=25.0
+    )
     assert rate == pytest.approx(published, rel=WITHIN)
 
 
@@ -108,10 +141,16 @@ def test_the_hours_of_bert_base_in_mosaicberts_comparison():
             return self.model(**inputs).loss
 
     names = ("input_ids", "attention_mask", "token_type_ids", "labels")
-    trace = trace_of(WithLoss, lambda: {name: torch.empty(128, 128, dtype=torch.int64) for name in names},
-                     BertConfig(vocab_size=30528), (128,) * 128)
-    optimizer, _ = trace_optimizer(ModelRun(BertConfig(vocab_size=30528)),
-                                   lambda model: torch.optim.AdamW(model.parameters(), foreach=False, fused=False))
+    trace = trace_of(
+        WithLoss,
+        lambda: {name: torch.empty(128, 128, dtype=torch.int64) for name in names},
+        BertConfig(vocab_size=30528),
+        (128,) * 128,
+    )
+    optimizer, _ = trace_optimizer(
+        ModelRun(BertConfig(vocab_size=30528)),
+        lambda model: torch.optim.AdamW(model.parameters(), foreach=False, fused=False),
+    )
     rate = sequences_per_second("a100-80gb", 8, (trace, optimizer), 128, 4, count=110_000_000)
     assert 70_000 * 4096 / (8 * rate) / 3600 == pytest.approx(11.5, rel=WITHIN)
 
@@ -184,11 +223,16 @@ def test_the_hours_of_modernbert_base():
     tokens, masked = 96 * 1024, int(0.3 * 96 * 1024)
 
     def inputs():
-        return {"ids": torch.empty(tokens, dtype=torch.int64), "offsets": torch.empty(97, dtype=torch.int32),
-                "masked": torch.empty(masked, dtype=torch.int64), "labels": torch.empty(masked, dtype=torch.int64)}
+        return {
+            "ids": torch.empty(tokens, dtype=torch.int64),
+            "offsets": torch.empty(97, dtype=torch.int32),
+            "masked": torch.empty(masked, dtype=torch.int64),
+            "labels": torch.empty(masked, dtype=torch.int64),
+        }
 
     trace = trace_of(Modern, inputs, MODERN, (1024,) * 96)
     optimizer, _ = trace_optimizer(
-        ModelRun(MODERN), lambda model: StableAdamW(model.parameters(), lr=1e-3, betas=(.9, .98), eps=1e-6))
+        ModelRun(MODERN), lambda model: StableAdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-6)
+    )
     rate = sequences_per_second("h100", 8, (trace, optimizer), 96, 6, count=149_000_000) * 1024
     assert 1.719e12 / (8 * rate) / 3600 == pytest.approx(194.2, rel=WITHIN)

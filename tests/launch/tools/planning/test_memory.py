@@ -3,9 +3,15 @@
 from cloze.launch.tools.planning.memory import memory, traffic
 from cloze.model.config import BertConfig
 
-SMALL = BertConfig(vocab_size=8192, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
-                   hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-
+SMALL = BertConfig(
+    vocab_size=8192,
+    hidden_size=256,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    intermediate_size=1024,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
 
 
 def test_stages_partition_what_they_say():

@@ -8,14 +8,24 @@ from cloze.launch.tools.planning.trace import Kernel, Trace
 
 
 def kernel(index_of: str, reads=(), writes=(), kind="pointwise", in_layer=True) -> Kernel:
-    return Kernel(index_of, kind, reads=tuple((number, 100) for number in reads),
-                  writes=tuple((number, 100) for number in writes), in_layer=in_layer)
+    return Kernel(
+        index_of,
+        kind,
+        reads=tuple((number, 100) for number in reads),
+        writes=tuple((number, 100) for number in writes),
+        in_layer=in_layer,
+    )
 
 
 def test_fused_kernels_read_what_comes_from_outside_and_write_what_is_used_outside():
     """x -> a -> b -> product -> c, and d of b alone: a has no other reader, b has, c and d are results."""
-    kernels = [kernel("first", [1], [2]), kernel("second", [2, 3], [4]), kernel("mm", [4, 5], [6], "product"),
-               kernel("third", [6, 4], [7]), kernel("late", [4], [8])]
+    kernels = [
+        kernel("first", [1], [2]),
+        kernel("second", [2, 3], [4]),
+        kernel("mm", [4, 5], [6], "product"),
+        kernel("third", [6, 4], [7]),
+        kernel("late", [4], [8]),
+    ]
     before, product, after = fuse(Trace(kernels))
     assert dict(before.reads) == {1: 100, 3: 100} and dict(before.writes) == {4: 100, 8: 100} and product == kernels[2]
     assert dict(after.reads) == {6: 100, 4: 100} and dict(after.writes) == {7: 100}
@@ -23,8 +33,12 @@ def test_fused_kernels_read_what_comes_from_outside_and_write_what_is_used_outsi
 
 def test_what_is_no_layers_stays_as_it_is():
     """Embeddings, heads and sums of gradients are not compiled."""
-    kernels = [kernel("first", [1], [2], in_layer=False), kernel("second", [2], [3], in_layer=False),
-               kernel("third", [3], [4]), kernel("fourth", [4], [5])]
+    kernels = [
+        kernel("first", [1], [2], in_layer=False),
+        kernel("second", [2], [3], in_layer=False),
+        kernel("third", [3], [4]),
+        kernel("fourth", [4], [5]),
+    ]
     assert [each.name for each in fuse(Trace(kernels))] == ["first", "second", "fused"]
 
 

@@ -8,8 +8,15 @@ from cloze.launch.tools.planning.trace import Batch, ModelRun, record, trace_mic
 from cloze.model.config import BertConfig
 from cloze.model.flops import training_flops
 
-SMALL = BertConfig(vocab_size=8192, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
-                   hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+SMALL = BertConfig(
+    vocab_size=8192,
+    hidden_size=256,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    intermediate_size=1024,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
 
 
 def test_the_trace_counts_what_the_mathematics_needs():
@@ -47,9 +54,15 @@ def test_of_a_table_the_rows_that_are_taken_are_read():
 def test_casts_and_checkpointing_are_seen():
     """A CPU casts each weight where it is used, a GPU all at once; at stage 1 there is nothing to cast."""
     batch = Batch((128,) * 8, 8 * 19)
-    cpu, gpu, halved, again = (trace_micro_step(run, batch) for run in (
-        ModelRun(SMALL, on_gpu=False), ModelRun(SMALL), ModelRun(SMALL, weights=torch.bfloat16, autocast=None),
-        ModelRun(SMALL, gradient_checkpointing="all")))
+    cpu, gpu, halved, again = (
+        trace_micro_step(run, batch)
+        for run in (
+            ModelRun(SMALL, on_gpu=False),
+            ModelRun(SMALL),
+            ModelRun(SMALL, weights=torch.bfloat16, autocast=None),
+            ModelRun(SMALL, gradient_checkpointing="all"),
+        )
+    )
     casts = [sum(each.name == "_to_copy" for each in trace.kernels) for trace in (cpu, gpu, halved)]
     assert casts[0] > casts[1] + 20 * SMALL.num_hidden_layers and casts[1] < casts[2] + SMALL.num_hidden_layers
     assert max(each.tensors for each in gpu.once) > 4 * SMALL.num_hidden_layers and not halved.once
