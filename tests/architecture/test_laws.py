@@ -104,7 +104,7 @@ def config_files() -> list[str]:
 def test_every_config_parses(path, monkeypatch):
     import jsonargparse
 
-    from cloze.launch.cli import parse
+    from cloze.launch.commands import parse
     from cloze.model.config import BertConfig
 
     monkeypatch.chdir(ROOT)
@@ -170,11 +170,11 @@ def test_every_module_imports_without_the_extras():
 
 def test_the_command_line_answers_without_torch():
     """Neither `cloze --help` nor that of any command waits for torch or DeepSpeed, which take seconds to import."""
-    from cloze.launch.cli import COMMANDS
+    from cloze.launch.commands import COMMANDS
 
     code = (
         "import sys\n"
-        "from cloze.launch.cli import COMMANDS, main\n"
+        "from cloze.launch.cli import main\nfrom cloze.launch.commands import COMMANDS\n"
         "main(['--help'])\n"
         "for name in COMMANDS:\n"
         "    assert main([*name.split(), '--help']) == main([*name.split(), '--help', 'all']) == 0\n"
@@ -188,7 +188,7 @@ def test_the_command_line_answers_without_torch():
 
 
 def test_every_command_has_its_function_and_explains_every_field():
-    from cloze.launch.cli import COMMANDS, build_parser, explain
+    from cloze.launch.commands import COMMANDS, build_parser, explain
 
     for name, command in COMMANDS.items():
         module, function = command.function.split(":")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cloze.launch.cli import parse
+from cloze.launch.commands import parse
 from cloze.launch.system.environment import child_variables
 from tests.launching import ROOT
 

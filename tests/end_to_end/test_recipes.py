@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cloze.launch.cli import parse
+from cloze.launch.commands import parse
 from cloze.launch.config import BatchArithmetic
 from cloze.launch.run.runs import read_metrics
 from cloze.launch.system.environment import child_variables

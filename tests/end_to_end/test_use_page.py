@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 
 def test_every_operation_has_an_example():
-    from cloze.launch.cli import COMMANDS as KNOWN
+    from cloze.launch.commands import COMMANDS as KNOWN
 
     shown = {" ".join(command.split()[1 : 3 if "predict" in command else 2]) for command in COMMANDS}
     assert shown - {"predict runs/sst2"} == {name for name in KNOWN if name.startswith(("predict", "tokenize"))}

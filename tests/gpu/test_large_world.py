@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from cloze.launch import cli
+from cloze.launch import commands
 from cloze.launch.tools.plan import make_estimator
 from cloze.launch.tools.planning.memory import share
 from tests.gpu.large_world import LAYERS, Place
@@ -54,7 +54,7 @@ def test_no_two_ranks_write_the_same_file_and_the_sizes_add_up(part, stage):
     # Every rank's are of its padded part; torch's step counters and what DeepSpeed notes are some bytes more.
     assert states == pytest.approx(STATES * found.padded, rel=0.001)
     planned = make_estimator(
-        cli.parse(
+        commands.parse(
             "plan",
             [
                 "--config",

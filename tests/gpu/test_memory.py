@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloze.launch import cli
+from cloze.launch import commands
 from cloze.launch.tools.plan import make_estimator
 from tests.gpu.cases import Recipe
 
@@ -35,7 +35,7 @@ RUNS = [
 )
 def test_the_largest_micro_batch_of_a_recipe_fits_into_its_card_as_it_was_planned(peak_bytes, recipe, stage):
     """Sequences of the greatest length, which memory has to be enough for, in two micro-steps."""
-    planned = cli.parse(
+    planned = commands.parse(
         "plan",
         [
             "--config",

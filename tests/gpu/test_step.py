@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from cloze.launch import cli
+from cloze.launch import commands
 from cloze.launch.tools.plan import make_estimator
 from tests.gpu.cases import MICRO_STEPS, Case
 
@@ -204,7 +204,7 @@ def test_stage_0_sends_gradients_of_a_large_model_while_backward_runs(step):
     assert sum(sizes) == words + FP32 * (12 * LAYER + (512 + 2 + 2) * 768) + heads
     assert all(64 << 20 <= size for size in sizes[1:])
     planned = make_estimator(
-        cli.parse(
+        commands.parse(
             "plan",
             ["--config", "bert-base-phase1", "--device", "h100", "--gpus", "1024", "--train.global_batch_size", "1024"],
         )

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from cloze.launch import cli
-from cloze.launch.cli import explain, main
+from cloze.launch.cli import main
+from cloze.launch.commands import explain
 from cloze.launch.system.data_sheets import DATA_SHEETS
 from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun

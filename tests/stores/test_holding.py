@@ -10,12 +10,14 @@ from dataclasses import replace
 import pytest
 
 from cloze.launch.checkpoint.transfer import StoreThread
-from cloze.launch.cli import SAID_SECONDS, main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.config import CheckpointConfig
 from cloze.launch.finetune.command import finetune
 from cloze.launch.run.runs import METRICS, read_metrics
 from cloze.launch.run.stored import scratch_of, stored
 from cloze.launch.system.console import Console
+from cloze.launch.system.endings import SAID_SECONDS
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores import leases

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from cloze.launch.cli import parse
+from cloze.launch.commands import parse
 from cloze.launch.pretrain.data import open_data, read_once
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError

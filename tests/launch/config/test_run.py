@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloze.launch.cli import parse
+from cloze.launch.commands import parse
 from cloze.launch.config import PretrainConfig
 from cloze.pipeline.errors import UserError
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from cloze.launch.cli import parse
+from cloze.launch.commands import parse
 from cloze.launch.config import BatchArithmetic, PretrainConfig, TrainConfig
 from cloze.model.config import BertConfig
 from cloze.model.flops import encoder_weights

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from cloze.launch.cli import main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.config import PretrainConfig, ZeroConfig
 from cloze.launch.engine.config import deepspeed_config
 from cloze.pipeline.errors import UserError

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from cloze.launch.cli import main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.config.tasks import find_task
 from cloze.launch.finetune.features import encode_once
 from cloze.launch.finetune.kinds import read_examples

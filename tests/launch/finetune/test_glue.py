@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from cloze.launch.cli import main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.finetune.glue import submission, submission_names
 from tests.launch.finetune.examples.test_classification import GLUE, read
 from tests.launch.finetune.small import write_tsv

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloze.launch.cli import parse
+from cloze.launch.commands import parse
 from cloze.launch.config.tasks import find_task
 from cloze.launch.finetune.kinds import read_examples
 from cloze.launch.finetune.models import start_model

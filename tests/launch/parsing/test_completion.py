@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from cloze.launch.cli import COMMANDS, main
+from cloze.launch.cli import main
+from cloze.launch.commands import COMMANDS
 from cloze.launch.config.tasks import TASKS
 from cloze.launch.parsing import shipped
 

@@ -5,7 +5,8 @@ import shlex
 
 import pytest
 
-from cloze.launch.cli import COMMANDS, explain, main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import COMMANDS, explain, parse
 from cloze.launch.config.tasks import TASKS
 from cloze.launch.parsing import shipped
 from cloze.launch.parsing.fields import describe, in_words

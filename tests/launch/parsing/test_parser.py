@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cloze.launch.cli import main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.config import PretrainConfig
 from cloze.launch.parsing.parser import words_first
 from cloze.launch.pretrained.source import find_source

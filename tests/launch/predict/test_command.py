@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cloze.launch import cli
-from cloze.launch.cli import main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.system.environment import child_variables
 from tests.byte_level import byte_tokenizer

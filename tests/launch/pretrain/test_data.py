@@ -10,7 +10,8 @@ import pytest
 import torch
 import yaml
 
-from cloze.launch.cli import main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.config import DataPhase, DataSource, MaskingConfig, MaskingPhase, MixtureConfig
 from cloze.launch.pretrain.data import TrainingData, batch_warmup, open_data, run_masking
 from cloze.launch.pretrain.probing import probe_batches

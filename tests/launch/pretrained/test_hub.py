@@ -53,7 +53,7 @@ def python(hub, tmp_path):
 
 FETCH = """
 import sys
-from cloze.launch.cli import parse
+from cloze.launch.commands import parse
 from cloze.launch.pretrained.source import find_source
 from cloze.pipeline.errors import UserError
 for words in sys.argv[1].split(";"):
@@ -87,7 +87,8 @@ def test_a_model_is_fine_tuned_by_its_name_and_then_found_offline(hub, python, t
 
 USE = """
 import sys
-from cloze.launch.cli import main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.predict import Predictor
 from cloze.launch.pretrained.finding import model_path
 name, cache = sys.argv[1:]

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from cloze.launch.cli import main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.config import DoctorConfig
 from cloze.launch.run.runs import read_metrics
 from cloze.launch.system import devices, distributed

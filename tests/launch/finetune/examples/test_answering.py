@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-from cloze.launch.cli import main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.config.tasks import find_task
 from cloze.launch.finetune.error_analysis import page
 from cloze.launch.finetune.examples.answering import AnswerExamples

@@ -13,7 +13,8 @@ from sklearn.metrics import f1_score
 from tokenizers import Tokenizer as PlainTokenizer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TextClassificationPipeline
 
-from cloze.launch.cli import main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import TASKS, find_task
 from cloze.launch.finetune.kinds import read_examples

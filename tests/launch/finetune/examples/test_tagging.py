@@ -14,7 +14,8 @@ from transformers import (
     AutoTokenizer,
 )
 
-from cloze.launch.cli import main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.config.tasks import find_task
 from cloze.launch.finetune.examples.tagging import TagExamples, find_tags, read_conll, read_entities
 from cloze.launch.finetune.models import start_model

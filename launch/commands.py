@@ -1,0 +1,462 @@
+"""The table of commands, each a function of one configuration dataclass; their parsers, help and names."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloze.launch.config import CompletionConfig
+from cloze.pipeline.errors import UserError
+
+if TYPE_CHECKING:  # imported where it is used: worker processes import this module too, and parse nothing
+    import jsonargparse
+
+    from cloze.launch import parsing
+
+
+@dataclass(frozen=True)
+class Command:
+    """A row of the table of commands; what it names is imported when the command is run."""
+
+    help: str
+    function: str
+    """`module:name`, called with the configuration; with the environment too, if it prepares."""
+    config: str
+    """`module:name` of the dataclass of its fields."""
+    words: str | None = None
+    """The field that takes the word or words without a flag."""
+    short: tuple[tuple[str, str], ...] = ()
+    """Short flags, each with the long one that it stands for."""
+    configs: str = ""
+    """The folder of configs/ whose files `--config` takes by name."""
+    prepares: bool = False
+    """Whether the process is prepared, as DeepSpeed wants it, before the function's module is imported."""
+    trains: bool = False
+    """Whether the configuration's `processes` are started, each with the same command."""
+    checks: str = ""
+    """`module:name`, called with the configuration before torch is imported, which takes seconds: raises UserError for
+    what is not there."""
+    main: tuple[str, ...] = ()
+    """What `--help` shows beside the fields that must be given: what most runs need or many change."""
+    listed: tuple[tuple[str, str], ...] = ()
+    """Fields whose values can be listed, though their types don't, each with the `module:name` of a table of them."""
+    examples: tuple[str, ...] = ()
+    """Command lines, as they are typed."""
+
+
+def _prediction(help: str, config: str, main: str, *examples: str) -> Command:
+    return Command(
+        help,
+        "cloze.launch.predict.command:predict",
+        f"cloze.launch.predict.config:{config}",
+        words="text",
+        checks="cloze.launch.predict.precheck:check_inputs",
+        main=("text", *main.split(), "file", "text_columns", "output"),
+        examples=examples,
+    )
+
+
+_RUN_FIELDS = (
+    "train.max_steps",
+    "train.global_batch_size",
+    "train.micro_batch_size",
+    "train.learning_rate",
+    "train.precision",
+)
+
+
+COMMANDS = {
+    "vocab": Command(
+        "train a vocabulary on raw text",
+        "cloze.launch.tools.data:vocab",
+        "cloze.pipeline.config:PrepareConfig",
+        configs="prepare",
+        main=(
+            "input",
+            "output",
+            "vocab_size",
+            "vocabulary.model",
+            "vocabulary.lowercase",
+            "source.format",
+            "source.text_field",
+        ),
+        examples=("cloze vocab --config books --input 'books-*.jsonl.gz' --output runs/vocab --vocab_size 8192",),
+    ),
+    "prepare": Command(
+        "convert raw text to shards",
+        "cloze.launch.tools.data:prepare",
+        "cloze.pipeline.config:PrepareConfig",
+        configs="prepare",
+        main=(
+            "input",
+            "output",
+            "tokenizer",
+            "max_length",
+            "mask_sets",
+            "workers",
+            "source.format",
+            "source.text_field",
+            "samples.objective",
+            "masking.rate",
+            "split.validation",
+        ),
+        examples=(
+            "cloze prepare --config books --input texts/ --tokenizer runs/vocab --output runs/shards",
+            "cloze prepare --input texts/ --tokenizer runs/vocab --output runs/shards --workers 8",
+        ),
+    ),
+    "inspect": Command(
+        "show the contents of shards",
+        "cloze.launch.tools.data:inspect",
+        "cloze.pipeline.config:InspectConfig",
+        main=("split", "samples"),
+        examples=("cloze inspect runs/shards --samples 2",),
+    ),
+    "verify": Command(
+        "check every shard against its hash",
+        "cloze.launch.tools.data:verify",
+        "cloze.pipeline.config:VerifyConfig",
+        examples=("cloze verify runs/shards",),
+    ),
+    "pretrain": Command(
+        "train a model on shards",
+        "cloze.launch.pretrain.command:pretrain",
+        "cloze.launch.config:PretrainConfig",
+        configs="pretrain",
+        prepares=True,
+        trains=True,
+        checks="cloze.launch.pretrain.precheck:check_inputs",
+        main=(
+            "model",
+            "processes",
+            *_RUN_FIELDS,
+            "train.time_budget_hours",
+            "init_from",
+            "evaluation.every_steps",
+            "checkpoint.every_steps",
+        ),
+        examples=(
+            "cloze pretrain --config small --data runs/shards --output runs/small",
+            "cloze pretrain --config small --data runs/shards --output runs/mini --model mini --processes 2",
+            "torchrun --nproc-per-node 8 -m cloze pretrain --config roberta-base --data shards --output run",
+        ),
+    ),
+    "sweep": Command(
+        "train a model on shards with every combination of some settings",
+        "cloze.launch.pretrain.sweep:sweep",
+        "cloze.launch.config:SweepConfig",
+        configs="pretrain",
+        prepares=True,
+        main=("grid", "run", "model", "processes", *_RUN_FIELDS),
+        examples=(
+            "cloze sweep --config small --data runs/shards --output runs/rates --grid learning_rate=1e-3,2e-3 seed=1,2",
+            "cloze sweep --config small --data runs/shards --output runs/rates --grid learning_rate=1e-3,2e-3 --run 0",
+        ),
+    ),
+    "deepspeed-config": Command(
+        "print the DeepSpeed configuration of a run",
+        "cloze.launch.pretrain.command:print_deepspeed_config",
+        "cloze.launch.config:DeepSpeedConfig",
+        configs="pretrain",
+        prepares=True,
+        main=("processes", *_RUN_FIELDS, "zero.stage"),
+        examples=("cloze deepspeed-config --config bert-base-phase1 --processes 8",),
+    ),
+    "plan": Command(
+        "estimate whether a run fits, how long it takes, what it costs",
+        "cloze.launch.tools.plan:plan",
+        "cloze.launch.tools.planning.config:PlanConfig",
+        configs="pretrain",
+        prepares=True,
+        checks="cloze.launch.pretrain.precheck:check_inputs",
+        listed=(("device", "cloze.launch.system.data_sheets:NAMES"),),
+        main=("device", "gpus", "data", "model", *_RUN_FIELDS, "zero.stage", "price_per_hour"),
+        examples=("cloze plan --config bert-base-phase1 --device a100-80gb --gpus 8 --price_per_hour 2",),
+    ),
+    "runs": Command(
+        "list the runs in a folder and their state",
+        "cloze.launch.tools.status:list_runs",
+        "cloze.launch.config:RunsConfig",
+        main=("folder", "json"),
+        examples=("cloze runs runs",),
+    ),
+    "status": Command(
+        "show the state of a run, or follow it",
+        "cloze.launch.tools.status:show_status",
+        "cloze.launch.config:StatusConfig",
+        main=("follow",),
+        examples=("cloze status runs/small --follow",),
+    ),
+    "export": Command(
+        "write a Hugging Face folder",
+        "cloze.launch.tools.export:export",
+        "cloze.launch.config:ExportConfig",
+        main=("output", "step", "dtype", "onnx"),
+        examples=(
+            "cloze export runs/small --output runs/small-hf",
+            "cloze export runs/small --step best --dtype bf16 --output small-bf16",
+        ),
+    ),
+    "finetune": Command(
+        "train a model for a task",
+        "cloze.launch.finetune.command:finetune",
+        "cloze.launch.config:FinetuneConfig",
+        words="task",
+        short=(("--train", "--train_file"),),
+        configs="finetune",
+        prepares=True,
+        trains=True,
+        checks="cloze.launch.finetune.precheck:check_inputs",
+        listed=(("task", "cloze.launch.config.tasks:TASKS"),),
+        main=(
+            "text_columns",
+            "label_columns",
+            "test",
+            "max_length",
+            "epochs",
+            "train.learning_rate",
+            "train.global_batch_size",
+            "seeds",
+            "grid",
+            "processes",
+        ),
+        examples=(
+            "cloze finetune classification --model runs/small --train train.csv --validation dev.csv --output runs/own",
+            "cloze finetune ner --model bert-base-cased --train train.conll --validation dev.conll --output runs/ner",
+        ),
+    ),
+    "predict fill-mask": _prediction(
+        "fill the blanks of texts",
+        "FillMaskConfig",
+        "top_k",
+        "cloze predict fill-mask runs/small 'The capital of [MASK] is Paris.'",
+    ),
+    "predict classify": _prediction(
+        "label texts or pairs of texts",
+        "ClassifyConfig",
+        "pair top_k",
+        "cloze predict classify runs/own 'a fine film'",
+        "cloze predict classify runs/own --file new.csv --output results.csv",
+    ),
+    "predict tag": _prediction(
+        "tag the words of texts: entities, parts of speech",
+        "TagConfig",
+        "aggregation",
+        "cloze predict tag runs/ner 'Ada Lovelace lived in London.'",
+    ),
+    "predict answer": _prediction(
+        "answer questions from a text",
+        "AnswerConfig",
+        "context top_k",
+        "cloze predict answer runs/squad 'Who came?' --context 'Ada came at noon.'",
+    ),
+    "predict choose": _prediction(
+        "choose the best continuation of a text",
+        "ChooseConfig",
+        "",
+        "cloze predict choose runs/swag 'She opened the door.' 'It was raining.' 'Doors are eaten.'",
+    ),
+    "predict similarity": _prediction(
+        "compare texts by similarity",
+        "SimilarityConfig",
+        "pooling",
+        "cloze predict similarity runs/small 'a cat' 'a dog' 'a car'",
+    ),
+    "predict embed": _prediction(
+        "one vector for each text",
+        "EmbedConfig",
+        "pair pooling dimensions",
+        "cloze predict embed runs/small --file texts.txt --output vectors.npy",
+    ),
+    "predict features": _prediction(
+        "vectors of tokens or of a word, a picture of attention",
+        "FeaturesConfig",
+        "word attention",
+        "cloze predict features runs/small 'the bank of a river' --word bank",
+    ),
+    "predict score": _prediction(
+        "rank texts by their probability",
+        "ScoreConfig",
+        "",
+        "cloze predict score runs/small 'the cat sat' 'the cat sitted'",
+    ),
+    "evaluate": Command(
+        "evaluate a model on a suite",
+        "cloze.launch.evaluate.command:evaluate",
+        "cloze.launch.evaluate.config:EvaluateConfig",
+        checks="cloze.launch.evaluate.precheck:check_inputs",
+        main=("suite", "data", "step", "every_checkpoint", "json", "every_nth"),
+        examples=(
+            "cloze evaluate runs/small --suite blimp --data blimp --every_nth 10",
+            "cloze evaluate runs/small --suite lines --data held-out.txt",
+        ),
+    ),
+    "serve": Command(
+        "serve predictions over HTTP, with a page to try them",
+        "cloze.launch.serve.command:serve",
+        "cloze.launch.serve.config:ServeConfig",
+        checks="cloze.launch.pretrained.precheck:check_used",
+        main=("host", "port", "api_key_file", "no_auth"),
+        examples=("cloze serve runs/own --port 8000", "cloze serve runs/own --host 0.0.0.0 --api_key_file keys.txt"),
+    ),
+    "tokenize": Command(
+        "show a model's inputs for texts",
+        "cloze.launch.predict.tokenize:tokenize",
+        "cloze.launch.predict.config:TokenizeConfig",
+        words="text",
+        main=("text", "pair", "file"),
+        checks="cloze.launch.predict.precheck:check_inputs",
+        examples=("cloze tokenize runs/small 'The capital of [MASK] is Paris.'",),
+    ),
+    "doctor": Command(
+        "check the environment, on all machines",
+        "cloze.launch.tools.doctor:doctor",
+        "cloze.launch.config:DoctorConfig",
+        main=("data", "output"),
+        examples=("cloze doctor", "torchrun --nproc-per-node 2 -m cloze doctor --output runs"),
+    ),
+    "quickstart": Command(
+        "run the whole pipeline in minutes, on text included in Python",
+        "cloze.launch.tools.quickstart:quickstart",
+        "cloze.launch.config:QuickstartConfig",
+        main=("output", "processes"),
+        examples=("cloze quickstart",),
+    ),
+    "completion": Command(
+        "print the shell completion of commands, fields and values",
+        "cloze.launch.commands:print_completion",
+        "cloze.launch.config:CompletionConfig",
+        examples=(
+            "cloze completion bash > ~/.local/share/bash-completion/completions/cloze",
+            "cloze completion fish > ~/.config/fish/completions/cloze.fish",
+        ),
+    ),
+}
+
+
+def load(reference: str) -> Any:
+    """What `module:name` names."""
+    module, name = reference.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def build_parser(name: str) -> jsonargparse.ArgumentParser:
+    """The parser of a command."""
+    from cloze.launch import parsing  # not at the top: worker processes import this module too, and parse nothing
+
+    command = COMMANDS[name]
+    return parsing.build_parser(name, load(command.config), command.words)
+
+
+def parse(name: str, arguments: list[str]) -> Any:
+    """A command's configuration from its arguments. Raises UserError as `parsing.parse`."""
+    from cloze.launch import parsing
+
+    command = COMMANDS[name]
+    return parsing.parse(
+        name, load(command.config), arguments, words=command.words, short=command.short, configs=command.configs
+    )
+
+
+def _page(name: str) -> parsing.Page:
+    from cloze.launch import parsing
+
+    row = COMMANDS[name]
+    return parsing.Page(
+        name,
+        row.help,
+        load(row.config),
+        row.main,
+        row.examples,
+        row.words,
+        row.short,
+        row.configs,
+        {field: list(load(table)) for field, table in row.listed},
+    )
+
+
+def explain(name: str, topic: str = "") -> str:
+    """The help of a command: what matters; or of a topic: all, a section, a field. Raises UserError: there is none."""
+    from cloze.launch import parsing
+
+    return parsing.explain_command(_page(name), topic)
+
+
+def print_completion(config: CompletionConfig) -> None:
+    """Print the script with which a shell completes all commands."""
+    from cloze.launch import parsing
+
+    print(parsing.completion_script(config.shell, [_page(name) for name in COMMANDS]))
+
+
+def help_topic(arguments: list[str]) -> str | None:
+    """The topic after `--help` or `-h`, empty if there is none; None without `--help`."""
+    for number, word in enumerate(arguments):
+        name, _, behind = word.partition("=")
+        if name.startswith("--") and name.endswith(".help"):  # of a section
+            return name[2 : -len(".help")]
+        if name in ("-h", "--help"):
+            return (behind or next(iter(arguments[number + 1 :]), "")).lstrip("-")
+        if word == "--":  # behind it stand texts
+            return None
+    return None
+
+
+def with_operation(arguments: list[str]) -> list[str]:
+    """Insert the operation of the model's head into `predict MODEL ...`; other commands are returned unchanged."""
+    words = arguments[1:]
+    if arguments[0] != "predict" or " ".join(arguments[:2]) in COMMANDS or not words:
+        return arguments
+    operations = [name.split()[1] for name in COMMANDS if name.startswith("predict ")]
+    if difflib.get_close_matches(words[0], operations, 1) and not os.path.exists(words[0]):
+        return arguments  # a slip: it is answered with the nearest operation
+    load("cloze.launch.predict.precheck:check_words")(words)  # before what imports torch
+    return ["predict", load("cloze.launch.predict.default_operation:operation_for")(words), *words]
+
+
+def usage(first_word: str = "") -> str:
+    """The text of `cloze --help`; with a first word such as predict only the commands that begin with it."""
+    shown = {name: command for name, command in COMMANDS.items() if name.startswith(first_word)}
+    width = max(map(len, shown))
+    lines = [f"  {name:<{width}}  {command.help}" for name, command in shown.items()]
+    return "\n".join(
+        [
+            "usage: cloze COMMAND [--config FILE.yaml] [--field value ...]",
+            "       cloze predict MODEL TEXT ...   (the operation that the model's head is for)",
+            "       cloze --version",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`cloze COMMAND --help` explains what a command needs, `--help all` every field, each with its unit and",
+            "legal values; `--print_config` prints the resolved configuration.",
+        ]
+    )
+
+
+def split_command(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command's name, of one word or two, and the remaining arguments.
+
+    Raises:
+        UserError: there is no such command.
+    """
+    for length in (2, 1):
+        name = " ".join(arguments[:length])
+        if name in COMMANDS:
+            return name, arguments[length:]
+    word = arguments[0]
+    two = " ".join(arguments[:2])
+    if operations := [name.removeprefix(f"{word} ") for name in COMMANDS if name.startswith(f"{word} ")]:
+        close = difflib.get_close_matches(" ".join(arguments[1:2]), operations, 1)
+        raise UserError(
+            f"cloze {word}: found operation {' '.join(arguments[1:2])!r}, expected one of "
+            f"{', '.join(operations)}" + (f"; did you mean {word} {close[0]}?" if close else "")
+        )
+    near = [*difflib.get_close_matches(two, COMMANDS, 1), *difflib.get_close_matches(word, COMMANDS, 1)]
+    raise UserError(
+        f"cloze: found command {word!r}, expected one of {', '.join(COMMANDS)}"
+        + (f"; did you mean {near[0]}?" if near else "")
+    )

@@ -1,0 +1,112 @@
+"""How a command ends: one line for an error that the user can fix, and the exit status."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cloze.launch.system.environment import Environment, read_environment
+from cloze.model.config import ModelError
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import describe
+
+EXIT_FAILURE = 1
+EXIT_USER_ERROR = 2
+# torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
+SAID_SECONDS = 10.0
+# What the file system refuses, for a user to fix, and folders in the place of files, or files in theirs: no command can
+# go on without what it was given.
+_USERS_TO_FIX = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR}
+
+
+class Ending:
+    """Context around a command: errors that need no traceback become a line on standard error and a `status`."""
+
+    status = 0
+    """Exit status of the command: what it returns, or that of its error."""
+
+    def __enter__(self) -> Ending:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        status = self._status_of(error)
+        if status is not None:
+            self.status = status
+        return status is not None
+
+    def _status_of(self, error: BaseException | None) -> int | None:
+        """Exit status for an error that was reported here; None: there is no error, or one that needs a traceback."""
+        if isinstance(error, BrokenPipeError):
+            if not _reader_is_gone(sys.stdout):
+                return None
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it
+            return 128 + signal.SIGPIPE  # the shell's convention for what dies of it
+        if isinstance(error, KeyboardInterrupt):  # of a command that has nothing to save; others have a StopRequest
+            _print_error("stopped by Ctrl-C")
+            return 128 + signal.SIGINT
+        if isinstance(error, OSError) and error.errno in _USERS_TO_FIX and error.filename is not None:
+            return _end_with_line(describe(error, Path(str(error.filename))))
+        if isinstance(error, (UserError, ModelError)):
+            return _end_with_line(str(error))
+        if isinstance(error, RuntimeError) and (line := _line_of_loss(error)) is not None:
+            time.sleep(SAID_SECONDS)  # launchers usually end this process first: one line is enough
+            _print_error(f"error: {line}")
+            return EXIT_FAILURE
+        return None
+
+
+def _end_with_line(line: str) -> int:
+    """Print an error that the user can fix. Launchers end all ranks when one exits, so it matters who waits.
+
+    Before the process group exists all ranks usually have the same error: rank 0 prints it, and the launcher ends the
+    others before they do. Later each rank prints its own error, and none exits before the others have printed theirs.
+    """
+    # Not imported for this, and torch with it.
+    distributed = sys.modules.get("cloze.launch.system.distributed")
+    have_met = distributed is not None and distributed.have_met()
+    try:
+        environment = read_environment()
+    except UserError:  # the environment may be what is wrong
+        environment = Environment()
+    if not have_met and not environment.is_main:
+        time.sleep(SAID_SECONDS)
+    _print_error(f"error: {line}")
+    if have_met and environment.world_size > 1:
+        time.sleep(SAID_SECONDS)
+    return EXIT_USER_ERROR
+
+
+def _print_error(line: str) -> None:
+    # In one piece: other processes write to the same terminal, and print() may write the line's end by itself.
+    print(f"{line}\n", end="", file=sys.stderr, flush=True)
+
+
+def _line_of_loss(error: RuntimeError) -> str | None:
+    """The message for an error caused by the end of other processes, which print the reason; else None."""
+    distributed = sys.modules.get("cloze.launch.system.distributed")  # not imported for this, and torch with it
+    if distributed is None or not distributed.lost_others(error):
+        return None
+    reason = str(error).strip().splitlines()[0]
+    return (
+        f"rank {read_environment().rank}: found other processes gone, expected them in a collective ({reason}); "
+        "see the message of the process that ended first"
+    )
+
+
+def _reader_is_gone(output: Any) -> bool:
+    """Whether the reader of a pipe is gone, as with `| head`."""
+    ends = select.poll()
+    try:
+        ends.register(output, 0)  # errors are printed without being polled
+    except (TypeError, ValueError):  # no file of the system's: a notebook's, or none at all
+        return False
+    return bool(ends.poll(0))
