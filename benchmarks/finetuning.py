@@ -127,18 +127,20 @@ class Turns:
 
 
 def run_cloze(folder: Path, settings: dict, turns: Turns) -> None:
-    """The trainer of `cloze finetune`, between whose steps `turns` stands."""
+    """The loop of `cloze finetune`, between whose steps `turns` stands."""
     from cloze.launch.system.environment import prepare_process
-    from cloze.launch.training.running import Process
 
     environment = prepare_process()
     from cloze.launch.config import CheckpointConfig, EvaluationConfig, FinetuneConfig, TrainConfig
-    from cloze.launch.finetune.command import prepare_trainer, read_job
     from cloze.launch.finetune.examples.base import ExampleStream
+    from cloze.launch.finetune.job import read_job
+    from cloze.launch.finetune.recipe import Finetuning
     from cloze.launch.run.heartbeat import Heartbeat
     from cloze.launch.run.preemption import StopRequest
     from cloze.launch.system import distributed
     from cloze.launch.system.console import Console
+    from cloze.launch.training.process import Process
+    from cloze.launch.training.start import Training
 
     train = TrainConfig(
         max_steps=1_000_000, global_batch_size=BATCH, micro_batch_size=BATCH, log_every_steps=50, **settings
@@ -156,15 +158,15 @@ def run_cloze(folder: Path, settings: dict, turns: Turns) -> None:
     )
     device = distributed.initialize(environment)
     with Heartbeat(Path(job.config.output), environment, job.config.monitor) as heartbeat:
-        trainer, _, learned = prepare_trainer(job, Process(environment, device, Console(False), heartbeat))
-        stream = iter(ExampleStream(learned.train, BATCH, BATCH, 0, 1, 0, 0))
+        training = Training(Finetuning(job, environment.rank), Process(environment, device, Console(False), heartbeat))
+        stream = iter(ExampleStream(job.train, BATCH, BATCH, 0, 1, 0, 0))
 
         def batches():
             while True:
                 turns.step()
                 yield next(stream)
 
-        trainer.run(batches(), None, StopRequest(None))
+        training.loop(None, StopRequest(None)).run(batches())
 
 
 def run_transformers(folder: Path, settings: dict, turns: Turns) -> None:

@@ -198,17 +198,17 @@ def command(name: str, size: Size, output: Path) -> list[str]:
 
 def steps_for(words: list[str], flops: float) -> tuple[int, float]:
     """The steps that take so many FLOPs, at least one, and the tokens of a step; by the first batches of the run."""
-    from cloze.launch.cli import parse
+    from cloze.launch.commands import parse
     from cloze.launch.system.environment import prepare_process
 
     prepare_process()
-    from cloze.launch.pretrain.command import resolve_run
     from cloze.launch.pretrain.data import run_masking
+    from cloze.launch.pretrain.inputs import open_inputs
     from cloze.model.flops import TokenCounts
     from cloze.pipeline.loading.batches import BatchStream
     from cloze.pipeline.shards.shards import ShardReader
 
-    run = resolve_run(parse("pretrain", words[1:]), 1)
+    run = open_inputs(parse("pretrain", words[1:]), 1)
     reader = ShardReader(run.data.manifest.folder, "train")
     stream = BatchStream(
         reader,

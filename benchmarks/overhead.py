@@ -81,9 +81,9 @@ def worker(name: str, data: Path, output: Path, threads: int, store: str | None)
     environment = prepare_process()
     import torch
 
-    from cloze.launch.cli import parse
-    from cloze.launch.pretrain.command import choose_data_streams
+    from cloze.launch.commands import parse
     from cloze.launch.pretrain.data import open_data
+    from cloze.launch.pretrain.inputs import choose_data_streams
     from cloze.launch.system import distributed
     from cloze.pipeline.loading.batches import BatchStream
     from cloze.pipeline.shards.shards import ShardReader
@@ -138,7 +138,7 @@ def plain_loop(config, opened, environment, device, turns) -> None:
     """What a short script would do."""
     import torch
 
-    from cloze.launch.pretrain.command import build_model
+    from cloze.launch.pretrain.first_model import build_model
     from cloze.launch.system.devices import to_device
 
     model = build_model(config).to(device).train()
@@ -155,13 +155,15 @@ def plain_loop(config, opened, environment, device, turns) -> None:
 
 def our_loop(config, opened, environment, device, turns) -> None:
     """What `cloze pretrain` does when all is prepared."""
-    from cloze.launch.pretrain.command import prepare_trainer
+    from cloze.launch.pretrain.inputs import RunInputs
     from cloze.launch.pretrain.objectives.table import make_objective
+    from cloze.launch.pretrain.recipe import Pretraining
     from cloze.launch.run.heartbeat import Heartbeat
     from cloze.launch.run.preemption import StopRequest
     from cloze.launch.run.stored import stored
     from cloze.launch.system.console import Console
-    from cloze.launch.training.running import Process, recorded
+    from cloze.launch.training.process import Process, recorded
+    from cloze.launch.training.start import Training
 
     console = Console(is_main=False)
     with (
@@ -169,11 +171,11 @@ def our_loop(config, opened, environment, device, turns) -> None:
         Heartbeat(Path(config.output), environment, config.monitor) as heartbeat,
     ):
         process = Process(environment, device, console, heartbeat, place)
-        trainer = prepare_trainer(config, opened, process, make_objective(config), (), opened.facts)
-        trainer.evaluate = None  # the one before the first step
-        stop = StopRequest()
-        with recorded(config, trainer, stop, place) as record:
-            record.complete = trainer.run(turns, record.metrics, stop)
+        inputs = RunInputs(config, opened, make_objective(config), [], opened.facts)
+        training, stop = Training(Pretraining(inputs), process), StopRequest()
+        training.measure = None  # no evaluation before the first step
+        with recorded(config, training.progress, process, stop, training.tracked) as record:
+            record.complete = training.loop(record.metrics, stop).run(turns)
 
 
 class Contender:

@@ -67,12 +67,12 @@ def prepare_text(texts: str | None, folder: Path) -> Path:
 
 def start_model(data: Path, folder: Path) -> None:
     """The weights that all begin with, as a folder that both libraries read."""
-    from cloze.launch.cli import parse
+    from cloze.launch.commands import parse
     from cloze.launch.system.environment import prepare_process
 
     prepare_process()
-    from cloze.launch.pretrain.command import build_model
     from cloze.launch.pretrain.data import check_data
+    from cloze.launch.pretrain.first_model import build_model
 
     config = parse("pretrain", ["--config", "small-modern", "--data", str(data), "--output", str(folder)])
     _, shape = check_data(data, config.model)

@@ -36,6 +36,8 @@ class WeightCopies:
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self.active = False
+        """Whether the context is entered."""
         self._units = [module for module in model.modules() if isinstance(module, Copied)]
         self._copies = [_Copies(unit, dtype) for unit in self._units]
 
@@ -47,8 +49,10 @@ class WeightCopies:
             )
         for unit, copies in zip(self._units, self._copies, strict=True):
             unit._copies = copies
+        self.active = True
 
     def __exit__(self, *_: object) -> None:
+        self.active = False
         for unit in self._units:
             del unit._copies
 

@@ -5,38 +5,38 @@ import json
 import torch
 
 from cloze.launch.cli import main
-from cloze.launch.engine.state import base_optimizer
+from cloze.launch.engine.fragments import base_optimizer
 from cloze.launch.system import distributed
-from cloze.launch.training import trainer
+from cloze.launch.training import loop, start
 
 _LINE = "TOLD "
 
 
 def resumes_main(command: list[str]) -> int:
     """The command in a process that prints a line after each resume."""
-    resume = trainer.Trainer.resume
+    resume = start.resume
 
-    def telling(self, step: int) -> None:
-        resume(self, step)
-        _tell(_held(self.engine))
+    def telling(step, checkpoints, engine, *arguments) -> None:
+        resume(step, checkpoints, engine, *arguments)
+        _tell(_held(engine))
 
-    trainer.Trainer.resume = telling
+    start.resume = telling
     return main(command)
 
 
 def formats_main(command: list[str]) -> int:
     """The command in a process that prints a line after its first step: formats of what was seen in it."""
-    advance = trainer.Trainer._advance
+    make_step = loop.Loop.step
 
     def telling(self, *arguments):
         seen: dict[str, set[torch.dtype]] = {"products": set(), "gradients": set(), "masters": set(), "moments": set()}
-        layer = self.engine.module.bert.encoder.layers[0].feed_forward
+        layer = self.engine.model.bert.encoder.layers[0].feed_forward
         hooks = [
             linear.register_forward_hook(lambda module, inputs, output: seen["products"].add(output.dtype))
             for linear in layer.modules()
             if isinstance(linear, torch.nn.Linear)
         ]
-        optimizer = base_optimizer(self.engine)
+        optimizer = base_optimizer(self.engine._deepspeed)
         step = optimizer.step
 
         def watched(*inner, **options):
@@ -48,14 +48,14 @@ def formats_main(command: list[str]) -> int:
             return result
 
         optimizer.step = watched
-        advance(self, *arguments)
+        make_step(self, *arguments)
         optimizer.step = step
         for hook in hooks:
             hook.remove()
-        seen["parameters"] = {parameter.dtype for parameter in self.engine.module.parameters()}
+        seen["parameters"] = {parameter.dtype for parameter in self.engine.model.parameters()}
         _tell({name: sorted(map(str, found)) for name, found in seen.items()})
 
-    trainer.Trainer._advance = telling
+    loop.Loop.step = telling
     return main(command)
 
 
@@ -70,13 +70,13 @@ def told(output: str) -> list[dict]:
 
 def _held(engine) -> dict:
     """Constants of each group, steps that were counted, and norms of the moments, whole though they are partitioned."""
-    optimizer = base_optimizer(engine)
+    optimizer = base_optimizer(engine._deepspeed)
     states = [state for state in optimizer.state.values() if "exp_avg" in state]
     squares = torch.tensor(
         [sum(float(state[name].double().square().sum()) for state in states) for name in ("exp_avg", "exp_avg_sq")],
         dtype=torch.float64,
     )
-    if engine.zero_optimization_stage():
+    if engine.stage:
         squares = distributed.reduce_sum(squares.to(engine.device)).cpu()
     names = ("weight_decay", "betas", "eps", "lr")
     return {

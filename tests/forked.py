@@ -21,7 +21,7 @@ from cloze.launch import cli
 from cloze.launch.system.environment import child_variables, fewer_imports
 
 with fewer_imports():
-    from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
+    from cloze.launch.training.process import EXIT_COMPLETE, EXIT_REQUEUE
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(

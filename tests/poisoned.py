@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from cloze.launch.training import trainer
+from cloze.launch.training import loop
 from tests.slowed import slowed_main
 
 
@@ -33,16 +33,16 @@ class _Changed:
 
 def poison(rank: int, steps: range, change: Callable = lambda part: part * float("nan")) -> None:
     """Change the loss, to NaN if nothing else is said: as an overflow in the middle of the model would."""
-    accumulate = trainer.Trainer._accumulate
+    loss = loop.Loop._loss
 
-    def poisoned(self, micro_step, micro_batch, totals, *seen):
-        if self.environment.rank == rank and self.state.step in steps and micro_step == 0:
+    def poisoned(self, batch, number, *arguments):
+        if self.environment.rank == rank and self.progress.state.step in steps and number == 0:
             objective = self.objective
             self.objective = _Changed(objective, change)
             try:
-                return accumulate(self, micro_step, micro_batch, totals, *seen)
+                return loss(self, batch, number, *arguments)
             finally:
                 self.objective = objective
-        return accumulate(self, micro_step, micro_batch, totals, *seen)
+        return loss(self, batch, number, *arguments)
 
-    trainer.Trainer._accumulate = poisoned
+    loop.Loop._loss = poisoned

@@ -6,21 +6,21 @@ from collections.abc import Callable
 from functools import partial
 
 from cloze.launch.cli import main
-from cloze.launch.training import trainer
+from cloze.launch.training import loop
 
 SECONDS = 0.5  # for each process of each step
 
 
 def slowed_main(step: int, command: list[str]) -> int:
     """The command in a process that is slow from that step on."""
-    advance = trainer.Trainer._advance
+    make_step = loop.Loop.step
 
     def slowed(self, *arguments):
-        if self.state.step >= step:
+        if self.progress.state.step >= step:
             time.sleep(SECONDS)
-        advance(self, *arguments)
+        make_step(self, *arguments)
 
-    trainer.Trainer._advance = slowed
+    loop.Loop.step = slowed
     return main(command)
 
 

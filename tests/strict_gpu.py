@@ -10,7 +10,7 @@ import sys
 import torch
 
 from cloze.launch import cli
-from cloze.launch.training import trainer
+from cloze.launch.training import loop
 from tests.poisoned import poison
 
 WARM_STEPS = 2  # optimizers make their states, cuBLAS its buffers, the allocator its first blocks
@@ -21,16 +21,16 @@ def main(command: list[str]) -> int:
     if command[0] == "poisoned":
         command = command[1:]
         poison(0, range(3, 5))
-    advance = trainer.Trainer._advance
+    make_step = loop.Loop.step
 
-    def strict(self, stream, stop) -> None:
-        torch.cuda.set_sync_debug_mode("error" if self.state.step >= WARM_STEPS else "default")
+    def strict(self, stream) -> None:
+        torch.cuda.set_sync_debug_mode("error" if self.progress.state.step >= WARM_STEPS else "default")
         try:
-            advance(self, stream, stop)
+            make_step(self, stream)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    trainer.Trainer._advance = strict
+    loop.Loop.step = strict
     status = cli.main(command)
     print(f"allocator retries: {torch.cuda.memory_stats()['num_alloc_retries']}")
     return status

@@ -64,7 +64,7 @@ def engine_main(variants: list[Variant], folder: Path, _command: list[str]) -> i
     return 0
 
 
-def _batch(model, *key: int) -> dict:
+def batch_of(model, *key: int) -> dict:
     """A micro-batch that the key decides."""
     generator = torch.Generator().manual_seed(int("".join(map(str, key))))
     lengths = torch.randint(5, 40, (3,), generator=generator).tolist()
@@ -84,61 +84,58 @@ def _batch(model, *key: int) -> dict:
 
 def _trained(variant: Variant, environment, sent: list[int]) -> dict:
     """Gradients of each step as they come to clipping, weights after the last one, and what was sent in it."""
-    from deepspeed.runtime.engine import DeepSpeedEngine
-
     from cloze.launch.engine import summing
-    from cloze.launch.engine.building import build_engine
     from cloze.launch.engine.config import deepspeed_config
-    from cloze.launch.pretrain.command import build_model
+    from cloze.launch.engine.engine import Engine
+    from cloze.launch.pretrain.first_model import build_model
     from cloze.model.copies import WeightCopies
 
     summing.BUCKET_BYTES, world_size = variant.size, environment.world_size
     config = configuration(Case(precision=variant.precision, gradient_checkpointing=variant.gradient_checkpointing))
     config = replace(config, train=replace(config.train, global_batch_size=3 * MICRO_STEPS * world_size))
-    engine = build_engine(build_model(config), config, deepspeed_config(config, world_size), torch.device("cpu"))
+    engine = Engine(build_model(config), config, deepspeed_config(config, world_size), torch.device("cpu"))
     if variant.by_deepspeed:
-        engine.backward = partial(DeepSpeedEngine.backward, engine)
-        engine.buffered_allreduce_fallback = partial(DeepSpeedEngine.buffered_allreduce_fallback, engine)
+        engine._deepspeed.enable_backward_allreduce, engine._summed = True, contextlib.nullcontext
     if variant.compiled:
-        engine.module.bert.encoder.compile_layers("aot_eager")
-    gradients, clip, inside = [], engine.clip_fp32_gradients, []
+        engine.model.bert.encoder.compile_layers("aot_eager")
+    if variant.copies:
+        engine._copies = WeightCopies(engine.model, torch.bfloat16)
+    gradients, clip, inside = [], engine._clip, []
 
-    def keep_and_clip() -> None:
-        gradients.append({name: each.grad.clone() for name, each in engine.module.named_parameters()})
-        clip()
+    def keep_and_clip() -> torch.Tensor:
+        gradients.append({name: each.grad.clone() for name, each in engine.model.named_parameters()})
+        return clip()
 
-    engine.clip_fp32_gradients = keep_and_clip
-    finish = engine.buffered_allreduce_fallback
+    engine._clip = keep_and_clip
+    finish = summing.GradientSums.finish
 
-    def note_and_finish(*arguments, **options) -> None:
+    def note_and_finish(sums) -> None:
         inside.append(len(sent))
-        finish(*arguments, **options)
+        finish(sums)
 
-    engine.buffered_allreduce_fallback = note_and_finish
-    engine.train()
+    summing.GradientSums.finish = note_and_finish
+    engine.model.train()
     for step in range(STEPS):
         sent.clear()
-        copies = WeightCopies(engine.module, torch.bfloat16) if variant.copies else contextlib.nullcontext()
-        with copies:
-            for micro_step in range(MICRO_STEPS):
-                last = micro_step == MICRO_STEPS - 1
-                engine.set_gradient_accumulation_boundary(last)
-                output = engine(**_batch(config.model, environment.rank + 1, step, micro_step), dropout_seed=step + 1)
-                loss = output.mlm_losses.sum()
-                # Now and then the head of pairs has no gradient: in one micro-step, or on one rank.
-                if not (last and step == 1) and not (environment.rank == 1 and step == POISONED):
-                    loss = loss + output.next_sentence_losses.sum()
-                if step == POISONED and last and environment.rank == 1:
-                    loss = loss * float("nan")
-                engine.backward(loss, scale_wrt_gas=False)
-                engine.step()
-    hooks = sum(len(each._post_accumulate_grad_hooks or ()) for each in engine.module.parameters())
+        for micro_step in range(MICRO_STEPS):
+            last = micro_step == MICRO_STEPS - 1
+            output = engine(**batch_of(config.model, environment.rank + 1, step, micro_step), dropout_seed=step + 1)
+            loss = output.mlm_losses.sum()
+            # Now and then the head of pairs has no gradient: in one micro-step, or on one rank.
+            if not (last and step == 1) and not (environment.rank == 1 and step == POISONED):
+                loss = loss + output.next_sentence_losses.sum()
+            if step == POISONED and last and environment.rank == 1:
+                loss = loss * float("nan")
+            engine.backward(loss, last=last)
+        engine.step(config.train.peak_rate)
+    summing.GradientSums.finish = finish
+    hooks = sum(len(each._post_accumulate_grad_hooks or ()) for each in engine.model.parameters())
     return {
         "gradients": gradients,
         "sent": list(sent),
         "inside": inside,
         "hooks": hooks,
-        "weights": {name: each.detach().clone() for name, each in engine.module.named_parameters()},
+        "weights": {name: each.detach().clone() for name, each in engine.model.named_parameters()},
     }
 
 
@@ -224,14 +221,15 @@ def failing_main(ranks: list[int], folder: Path, _command: list[str]) -> int:
     from cloze.launch.engine import summing
     from cloze.launch.system import distributed
 
-    summing.BUCKET_BYTES = 1
     with joined() as (environment, sent):
-        engine = _Engine(nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]), environment.world_size)
-        summing.sum_gradients(engine)
+        model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
+        averaged = partial(summing.averaged_gradients, list(model.parameters()), environment.world_size, 1)
         given, fails = torch.ones(2, 8) * (environment.rank + 1), environment.rank in ranks
         try:
-            hidden = engine.module[:2](given)
-            engine.backward(engine.module[2:](_Fails.apply(hidden) if fails else hidden).sum())
+            hidden = model[:2](given)
+            loss = model[2:](_Fails.apply(hidden) if fails else hidden).sum()
+            with averaged():
+                loss.backward()
         except (ValueError, RuntimeError) as error:
             if not fails:
                 (folder / f"{environment.rank}.txt").write_text(str(distributed.lost_others(error)))
@@ -240,22 +238,10 @@ def failing_main(ranks: list[int], folder: Path, _command: list[str]) -> int:
         if len(ranks) == 1:
             return 3  # gone, and the others wait for what it would have sent
         sent.clear()
-        engine.module.zero_grad()
-        engine.backward(engine.module(given).sum())
-        torch.save([each.grad for each in engine.module.parameters()], folder / f"{environment.rank}.pt")
-        assert len(sent) == 8 and not any(each._post_accumulate_grad_hooks for each in engine.module.parameters())
+        model.zero_grad()
+        loss = model(given).sum()
+        with averaged():
+            loss.backward()
+        torch.save([each.grad for each in model.parameters()], folder / f"{environment.rank}.pt")
+        assert len(sent) == 8 and not any(each._post_accumulate_grad_hooks for each in model.parameters())
     return 0
-
-
-class _Engine:
-    """As much of DeepSpeed's engine as sums gradients."""
-
-    def __init__(self, module: nn.Module, world_size: int) -> None:
-        self.module, self.dp_world_size = module, world_size
-
-    def is_gradient_accumulation_boundary(self) -> bool:
-        return True
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-        self.buffered_allreduce_fallback()

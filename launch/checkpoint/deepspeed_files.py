@@ -1,4 +1,4 @@
-"""DeepSpeed's files of a checkpoint: writing, reading, conversion to another world size, whole fp32 weights.
+"""DeepSpeed's files of a checkpoint: reading, conversion to another world size, whole fp32 weights.
 
 Pickled files are read only here, and only tensors and plain values are loaded from them.
 """
@@ -13,17 +13,14 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from deepspeed.checkpoint import ds_to_universal
-from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-from cloze.launch.checkpoint.saving import BackgroundWriter
 from cloze.launch.checkpoint.state import read_state
 from cloze.launch.system.environment import forbid_pickled_code
 from cloze.pipeline.errors import UserError
@@ -60,32 +57,6 @@ def load_pickled(path: str | Path) -> dict:
     """
     with only_tensors(path):
         return torch.load(path, map_location="cpu", weights_only=True)
-
-
-class DurableCheckpointEngine(CheckpointEngine):
-    """DeepSpeed's checkpoint engine: writes through a BackgroundWriter and loads with weights_only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.name = "cloze"
-        self.writer = BackgroundWriter()
-
-    def create(self, info: object) -> None:
-        """Does nothing: there is nothing to prepare."""
-
-    def save(self, state_dict: Any, path: str) -> None:
-        partition = state_dict.get("optimizer_state_dict")
-        if isinstance(partition, dict) and "partition_count" in partition:
-            # BF16_Optimizer, which DeepSpeed uses for bf16 at stage 1, omits this entry, which DeepSpeed's own tools
-            # need.
-            partition.setdefault("zero_stage", 1)
-        self.writer.submit(state_dict, Path(path))
-
-    def load(self, path: str, map_location: object = None) -> dict:
-        return load_pickled(path)
-
-    def commit(self, info: object) -> bool:
-        return True
 
 
 def _is_plain(path: str | Path) -> bool:

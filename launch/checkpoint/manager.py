@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import shutil
@@ -19,7 +17,6 @@ import torch
 
 from cloze.launch.checkpoint.averages import whole_average
 from cloze.launch.checkpoint.deepspeed_files import (
-    DurableCheckpointEngine,
     convert_to_universal,
     load_pickled,
     plain_path,
@@ -27,8 +24,7 @@ from cloze.launch.checkpoint.deepspeed_files import (
 )
 from cloze.launch.checkpoint.saving import BackgroundWriter
 from cloze.launch.checkpoint.state import TrainState, damage, describe, read_state
-from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
-from cloze.launch.engine.state import Engine
+from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
@@ -166,15 +162,14 @@ class CheckpointManager:
         with self._together("make room"), readable_errors(aside):
             if self.leads:
                 self._make_room(engine, aside)
-        durable = DurableCheckpointEngine()
-        engine.checkpoint_engine = durable
+        writer = BackgroundWriter()
         with readable_errors(aside):
-            engine.save_checkpoint(str(self.folder), tag=aside.name, save_latest=False)
-        durable.save({**rank_state, **_rng_state(self.device)}, str(aside / self._rank_file(self.environment.rank)))
-        for name, content in files.items():
-            durable.save(content, str(aside / name))
+            engine.save(aside, writer.submit)
+        own = {self._rank_file(self.environment.rank): {**rank_state, **_rng_state(self.device)}, **files}
+        for name, content in own.items():
+            writer.submit(content, aside / name)
         self._writing = _Writing(
-            durable.writer,
+            writer,
             aside,
             state,
             {
@@ -253,7 +248,7 @@ class CheckpointManager:
                 if stale == aside:
                     raise
                 self.warn(f"{stale}: could not be removed ({error.strerror}); the next save tries again")
-        count = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
+        count = sum(getattr(p, "ds_numel", p.numel()) for p in engine.model.parameters())
         free = shutil.disk_usage(self.folder).free
         if free < count * _BYTES_PER_PARAMETER:
             raise UserError(
@@ -350,24 +345,17 @@ class CheckpointManager:
         folder = self.path(step)
         state = read_state(folder)
         world_size, stage = state["world_size"], state["zero_stage"]
-        if stage != engine.zero_optimization_stage():
+        if stage != engine.stage:
             raise UserError(
                 f"{folder}: found a checkpoint of zero.stage {stage}, expected "
-                f"{engine.zero_optimization_stage()}; continue with --zero.stage {stage}"
+                f"{engine.stage}; continue with --zero.stage {stage}"
             )
         # A field that a checkpoint of an earlier version lacks gets its default.
         restored = TrainState(**{name: state[name] for name in TrainState.__dataclass_fields__ if name in state})
-        engine.checkpoint_engine = DurableCheckpointEngine()
         source = self._universal(step) if self.is_elastic(step) else folder
-        # DeepSpeed prints what it loads, on every rank.
-        with (
-            kept_hyper_parameters(engine, restored.optimizer_steps),
-            padding_can_be_loaded(engine),
-            contextlib.redirect_stdout(io.StringIO()),
-            plain_path(source.parent) as place,
-        ):
-            path, _ = engine.load_checkpoint(str(place), tag=source.name)
-        if path is None:
+        with plain_path(source.parent) as place:
+            found = engine.load(place / source.name, load_pickled, restored.optimizer_steps)
+        if not found:
             raise UserError(
                 f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "
                 "remove the folder to continue from an older checkpoint"

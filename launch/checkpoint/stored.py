@@ -28,7 +28,7 @@ from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.checkpoint.scratch import ATTEMPT, WHOLE, Found, found_on, take_shared, whole_on_all
 from cloze.launch.checkpoint.state import TrainState, describe, hash_of_files, read_state
 from cloze.launch.checkpoint.transfer import Damaged, StoreThread, fetch, upload
-from cloze.launch.engine.state import Engine
+from cloze.launch.engine.engine import Engine
 from cloze.launch.run.commits import Commit, TakenOver, is_first
 from cloze.launch.run.patience import Patience, StoreAway
 from cloze.launch.run.stored import StoredRun

@@ -1,4 +1,4 @@
-"""Builds the DeepSpeed engine of a model."""
+"""Builds DeepSpeed's engine of a model."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from cloze.launch.engine.repairs import (
     forget_left_world,
     grow_scale_after_step,
     import_muon_without_compiler,
-    skip_infinite_steps,
+    make_groups_with_timeout,
 )
-from cloze.launch.engine.summing import sum_gradients
 from cloze.launch.engine.versions import check_deepspeed
-from cloze.launch.system import distributed
 from cloze.pipeline.errors import UserError
 
 
-def build_engine(model: nn.Module, config: RunConfig, made: dict, device: torch.device) -> deepspeed.DeepSpeedEngine:
-    """Wrap the model; its parameters move to `device` and, for bf16 and fp16, become 16-bit.
+def build_deepspeed(
+    model: nn.Module, config: RunConfig, settings: dict[str, Any], device: torch.device
+) -> deepspeed.DeepSpeedEngine:
+    """Wrap the model; its parameters move to `device` and, for bf16 and fp16 above stage 0, become 16-bit.
 
     Args:
-        made: what `deepspeed_config` made of the configuration.
+        settings: DeepSpeed's, made by `deepspeed_config`.
 
     Raises:
         UserError: an untested DeepSpeed, fp16 on a device that has none, or DeepSpeed refuses what the section
             deepspeed adds.
     """
     check_deepspeed()
-    _check_fp16(made, device)
+    _check_fp16(settings, device)
     # Its warnings about its own internals are not the user's to fix; its errors raise.
     deepspeed_logger.setLevel(logging.ERROR)
     # On CPU it would compile a C++ kernel at every start, which only its inference code uses.
@@ -48,33 +48,27 @@ def build_engine(model: nn.Module, config: RunConfig, made: dict, device: torch.
     model.to(device)
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
     forget_left_world()
-    deepspeed.comm.comm.cdb.new_group = distributed.new_group  # in which stages 1 to 3 reduce gradients
-    optimizer = build_optimizer(
-        model, config.optimizer, config.train.peak_rate, states_on_cpu="offload_optimizer" in made["zero_optimization"]
-    )
+    make_groups_with_timeout()
+    on_cpu = "offload_optimizer" in settings["zero_optimization"]
+    optimizer = build_optimizer(model, config.optimizer, config.train.peak_rate, states_on_cpu=on_cpu)
     try:
         # Without device_rank it takes the GPU numbered LOCAL_RANK, also where each process sees one GPU alone.
         engine, *_ = deepspeed.initialize(
-            model=model, optimizer=optimizer, config=made, args=SimpleNamespace(device_rank=device.index or 0)
+            model=model, optimizer=optimizer, config=settings, args=SimpleNamespace(device_rank=device.index or 0)
         )
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError, DeepSpeedConfigError) as error:
         if not config.deepspeed:
             raise  # nothing of the user's is in it
         raise _refusal(error) from error
-    _check_read(made, config.deepspeed)
+    _check_read(settings, config.deepspeed)
     if engine.fp16_enabled():
-        # At the smallest scale it would raise; how many skips in a row are too many is train.max_skipped_steps.
-        engine.optimizer.loss_scaler.raise_error_at_min_scale = False
         grow_scale_after_step(engine.optimizer)
-    if not engine.zero_optimization():
-        skip_infinite_steps(engine, device)
-        sum_gradients(engine)
     return engine
 
 
-def _check_read(made: dict, added: dict) -> None:
+def _check_read(settings: dict[str, Any], added: dict[str, Any]) -> None:
     """Raise UserError for the first setting of the user's that DeepSpeed does not look at."""
-    noting = NotingDict(made)  # not the one that the engine has, which is saved in every checkpoint
+    noting = NotingDict(settings)  # not the one that the engine has, which is saved in every checkpoint
     DeepSpeedConfig(noting)
     if (unread := noting.unread(added)) is not None:
         raise UserError(
@@ -83,10 +77,10 @@ def _check_read(made: dict, added: dict) -> None:
         )
 
 
-class NotingDict(dict):
+class NotingDict(dict[str, Any]):
     """A nested dict that notes by which names it is asked: DeepSpeed ignores most names that it does not know."""
 
-    def __init__(self, values: dict) -> None:
+    def __init__(self, values: dict[str, Any]) -> None:
         super().__init__(
             {name: NotingDict(value) if isinstance(value, dict) else value for name, value in values.items()}
         )
@@ -107,7 +101,7 @@ class NotingDict(dict):
         self.asked.add(name)
         return super().get(name, default)
 
-    def unread(self, added: dict) -> str | None:
+    def unread(self, added: dict[str, Any]) -> str | None:
         """Dotted path of the first name among `added` that no code has read, or None; a section that was not
         asked for any name was looked at as a whole."""
         for name, value in added.items():
@@ -134,6 +128,6 @@ def _refusal(error: Exception) -> UserError:
     )
 
 
-def _check_fp16(made: dict, device: torch.device) -> None:
-    if made.get("fp16", {}).get("enabled") and device.type != "cuda":
+def _check_fp16(settings: dict[str, Any], device: torch.device) -> None:
+    if settings.get("fp16", {}).get("enabled") and device.type != "cuda":
         raise UserError(f"train.precision: found fp16, expected bf16 or fp32 on {device.type}: only GPUs train in fp16")

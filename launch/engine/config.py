@@ -10,9 +10,6 @@ from cloze.pipeline.errors import UserError
 # DeepSpeed reports its own progress every step by default; ours is in metrics.py.
 NEVER = 2**31
 
-# Above any gradient norm; a number and not infinity, which JSON does not have.
-NO_CLIPPING = 1e30
-
 # Whole sections of DeepSpeed's that would quietly win over fields of ours.
 OURS_BY = {
     "bf16": "train.precision",
@@ -57,8 +54,8 @@ def deepspeed_config(config: RunConfig, world_size: int, *, load_universal: bool
         "train_batch_size": batch.global_batch_size,
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.gradient_accumulation_steps,
-        # Without partitioning the norm is measured while clipping, so none is a limit that nothing reaches.
-        "gradient_clipping": config.train.gradient_clipping or (0.0 if stage else NO_CLIPPING),
+        # At stage 0 the engine clips (engine.py).
+        "gradient_clipping": (config.train.gradient_clipping or 0.0) if stage else 0.0,
         "communication_data_type": "fp32",
         "zero_optimization": {"stage": stage},
         # The optimizer is ours (torch's AdamW); DeepSpeed knows a list of class names only.

@@ -1,4 +1,4 @@
-"""Fixes of errors in DeepSpeed, each with the place in its source."""
+"""Fixes of errors in DeepSpeed, each with the place in its source: whatever of it is replaced is replaced here."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 
 import deepspeed
 import torch
-from torch import nn
 
-from cloze.launch.engine.state import base_optimizer
+from cloze.launch.engine.fragments import base_optimizer
 from cloze.launch.system import distributed
 
 
@@ -39,6 +38,12 @@ def forget_left_world() -> None:
         deepspeed.utils.groups._WORLD_GROUP = None
 
 
+def make_groups_with_timeout() -> None:
+    """Let the groups in which stages 1 to 3 reduce gradients wait as long as all others: DeepSpeed (comm/torch.py,
+    new_group) takes torch's timeout, which is shorter with NCCL than a checkpoint may take to be verified."""
+    deepspeed.comm.comm.cdb.new_group = distributed.new_group
+
+
 def grow_scale_after_step(optimizer: Any) -> None:
     """Let the gradient of an fp16 step be divided by the scale that its loss was multiplied by.
 
@@ -57,31 +62,8 @@ def grow_scale_after_step(optimizer: Any) -> None:
             update(False)
 
     optimizer._update_scale, optimizer.step = update_after_overflow, step_then_grow
-
-
-def skip_infinite_steps(engine: deepspeed.DeepSpeedEngine, device: torch.device) -> None:
-    """Give stage 0 what DeepSpeed's partitioned optimizers do: keep the gradient norm, skip a step if it is not finite.
-
-    On a GPU torch's fused optimizers and ours skip by `found_inf`, and no host waits. On a CPU there is nothing to wait
-    for: the host asks, as for DeepSpeed's kernels, which know nothing of it.
-    """
-    optimizer, parameters = engine.optimizer, list(engine.module.parameters())
-    engine.found_inf = torch.zeros((), device=device)
-    step = optimizer.step
-
-    def clip() -> None:
-        engine._global_grad_norm = nn.utils.clip_grad_norm_(parameters, engine.gradient_clipping())
-        engine.found_inf.copy_(~engine._global_grad_norm.isfinite())
-
-    def step_if_finite(*arguments: Any, **options: Any) -> Any:
-        if not engine.found_inf.item():
-            return step(*arguments, **options)
-
-    engine.clip_fp32_gradients = clip
-    if device.type == "cuda" and getattr(optimizer, "_step_supports_amp_scaling", False):
-        optimizer.found_inf = engine.found_inf
-    else:
-        optimizer.step = step_if_finite
+    # At the smallest scale it would raise; how many skips in a row are too many is train.max_skipped_steps.
+    optimizer.loss_scaler.raise_error_at_min_scale = False
 
 
 # Of DynamicLossScaler, what the configuration says; the rest is where the scale stands.

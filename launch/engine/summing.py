@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
-import deepspeed
 import torch
 from torch import Tensor, nn
 
@@ -22,33 +20,22 @@ BUCKET_BYTES = 64 << 20
 _ALIGNED = 4
 
 
-def sum_gradients(engine: deepspeed.DeepSpeedEngine) -> None:
-    """Replace DeepSpeed's sum after the last backward by `GradientSums`; gradients become means over the ranks."""
-    backward, world_size = engine.backward, engine.dp_world_size
-    sums: GradientSums | None = None
+@contextlib.contextmanager
+def averaged_gradients(parameters: Sequence[nn.Parameter], world_size: int, size: int) -> Iterator[None]:
+    """Context around the last backward of a step, after which gradients are averages over the ranks, and none is
+    missing.
 
-    def learning() -> list[nn.Parameter]:  # which may change from step to step in fine-tuning
-        return [parameter for parameter in engine.module.parameters() if parameter.requires_grad and parameter.numel()]
-
-    def backward_and_sum(loss: Tensor, **options: Any) -> Any:
-        nonlocal sums
-        if not engine.is_gradient_accumulation_boundary():
-            return backward(loss, **options)
-        sums = GradientSums(learning(), world_size, BUCKET_BYTES)
-        try:
-            with sums.sending():
-                return backward(loss, **options)  # DeepSpeed calls `finish` at its end
-        finally:
-            sums = None  # also after an error
-
-    def finish(*_: Any, **__: Any) -> None:
-        assert sums is not None, "DeepSpeed sums in the last backward of a step"
-        sums.finish()
-
+    Args:
+        parameters: as for GradientSums, like size.
+    """
     if world_size == 1:
-        engine.buffered_allreduce_fallback = lambda *_, **__: _complete(learning())
-    else:
-        engine.backward, engine.buffered_allreduce_fallback = backward_and_sum, finish
+        yield
+        complete(parameters)
+        return
+    sums = GradientSums(parameters, world_size, size)
+    with sums.sending():
+        yield
+    sums.finish()
 
 
 class GradientSums:
@@ -120,7 +107,7 @@ def groups(parameters: Sequence[nn.Parameter], size: int) -> list[list[nn.Parame
     return found
 
 
-def _complete(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+def complete(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     """The gradients; a missing one becomes zeros, since other ranks may have one and the optimizer reads all."""
     gradients = []
     for parameter in parameters:
@@ -149,7 +136,7 @@ class _Bucket:
     def send(self) -> None:
         """Start the sum. From then on the gradients are views of the buffer that is sent, so none exists twice or is
         copied back."""
-        gradients = _complete(self.parameters)
+        gradients = complete(self.parameters)
         self._flat = torch.cat([gradient.flatten() for gradient in gradients])
         parts = self._flat.split([gradient.numel() for gradient in gradients])
         for parameter, part in zip(self.parameters, parts, strict=True):

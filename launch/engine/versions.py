@@ -12,14 +12,13 @@ from packaging.requirements import Requirement
 
 from cloze.pipeline.errors import UserError
 
-# What launch/engine/repairs.py and state.py replace, call or read. Where another version calls a function by another
-# name, a replacement would have no effect, silently.
+# What launch/engine/ replaces, calls or reads. Where another version calls a function by another name, a replacement
+# would have no effect, silently.
 _INNER = {
     DeepSpeedEngine: (
+        "allreduce_gradients",
         "backward",
-        "buffered_allreduce_fallback",
-        "clip_fp32_gradients",
-        "is_gradient_accumulation_boundary",
+        "get_global_grad_norm",
         "set_gradient_accumulation_boundary",
         "torch_autocast_dtype",
         "torch_autocast_enabled",

@@ -21,7 +21,7 @@ from cloze.launch.pretrained.finding import model_path
 from cloze.launch.pretrained.loading import run_steps
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console, clock
-from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
+from cloze.launch.training.process import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import is_url
 

@@ -13,7 +13,7 @@ from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.glue import submission_names
 from cloze.launch.finetune.kinds import check_columns, check_fields, check_shape, measured_task, read_examples
 from cloze.launch.pretrained.source import Source, find_source
-from cloze.launch.training import running
+from cloze.launch.training.facts import origin_of_rate
 from cloze.model.bert import BertPreTrained
 from cloze.model.config import HeadConfig
 from cloze.model.flops import encoder_weights
@@ -69,7 +69,7 @@ def read_job(config: FinetuneConfig) -> Job:
     if task.kind == "embedding":
         check_shape(config, shape, len(config.text_columns) == 1)
     config = config.for_task(task, shape.max_position_embeddings, source.pooling).for_size(size)
-    rate = running.origin_of_rate(given, size)
+    rate = origin_of_rate(given, size)
     architecture, head, train, validation, test = read_examples(
         config, task, source.tokenizer, shape.segments, shape.hidden_size
     )

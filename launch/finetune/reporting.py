@@ -18,7 +18,7 @@ import torch
 from cloze.launch.checkpoint import read_weights
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
-from cloze.launch.engine.state import Engine
+from cloze.launch.engine.engine import Engine
 from cloze.launch.finetune import error_analysis
 from cloze.launch.finetune.examples.base import Examples, predict
 from cloze.launch.finetune.examples.tagging import TagExamples
@@ -38,7 +38,8 @@ from cloze.launch.system.environment import Environment
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, described
 from cloze.launch.texts.tables import COLUMNS
 from cloze.launch.texts.vectors import VECTORS, Vectors
-from cloze.launch.training.trainer import Trainer
+from cloze.launch.training.loop import Loop
+from cloze.launch.training.process import Process
 from cloze.model.bert import BertPreTrained
 from cloze.model.huggingface import save_pretrained
 from cloze.pipeline.storage import publish_text, readable_errors
@@ -50,24 +51,26 @@ PREDICTIONS = "predictions"
 class Evaluation:
     """Evaluates the validation file, and shows errors in TensorBoard. Collective."""
 
-    def __init__(self, job: Job, engine: Engine, environment: Environment, device: torch.device) -> None:
-        self._job, self._engine, self._environment, self._device = job, engine, environment, device
+    def __init__(self, examples: Examples, micro_batch_size: int, engine: Engine, environment: Environment) -> None:
+        self._examples, self._micro_batch_size = examples, micro_batch_size
+        self._engine, self._environment = engine, environment
         self._outputs = np.empty(0, np.float32)
 
     def __call__(self, beat: Callable[[], None]) -> dict[str, float]:
         """Metrics by name; `beat` is called after each micro-batch."""
-        self._engine.eval()
+        engine, environment = self._engine, self._environment
+        engine.model.eval()
         self._outputs = predict(
-            self._engine,
-            self._job.validation,
-            self._job.config.train.micro_batch,
-            self._environment.rank,
-            self._environment.world_size,
-            self._device,
+            engine,
+            self._examples,
+            self._micro_batch_size,
+            environment.rank,
+            environment.world_size,
+            engine.device,
             beat,
         )
-        self._engine.train()
-        return self._job.validation.metrics(self._outputs)
+        engine.model.train()
+        return self._examples.metrics(self._outputs)
 
     def showing(self, metrics: MetricsWriter | None) -> Callable[[int], None]:
         """A function that shows the last evaluation: confused classes, worst errors, the precision-recall curve of two
@@ -77,55 +80,56 @@ class Evaluation:
         def show(step: int) -> None:
             if not metrics:
                 return
-            predictions = self._job.validation.predictions(self._outputs)
-            for name, table in error_analysis.tables(self._job.validation, predictions).items():
+            predictions = self._examples.predictions(self._outputs)
+            for name, table in error_analysis.tables(self._examples, predictions).items():
                 metrics.text(f"validation/{name}", step, table)
-            if scores := self._job.validation.kind.binary_scores(predictions):
+            if scores := self._examples.kind.binary_scores(predictions):
                 name, labels, probabilities = scores
                 metrics.precision_recall(f"validation/precision and recall of {name}", step, labels, probabilities)
 
         return show
 
 
-def report(job: Job, trainer: Trainer, run: StoredRun | None, stop: StopRequest) -> bool:
+def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop: StopRequest) -> bool:
     """Write results.json, predictions and the model of the best checkpoint, and upload them if the run is in a store.
     Returns False if a stop was requested between files: the next start writes the report again. Collective.
     """
-    config, environment, console = job.config, trainer.environment, trainer.console
+    config, environment, console, device = job.config, process.environment, process.console, process.device
+    state, checkpoints = loop.progress.state, loop.checkpoints
     submissions = submission_names(config)
     output = Path(config.output)
-    best: int | None = trainer.state.best_step
+    best: int | None = state.best_step
     # Checked by rank 0 only: other ranks may see an outdated shared folder. The evaluation before the first step is
     # never saved.
-    if not distributed.from_main(best in trainer.checkpoints.steps(), trainer.device):
+    if not distributed.from_main(best in checkpoints.steps(), device):
         console.warn(
             f"no evaluation had a better {config.evaluation.metric} than the one at step {best}, which no "
             "checkpoint holds; the last one is taken"
         )
         best = None
-    step, weights = read_weights(output, trainer.checkpoints.bring(best), console.warn)
+    step, weights = read_weights(output, checkpoints.bring(best), console.warn)
     console.say(
-        f"measured with the checkpoint of step {step} of {trainer.state.step}, "
+        f"measured with the checkpoint of step {step} of {state.step}, "
         + ("the last one" if best is None else f"the best by {config.evaluation.metric}")
     )
-    model = job.architecture(trainer.engine.module.config, **head_options(job.architecture, job.head, config))
+    model = job.architecture(loop.engine.model.config, **head_options(job.architecture, job.head, config))
     model.load_state_dict(weights)
-    model.to(trainer.device).eval()
+    model.to(device).eval()
     torch.cuda.empty_cache()
     if environment.is_main:
         save_model(job, model, output)
     results = {
         "task": config.task,
         "model": config.model,
-        "model_step": trainer.facts["model_step"],
+        "model_step": model_step,
         "seed": config.seed,
         "best_step": step,
-        "steps": trainer.state.step,
+        "steps": state.step,
         "metric": config.evaluation.metric,
         "majority": job.validation.majority(),
     }
     for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
-        if distributed.reduce_sum(torch.tensor(float(stop.wanted), device=trainer.device)) > 0:
+        if distributed.reduce_sum(torch.tensor(float(stop.wanted), device=device)) > 0:
             return False
         outputs = predict(
             model,
@@ -133,8 +137,8 @@ def report(job: Job, trainer: Trainer, run: StoredRun | None, stop: StopRequest)
             config.train.micro_batch,
             environment.rank,
             environment.world_size,
-            trainer.device,
-            partial(trainer.heartbeat.beat, trainer.state.step, "evaluate"),
+            device,
+            partial(process.heartbeat.beat, state.step, "evaluate"),
         )
         metrics = examples.metrics(outputs) if examples.labelled else {}
         results[split] = {"examples": examples.num_examples} | metrics
@@ -147,13 +151,13 @@ def report(job: Job, trainer: Trainer, run: StoredRun | None, stop: StopRequest)
     if environment.is_main:
         publish_text(output / RESULTS, json.dumps(_without_nan(results), indent=1, ensure_ascii=False) + "\n")
         warn_of_own_format(output / runs.MODEL, console)
-    if run:
-        with distributed.together("send the results", run.place, trainer.device):
+    if run := process.stored:
+        with distributed.together("send the results", run.place, device):
             if environment.is_main:
                 _send(
                     run,
                     Patience(run.patience_seconds, console.warn, run.ended),
-                    partial(trainer.heartbeat.beat, trainer.state.step, "save"),
+                    partial(process.heartbeat.beat, state.step, "save"),
                 )
     return True
 

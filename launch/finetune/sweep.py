@@ -29,7 +29,7 @@ from cloze.launch.run.sweeps import (
 )
 from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import visible_gpus
-from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
+from cloze.launch.training.process import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from cloze.launch.checkpoint import CheckpointManager, checkpoint_steps, fetch_run, read_weights
+from cloze.launch.checkpoint import CheckpointManager, TrainState, checkpoint_steps, fetch_run, read_weights
 from cloze.launch.config import PretrainConfig
 from cloze.launch.config.marks import FIXED, marked
+from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
-from cloze.launch.training.trainer import Trainer
 from cloze.model.config import BertConfig
 from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
@@ -289,12 +289,13 @@ class Start:
                 console.say(f"{self.source} was saved by another number of processes: converting it")
                 self.moments.convert(step)
 
-    def finish(self, trainer: Trainer, console: Console) -> None:
-        """Load the moments into the trainer, and print what was taken and what starts anew."""
-        moved = "none: they start at 0"
+    def finish(self, engine: Engine, console: Console) -> TrainState:
+        """Load the moments into the engine, and print what was taken and what starts anew; returns the first state."""
+        moved, state = "none: they start at 0", TrainState()
         if self.moments and self.source.step is not None:
-            trainer.inherit(self.moments, self.source.step)
-            moved = f"taken, of {trainer.state.inherited_steps} steps"
+            before, _ = self.moments.load(engine, self.source.step)
+            state = TrainState(inherited_steps=before.optimizer_steps)
+            moved = f"taken, of {state.inherited_steps} steps"
         console.facts(
             "init_from: initial state of this run",
             [
@@ -303,3 +304,4 @@ class Start:
                 ("starting at 0", "step, position in the data, schedule"),
             ],
         )
+        return state

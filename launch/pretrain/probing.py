@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from cloze.launch.config import PretrainConfig
-from cloze.launch.engine.building import build_engine
 from cloze.launch.engine.config import deepspeed_config
-from cloze.launch.engine.state import Engine, compute_dtype
+from cloze.launch.engine.engine import Engine
 from cloze.launch.pretrain.data import TrainingData, run_masking
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.run import runs
@@ -38,6 +37,7 @@ SPARE_SHARE = 0.1
 # Masked tokens of the probe's sequences relative to the run's masking rate: some sequences have more than others.
 MASKED_MARGIN = 1.25
 PROBE_SEED = 0
+PROBE_RATE = 1e-4  # of the steps, whose weights are thrown away
 # Batches with lengths drawn from the corpus, after the longest ones, so that the allocator's behaviour with changing
 # sizes is measured too.
 MIXED_BATCHES = 2
@@ -249,7 +249,7 @@ def build_probe(
         config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0, batch_phases=[]
     )
     alone = with_micro_batch_size(replace(config, train=steady), share // 2 if share % 2 == 0 else share)
-    engine = build_engine(model, config, deepspeed_config(alone, environment.world_size), device)
+    engine = Engine(model, config, deepspeed_config(alone, environment.world_size), device)
     return Probe(
         engine,
         objective,
@@ -281,7 +281,7 @@ class Probe:
     ) -> None:
         self._engine, self._objective, self._batches = engine, objective, batches
         self._world_size, self._micro_steps, self._partitions_weights = world_size, micro_steps, partitions_weights
-        engine.train()
+        engine.model.train()
 
     def run(self, size: int, agree: Callable[[bool], bool]) -> bool:
         """Whether steps of `size` sequences run on all ranks.
@@ -299,9 +299,9 @@ class Probe:
             # The longest batch again after each mixed one: it must fit into the memory that the mixed one has
             # fragmented.
             for batch in (longest, *(each for other in mixed for each in (other, longest))):
-                for _ in range(self._micro_steps):
-                    self._engine.backward(self._loss(batch) * self._world_size, scale_wrt_gas=False)
-                    self._engine.step()
+                for number in range(self._micro_steps):
+                    self._engine.backward(self._loss(batch), last=number == self._micro_steps - 1)
+                self._engine.step(PROBE_RATE)
         except Exception as error:
             if not _out_of_memory(error):
                 raise
@@ -322,10 +322,10 @@ class Probe:
         return self._objective(output, batch, totals)[0]
 
     def _fits_alone(self, batch: dict) -> bool:
-        model, autocast = self._engine.module, self._engine.torch_autocast_enabled()
+        model = self._engine.model
         parameters = [each for each in model.parameters() if each.requires_grad]
         try:
-            with torch.autocast(self._batches.device.type, compute_dtype(self._engine), enabled=autocast):
+            with self._engine.autocast():
                 loss = self._loss_of(model(**batch, dropout_seed=PROBE_SEED), batch)
             # Not through the engine or `backward`, whose gradient hooks would start reductions.
             torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -337,7 +337,7 @@ class Probe:
 
     def release(self) -> None:
         """Release the memory before the run uses it."""
-        self._engine.destroy()
+        self._engine.close()
         del self._engine
         gc.collect()
         if self._batches.device.type == "cuda":

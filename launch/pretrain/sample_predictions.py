@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cloze.launch.engine.state import Engine
+from cloze.launch.engine.engine import Engine
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.system.devices import to_device
 from cloze.pipeline.loading.batches import evaluation_batches
@@ -27,14 +27,13 @@ class SamplePredictions:
     def __init__(
         self,
         engine: Engine,
-        device: torch.device,
         reader: ShardReader,
         tokenizer: Tokenizer,
         count: int,
         segments: tuple[int, int],
         metrics: MetricsWriter | None,
     ) -> None:
-        self._engine, self._device, self._tokenizer, self._metrics = engine, device, tokenizer, metrics
+        self._engine, self._tokenizer, self._metrics = engine, tokenizer, metrics
         # The same batch on every rank: a forward is collective where parameters are partitioned.
         (self._batch,) = evaluation_batches(
             reader, micro_batch_size=count, rank=0, world_size=1, max_samples=count, segments=segments
@@ -43,10 +42,10 @@ class SamplePredictions:
     @torch.no_grad()
     def __call__(self, step: int) -> None:
         """Predict the masked tokens and write the page. Collective."""
-        self._engine.eval()
+        self._engine.model.eval()
         inputs = {name: value for name, value in self._batch.items() if name not in ("labels", "next_sentence_label")}
-        logits = self._engine(**to_device(inputs, self._device)).prediction_logits
-        self._engine.train()
+        logits = self._engine(**to_device(inputs, self._engine.device)).prediction_logits
+        self._engine.model.train()
         if self._metrics:
             chances, guesses = logits.float().softmax(-1).topk(_GUESSES)
             self._metrics.text("validation/blanks", step, self._page(chances.cpu(), guesses.cpu()))

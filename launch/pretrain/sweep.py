@@ -16,7 +16,7 @@ from cloze.launch.config import PretrainConfig, SweepConfig
 from cloze.launch.config.metrics import measure_of
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.parsing import parse
-from cloze.launch.pretrain.command import resolve_run
+from cloze.launch.pretrain.inputs import open_inputs
 from cloze.launch.run import runs
 from cloze.launch.run.sweeps import (
     RESULTS,
@@ -34,7 +34,7 @@ from cloze.launch.run.sweeps import (
 )
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, visible_gpus
-from cloze.launch.training.running import EXIT_COMPLETE, EXIT_REQUEUE
+from cloze.launch.training.process import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.places import is_url
@@ -120,7 +120,7 @@ def plan(config: SweepConfig) -> list[PretrainingRun]:
             parse("pretrain", PretrainConfig, ["--config", yaml.safe_dump(base), *words]), output=str(output)
         )
         deepspeed_config(chosen, 1)
-        resolved = resolve_run(chosen, 1)
+        resolved = open_inputs(chosen, 1)
         runs.check_folder(resolved.config, resolved.facts)
         path = file_of(output)
         if path in written:

@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 
 from cloze.launch.checkpoint.averages import Parts, average_content, average_file, has_average, read_parts
-from cloze.launch.engine.state import Engine, master_fragments, set_parameter
+from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed
+from cloze.launch.training.callbacks import Callback, RunView
 
 
-class WeightAverage:
+class WeightAverage(Callback):
     """After each step average = decay × average + (1 - decay) × weights, in fp32, of the optimizer's masters.
 
     Each process keeps the average of the weights that it updates: at `zero.stage` 0 of all, above of its partition.
@@ -24,37 +25,34 @@ class WeightAverage:
             that the random initial weights soon have no influence.
     """
 
-    def __init__(self, engine: Engine, decay: float, warmup: bool) -> None:
-        self._engine, self._decay, self._warmup = engine, decay, warmup
+    def __init__(self, engine: Engine, decay: float, warmup: bool, rank: int) -> None:
+        self._engine, self._decay, self._warmup, self._rank = engine, decay, warmup, rank
         self._starts: dict[str, int] = {}
         self._masters: list[torch.Tensor] = []
         self._averages: dict[str, torch.Tensor] = {}
-
-    @property
-    def _stage(self) -> int:
-        return self._engine.zero_optimization_stage()
 
     def begin(self) -> None:
         """Start the average from the current weights, unless it has begun."""
         if self._averages:
             return
-        sizes = {name: getattr(each, "ds_numel", each.numel()) for name, each in self._engine.module.named_parameters()}
-        for name, start, fragment in master_fragments(self._engine):
-            part = fragment.flatten()[: max(0, sizes[name] - start)]  # at stage 3 the last part may end in padding
+        sizes = {name: getattr(each, "ds_numel", each.numel()) for name, each in self._engine.model.named_parameters()}
+        for fragment in self._engine.fragments():
+            name, start = fragment.name, fragment.start
+            part = fragment.values.flatten()[: max(0, sizes[name] - start)]  # at stage 3 the last may end in padding
             if len(part):
                 self._masters.append(part)
                 self._starts[name], self._averages[name] = start, part.float().clone()
 
-    def load(self, folder: Path, rank: int | None) -> bool:
+    def load(self, folder: Path, elastic: bool) -> bool:
         """Load the average of a checkpoint. If it has none, start from the current weights and return False.
 
         Args:
-            rank: rank of this process; None: the checkpoint was saved at another world size.
+            elastic: whether the checkpoint was saved at another world size.
         """
         self.begin()
         if not has_average(folder):
             return False
-        for name, start, part in read_parts(folder, rank):
+        for name, start, part in read_parts(folder, None if elastic else self._rank):
             if name not in self._averages:
                 continue
             own, begin = self._averages[name], self._starts[name]
@@ -62,6 +60,13 @@ class WeightAverage:
             if low < high:
                 own[low - begin : high - begin] = part[low - start : high - start].to(own.device)
         return True
+
+    def on_start(self, run: RunView) -> None:
+        self.begin()
+
+    def on_step(self, run: RunView) -> None:
+        assert run.outcome is not None, "a step was made"
+        self.update(run.state.step, run.outcome.skipped)
 
     def update(self, step: int, skipped: torch.Tensor) -> None:
         """Update the average with the weights after a step.
@@ -79,33 +84,35 @@ class WeightAverage:
         torch._foreach_mul_(differences, weight)
         torch._foreach_add_(averages, differences)
 
-    def files(self, rank: int) -> dict[str, dict]:
+    def files(self) -> dict[str, dict]:
         """Contents of the files that this process adds to a checkpoint, by file name."""
-        sharded = self._stage > 0
-        if rank and not sharded:
+        sharded = self._engine.stage > 0
+        if self._rank and not sharded:
             return {}
         parts: Parts = {name: (self._starts[name], average) for name, average in self._averages.items()}
-        module = self._engine.module
+        module = self._engine.model
         first: dict[int, str] = {}
         tied = {
             name: first[id(each)]
             for name, each in module.named_parameters(remove_duplicate=False)
             if first.setdefault(id(each), name) != name
         }
-        return {average_file(rank if sharded else None): average_content(parts, tied)}
+        return {average_file(self._rank if sharded else None): average_content(parts, tied)}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Context in which the engine's model has the averages as its weights; afterwards it has its own again, bit for
         bit. Collective; at stage 3 the forwards within are collective too.
         """
-        parameters = {name: each for name, each in self._engine.module.named_parameters() if each.requires_grad}
-        kept = {} if self._stage == 3 else {name: each.detach().clone() for name, each in parameters.items()}
+        parameters = {name: each for name, each in self._engine.model.named_parameters() if each.requires_grad}
+        kept = {} if self._engine.stage == 3 else {name: each.detach().clone() for name, each in parameters.items()}
         self._put(parameters, self._averages)
         try:
             yield
         finally:
-            if self._stage == 3:  # DeepSpeed makes the partitioned weights from its master weights after each step
+            if (
+                self._engine.stage == 3
+            ):  # DeepSpeed makes the partitioned weights from its master weights after each step
                 self._put(parameters, dict(zip(self._averages, self._masters, strict=True)))
             with torch.no_grad():
                 for name, before in kept.items():
@@ -118,6 +125,6 @@ class WeightAverage:
             if name in parts:
                 start = self._starts[name]
                 whole[start : start + len(parts[name])] = parts[name]
-            if self._stage:
+            if self._engine.stage:
                 distributed.reduce_sum(whole)  # a sum of parts that do not overlap
-            set_parameter(self._engine, parameter, whole)
+            self._engine.set_parameter(parameter, whole)

@@ -1,4 +1,4 @@
-"""The interface of a user's own callbacks."""
+"""What watches a run: the interface of our own watchers and of users' callbacks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from torch import nn
 
 from cloze.launch.checkpoint import TrainState
 from cloze.launch.config import RunConfig
+from cloze.launch.engine.engine import Outcome
+from cloze.launch.run.preemption import StopRequest
+from cloze.launch.training.totals import Agreed, Wishes
 from cloze.pipeline.errors import UserError
 
 
@@ -28,6 +31,12 @@ class RunView:
     """Processes of the run."""
     state: TrainState
     """`step`, `samples_consumed`, `tokens`, `epoch` and `skipped_steps`, as a checkpoint would hold them now."""
+    outcome: Outcome | None = None
+    """Of the step that was just made, on the device: whether it was skipped, gradient norm, rate. None elsewhere."""
+    agreed: Agreed | None = None
+    """What all ranks knew alike before that step: their wishes among it. None elsewhere."""
+    stopping: bool = False
+    """Whether the ranks have agreed to stop after this step, with a checkpoint."""
 
 
 class Callback:
@@ -37,6 +46,9 @@ class Callback:
     Each method is called in every process at the same step, so that it may make collective calls (a forward of the
     model at `zero.stage` 3); only rank 0 should print and write. An exception ends the run, a
     `cloze.pipeline.errors.UserError` with a one-line message. Time spent in a method is time of the run.
+
+    What changes the course of the run (a stop, a checkpoint) has to be done by all ranks at the same step: a callback
+    says it in `wishes`, and the ranks agree on it in the exchange of numbers that each step begins with.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -44,6 +56,13 @@ class Callback:
 
     def on_start(self, run: RunView) -> None:
         """Before the first step of this start; in a resumed run `run.state` has the step."""
+
+    def wishes(self, run: RunView) -> Wishes:
+        """What this rank wishes to be done after the next step; called before each step. One rank's wish is enough."""
+        return Wishes()
+
+    def before_step(self, run: RunView) -> None:
+        """Before the first pass of a step, when its batch has been read."""
 
     def on_step(self, run: RunView) -> None:
         """After a step was made, or queued on the GPU: reading a tensor waits for the GPU."""
@@ -65,6 +84,17 @@ class Callback:
 
     def on_end(self, run: RunView, complete: bool) -> None:
         """After the last checkpoint was written; complete: whether the run is complete rather than stopped early."""
+
+
+class StopOnRequest(Callback):
+    """Wishes to stop when a signal has come, or a deadline has passed."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop = stop
+
+    def wishes(self, run: RunView) -> Wishes:
+        """A stop, if it is requested in this process."""
+        return Wishes(stop=self._stop.wanted)
 
 
 def with_more(callbacks: Sequence[Callback], method: str, run: RunView, scalars: dict[str, float]) -> dict[str, float]:

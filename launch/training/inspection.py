@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
-from cloze.launch.engine.state import Engine, base_optimizer, master_fragments
+from cloze.launch.config import RunConfig
+from cloze.launch.engine.engine import Engine, Outcome, Parts
 from cloze.launch.system import distributed
-from cloze.launch.training.profiling import start_quietly
+from cloze.launch.training.callbacks import Callback, RunView
+from cloze.launch.training.curves import Curves
+from cloze.launch.training.profiling import StepProfiler, start_quietly
 
 # Names that torch.profiler gives to collectives: gloo's on the host, NCCL's kernels on the device.
 _COMMUNICATION = ("gloo:", "ncclDevKernel", "ncclKernel")
@@ -26,91 +29,78 @@ def layer_of(parameter: str) -> str:
     return "embeddings" if "embeddings" in parameter else "head"
 
 
-class Inspector:
-    """Measures an optimizer step: each process measures its own fragments of the master weights, followed by one
-    reduction.
+class Inspector(Callback):
+    """Measures every `every_steps`th optimizer step: each process measures its own fragments of the master weights,
+    followed by one reduction.
 
-    The norms are those of the fp32 master weights and of the gradients as the optimizer gets them, before clipping.
+    The norms are those of the fp32 master weights and of the gradients before clipping.
+
+    Args:
+        curves: takes the measures.
+        profiler: no step is measured while it records, since torch has one profiler.
     """
 
-    def __init__(self, engine: Engine, device: torch.device, world_size: int) -> None:
-        self._engine, self._device, self._world_size = engine, device, world_size
-        self._fragments: dict[int, list[tuple[str, int, int]]] | None = None
-        self._squares: dict[str, torch.Tensor] = {}
+    def __init__(
+        self, engine: Engine, config: RunConfig, world_size: int, curves: Curves, profiler: StepProfiler
+    ) -> None:
+        self._engine, self._world_size, self._curves, self._profiler = engine, world_size, curves, profiler
+        self._every_steps = config.monitor.inspect_every_steps
+        self._clipping = config.train.gradient_clipping
+        self._device = engine.device
+        self._watching: contextlib.ExitStack | None = None
+        self._squares: dict[str, torch.Tensor] = {}  # of gradient, weight and update, by layer
         self._weights: list[torch.Tensor] = []  # before the update
         self._communication_share = 0.0
 
-    @contextlib.contextmanager
-    def watch(self) -> Iterator[None]:
-        """Context for the last micro-step of a batch, with its reductions and its update."""
-        if self._fragments is None:
-            self._fragments = self._locate()
-        self._squares = {
-            layer: torch.zeros(3, dtype=torch.float64, device=self._device)
-            for layer in sorted({layer_of(name) for name, _ in self._engine.module.named_parameters()})
-        }
-        optimizer = base_optimizer(self._engine)
-        hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
-        try:
-            with self._timed_communication():
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+    def before_step(self, run: RunView) -> None:
+        """Begin to watch the step, if it is one that is measured."""
+        every = self._every_steps
+        if not every or (run.state.step + 1) % every or self._profiler.running:
+            return
+        names = {layer_of(name) for name, _ in self._engine.model.named_parameters()}
+        self._squares = {layer: torch.zeros(3, dtype=torch.float64, device=self._device) for layer in sorted(names)}
+        self._watching = contextlib.ExitStack()
+        self._watching.enter_context(self._timed_communication())
+        self._watching.enter_context(self._engine.watch_update(self._before, self._after))
 
-    def scalars(self) -> dict[str, float]:
-        """For the watched step, by layer: gradient_norm, weight_norm, update_ratio (update norm / weight norm).
-        Collective.
-        """
+    def on_step(self, run: RunView) -> None:
+        """Write the measures. Collective."""
+        if self._watching is not None:
+            self._watching.close()
+            self._watching = None
+            assert run.outcome is not None, "a step was made"
+            self._curves.write(run.state, self._scalars(run.outcome), progress=False)
+
+    def _scalars(self, outcome: Outcome) -> dict[str, float]:
+        """By layer: gradient_norm, weight_norm, update_ratio (update norm / weight norm). Collective."""
         squares = distributed.reduce_sum(torch.stack(list(self._squares.values())))
-        if not self._engine.zero_optimization():
+        if self._engine.stage == 0:
             squares = squares / self._world_size  # every process has counted whole tensors
         scalars = {}
         if self._world_size > 1:
             scalars["speed/communication_share"] = self._communication_share
-        norm, limit = float(self._engine.get_global_grad_norm() or 0.0), self._engine.gradient_clipping()
+        norm = float(outcome.gradient_norm)
         if not math.isfinite(norm):  # the step was skipped
             return scalars
         # The factor by which clipping has scaled the gradients.
-        clipped = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
+        clipped = min(1.0, self._clipping / (norm + 1e-6)) if self._clipping else 1.0
         for layer, (gradient, weight, update) in zip(self._squares, squares.sqrt().tolist(), strict=True):
             scalars[f"gradient_norm/{layer}"] = gradient / clipped
             scalars[f"weight_norm/{layer}"] = weight
             scalars[f"update_ratio/{layer}"] = update / weight if weight else 0.0
         return scalars
 
-    def _locate(self) -> dict[int, list[tuple[str, int, int]]]:
-        """Layer, offset and length of every fragment on this process, by the storage that contains it."""
-        found: dict[int, list[tuple[str, int, int]]] = {}
-        for name, _, tensor in master_fragments(self._engine):
-            place = tensor.untyped_storage().data_ptr()
-            found.setdefault(place, []).append((layer_of(name), int(tensor.storage_offset()), tensor.numel()))
-        return found
-
-    def _parts(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Layer, weight and gradient of every fragment that the optimizer is about to change, or has changed."""
-        assert self._fragments is not None, "`watch` has found them"
-        for group in optimizer.param_groups:
-            for tensor in group["params"]:
-                if tensor.grad is None:
-                    continue
-                weight, gradient = tensor.detach().flatten(), tensor.grad.flatten()
-                # A process's part of a small group may be only padding.
-                for layer, start, length in self._fragments.get(tensor.untyped_storage().data_ptr(), ()):
-                    start -= tensor.storage_offset()
-                    yield layer, weight[start : start + length], gradient[start : start + length]
-
-    def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _before(self, parts: Parts) -> None:
         # The activations are freed by now: the copy does not raise the peak memory.
         self._weights = []
-        for layer, weight, gradient in self._parts(optimizer):
+        for name, weight, gradient in parts:
             self._weights.append(weight.clone())
             squares = torch.stack([gradient.double().square().sum(), weight.double().square().sum()])
-            self._squares[layer][:2] += squares.to(self._device)
+            self._squares[layer_of(name)][:2] += squares.to(self._device)
 
-    def _after(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
-        for (layer, weight, _), before in zip(self._parts(optimizer), self._weights, strict=True):
-            self._squares[layer][2] += (weight - before).double().square().sum().to(self._device)
+    def _after(self, parts: Parts) -> None:
+        for (name, weight, _), before in zip(parts, self._weights, strict=True):
+            self._squares[layer_of(name)][2] += (weight - before).double().square().sum().to(self._device)
         self._weights = []
 
     @contextlib.contextmanager

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import torch
 
+from cloze.launch.training.callbacks import Callback, RunView
+
 FOLDER = "profile"
 
 
-class StepProfiler:
-    """Records the steps from `steps[0]` to `steps[1]` of one rank into RUN/profile/; does nothing if `steps` is
-    empty.
-    """
+class StepProfiler(Callback):
+    """Records steps `steps[0]` to `steps[1]` (from 0) of one rank into RUN/profile/; none if `steps` is empty."""
 
-    def __init__(self, run: Path, steps: list[int], rank: int, device: torch.device) -> None:
-        self._folder, self._steps, self._rank = run / FOLDER, steps, rank
+    def __init__(self, output: Path, steps: list[int], rank: int, device: torch.device) -> None:
+        self._folder, self._steps, self._rank = output / FOLDER, steps, rank
         self._activities = [torch.profiler.ProfilerActivity.CPU]
         if device.type == "cuda":
             self._activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -24,11 +24,11 @@ class StepProfiler:
 
     @property
     def running(self) -> bool:
+        """Whether a step is being recorded."""
         return self._profiler is not None
 
-    def before(self, step: int) -> None:
-        """Call before the optimizer step number `step` (from 0)."""
-        if self._steps and self._steps[0] <= step <= self._steps[1] and not self.running:
+    def before_step(self, run: RunView) -> None:
+        if self._steps and self._steps[0] <= run.state.step <= self._steps[1] and not self.running:
             handler = torch.profiler.tensorboard_trace_handler(
                 str(self._folder), worker_name=f"rank-{self._rank:05d}", use_gzip=True
             )
@@ -37,12 +37,14 @@ class StepProfiler:
             )
             start_quietly(self._profiler)
 
-    def after(self, step: int) -> None:
-        """Call after the optimizer step number `step`."""
-        if self.running and step >= self._steps[1]:
-            self.close()
+    def on_step(self, run: RunView) -> None:
+        if self.running and run.state.step > self._steps[1]:
+            self._close()
 
-    def close(self) -> None:
+    def on_end(self, run: RunView, complete: bool) -> None:
+        self._close()
+
+    def _close(self) -> None:
         """Write the trace, if one is being recorded."""
         if self._profiler is not None:
             self._profiler.stop()
@@ -50,9 +52,7 @@ class StepProfiler:
 
 
 def start_quietly(profiler: torch.profiler.profile) -> None:
-    """Start a profiler without torch 2.12's warning that later cycles overwrite earlier ones: there is only one
-    cycle.
-    """
+    """Start a profiler without torch 2.12's warning that later cycles overwrite earlier ones: there is only one."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
         profiler.start()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
+from collections.abc import Iterator, Mapping
 
 import torch
 
+from cloze.launch.config import RunConfig
+from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.system import distributed
-from cloze.launch.system.devices import Stopwatch
+from cloze.launch.system.console import Console
+from cloze.launch.system.devices import Stopwatch, measured_anew, numbers_on, peak_warning
 from cloze.launch.system.memory import peak_bytes
+from cloze.launch.training.callbacks import Callback, RunView
 
 
 def peak_memory(device: torch.device) -> float:
@@ -23,9 +30,11 @@ def peak_memory(device: torch.device) -> float:
 class Throughput:
     """Counts this rank's tokens, FLOPs and times between two lines of metrics."""
 
-    def __init__(self, device: torch.device, peak: float | None) -> None:
+    def __init__(self, device: torch.device, peak: float | None, heartbeat: Heartbeat) -> None:
         """peak: FLOP/s of this process's device, if it is known."""
-        self._device, self.peak = device, peak
+        self._device, self.peak, self.heartbeat = device, peak, heartbeat
+        self.utilization: float | None = None
+        """Model FLOPs over the peak of all devices, as of the last `scalars`; None: a peak is not known."""
         self.passes = Stopwatch(device)
         """Time of this rank's own work in each step: from the synchronization of all ranks to its last backward, after
         which they synchronize again.
@@ -42,11 +51,17 @@ class Throughput:
         self.tokens = 0
         self.flops = 0.0
 
-    def exclude(self, seconds: float, phase: str) -> None:
-        """Exclude time that was not training: `evaluate` or `save`."""
+    @contextlib.contextmanager
+    def pause(self, step: int, phase: str) -> Iterator[None]:
+        """Context of work that is not training, `evaluate` or `save`, whose time does not count."""
+        self.heartbeat.beat(step, phase)
+        began = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - began
         self._start += seconds
         if phase == "save":
             self._save_wait += seconds
+        self.heartbeat.beat(step, "data")
 
     def wait(self, seconds: float) -> None:
         """Add time that the step loop waited for data."""
@@ -90,8 +105,7 @@ class Throughput:
         if save_wait.max() > 0:
             scalars["speed/checkpoint_wait_seconds"] = float(save_wait.max())
         # each rank has measured its own machine's peak; decisions by the MFU must be the same on all ranks
-        if peaks.min() > 0:
-            scalars["speed/mfu"] = float(flops.sum() / seconds.mean() / peaks.sum())
+        self.utilization = float(flops.sum() / seconds.mean() / peaks.sum()) if peaks.min() > 0 else None
         return scalars
 
 
@@ -113,3 +127,58 @@ def _slowest(seconds: torch.Tensor) -> tuple[int, float, float] | None:
     rank, median = int(seconds.argmax()), float(seconds.quantile(0.5, interpolation="lower"))
     longest = float(seconds[rank])
     return (rank, longest, median) if longest > _SLOW * median else None
+
+
+class Utilization(Callback):
+    """Adds `speed/mfu` (model FLOPs utilization) to a line of metrics, where it can be true."""
+
+    def __init__(self, throughput: Throughput, device: torch.device, dtype: torch.dtype, console: Console) -> None:
+        self._throughput, self._device, self._dtype, self._console = throughput, device, dtype, console
+        self._doubted = False
+
+    def on_log(self, run: RunView, scalars: Mapping[str, float]) -> Mapping[str, float] | None:
+        """The share; of one above 1 its share of peaks that are measured anew, once a run, since the first ones were
+        wrong, or none if that is above 1, too. Collective then: all ranks have the same share.
+        """
+        share = self._throughput.utilization
+        if share is not None and share > 1:
+            share = None if self._doubted else self._measured_anew(share, run.rank == 0)
+        return None if share is None else {"speed/mfu": share}
+
+    def _measured_anew(self, share: float, is_main: bool) -> float | None:
+        self._doubted = True
+        self._console.warn(
+            f"speed/mfu: {share:.0%} of the peak is impossible and not shown: {peak_warning(self._device)}"
+        )
+        before = self._throughput.peak or 0.0
+        # None of a device with a data sheet, which not every rank needs to have.
+        measured = measured_anew(self._device, self._dtype, is_main)
+        self._throughput.peak = max(before, measured or 0.0)
+        old, new = distributed.reduce_sum(numbers_on(self._device, before, self._throughput.peak)).tolist()
+        share *= old / new
+        return share if share <= 1 else None
+
+
+class SlowRanks(Callback):
+    """Names, once, a rank that was far slower than the others in all lines of metrics for `monitor.hang_seconds`."""
+
+    def __init__(self, config: RunConfig, throughput: Throughput, console: Console) -> None:
+        super().__init__(config)
+        self._throughput, self._console = throughput, console
+        self._since = -1, math.inf  # the rank that the others wait for, and the moment since when
+        self._named: set[int] = set()
+
+    def on_log(self, run: RunView, scalars: Mapping[str, float]) -> None:
+        """Look at the line's slowest rank."""
+        slow, now = self._throughput.slow, time.monotonic()
+        if slow is None or slow[0] != self._since[0]:
+            self._since = (slow[0], now) if slow else (-1, math.inf)
+            return
+        rank, seconds, median = slow
+        lasted = now - self._since[1]
+        if lasted >= self.config.monitor.hang_seconds and rank not in self._named:
+            self._named.add(rank)
+            self._console.warn(
+                f"{self._throughput.heartbeat.place(rank)} is slow: for {lasted:.0f} s it has taken {seconds:.3g} s a "
+                f"step for its data and its passes, where half of the ranks take at most {median:.3g}; all wait for it"
+            )

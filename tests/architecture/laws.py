@@ -27,7 +27,7 @@ LEVELS = (
 # Imports of our own inside functions, beside the table of commands, and why each must wait.
 LATE_IMPORTS = {
     ("cloze/__init__.py", "cloze.launch.predict"): "workers and other floors import the package without torch",
-    ("launch/cli.py", "cloze.launch.parsing"): "worker processes import the command line too, and parse nothing",
+    ("launch/commands.py", "cloze.launch.parsing"): "worker processes import the command line too, and parse nothing",
     ("launch/predict/__init__.py", "cloze.launch.predict.predictor"): "the options of commands are read without torch",
     ("launch/predict/vectors.py", "cloze.model.sentences"): "the options of commands are read without torch",
     ("launch/pretrained/finding.py", "cloze.launch.checkpoint"): "a model's folder does not wait for DeepSpeed",
@@ -247,8 +247,9 @@ def no_pandas(sources: Sources) -> list[str]:
 
 
 def room_of(path: str) -> str:
-    """launch/system/console.py -> system; launch/cli.py -> cli."""
-    return path.split("/")[1].removesuffix(".py")
+    """launch/system/console.py -> system; launch/cli.py and its table, launch/commands.py -> cli."""
+    room = path.split("/")[1].removesuffix(".py")
+    return "cli" if room == "commands" else room
 
 
 def order_of_rooms(sources: Sources) -> list[str]:

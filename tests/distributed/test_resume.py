@@ -12,8 +12,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cloze.launch.checkpoint import CHECKSUMS
-from cloze.launch.cli import main, parse
-from cloze.launch.pretrain.command import check_data
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
+from cloze.launch.pretrain.data import check_data
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.pipeline.shards.manifest import Manifest

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cloze.launch.cli import main
-from cloze.launch.training import trainer
+from cloze.launch.training import loop
 from tests.forked import ForkedRun
 from tests.launching import curve, finish, kill_when, pretrain_arguments, train
 from tests.synthetic import make_shards
@@ -38,16 +38,16 @@ SKEW = 100.0  # seconds by which the clock of rank 1 runs ahead once it trains
 def other_clock(command: list[str]) -> int:
     """The command in a process whose clock jumps ahead, if it is not rank 0; each notes the rates that it sets."""
     clock, begun = time.monotonic, []
-    set_rate = trainer.Trainer._set_rate
+    rate = loop.Loop._rate
     rank = int(os.environ["RANK"])
 
     def noting(self):
         begun.append(True)
-        set_rate(self)
-        rates.append(self._rate)
+        rates.append(rate(self))
+        return rates[-1]
 
     rates: list[float] = []
-    trainer.Trainer._set_rate = noting
+    loop.Loop._rate = noting
     if rank:
         time.monotonic = lambda: clock() + (SKEW if begun else 0.0)
     status = main(command)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from cloze.launch.cli import parse
+from cloze.launch.commands import parse
 from cloze.launch.system.environment import prepare_deepspeed, protect_process, read_environment
 
 
@@ -55,9 +55,9 @@ def reduced(config, data: str, output: Path):
 
 def facts_of(engine) -> dict:
     """What the engine is and holds, read off its objects."""
-    from cloze.launch.engine.state import base_optimizer, compute_dtype
+    from cloze.launch.engine.fragments import base_optimizer
 
-    optimizer = base_optimizer(engine)
+    optimizer = base_optimizer(engine._deepspeed)
     kept = (
         "name",
         "lr",
@@ -71,10 +71,10 @@ def facts_of(engine) -> dict:
     )
     return {
         "optimizer": type(optimizer).__name__,
-        "stage": engine.zero_optimization_stage(),
-        "clipping": engine.gradient_clipping(),
-        "products": str(compute_dtype(engine)),
-        "parameters": sorted({str(p.dtype) for p in engine.module.parameters()}),
+        "stage": engine.stage,
+        "clipping": engine._deepspeed.gradient_clipping() if engine.stage else engine._clipping,
+        "products": str(engine.dtype),
+        "parameters": sorted({str(p.dtype) for p in engine.model.parameters()}),
         "groups": [{name: group[name] for name in kept if name in group} for group in optimizer.param_groups],
     }
 
@@ -85,14 +85,15 @@ def main() -> None:
     prepare_deepspeed(environment)
     from cloze.launch.pretrain import command as pretrain_module
     from cloze.launch.system import distributed
+    from cloze.launch.training import start
 
     # DeepSpeed keeps the process group that it saw first: all runs share one.
     device = distributed.initialize(environment)
     distributed.initialize, distributed.shutdown = (lambda environment: device), (lambda: None)
     output, pairs, single = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     engines = []
-    build = pretrain_module.build_engine
-    pretrain_module.build_engine = lambda *arguments: engines.append(build(*arguments)) or engines[-1]
+    build = start.Engine
+    start.Engine = lambda *arguments: engines.append(build(*arguments)) or engines[-1]
     for path in sys.argv[4:]:
         whole = parse("pretrain", ["--config", path, "--data", "d", "--output", str(output / Path(path).stem)])
         data = single if not whole.model.pooler else pairs

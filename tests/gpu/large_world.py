@@ -84,10 +84,10 @@ def _engine(place: Place):
     """Its engine, with the optimizer's states made."""
     import torch
 
-    from cloze.launch.engine.building import build_engine
+    from cloze.launch.engine.building import build_deepspeed
     from cloze.launch.engine.config import deepspeed_config
-    from cloze.launch.engine.state import base_optimizer
-    from cloze.launch.pretrain.command import build_model
+    from cloze.launch.engine.fragments import base_optimizer
+    from cloze.launch.pretrain.first_model import build_model
     from cloze.model.config import BertConfig
 
     config = configuration(Case(place.stage))
@@ -96,7 +96,7 @@ def _engine(place: Place):
         model=BertConfig(vocab_size=30522, num_hidden_layers=LAYERS),
         train=replace(config.train, global_batch_size=batch_size(place.world_size)),
     )
-    engine = build_engine(
+    engine = build_deepspeed(
         build_model(config), config, deepspeed_config(config, place.world_size), torch.device("cuda", 0)
     )
     optimizer = base_optimizer(engine)

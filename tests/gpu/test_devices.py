@@ -12,7 +12,7 @@ from cloze.launch.config import PretrainConfig, TrainConfig
 from cloze.launch.system import devices, distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, record_collectives
-from cloze.launch.training import running
+from cloze.launch.training import process
 from cloze.pipeline.errors import UserError
 
 GPU = torch.device("cuda", 0)
@@ -118,13 +118,13 @@ def test_the_collectives_of_a_run_on_gpus_lie_beside_its_heartbeats(monkeypatch,
         found.update(os.environ)
         raise UserError("enough")
 
-    monkeypatch.setattr(running, "device_type", lambda: "cuda")
-    monkeypatch.setattr(running.distributed, "initialize", join)
+    monkeypatch.setattr(process, "device_type", lambda: "cuda")
+    monkeypatch.setattr(process.distributed, "initialize", join)
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "")
     monkeypatch.delenv("TORCH_FR_DUMP_TEMP_FILE")
     config = PretrainConfig(data="d", output=str(tmp_path / "run"))
     with pytest.raises(UserError, match="enough"):
-        with running.joined(config, {}, Environment(), Console(True)):
+        with process.joined(config, {}, Environment(), Console(True)):
             pass
     prefix = Path(found["TORCH_FR_DUMP_TEMP_FILE"])
     assert prefix.parent == tmp_path / "run/heartbeats" and prefix.parent.is_dir()

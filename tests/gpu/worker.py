@@ -1,4 +1,4 @@
-"""One step of the real engine and the real Trainer on a fake GPU; a process that answers each line with a report.
+"""One step of the real engine and the real loop on a fake GPU; a process that answers each line with a report.
 
 python -m tests.gpu.worker libfakecuda.so <<< '{"stage": 1}'
 """
@@ -83,15 +83,14 @@ def _warm_up() -> None:
     """What each case would else do anew after its fork: import, and learn the shapes of a forward pass."""
     import gc
 
+    import cloze.launch.training.trainer  # noqa: F401
     import deepspeed.compile.backend  # noqa: F401
     import torch
     import torch._dynamo
     import torch.utils.checkpoint  # noqa: F401
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    import cloze.launch.engine.building
-    import cloze.launch.training.trainer  # noqa: F401
-    from cloze.launch.pretrain.command import build_model
+    from cloze.launch.pretrain.first_model import build_model
     from tests.gpu.fake_cuda import watch
 
     config = configuration(Case())
@@ -157,38 +156,51 @@ def batches(config, mixed: bool):
         position += size
 
 
-def trainer_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
-    """The trainer of a run, its model and engine on the fake GPU; to be called under FakeTensorMode."""
+def loop_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
+    """The loop of a run, its model and engine on the fake GPU; to be called under FakeTensorMode."""
     import torch
 
-    from cloze.launch.engine.building import build_engine
     from cloze.launch.engine.config import deepspeed_config
-    from cloze.launch.pretrain.command import build_model
+    from cloze.launch.engine.engine import Engine
+    from cloze.launch.pretrain.first_model import build_model
     from cloze.launch.pretrain.objectives.table import make_objective
     from cloze.launch.system.environment import read_environment
     from cloze.launch.training.averaging import WeightAverage
-    from cloze.launch.training.trainer import Trainer
+    from cloze.launch.training.callbacks import RunView
+    from cloze.launch.training.loop import Loop
+    from cloze.launch.training.progress import TrainProgress, Window
+    from cloze.launch.training.throughput import Throughput
     from tests.gpu.fake_cuda import on_the_host
 
-    device, objective = torch.device("cuda", 0), make_objective(config)
-    engine = build_engine(build_model(config, objective), config, deepspeed_config(config, world_size), device)
+    device, objective, silent = torch.device("cuda", 0), make_objective(config), _Silent()
+    engine = Engine(build_model(config, objective), config, deepspeed_config(config, world_size), device)
     objective.counts = on_the_host(objective.counts)
-    return Trainer(
-        config,
-        engine=engine,
-        objective=objective,
-        evaluate=None,
-        flops=lambda _: 1.0,
-        checkpoints=_Silent(),
-        console=_Silent(),
-        environment=read_environment(),
-        device=device,
-        heartbeat=_Silent(),
-        profiler=_Silent(),
-        facts={},
-        sources=_sources() if mixed else None,
-        average=None if config.ema.decay is None else WeightAverage(engine, config.ema.decay, config.ema.warmup),
+    sources = _sources() if mixed else None
+    progress = TrainProgress(
+        Window(len(objective.NAMES), sources.num_sums if sources else 0, device),
+        most_skipped=config.train.max_skipped_steps,
+        keeps_skipped=engine.scales_loss,
+        on_skip=lambda step: None,
     )
+    environment, decay = read_environment(), config.ema.decay
+    average = [] if decay is None else [WeightAverage(engine, decay, config.ema.warmup, environment.rank)]
+    loop = Loop(
+        config,
+        engine,
+        objective,
+        sources,
+        lambda _: 1.0,
+        progress,
+        silent,
+        average,
+        silent.given_up,
+        Throughput(device, None, silent),
+        environment,
+    )
+    engine.model.train()
+    for watcher in average:
+        watcher.on_start(RunView(engine.model, device, environment.rank, world_size, progress.state))
+    return loop
 
 
 def _sources():
@@ -210,23 +222,18 @@ def report(case: Case) -> Report:
 
     os.environ["WORLD_SIZE"] = str(case.world_size)
     join(0, case.world_size)
-    stop = types.SimpleNamespace(wanted=0.0)
     LOG.listening = False
     with FakeTensorMode(allow_non_fake_inputs=True), watch(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = trainer_of(configuration(case), case.world_size, case.mixed)
-        trainer.engine.train()
-        if trainer.average:
-            trainer.average.begin()
-        stream = batches(trainer.config, case.mixed)
+        loop = loop_of(configuration(case), case.world_size, case.mixed)
+        stream = batches(loop.config, case.mixed)
         given = iter(on_the_host(lambda: next(stream)), None)
         for _ in range(WARM_STEPS):
-            trainer._advance(given, stop)
+            loop.step(given)
         LOG.clear()
         LOG.listening = True
-        trainer._advance(given, stop)
+        loop.step(given)
         LOG.listening = False
-        from cloze.launch.engine.state import base_optimizer
 
         return Report(
             dict(LOG.waits),
@@ -236,8 +243,8 @@ def report(case: Case) -> Report:
             LOG.collectives,
             LOG.queued,
             dict(LOG.misplaced),
-            len(list(trainer.engine.module.parameters())),
-            type(base_optimizer(trainer.engine)).__name__,
+            len(list(loop.engine.model.parameters())),
+            loop.engine.optimizer_name,
         )
 
 
@@ -246,7 +253,7 @@ def peak_bytes(recipe: Recipe) -> int:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from cloze.launch import cli
+    from cloze.launch import commands
     from cloze.launch.tools.planning.trace import efficient_sdpa
     from cloze.model.attention import KERNELS
     from cloze.pipeline.loading.batches import RankBatch
@@ -254,7 +261,7 @@ def peak_bytes(recipe: Recipe) -> int:
 
     join(0, recipe.processes)
     KERNELS["sdpa"] = efficient_sdpa  # which of torch's kernels serves is decided by code that is not in this build
-    config = cli.parse("pretrain", ["--config", recipe.name, "--data", "nowhere", "--output", "nowhere"])
+    config = commands.parse("pretrain", ["--config", recipe.name, "--data", "nowhere", "--output", "nowhere"])
     size = recipe.processes * recipe.sequences * MICRO_STEPS
     train = replace(
         config.train,
@@ -272,7 +279,6 @@ def peak_bytes(recipe: Recipe) -> int:
         model=replace(config.model, vocab_size=30522),
         zero=replace(config.zero, stage=recipe.stage),
     )
-    stop = types.SimpleNamespace(wanted=0.0)
 
     @on_the_host
     def batch(micro_steps: int) -> RankBatch:
@@ -293,10 +299,9 @@ def peak_bytes(recipe: Recipe) -> int:
     LOG.weighing = True
     with FakeTensorMode(allow_non_fake_inputs=True), watch(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = trainer_of(config, recipe.processes)
-        trainer.engine.train()
+        loop = loop_of(config, recipe.processes)
         for micro_steps in (1, MICRO_STEPS):  # the optimizer makes its states in the first
-            trainer._advance(iter([batch(micro_steps)]), stop)
+            loop.step(iter([batch(micro_steps)]))
     return LOG.peak_bytes
 
 

@@ -18,20 +18,20 @@ import torch
 import yaml
 from deepspeed.runtime.config import DeepSpeedConfigError
 
-from cloze.launch import cli
 from cloze.launch.checkpoint import ALLOWED_CLASSES, CheckpointManager, load_pickled
 from cloze.launch.checkpoint.state import hash_of_files
-from cloze.launch.cli import main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.config import PretrainConfig, TrainConfig
-from cloze.launch.engine.building import build_engine
+from cloze.launch.engine.building import build_deepspeed
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.repairs import kept_hyper_parameters
-from cloze.launch.pretrain.command import choose_data_streams
+from cloze.launch.pretrain.inputs import choose_data_streams
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.system import distributed
+from cloze.launch.system import distributed, endings
 from cloze.launch.system.environment import Environment, child_variables
-from cloze.launch.training import trainer
+from cloze.launch.training import loop
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
 from tests.forked import ForkedRun
@@ -351,7 +351,8 @@ def test_a_finished_run_is_repeated_by_its_own_configuration(data, finished, tmp
 def test_what_all_processes_find_is_said_once(data, tmp_path):
     script = tmp_path / "patient.py"  # the others wait for rank 0, which is at most so much slower
     script.write_text(
-        "import sys\nfrom cloze.launch import cli\ncli.SAID_SECONDS = 120\nsys.exit(cli.main(sys.argv[1:]))\n"
+        "import sys\nfrom cloze.launch import cli\nfrom cloze.launch.system import endings\n"
+        "endings.SAID_SECONDS = 120\nsys.exit(cli.main(sys.argv[1:]))\n"
     )
     command = pretrain_command(
         data, tmp_path / "run", "--train.global_batch_size", "15", processes=2, program=(str(script),)
@@ -429,15 +430,15 @@ def test_settings_that_deepspeed_reads_are_let_through(data, tmp_path):
 def rank_1_ends(command: list[str]) -> int:
     """The command, which one process leaves in the middle of training with a message of its own. The other is deaf
     to the signal by which the launcher ends it then, so that it comes to its line."""
-    advance, cli.SAID_SECONDS = trainer.Trainer._advance, 2.0
+    make_step, endings.SAID_SECONDS = loop.Loop.step, 2.0
     StopRequest.__exit__ = lambda self, *exception: setattr(self, "_ignored_until", time.monotonic() + 60)
 
     def leaves(self, *arguments):
-        if self.environment.rank == 1 and self.state.step == 2:
+        if self.environment.rank == 1 and self.progress.state.step == 2:
             raise UserError("what is wrong with rank 1")
-        advance(self, *arguments)
+        make_step(self, *arguments)
 
-    trainer.Trainer._advance = leaves
+    loop.Loop.step = leaves
     return main(command)
 
 
@@ -501,7 +502,7 @@ def test_what_deepspeed_says_is_the_users_to_mend_only_if_a_setting_is_the_users
     for settings, expected in (({"wall_clock_breakdown": True}, UserError), ({}, type(error))):
         config = PretrainConfig("", "", deepspeed=settings, train=TrainConfig(learning_rate=1e-3))
         with pytest.raises(expected) as raised:
-            build_engine(torch.nn.Linear(1, 1), config, deepspeed_config(config, 1), torch.device("cpu"))
+            build_deepspeed(torch.nn.Linear(1, 1), config, deepspeed_config(config, 1), torch.device("cpu"))
         assert not settings or f"({str(error) or 'AssertionError'})" in str(raised.value)
 
 
@@ -660,7 +661,7 @@ def test_ctrl_c_ends_a_command_with_a_line():
     program = (
         "import signal, sys, time; from cloze.launch import cli\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
-        "cli._run = lambda arguments: print('running', flush=True) or time.sleep(60)\nsys.exit(cli.main(['x']))"
+        "cli.called = lambda *_: print('running', flush=True) or time.sleep(60)\nsys.exit(cli.main(['x']))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cloze.launch.system.devices import choose_kernels, to_device
-from cloze.launch.training.trainer import dropout_seed
+from cloze.launch.training.loop import dropout_seed
 from cloze.model.copies import WeightCopies
 from cloze.model.flash import flash_attention
 from cloze.model.heads import VocabularyProjection

@@ -15,7 +15,7 @@ from cloze.launch.run import patience
 from cloze.launch.run.commits import read_commits
 from cloze.launch.run.runs import STATUS, read_metrics, read_status
 from cloze.launch.run.segments import LogReader
-from cloze.launch.training import trainer
+from cloze.launch.training import loop
 from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.places import to_place
 from cloze.pipeline.stores.scratch import scratch_folder
@@ -37,14 +37,14 @@ def changed_main(command: list[str], quick: bool = True, step_seconds: float = 0
         clients.RETRIES, clients.RETRY_SECONDS = 3, 2.0
         clients._FIRST_WAIT, clients._LONGEST_WAIT = 0.02, 0.2
         patience._REST_SECONDS = 0.2
-    advance = trainer.Trainer._advance
+    make_step = loop.Loop.step
 
     def slowed(self, *arguments):
         time.sleep(step_seconds)
-        advance(self, *arguments)
+        make_step(self, *arguments)
 
     if step_seconds:
-        trainer.Trainer._advance = slowed
+        loop.Loop.step = slowed
     return main(command)
 
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cloze.launch.cli import main, parse
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.config.tasks import find_task
-from cloze.launch.finetune.command import read_job
+from cloze.launch.finetune.job import read_job
 from cloze.model.config import BertConfig
 from cloze.model.flops import encoder_weights
 from cloze.pipeline.errors import UserError

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cloze.launch.cli import main, parse
-from cloze.launch.finetune.command import read_job
+from cloze.launch.cli import main
+from cloze.launch.commands import parse
+from cloze.launch.finetune.job import read_job
 from cloze.launch.finetune.sweep import _NO_SETTINGS, _plan
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run import runs

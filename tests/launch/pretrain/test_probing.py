@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -79,26 +80,20 @@ class EngineWithRoomFor:
     """An engine on the CPU whose whole steps, optimizer states and all, have room for so many sequences."""
 
     def __init__(self, model: torch.nn.Module, sequences: int) -> None:
-        self.module, self._sequences = model, sequences
-        self.train = model.train
+        self.model, self._sequences = model, sequences
+        self.autocast = nullcontext
 
     def __call__(self, **inputs):
         self._running = len(inputs["sequence_offsets"]) - 1
-        return self.module(**inputs)
+        return self.model(**inputs)
 
-    def backward(self, loss, *, scale_wrt_gas):
+    def backward(self, loss, *, last):
         if self._running > self._sequences:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         loss.backward()
 
-    def step(self):
-        self.module.zero_grad()
-
-    def torch_autocast_enabled(self) -> bool:
-        return False
-
-    def torch_autocast_dtype(self) -> torch.dtype:
-        return torch.float32
+    def step(self, rate):
+        self.model.zero_grad()
 
 
 def probing_whole_steps(world_size: int, fits: int) -> Probe:

@@ -16,7 +16,7 @@ from cloze.launch.config import MonitorConfig
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.runs import HEARTBEATS, read_metrics
 from cloze.launch.system.environment import Environment
-from cloze.launch.training import trainer
+from cloze.launch.training import loop
 from tests.forked import ForkedRun
 from tests.launching import (
     PATIENCE_SECONDS,
@@ -94,16 +94,16 @@ def output_until(process: ForkedRun, *patterns: str) -> str:
 
 def stuck_main(rank: int, step: int, command: list[str]) -> int:
     """The command in a process whose data never come from that step on, on one rank."""
-    advance = trainer.Trainer._advance
+    make_step = loop.Loop.step
 
     def never():
         threading.Event().wait()
         yield
 
-    def stuck(self, stream, stop):
-        advance(self, never() if (self.environment.rank, self.state.step) == (rank, step) else stream, stop)
+    def stuck(self, stream):
+        make_step(self, never() if (self.environment.rank, self.progress.state.step) == (rank, step) else stream)
 
-    trainer.Trainer._advance = stuck
+    loop.Loop.step = stuck
     return main(command)
 
 
@@ -140,14 +140,14 @@ def test_a_process_that_never_joins_is_named(tmp_path):
 
 def slow_main(command: list[str]) -> int:
     """The command in two processes of which one takes long over each micro-batch."""
-    accumulate = trainer.Trainer._accumulate
+    loss = loop.Loop._loss
 
     def slowly(self, *arguments):
         if self.environment.rank == 1:
             time.sleep(0.3)
-        return accumulate(self, *arguments)
+        return loss(self, *arguments)
 
-    trainer.Trainer._accumulate = slowly
+    loop.Loop._loss = slowly
     return main(command)
 
 

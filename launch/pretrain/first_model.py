@@ -1,0 +1,55 @@
+"""The model of a new run, with its initial weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cloze.launch.config import PretrainConfig
+from cloze.launch.pretrain.objectives import Objective
+from cloze.launch.pretrain.objectives.table import make_objective
+from cloze.launch.system.console import Console
+from cloze.model.bert import BertPreTrained
+from cloze.model.encoder import Encoder
+from cloze.model.initialization import init_weights, init_word_embeddings
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+
+def build_model(config: PretrainConfig, objective: Objective | None = None) -> BertPreTrained:
+    """The model of the run with its initial weights.
+
+    Args:
+        objective: the objective; None: the one that the configuration names.
+
+    Raises:
+        UserError: the objective's model is not one that a run can train.
+    """
+    objective = objective or make_objective(config)
+    model = objective.build_model()
+    if not isinstance(model, BertPreTrained):
+        raise UserError(
+            f"objective: found a {type(model).__name__} made by {type(objective).__name__}.build_model, "
+            "expected a subclass of cloze.model.bert.BertPreTrained"
+        )
+    init_weights(model, config.seed)
+    if config.train.compile:
+        for module in model.modules():
+            if isinstance(module, Encoder):
+                module.compile_layers()
+    return model
+
+
+def take_word_vectors(path: Path, tokenizer: Tokenizer, model: BertPreTrained, console: Console) -> None:
+    """Copy word vectors from a file (`init_word_vectors`) into a newly initialized model; tokens without a vector keep
+    theirs.
+
+    Raises:
+        UserError, ModelError: there is no such file, it contains none of the tokens, or its vectors do not have the
+            width of the model's embeddings.
+    """
+    tokens = tokenizer.tokens
+    numbers = {token: number for number, token in enumerate(tokens) if token and number != model.config.pad_token_id}
+    with readable_errors(path):
+        found = init_word_embeddings(model, path, numbers)
+    console.say(f"init_word_vectors: {found:,} of {len(numbers):,} tokens start from {path}")

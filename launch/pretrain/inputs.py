@@ -1,0 +1,62 @@
+"""The inputs of a pretraining run, opened and checked, and the configuration completed from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from cloze.launch.config import PretrainConfig
+from cloze.launch.pretrain.data import TrainingData, open_data, run_masking
+from cloze.launch.pretrain.objectives import Objective
+from cloze.launch.pretrain.objectives.table import make_objective, objective_facts
+from cloze.launch.run import runs
+from cloze.launch.system.own_classes import make, own_class
+from cloze.launch.training.callbacks import Callback
+from cloze.model.flops import encoder_weights
+from cloze.pipeline.loading.order import choose_streams
+
+
+class RunInputs(NamedTuple):
+    """What a run reads, and its configuration, complete except for the choices that depend on the device."""
+
+    config: PretrainConfig
+    data: TrainingData
+    objective: Objective
+    callbacks: list[Callback]
+    facts: runs.Facts
+    """Hashes of what it reads, for comparison with an earlier part of the run."""
+
+
+def open_inputs(config: PretrainConfig, world_size: int) -> RunInputs:
+    """Open the inputs of a run, check them, and complete the configuration; nothing is written.
+
+    Raises:
+        UserError: the configuration is wrong, or does not fit the data.
+    """
+    data, model = open_data(config)
+    run_masking(config, data)  # also checks that masking.* is not set for shards that hold their masks
+    config = replace(config, model=model, train=config.train.on(world_size).for_size(encoder_weights(model)))
+    config = replace(config, data_streams=choose_data_streams(config, world_size))
+    objective = make_objective(config)
+    return RunInputs(config, data, objective, make_callbacks(config), {**data.facts, **objective_facts(objective)})
+
+
+def make_callbacks(config: PretrainConfig) -> list[Callback]:
+    """The callbacks that the configuration names. Raises UserError as `own_class`."""
+    return [make("callbacks", name, own_class("callbacks", name, Callback), config, {}) for name in config.callbacks]
+
+
+def choose_data_streams(config: PretrainConfig, world_size: int) -> int:
+    """The number of data streams of the run: as given, as in its earlier starts, or by the batch sizes.
+
+    Raises:
+        UserError: its earlier starts had none.
+    """
+    sizes = list(config.train.batch_sizes.values())
+    saved = runs.saved_data_streams(Path(config.output), config.checkpoint.accept_changes)
+    if config.data_streams:
+        return config.data_streams
+    if saved is not None and not any(size % saved for size in sizes):  # otherwise the batch size has changed
+        return saved
+    return choose_streams(sizes, world_size, len(config.sources))

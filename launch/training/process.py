@@ -1,0 +1,180 @@
+"""A process of a training run: how it joins the others, and what it records until its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cloze.launch.config import RunConfig
+from cloze.launch.run import runs
+from cloze.launch.run.heartbeat import Heartbeat
+from cloze.launch.run.metrics import MetricsWriter
+from cloze.launch.run.preemption import EXIT_REQUEUE, StopRequest
+from cloze.launch.run.stored import StoredRun
+from cloze.launch.run.trackers import check_installed
+from cloze.launch.system import distributed
+from cloze.launch.system.console import Console
+from cloze.launch.system.devices import choose_kernels, device_name
+from cloze.launch.system.distributed import COLLECTIVE_SECONDS
+from cloze.launch.system.environment import (
+    Environment,
+    device_type,
+    job_end_time,
+    keep_products_deterministic,
+    record_collectives,
+)
+from cloze.launch.system.software import software
+from cloze.launch.training.goals import completion
+from cloze.launch.training.progress import TrainProgress
+
+# File for a rank's last collectives, beside its heartbeat, when a collective of NCCL times out; the rank is appended.
+COLLECTIVES = "collectives-rank-"
+EXIT_COMPLETE = 0
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process of a run: its rank, device, console and heartbeat."""
+
+    environment: Environment
+    device: torch.device
+    console: Console
+    heartbeat: Heartbeat
+    stored: StoredRun | None = None
+    """The run in an object store that the folder stands for."""
+
+    def shown(self, config: RunConfig) -> RunConfig:
+        """The configuration with the output as the user gave it."""
+        return replace(config, output=str(self.stored.place)) if self.stored else config
+
+
+@contextmanager
+def joined(
+    config: RunConfig, facts: runs.Facts, environment: Environment, console: Console, stored: StoredRun | None = None
+) -> Iterator[tuple[Process, StopRequest]]:
+    """Context in which this process holds the run's folder and has joined the process group; yields the Process and the
+    StopRequest.
+
+    Args:
+        config: configuration of the run at this world size.
+        facts: hashes of the inputs of the run, which must not change between starts (runs.check_folder).
+        stored: the run in an object store, if the local output folder represents one.
+
+    Raises:
+        UserError: the folder holds another run, or another job uses it.
+    """
+    output = Path(config.output)
+    runs.check_folder(config, facts, None if stored is None else str(stored.place))
+    check_installed(config.monitor.trackers)
+    if environment.world_size > 1 and config.monitor.hang_seconds >= COLLECTIVE_SECONDS:
+        console.warn(
+            f"monitor.hang_seconds: found {config.monitor.hang_seconds:g}; what hangs is not reported, since "
+            f"collectives give up and end the run after {COLLECTIVE_SECONDS} s"
+        )
+    deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
+    main = environment.is_main
+    with runs.locked(output) if main else nullcontext(), runs.recording_failure(output) if main else nullcontext():
+        fetch = stored.fetch_heartbeats if stored else None
+        # reports a rank that doesn't join
+        with Heartbeat(output, environment, config.monitor, fetch=fetch) as heartbeat:
+            if config.train.deterministic:
+                keep_products_deterministic()
+            if device_type() == "cuda":
+                record_collectives(output.absolute() / runs.HEARTBEATS / COLLECTIVES)
+            device = distributed.initialize(environment)
+            choose_kernels(device, tf32=config.train.tf32, deterministic=config.train.deterministic)
+            heartbeat.beat(0, "start")
+            yield Process(environment, device, console, heartbeat, stored), StopRequest(deadline, console.say)
+        distributed.shutdown()
+
+
+def exit_status(complete: bool) -> int:
+    """Exit status of a run that is complete or was stopped early."""
+    return EXIT_COMPLETE if complete else EXIT_REQUEUE
+
+
+@dataclass
+class Record:
+    """The record of a run in progress: its metrics, and whether it is complete."""
+
+    metrics: MetricsWriter | None
+    """On rank 0."""
+    complete: bool = False
+    """Whether all steps and the work after the last one are done; set by the caller."""
+
+
+@contextmanager
+def recorded(
+    config: RunConfig,
+    progress: TrainProgress,
+    process: Process,
+    stop: StopRequest,
+    tracked: Mapping[str, dict[str, Any]],
+) -> Iterator[Record]:
+    """Context around training that writes the run's metrics, description and status; the final status follows from
+    `complete` of the record.
+
+    Args:
+        stop: entered within this context.
+        tracked: what the checkpoint that the run goes on from says of its trackers.
+    """
+    output, shown, stored = Path(config.output), process.shown(config), process.stored
+    metrics = _metrics_writer(output, shown, progress, process, tracked) if process.environment.is_main else None
+    record = Record(metrics)
+    try:
+        with stop:
+            step = progress.state.step
+            if metrics:
+                runs.set_status(output, "running", step)
+                if stored:
+                    stored.begin(step, progress.state.evaluated_step)
+                metrics.describe(step, (output / runs.CONFIG).read_text(encoding="utf-8"), runs.flatten(asdict(shown)))
+            yield record
+            if metrics:
+                runs.set_status(output, "complete" if record.complete else "requeue", progress.saved_step)
+                if stored:  # before the barrier: torchrun may end this process as soon as another one exits
+                    stored.ship_last(partial(process.heartbeat.beat, progress.state.step, "save"))
+            process.console.say(
+                f"complete at step {progress.state.step}: {completion(config, progress.state)}"
+                if record.complete
+                else f"stopped with a checkpoint of step {progress.saved_step}; the same command continues"
+            )
+            # All ranks leave together, with signals still recorded: torchrun ends the others as soon as one exits with
+            # the status of a stop, and rank 0 must have written the status that the job templates read and printed its
+            # last line.
+            distributed.barrier()
+    finally:
+        if metrics:
+            metrics.close(record.complete)
+
+
+def _metrics_writer(
+    output: Path,
+    config: RunConfig,
+    progress: TrainProgress,
+    process: Process,
+    tracked: Mapping[str, dict[str, Any]],
+) -> MetricsWriter:
+    """The MetricsWriter of a run that begins where `progress` is; trackers get its configuration, data and software."""
+    facts = runs.flatten(asdict(config)) | runs.read_fields(output / runs.DATA)
+    facts |= {f"software.{name}": value for name, value in software().items()}
+    facts |= {
+        "hardware.device": device_name(process.device),
+        "hardware.processes": process.environment.world_size,
+    }
+    return MetricsWriter(
+        output,
+        progress.state.step,
+        progress.state.evaluated_step,
+        config.evaluation.metric,
+        config.monitor.trackers,
+        config.monitor.project,
+        facts,
+        tracked,
+    )

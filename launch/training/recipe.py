@@ -1,0 +1,104 @@
+"""What one kind of training (pretraining, fine-tuning) brings to `train` of start.py."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from cloze.launch.checkpoint import CheckpointManager, TrainState
+from cloze.launch.config import RunConfig
+from cloze.launch.config.training import EmaConfig
+from cloze.launch.engine.engine import Engine
+from cloze.launch.run import runs
+from cloze.launch.run.metrics import MetricsWriter
+from cloze.launch.run.preemption import StopRequest
+from cloze.launch.training.callbacks import Callback
+from cloze.launch.training.evaluation import Measure
+from cloze.launch.training.loop import Loop, MicroBatch
+from cloze.launch.training.objective import SourceSums, TrainingObjective
+from cloze.launch.training.process import Process
+from cloze.pipeline.loading.batches import RankBatch
+
+
+class Recipe(ABC):
+    """Inputs of a run, read and checked before anything is written; then its parts, each method called once, in this
+    order, in every process.
+    """
+
+    config: RunConfig
+    """Completed from the inputs; `choose_by_device` completes it further."""
+    facts: runs.Facts
+    """Hashes of the inputs, which must be the same at a resume."""
+    objective: TrainingObjective
+    sources: SourceSums | None = None
+    """What measures each source of a mixture by itself."""
+    callbacks: Sequence[Callback] = ()
+    """The user's own."""
+    ema: EmaConfig = EmaConfig()
+    """Of the moving average of the weights, if there is one."""
+    needs_conversion: bool = False
+    """Whether optimizer states are taken from a run of another world size; known after `build_model`."""
+
+    @abstractmethod
+    def choose_by_device(self, process: Process) -> None:
+        """Make the choices that depend on the device. Collective."""
+
+    @abstractmethod
+    def build_model(self, process: Process, checkpoints: CheckpointManager, step: int | None) -> nn.Module:
+        """The model with its first weights, alike on all ranks. Collective.
+
+        Args:
+            checkpoints: of this run.
+            step: of the checkpoint whose weights replace these; None: a new run.
+        """
+
+    @abstractmethod
+    def table(self, process: Process, engine: Engine) -> tuple[str, list[tuple[str, str]]]:
+        """Title and rows of the table that the start prints."""
+
+    def first_state(self, engine: Engine, process: Process) -> TrainState:
+        """The state of a new run, whose optimizer states may come from another one. Collective."""
+        return TrainState()
+
+    @abstractmethod
+    def make_evaluation(self, engine: Engine, process: Process, resumed: bool) -> Measure | None:
+        """What measures the model on the validation data; None: there is none. Called when a resume is done.
+        Collective.
+        """
+
+    @abstractmethod
+    def save_tokenizer(self, folder: Path) -> object:
+        """Write the tokenizer into a new folder. On rank 0 only."""
+
+    @abstractmethod
+    def make_show(self, engine: Engine, metrics: MetricsWriter | None) -> Callable[[int], None]:
+        """What shows pictures and texts beside the numbers of an evaluation, of a step, on every rank.
+
+        Args:
+            metrics: rank 0's writer; None elsewhere.
+        """
+
+    def kept_facts(self) -> dict[str, Any]:
+        """Plain values that are kept in every checkpoint beside `facts`."""
+        return {}
+
+    @abstractmethod
+    def flops(self, micro_batch: MicroBatch) -> float:
+        """Model FLOPs of a micro-batch, forward and backward."""
+
+    @abstractmethod
+    def open_stream(self, state: TrainState, process: Process) -> AbstractContextManager[Iterator[RankBatch]]:
+        """This rank's batches from the state's position on."""
+
+    def finish(self, loop: Loop, process: Process, stop: StopRequest) -> bool:
+        """The work after the last step; returns False if a stop was requested before its end. Collective."""
+        return True
+
+    def last_lines(self, process: Process) -> list[str]:
+        """What is printed at the end of a complete run."""
+        return []

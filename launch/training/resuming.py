@@ -1,0 +1,99 @@
+"""Which checkpoint a run goes on from, and what it takes from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cloze.launch.checkpoint import CheckpointManager, StoredCheckpoints
+from cloze.launch.config import RunConfig
+from cloze.launch.engine.engine import Engine
+from cloze.launch.run import runs
+from cloze.launch.system import distributed
+from cloze.launch.training.averaging import WeightAverage
+from cloze.launch.training.process import Process
+from cloze.launch.training.progress import TrainProgress
+from cloze.pipeline.errors import UserError
+
+
+def open_checkpoints(
+    config: RunConfig, facts: runs.Facts, process: Process
+) -> tuple[CheckpointManager, int | None, bool]:
+    """The run's checkpoints, the step to resume from (None: a new run), and whether it was saved at another world size.
+
+    Args:
+        facts: hashes of the inputs, which a resume compares (runs.check_folder).
+
+    Raises:
+        UserError: checkpoint.resume requires or forbids a checkpoint, all are damaged, or the newest good one belongs
+        to another run.
+    """
+    folder, keep_last = Path(config.output) / runs.CHECKPOINTS, config.checkpoint.keep_last
+    if process.stored:
+        checkpoints: CheckpointManager = StoredCheckpoints(
+            process.stored,
+            folder,
+            process.environment,
+            process.device,
+            keep_last=keep_last,
+            say=process.console.say,
+            warn=process.console.warn,
+        )
+    else:
+        checkpoints = CheckpointManager(
+            folder, process.environment, process.device, keep_last=keep_last, warn=process.console.warn
+        )
+    step = _find_resume(config, checkpoints)
+    if step is None:
+        return checkpoints, None, False
+    runs.check_checkpoint(checkpoints.path(step), checkpoints.state(step), config, facts)
+    elastic = checkpoints.is_elastic(step)
+    if elastic:
+        process.console.say(f"step {step} was saved by another number of processes: converting it")
+        checkpoints.convert(step)
+    return checkpoints, step, elastic
+
+
+def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | None:
+    """Step to resume from, agreed by all ranks, or None for a new run."""
+    step = checkpoints.agree_on_latest()
+    found = step is not None or bool(checkpoints.steps())
+    some = distributed.from_main(found, checkpoints.device)  # as rank 0 sees the shared folder
+    policy = config.checkpoint.resume
+    if policy == "required" and step is None:
+        raise UserError(
+            f"checkpoint.resume: found no good checkpoint in {checkpoints.folder}, expected one since it "
+            "is `required`; use `auto` to start from scratch"
+        )
+    if policy == "never" and some:
+        raise UserError(
+            f"checkpoint.resume: found checkpoints in {checkpoints.folder}, expected none since it is "
+            "`never`; choose another --output or use `auto`"
+        )
+    if step is None and some:
+        raise UserError(
+            f"{checkpoints.folder}: found every checkpoint damaged, expected a good one; restore one, "
+            "or choose another --output to start from scratch"
+        )
+    if step is not None and step > config.train.max_steps:
+        raise UserError(
+            f"train.max_steps: found {config.train.max_steps}, expected at least {step}, the step of the "
+            f"newest checkpoint in {checkpoints.folder}"
+        )
+    return step
+
+
+def resume(
+    step: int,
+    checkpoints: CheckpointManager,
+    engine: Engine,
+    progress: TrainProgress,
+    average: WeightAverage | None,
+    process: Process,
+) -> None:
+    """Go on from a published checkpoint of the run: weights, optimizer states, progress and average. Collective."""
+    state, rank_states = checkpoints.load(engine, step)
+    progress.resume(state, [saved["window"] for saved in rank_states])
+    if average:
+        elastic = checkpoints.state(step)["world_size"] != process.environment.world_size
+        if not average.load(checkpoints.path(step), elastic):
+            process.console.warn(f"step {step} holds no moving average of the weights: one begins with them here")

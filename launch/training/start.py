@@ -1,0 +1,173 @@
+"""The way of every training run: open, join, build, resume, train, end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from cloze.launch.config import RunConfig
+from cloze.launch.engine.config import deepspeed_config
+from cloze.launch.engine.engine import Engine
+from cloze.launch.run import runs
+from cloze.launch.run.metrics import MetricsWriter
+from cloze.launch.run.preemption import EXIT_REQUEUE, StopRequest
+from cloze.launch.run.stored import stored
+from cloze.launch.system.console import Console
+from cloze.launch.system.devices import peak_flops
+from cloze.launch.system.environment import Environment
+from cloze.launch.training.averaging import WeightAverage
+from cloze.launch.training.callbacks import Callback, StopOnRequest
+from cloze.launch.training.curves import Curves
+from cloze.launch.training.evaluation import Evaluations
+from cloze.launch.training.inspection import Inspector
+from cloze.launch.training.loop import Loop
+from cloze.launch.training.process import EXIT_COMPLETE, Process, joined, recorded
+from cloze.launch.training.profiling import StepProfiler
+from cloze.launch.training.progress import Step, TrainProgress, Window
+from cloze.launch.training.recipe import Recipe
+from cloze.launch.training.resuming import open_checkpoints, resume
+from cloze.launch.training.saving import TRACKERS, Publishing, Saving
+from cloze.launch.training.throughput import SlowRanks, Throughput, Utilization
+
+Kind = TypeVar("Kind", bound=RunConfig)
+OpenRecipe = Callable[[Kind, Environment, Console], AbstractContextManager[Recipe]]
+
+
+def train(config: Kind, environment: Environment, *, open_recipe: OpenRecipe[Kind]) -> int:
+    """Run or resume a training; returns the exit status. Called by every process of the run with the result of
+    `prepare_process`.
+
+    Args:
+        open_recipe: reads the inputs of the run and checks them; nothing is written.
+
+    Raises:
+        UserError: the configuration is wrong or does not fit the inputs, the folder holds another run, or the training
+            has failed.
+    """
+    console = Console(environment.is_main)
+    # The run in a store, if the output is one; the configuration then has a local folder.
+    with stored(config, environment, console) as (local, place), open_recipe(local, environment, console) as recipe:
+        deepspeed_config(recipe.config, environment.world_size)  # its errors, before anything is written
+        with joined(recipe.config, recipe.facts, environment, console, place) as (process, stop):
+            recipe.choose_by_device(process)
+            training = Training(recipe, process)
+            with (
+                recorded(recipe.config, training.progress, process, stop, training.tracked) as record,
+                recipe.open_stream(training.progress.state, process) as stream,
+            ):
+                loop = training.loop(record.metrics, stop)
+                record.complete = loop.run(stream) and recipe.finish(loop, process, stop)
+        if record.complete:
+            for line in recipe.last_lines(process):
+                console.say(line)
+            if place:
+                place.clear()
+    return EXIT_COMPLETE if record.complete else EXIT_REQUEUE
+
+
+class Training:
+    """The parts of a run, built, and resumed from its newest checkpoint if there is one. Collective.
+
+    Args:
+        recipe: of the run, with the choices by the device made.
+
+    Raises:
+        UserError: as `open_checkpoints`, `Engine` and the methods of the recipe.
+    """
+
+    def __init__(self, recipe: Recipe, process: Process) -> None:
+        self.recipe, self.process = recipe, process
+        self.checkpoints, step, elastic = open_checkpoints(recipe.config, recipe.facts, process)
+        process.console.say("building the model and DeepSpeed's engine")  # which may take long
+        model = recipe.build_model(process, self.checkpoints, step)
+        config = recipe.config
+        torch.manual_seed(config.seed)  # our code does not use the global generator; seeded for libraries that do
+        settings = deepspeed_config(
+            config, process.environment.world_size, load_universal=elastic or recipe.needs_conversion
+        )
+        self.engine = Engine(model, config, settings, process.device)
+        process.console.facts(*recipe.table(process, self.engine))
+        sources = recipe.sources.num_sums if recipe.sources else 0
+        self.progress = TrainProgress(
+            Window(len(recipe.objective.NAMES), sources, process.device),
+            most_skipped=config.train.max_skipped_steps,
+            keeps_skipped=self.engine.scales_loss,
+            on_skip=self._warn_of_skip,
+        )
+        decay, rank = recipe.ema.decay, process.environment.rank
+        self.average = None if decay is None else WeightAverage(self.engine, decay, recipe.ema.warmup, rank)
+        if step is None:
+            self.progress.state = recipe.first_state(self.engine, process)
+        else:
+            resume(step, self.checkpoints, self.engine, self.progress, self.average, process)
+            process.console.say(f"resumed from step {step} of {config.train.max_steps}")
+        self.tracked = {} if step is None else self.checkpoints.state(step).get(TRACKERS, {})
+        """What the checkpoint that the run goes on from says of its trackers."""
+        self.measure = recipe.make_evaluation(self.engine, process, step is not None)
+        if process.environment.is_main:
+            shown = process.shown(config)
+            runs.describe(Path(config.output), shown, recipe.facts, recipe.save_tokenizer, settings)
+
+    def loop(self, metrics: MetricsWriter | None, stop: StopRequest) -> Loop:
+        """The loop with all that watches it, in this order after a step and in reverse order at the end. Each line says
+        what a watcher may decide; all ranks decide alike, by numbers that are the same on all.
+
+        Args:
+            metrics: rank 0's writer, from the run's step on; None elsewhere.
+        """
+        recipe, process, engine, progress = self.recipe, self.process, self.engine, self.progress
+        config, console, environment = recipe.config, process.console, process.environment
+        throughput = Throughput(process.device, peak_flops(process.device, engine.dtype), process.heartbeat)
+        watchers: list[Callback] = []
+        curves = Curves(config, recipe.objective, recipe.sources, progress, throughput, console, metrics, watchers)
+        profiler = StepProfiler(Path(config.output), config.monitor.profile_steps, environment.rank, process.device)
+        facts = {
+            "zero_stage": config.zero.stage,
+            "config_hash": runs.config_hash(config),
+            "shaping": runs.shaping_of(config, recipe.facts),
+            **recipe.facts,
+            **recipe.kept_facts(),
+        }
+        saving = Saving(config, engine, self.checkpoints, progress, throughput, facts, metrics, self.average)
+        watchers += [
+            StopOnRequest(stop),  # a stop, by a wish
+            Publishing(self.checkpoints, throughput),  # when a checkpoint is published: once all ranks have written
+            *([self.average] if self.average else []),
+            profiler,
+            Inspector(engine, config, environment.world_size, curves, profiler),
+            Utilization(throughput, process.device, engine.dtype, console),
+            SlowRanks(config, throughput, console),
+            *recipe.callbacks,  # a stop and a save, by wishes; the best checkpoint, by rank 0's `evaluation.metric`
+            curves,
+        ]
+        if self.measure:
+            show = recipe.make_show(engine, metrics)
+            watchers.append(  # the best checkpoint, and the end by patience or target
+                Evaluations(config, self.measure, show, self.average, progress, throughput, curves, watchers)
+            )
+        watchers.append(saving)  # when a checkpoint is saved
+        loop = Loop(
+            config,
+            engine,
+            recipe.objective,
+            recipe.sources,
+            recipe.flops,
+            progress,
+            self.checkpoints,
+            watchers,
+            saving.given_up,
+            throughput,
+            environment,
+        )
+        if not loop.completion:  # what comes next may take minutes without a word
+            first = "an evaluation first, then " if progress.state.step == 0 and self.measure else ""
+            every = "step" if config.train.log_every_steps == 1 else f"{config.train.log_every_steps} steps"
+            console.say(f"training from step {progress.state.step}: {first}a line every {every}")
+        return loop
+
+    def _warn_of_skip(self, step: Step) -> None:
+        self.process.console.warn(f"loss or gradient of {step} are infinite or NaN; the step changes nothing")
