@@ -1,9 +1,9 @@
-"""What `cloze pretrain` costs beside the step itself: engine and trainer, checkpoints, a second process.
+"""What `cloze pretrain` costs beside the step itself: engine and loop, checkpoints, a second process.
 
     python benchmarks/overhead.py [--quick] [--json FILE] [--data SHARDS] [--threads 1] [--rounds 7] [--store URL]
 
 All train configs/pretrain/small.yaml on the same batches: a plain torch loop (the same model, loader, autocast,
-clipping and fused AdamW, and nothing else), the trainer through DeepSpeed as `cloze pretrain` runs it, the same with a
+clipping and fused AdamW, and nothing else), the loop through DeepSpeed as `cloze pretrain` runs it, the same with a
 checkpoint in each turn, written in the background or in line, and the same by two processes; with --store also one
 that saves to an object store, below the URL. Every contender is a process (or two) of its own with so many threads;
 they take turns, so that a busy machine hurts all alike, and medians are compared. What the step loop waits for a

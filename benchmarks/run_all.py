@@ -67,7 +67,7 @@ TABLE = {
         bars=("ratio_*", "share_*"),
     ),
     "overhead": Entry(
-        "What engine, trainer, checkpoints and a second process cost beside the step",
+        "What engine, loop, checkpoints and a second process cost beside the step",
         ("overhead.py", "--quick", "--json", "FIGURES"),
         300,
         bars=("*",),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from cloze.launch.config import BatchArithmetic, RunConfig
@@ -38,7 +40,7 @@ COUNTED_ON = {
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def deepspeed_config(config: RunConfig, world_size: int, *, load_universal: bool = False) -> dict:
+def deepspeed_config(config: RunConfig, world_size: int, *, load_universal: bool = False) -> dict[str, Any]:
     """The JSON-like dict that DeepSpeed is given; pure.
 
     Args:
@@ -50,7 +52,7 @@ def deepspeed_config(config: RunConfig, world_size: int, *, load_universal: bool
     """
     batch = BatchArithmetic.of(config.train, world_size)
     precision, stage = config.train.precision, config.zero.stage
-    result: dict = {
+    result: dict[str, Any] = {
         "train_batch_size": batch.global_batch_size,
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.gradient_accumulation_steps,
@@ -105,7 +107,7 @@ def deepspeed_config(config: RunConfig, world_size: int, *, load_universal: bool
     return merged
 
 
-def _merge(made: dict, added: dict, path: str) -> dict:
+def _merge(made: dict[str, Any], added: dict[str, Any], path: str) -> dict[str, Any]:
     """Both, nested; UserError for a value that `made` holds already and differently."""
     merged = dict(made)
     for name, value in added.items():

@@ -124,7 +124,8 @@ class Engine:
         # full, and not tensor, which would be made on the host and wait for the device to take it
         skipped = torch.full((1,), float(optimizer.overflow), dtype=torch.float64, device=self.device)
         scale = float(optimizer.loss_scale) if self.scales_loss else None
-        return Outcome(skipped, self._deepspeed.get_global_grad_norm() or 0.0, rate, scale)
+        norm = self._deepspeed.get_global_grad_norm()
+        return Outcome(skipped, 0.0 if norm is None else norm, rate, scale)
 
     def _summed(self) -> AbstractContextManager[None]:
         """Context around a backward after which gradients are averages over the ranks. In fine-tuning the trained
@@ -215,12 +216,15 @@ class Engine:
     @property
     def dtype(self) -> torch.dtype:
         """What matrix products run in."""
-        return self._deepspeed.torch_autocast_dtype() if self._autocasts else next(self.model.parameters()).dtype
+        dtype: torch.dtype = (
+            self._deepspeed.torch_autocast_dtype() if self._autocasts else next(self.model.parameters()).dtype
+        )
+        return dtype
 
     @property
     def scales_loss(self) -> bool:
         """Whether the loss is scaled, as in fp16, where a skipped step changes the scale."""
-        return self._deepspeed.fp16_enabled()
+        return bool(self._deepspeed.fp16_enabled())
 
     @property
     def precision(self) -> str:
@@ -240,7 +244,7 @@ class Engine:
 
     @property
     def _autocasts(self) -> bool:
-        return self._deepspeed.torch_autocast_enabled()
+        return bool(self._deepspeed.torch_autocast_enabled())
 
     def autocast(self) -> AbstractContextManager[None]:
         """Context in which the model by itself, without the engine, computes as the engine does."""

@@ -24,7 +24,8 @@ class Fragment:
 
 def base_optimizer(engine: deepspeed.DeepSpeedEngine) -> torch.optim.Optimizer:
     """The optimizer inside DeepSpeed's partitioning one, or the only one."""
-    return getattr(engine.optimizer, "optimizer", engine.optimizer)
+    optimizer: torch.optim.Optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    return optimizer
 
 
 def master_fragments(engine: deepspeed.DeepSpeedEngine) -> Iterator[Fragment]:

@@ -12,6 +12,7 @@ import deepspeed
 import torch
 
 from cloze.launch.engine.fragments import base_optimizer
+from cloze.launch.engine.optimizers.groups import Group
 from cloze.launch.system import distributed
 
 
@@ -166,7 +167,7 @@ def padding_can_be_loaded(engine: deepspeed.DeepSpeedEngine) -> Iterator[None]:
         delattr(partitioned, method)
 
 
-def _give_states(optimizer: torch.optim.Optimizer, group: dict, other: dict) -> None:
+def _give_states(optimizer: torch.optim.Optimizer, group: Group, other: Group) -> None:
     """States of a group that is padding: zeros, at the step of another."""
     (padding,), (like,) = group["params"], other["params"]
     optimizer.state[padding] = {

@@ -27,8 +27,8 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.evaluation import Measure
 from cloze.launch.training.facts import training_facts
-from cloze.launch.training.loop import Loop, MicroBatch
-from cloze.launch.training.objective import TrainingObjective
+from cloze.launch.training.loop import Loop
+from cloze.launch.training.objective import MicroBatch, TrainingObjective
 from cloze.launch.training.process import Process
 from cloze.launch.training.recipe import Recipe
 from cloze.model.bert import BertPreTrained

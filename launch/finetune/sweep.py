@@ -14,6 +14,7 @@ from cloze.launch.config import EvaluationConfig, FinetuneConfig
 from cloze.launch.finetune.job import Job
 from cloze.launch.parsing import parse
 from cloze.launch.run import runs
+from cloze.launch.run.preemption import EXIT_REQUEUE
 from cloze.launch.run.sweeps import (
     Run,
     best_of,
@@ -29,7 +30,7 @@ from cloze.launch.run.sweeps import (
 )
 from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import visible_gpus
-from cloze.launch.training.process import EXIT_COMPLETE, EXIT_REQUEUE
+from cloze.launch.training.process import EXIT_COMPLETE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
 

@@ -18,6 +18,7 @@ from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.parsing import parse
 from cloze.launch.pretrain.inputs import open_inputs
 from cloze.launch.run import runs
+from cloze.launch.run.preemption import EXIT_REQUEUE
 from cloze.launch.run.sweeps import (
     RESULTS,
     Run,
@@ -34,7 +35,7 @@ from cloze.launch.run.sweeps import (
 )
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, visible_gpus
-from cloze.launch.training.process import EXIT_COMPLETE, EXIT_REQUEUE
+from cloze.launch.training.process import EXIT_COMPLETE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.places import is_url

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -84,7 +85,7 @@ class WeightAverage(Callback):
         torch._foreach_mul_(differences, weight)
         torch._foreach_add_(averages, differences)
 
-    def files(self) -> dict[str, dict]:
+    def files(self) -> dict[str, dict[str, Any]]:
         """Contents of the files that this process adds to a checkpoint, by file name."""
         sharded = self._engine.stage > 0
         if self._rank and not sharded:

@@ -17,7 +17,7 @@ from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback, RunView, with_more
 from cloze.launch.training.curves import Curves
 from cloze.launch.training.goals import ending, evaluated
-from cloze.launch.training.objective import MeasuredObjective
+from cloze.launch.training.objective import MeasuredObjective, MicroBatch
 from cloze.launch.training.progress import TrainProgress
 from cloze.launch.training.throughput import Throughput
 
@@ -32,14 +32,14 @@ class ValidationSet:
 
     name: str | None
     pooled: bool
-    batches: Callable[[], Iterable[dict]]
+    batches: Callable[[], Iterable[MicroBatch]]
 
 
 @torch.no_grad()
 def evaluate(
     engine: Engine,
     objective: MeasuredObjective,
-    batches: Callable[[], Iterable[dict]],
+    batches: Callable[[], Iterable[MicroBatch]],
     device: torch.device,
     beat: Callable[[], None],
 ) -> dict[str, float]:

@@ -19,16 +19,13 @@ from cloze.launch.system.distributed import HostCopy
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.callbacks import Callback, RunView
 from cloze.launch.training.goals import completion
-from cloze.launch.training.objective import SourceSums, TrainingObjective, WholeBatchObjective
+from cloze.launch.training.objective import MicroBatch, SourceSums, TrainingObjective, WholeBatchObjective
 from cloze.launch.training.progress import SkippedTooOften, Step, TrainProgress
 from cloze.launch.training.schedules import multiplier
 from cloze.launch.training.throughput import Throughput
 from cloze.launch.training.totals import Agreed, StepTotals
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import RankBatch
-
-MicroBatch = dict[str, Any]
-"""Arguments of the model's forward, tensors and numbers."""
 
 
 def dropout_seed(*key: int) -> int:

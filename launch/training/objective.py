@@ -7,6 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+MicroBatch = dict[str, Any]
+"""Arguments of the model's forward for a micro-batch: tensors, and numbers of the host."""
+
 
 class TrainingObjective(Protocol):
     """A loss over the global batch, the same for any split of it into ranks and micro-batches."""
@@ -25,10 +28,10 @@ class TrainingObjective(Protocol):
         backward.
         """
 
-    def counts(self, micro_batches: Sequence[dict]) -> list[float]:
+    def counts(self, micro_batches: Sequence[MicroBatch]) -> list[float]:
         """This rank's divisors, to be summed over the ranks before the first backward."""
 
-    def __call__(self, output: Any, micro_batch: dict, totals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, output: Any, micro_batch: MicroBatch, totals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A micro-batch's share of the loss, (), and its sums, float64 (len(NAMES),).
 
         Args:
@@ -71,7 +74,7 @@ class SourceSums(Protocol):
     def num_sums(self) -> int:
         """Length of `sums`."""
 
-    def sums(self, output: Any, micro_batch: dict, sources: torch.Tensor) -> torch.Tensor:
+    def sums(self, output: Any, micro_batch: MicroBatch, sources: torch.Tensor) -> torch.Tensor:
         """Sums over a micro-batch, float64 (num_sums,).
 
         Args:

@@ -19,8 +19,8 @@ from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.training.callbacks import Callback
 from cloze.launch.training.evaluation import Measure
-from cloze.launch.training.loop import Loop, MicroBatch
-from cloze.launch.training.objective import SourceSums, TrainingObjective
+from cloze.launch.training.loop import Loop
+from cloze.launch.training.objective import MicroBatch, SourceSums, TrainingObjective
 from cloze.launch.training.process import Process
 from cloze.pipeline.loading.batches import RankBatch
 

@@ -167,7 +167,7 @@ def test_no_operator_of_a_step_is_refused_by_train_deterministic(step, case):
 
 # ---- what the ranks send each other ----------------------------------------------------------------------------------
 
-COUNTS = ["allreduce", "float64", 6 * 8]  # masked tokens, pairs, tokens, stops, written, seconds
+COUNTS = ["allreduce", "float64", 7 * 8]  # masked tokens, pairs; tokens, stops, saves, written, seconds
 FP32, BF16 = 4, 2
 
 

@@ -83,7 +83,7 @@ def _warm_up() -> None:
     """What each case would else do anew after its fork: import, and learn the shapes of a forward pass."""
     import gc
 
-    import cloze.launch.training.trainer  # noqa: F401
+    import cloze.launch.training.loop  # noqa: F401
     import deepspeed.compile.backend  # noqa: F401
     import torch
     import torch._dynamo

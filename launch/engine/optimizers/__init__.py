@@ -22,7 +22,7 @@ def build_optimizer(
     """The optimizer that `config` names, over the model's parameter groups.
 
     Each group carries its `weight_decay`, and as `lr_scale` the share of the learning rate that it gets
-    (launch/engine/state.py, set_learning_rate).
+    (`Engine.step`).
 
     Args:
         states_on_cpu: whether ZeRO keeps the states in host memory, so that the step must run there.

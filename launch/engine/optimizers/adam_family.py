@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from cloze.launch.engine.optimizers.groups import Group
+
 
 @contextlib.contextmanager
 def undone(found_inf: Tensor | None, tensors: list[Tensor], gradients: list[Tensor]) -> Iterator[None]:
@@ -77,7 +79,7 @@ class AdamFamily(Optimizer):
 
     def move(
         self,
-        group: dict,
+        group: Group,
         params: list[Tensor],
         gradients: list[Tensor],
         means: list[Tensor],
@@ -91,7 +93,7 @@ class AdamFamily(Optimizer):
 
     def _fused(
         self,
-        group: dict,
+        group: Group,
         params: list[Tensor],
         gradients: list[Tensor],
         means: list[Tensor],
@@ -135,7 +137,7 @@ class UncorrectedAdamW(AdamFamily):
 
     def move(
         self,
-        group: dict,
+        group: Group,
         params: list[Tensor],
         gradients: list[Tensor],
         means: list[Tensor],
@@ -176,7 +178,7 @@ class Lamb(AdamFamily):
 
     def move(
         self,
-        group: dict,
+        group: Group,
         params: list[Tensor],
         gradients: list[Tensor],
         means: list[Tensor],
@@ -209,7 +211,7 @@ class StableAdamW(AdamFamily):
 
     def move(
         self,
-        group: dict,
+        group: Group,
         params: list[Tensor],
         gradients: list[Tensor],
         means: list[Tensor],

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 
+from cloze.launch.engine.optimizers.groups import Group
 from cloze.pipeline.errors import UserError
 
 
-def deepspeed_adam(groups: list[dict], on_cpu: bool, *, bias_correction: bool, **common: Any) -> torch.optim.Optimizer:
+def deepspeed_adam(groups: list[Group], on_cpu: bool, *, bias_correction: bool, **common: Any) -> torch.optim.Optimizer:
     """DeepSpeedCPUAdam (needs g++) or FusedAdam (needs the CUDA toolkit of torch's version); both need ninja.
 
     Raises:
@@ -21,7 +22,8 @@ def deepspeed_adam(groups: list[dict], on_cpu: bool, *, bias_correction: bool, *
     kind, compiler = (DeepSpeedCPUAdam, "g++") if on_cpu else (FusedAdam, "nvcc of the CUDA version that torch has")
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # the compiler's commands
-            return kind(groups, bias_correction=bias_correction, **common)
+            optimizer: torch.optim.Optimizer = kind(groups, bias_correction=bias_correction, **common)
+            return optimizer
     except Exception as error:  # a compiler fails in many ways; every one means the same to the user
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -10,8 +11,11 @@ from cloze.launch.config import OptimizerConfig
 from cloze.model.embeddings import Embeddings
 from cloze.model.encoder import EncoderLayer
 
+Group = dict[str, Any]
+"""A group of parameters, as torch.optim takes it: `params`, and the constants of their updates by name."""
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict]:
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Group]:
     """Groups of an optimizer; every trainable parameter is in exactly one, and none is empty.
 
     - `weight_decay`: matrices decay. Biases, norms (whatever has fewer than two dimensions) and, by choice, embeddings
@@ -22,7 +26,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict]:
     - `muon`: whether Muon updates it, which it does for the matrices of encoder layers; Muon's own recommendation
       leaves embeddings and heads to AdamW.
     """
-    groups: dict[tuple, dict] = {}
+    groups: dict[tuple[bool, bool, float], Group] = {}
     depths = _depths(model)
     top = max(depths.values(), default=0) + 1
     for parameter, module in _owned(model):

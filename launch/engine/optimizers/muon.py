@@ -9,6 +9,7 @@ import torch
 from torch.optim import AdamW, Muon, Optimizer
 
 from cloze.launch.engine.optimizers.adam_family import undone
+from cloze.launch.engine.optimizers.groups import Group
 
 
 class MuonWithAdamW(Optimizer):
@@ -23,7 +24,7 @@ class MuonWithAdamW(Optimizer):
     found_inf: torch.Tensor | None = None
 
     def __init__(
-        self, groups: list[dict], *, lr: float, betas: tuple[float, float], eps: float, momentum: float
+        self, groups: list[Group], *, lr: float, betas: tuple[float, float], eps: float, momentum: float
     ) -> None:
         self.inner: dict[bool, Optimizer] = {}  # neither of them is made for no group, as of a frozen encoder
         for muon in (True, False):

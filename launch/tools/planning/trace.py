@@ -391,7 +391,7 @@ class ModelRun:
     """What the model is trained for, of a configuration with the same model; None: masked tokens and pairs."""
 
     def copies(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """The 16-bit weights with which a step computes (launch/engine/state.py, weight_copies)."""
+        """The 16-bit weights with which a step computes (model/copies.py)."""
         if not self.on_gpu or self.autocast is None or self.weights != torch.float32:
             return contextlib.nullcontext()
         return WeightCopies(model, self.autocast)

@@ -201,7 +201,7 @@ def test_what_cannot_be_removed_does_not_keep_a_checkpoint_from_being_written(fo
 
     monkeypatch.setattr(shutil, "rmtree", busy)
     warnings = []
-    engine = SimpleNamespace(module=torch.nn.Linear(1, 1))
+    engine = SimpleNamespace(model=torch.nn.Linear(1, 1))
     manager(folder, warnings)._make_room(engine, folder / "step-00000006.tmp")
     assert not (folder / "step-00000005.tmp").exists()
     (warning,) = warnings

@@ -76,6 +76,7 @@ def test_deepspeeds_configuration_is_printed_without_a_run(tmp_path, capsys):
     assert "expected a multiple of" in capsys.readouterr().err
 
 
-def test_no_clipping_still_measures_the_norm():
-    config = replace(BASE, train=replace(BASE.train, gradient_clipping=0))
-    assert deepspeed_config(config, 1)["gradient_clipping"] == 1e30
+def test_deepspeed_clips_where_it_partitions_and_the_engine_at_stage_0():
+    for stage, clipping, expected in ((0, 1.0, 0.0), (0, 0.0, 0.0), (1, 1.0, 1.0), (3, 0.0, 0.0)):
+        config = replace(BASE, train=replace(BASE.train, gradient_clipping=clipping), zero=ZeroConfig(stage))
+        assert deepspeed_config(config, 1)["gradient_clipping"] == expected

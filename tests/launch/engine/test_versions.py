@@ -68,8 +68,8 @@ def test_a_build_of_a_known_version_passes(monkeypatch):
 
 
 def test_a_repair_whose_function_has_another_name_is_not_made_silently(monkeypatch):
-    monkeypatch.delattr(DeepSpeedEngine, "buffered_allreduce_fallback")
-    without = "without DeepSpeedEngine.buffered_allreduce_fallback, expected"
+    monkeypatch.delattr(DeepSpeedEngine, "allreduce_gradients")
+    without = "without DeepSpeedEngine.allreduce_gradients, expected"
     with pytest.raises(UserError, match=without):
         check_deepspeed()
     monkeypatch.setattr(

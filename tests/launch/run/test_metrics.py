@@ -103,14 +103,13 @@ def test_the_page_explains_every_curve_and_no_other(run):
     group = "(?:train|validation|data|speed|memory|gradient_norm|weight_norm|update_ratio)"
     explained = set(re.findall(rf"`({group}/[\w/]+)`", page))
     board = EventAccumulator(str(run), size_guidance={"tensors": 1}).Reload()
-    texts = {name.removesuffix("/text_summary") for name in board.Tags()["tensors"]} - {"config"}
+    pages = {name.removesuffix("/text_summary") for name in board.Tags()["tensors"]} - {"config"}
     scalars = {name for line in read_metrics(run) for name in line} - {"step"}
     assert scalars == {tag for tag in board.Tags()["scalars"] if not tag.startswith("0_overview/")}
-    written = {re.sub(r"layer_\d\d", "layer_NN", name) for name in scalars | texts}
-    sources = ("trainer", "metrics", "throughput", "inspection", "guesses", "console")
-    found = [path for path in (ROOT / "launch").rglob("*.py") if path.stem in sources]
-    assert len(found) == len(sources)
-    named = set().union(*(re.findall(rf'"({group}/[\w/]+)"', path.read_text(encoding="utf-8")) for path in found))
+    written = {re.sub(r"layer_\d\d", "layer_NN", name) for name in scalars | pages}
+    sources = ("training/curves", "training/throughput", "training/inspection", "run/metrics", "system/console")
+    texts = [(ROOT / "launch" / f"{source}.py").read_text(encoding="utf-8") for source in sources]
+    named = set().union(*(re.findall(rf'"({group}/[\w/]+)"', text) for text in texts))
     tasks = {f"validation/{name}" for name in (*METRICS, "accuracy_mean", "precision", "recall")}
     mixed = {
         "train/next_token_accuracy",
@@ -256,7 +255,7 @@ import resource, signal, sys, threading
 from pathlib import Path
 from cloze.launch import cli
 from cloze.launch.run.metrics import MetricsWriter
-def write(arguments):
+def write(*_):
     writer = MetricsWriter(Path(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
     another = threading.Thread(target=lambda: 1 / 0, name="another")
@@ -264,7 +263,7 @@ def write(arguments):
     another.join()
     for step in range(9):
         writer.text("sentences", step, 1000 * "word ")
-cli._run = write
+cli.called = write
 sys.exit(cli.main())
 """
 
