@@ -50,6 +50,8 @@ TESTED_IN = {
     "launch/training/callbacks.py": f"{L}/system/test_own_classes.py",
     "launch/training/evaluation.py": f"{L}/pretrain/test_data.py",
     "launch/training/objective.py": "tests/distributed/test_exactness.py",
+    "launch/training/loop.py": "tests/distributed/test_resume.py",
+    "launch/training/totals.py": "tests/distributed/test_resume.py",
     "launch/training/process.py": "tests/gpu/test_devices.py",
     "launch/training/resuming.py": "tests/distributed/test_resume.py",
     "launch/training/recipe.py": "tests/distributed/test_resume.py",

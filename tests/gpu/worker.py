@@ -83,13 +83,13 @@ def _warm_up() -> None:
     """What each case would else do anew after its fork: import, and learn the shapes of a forward pass."""
     import gc
 
-    import cloze.launch.training.loop  # noqa: F401
     import deepspeed.compile.backend  # noqa: F401
     import torch
     import torch._dynamo
     import torch.utils.checkpoint  # noqa: F401
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    import cloze.launch.training.loop  # noqa: F401
     from cloze.launch.pretrain.first_model import build_model
     from tests.gpu.fake_cuda import watch
 
