@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloze.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from cloze.launch.predict import Predictor
-
-__version__ = "0.1.0"
 
 # An archive that was unpacked without links (a zip, git with core.symlinks=false) has small text files in their place.
 for _floor in ("pipeline", "model", "launch", "configs"):

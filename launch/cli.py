@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from cloze import __version__
 from cloze.launch.commands import COMMANDS, explain, help_topic, load, parse, split_command, usage, with_operation
 from cloze.launch.run.preemption import Starting
 from cloze.launch.system.endings import Ending
@@ -21,6 +20,7 @@ from cloze.launch.system.environment import (
 )
 from cloze.launch.system.ranks import run_ranks
 from cloze.pipeline.errors import UserError
+from cloze.version import __version__
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -10,6 +10,7 @@ class Measure:
     """A kind of value that an evaluation measures."""
 
     lower_is_better: bool = False
+    """Whether a smaller value is the better one."""
 
 
 # Losses and perplexities of pretraining, metrics of launch/finetune/scoring.py.

@@ -297,10 +297,15 @@ class BatchArithmetic:
     """How a global batch divides: global = micro x accumulation x processes."""
 
     global_batch_size: int
+    """Samples of a step, of all processes."""
     micro_batch_size: int
+    """Samples of a forward pass of one process."""
     gradient_accumulation_steps: int
+    """Forward passes of a process in a step."""
     world_size: int
+    """Processes of the run."""
     growth: str = ""
+    """How the global batch grows, in words; empty: it does not."""
 
     @classmethod
     def of(cls, train: TrainConfig, world_size: int) -> BatchArithmetic:

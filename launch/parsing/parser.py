@@ -17,19 +17,19 @@ from typing import Any, TypeVar, get_type_hints
 import jsonargparse
 import yaml
 
-import cloze
 from cloze.launch.parsing.error_messages import check_file, explain
 from cloze.launch.parsing.fields import Described, describe
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import describe as cannot_be_read
 from cloze.pipeline.yaml_text import load_yaml
+from cloze.version import PACKAGE
 
 Config = TypeVar("Config")
 
 # The YAML loader for jsonargparse, with a bound on expanded aliases.
 jsonargparse.set_loader("yaml", partial(load_yaml, load=jsonargparse.get_loader("yaml")), (yaml.YAMLError,))
 
-CONFIGS = Path(cloze.__file__).parent / "configs"  # installed configurations, one folder per kind
+CONFIGS = PACKAGE / "configs"  # installed configurations, one folder per kind
 
 
 def shipped(kind: str) -> dict[str, Path]:

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from cloze import __version__
 from cloze.launch.predict.operation import Operation, Row
 from cloze.launch.predict.predictor import OPERATIONS, Predictor
 from cloze.launch.serve.asgi import App, Message, Receive, Scope, Send
@@ -18,6 +17,7 @@ from cloze.launch.serve.keys import read_keys
 from cloze.launch.serve.limits import Bounds, Traffic
 from cloze.launch.serve.schemas import Refusal, answer_model, request_model
 from cloze.pipeline.errors import UserError
+from cloze.version import __version__
 
 PAGE = Path(__file__).with_name("page.html")
 REFUSALS = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 import platform
 import subprocess
 from importlib import metadata
-from pathlib import Path
 
-import cloze
+from cloze.version import PACKAGE, __version__
 
 _LIBRARIES = ("torch", "deepspeed", "tokenizers", "pyarrow", "numpy")
 
@@ -17,7 +16,7 @@ def software() -> dict[str, str | None]:
     tree.
     """
     versions = {name: _version(name) for name in _LIBRARIES}
-    return {"cloze": cloze.__version__, "commit": _commit(), "python": platform.python_version()} | versions
+    return {"cloze": __version__, "commit": _commit(), "python": platform.python_version()} | versions
 
 
 def _version(library: str) -> str | None:
@@ -28,7 +27,7 @@ def _version(library: str) -> str | None:
 
 
 def _commit() -> str | None:
-    root = Path(cloze.__file__).resolve().parents[1]
+    root = PACKAGE.resolve().parent
     if not (root / ".git").exists():  # installed from a wheel: a repository around it is not Cloze's
         return None
     try:

@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 
 import cloze.model
-from cloze import __version__
 from cloze.model.huggingface import OWN_MODEL_TYPE, load_note, load_pretrained
 from cloze.model.tasks import saved_class
+from cloze.version import __version__
 
 _TEMPLATES = Path(__file__).parent / "remote_code"
 _PARTS = (

@@ -65,7 +65,8 @@ def test_a_floor_refuses_another_name(floor):
 def test_an_archive_without_links_says_so(tmp_path):
     package = tmp_path / "cloze"
     package.mkdir()
-    (package / "__init__.py").write_bytes((ROOT / "cloze" / "__init__.py").read_bytes())
+    for name in ("__init__.py", "version.py"):
+        (package / name).write_bytes((ROOT / "cloze" / name).read_bytes())
     for name in ("pipeline", "model", "launch", "configs"):
         (package / name).write_text(f"../{name}")  # as git writes a link where there are none
     result = subprocess.run([sys.executable, "-c", "import cloze"], cwd=tmp_path, capture_output=True, text=True)

@@ -39,6 +39,7 @@ def test_help_begins_with_what_matters(name):
         for page, holds in ((everything, True), (first, field.name in COMMANDS[name].main)):
             if holds and (name, field.name) != ("finetune", "train_file"):  # --train, for short
                 assert f"  --{field.name}" in page or f"  {last}" in page, field.name
+        assert field.sentence, f"{field.name} has no sentence under it"
         assert field.sentence.rstrip(".").split(";")[0][:40] in one_line(everything)
     assert len(first.splitlines()) <= 85 and not LIBRARY.search(everything)
     assert max(map(len, everything.splitlines())) <= 120
