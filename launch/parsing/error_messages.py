@@ -24,12 +24,15 @@ def quoted(value: object) -> str:
     return text if re.fullmatch(r"[\w.,+\-/:*]+", text) else repr(text)
 
 
-def nearest(name: str, known: Mapping[str, Described], section: str = "") -> str:
-    """A hint at the field with the nearest name, fields of the same section first."""
+def nearest(name: str, known: Mapping[str, Described], flags: Mapping[str, str], section: str = "") -> str:
+    """A hint at the field with the nearest name, fields of the same section first. flags: as of `explain`."""
     last = {each.rpartition(".")[2]: each for each in known}
     last |= {each.rpartition(".")[2]: each for each in known if section and each.startswith(f"{section}.")}
     near = difflib.get_close_matches(name, [*known, *last], 1)
-    return f"; did you mean --{last.get(near[0], near[0])}?" if near else ""
+    if not near:
+        return ""
+    field = last.get(near[0], near[0])
+    return f"; did you mean {flags[field] if field in flags else f'{field.upper()}, which is typed without a flag'}?"
 
 
 def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
@@ -94,45 +97,51 @@ def explain(message: str, known: Mapping[str, Described], words: list[str], flag
         names = [name for name in missing[1].split(", ") if known[name].default is MISSING]
         return f"expected {', '.join(flags.get(name, name.upper()) for name in names)}, found none"
     for rule in (_wrong_value, _unknown, _no_value, _print_config):
-        if line := rule(message, known, words):
+        if line := rule(message, known, words, flags):
             return line
     return "found values that its fields don't take, expected those that the help names"
 
 
-def _unknown(message: str, known: Mapping[str, Described], words: list[str]) -> str | None:
+def _unknown(message: str, known: Mapping[str, Described], words: list[str], flags: Mapping[str, str]) -> str | None:
     if found := re.search(r"unrecognized arguments: (\S+)", message):
         name = found[1].partition("=")[0]
         if name.startswith("-"):
-            return f"found {name}, which is no option" + nearest(name.lstrip("-").removesuffix("+"), known)
+            return f"found {name}, which is no option" + nearest(name.lstrip("-").removesuffix("+"), known, flags)
         return f"found {quoted(found[1])}, expected a --field before it"
     if found := re.search(r"Group '([\w.]+)' does not accept option '([^']*)'", message):
         # The group is a section or, of a name with a dot, what stands before it.
-        return f"{found[1]}: found {quoted(found[2])}, which is no field of it" + nearest(found[2], known, found[1])
+        return f"{found[1]}: found {quoted(found[2])}, which is no field of it" + nearest(
+            found[2], known, flags, found[1]
+        )
     if found := re.search(r"Option '([^']*)' is not accepted|No action for key \"([^\"]*)\"", message):
         name = found[1] or found[2]
-        return f"found {quoted(name)}, which is no field" + nearest(name, known)
+        return f"found {quoted(name)}, which is no field" + nearest(name, known, flags)
     if "no longer supported" in message:  # of the library's own options, which it hides
         name = next((word for word in words if word.startswith("--print_")), "--print_shtab")
         return f"found {name.partition('=')[0]}, which is no option"
     if found := re.search(r"(?:Spaces not allowed in keys|Empty nested key|Key must be a string, got): (.*)", message):
         return f"found the name {found[1]}, expected the name of a field"
     if found := re.search(r"ambiguous option: (\S+)", message):
-        return f"found {found[1]}, which is no option" + nearest(found[1].lstrip("-"), known)
+        return f"found {found[1]}, which is no option" + nearest(found[1].lstrip("-"), known, flags)
     return None
 
 
-def _no_value(message: str, known: Mapping[str, Described], words: list[str]) -> str | None:
+def _no_value(message: str, known: Mapping[str, Described], words: list[str], flags: Mapping[str, str]) -> str | None:
     found = re.search(r"argument (--[\w.]+)[^:]*: expected (?:one|at least one) argument", message)
     return f"{found[1]}: found no value, expected one" if found else None
 
 
-def _print_config(message: str, known: Mapping[str, Described], words: list[str]) -> str | None:
+def _print_config(
+    message: str, known: Mapping[str, Described], words: list[str], flags: Mapping[str, str]
+) -> str | None:
     if "print_config" not in message:
         return None
     return "--print_config: found a value that it doesn't take, expected none, or =skip_default for what differs"
 
 
-def _wrong_value(message: str, known: Mapping[str, Described], words: list[str]) -> str | None:
+def _wrong_value(
+    message: str, known: Mapping[str, Described], words: list[str], flags: Mapping[str, str]
+) -> str | None:
     keys = re.findall(r'Parser key "([\w.]+)"', message) or re.findall(r"argument (?:--)?([\w.]+)[^:]*:", message)[:1]
     if not keys or keys[0] not in known:
         return None
@@ -145,7 +154,7 @@ def _wrong_value(message: str, known: Mapping[str, Described], words: list[str])
         # A value of several kinds, as data: a folder or a section; the kinds that it is not come after.
         return f"--{field.name}: found {quoted(inside[1])} in it, which is no field there; it takes {field.expected}"
     if inner := re.search(r'Parser key "[\w.]+".*(Group \'|Option \'|No action for key)', message):
-        return _unknown(message[inner.start(1) :], known, words)
+        return _unknown(message[inner.start(1) :], known, words, flags)
     value = re.search(r"(?:Got|Given) value: (.*)$", message) or re.search(
         r"Unable to load config ['\"](.*?)['\"]", message
     )

@@ -181,6 +181,12 @@ def test_fields_may_be_given_as_yaml_itself():
         ("pretrain --schedule.name liner", "did you mean linear?"),
         ("finetune --model m", "cloze finetune: expected --train, --validation, --output, TASK, found none"),
         ("predict tag", "cloze predict tag: expected MODEL, found none"),
+        ("finetune --task sst2", "found --task, which is no option; did you mean TASK, which is typed without a flag?"),
+        ("inspect --dtaa d", "found --dtaa, which is no option; did you mean DATA, which is typed without a flag?"),
+        (
+            "pretrain --trian.max_steps 3",
+            "found --trian.max_steps, which is no option; did you mean --train.max_steps?",
+        ),
         ("finetune sst2 mnli", "found mnli, expected a --field before it"),
         ("pretrain --train.max_steps 3 --train.max_steps x", "--train.max_steps: found x, expected a whole number"),
         ("pretrain --train.max_steps", "--train.max_steps: found no value, expected a whole number"),
