@@ -9,7 +9,7 @@ import pyarrow as pa
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers import hub
 from cloze.pipeline.readers.files import InputFile, Segment
-from cloze.pipeline.readers.lines import check_fields, in_pieces, order, valid
+from cloze.pipeline.readers.lines import MOST_PLACES, check_fields, in_pieces, order, valid
 from cloze.pipeline.readers.long_lines import document_id
 from cloze.pipeline.records import Document
 from cloze.pipeline.stores.places import is_url
@@ -19,6 +19,8 @@ _ROWS_AT_ONCE = 64  # rows read at once, since documents may be long,
 _BYTES_AT_ONCE = 32 << 20  # and the approximate maximum of their bytes
 # Maximum bytes of a row's text: Arrow holds four copies while it decodes a Parquet page, and a worker has 1.5 GB.
 _LONGEST_TEXT = 192 << 20
+_PIECES = 12  # bits of an order key for the pieces of a row, below those for the row (`order`)
+_MOST_ROWS = MOST_PLACES >> _PIECES
 
 
 def segments(file: InputFile, target_bytes: int) -> list[Segment]:
@@ -53,12 +55,17 @@ def read(segment: Segment) -> Iterator[Document]:
     """Documents of a segment, with their row in the file as place. A long text is never copied as a whole."""
     config = segment.file.config
     for start, rows in _parquet_rows(segment) if segment.file.format == "parquet" else hub.rows(segment):
+        if start + len(rows) > _MOST_ROWS:
+            raise UserError(
+                f"{segment.file.path}: found row {_MOST_ROWS:,}, expected at most {_MOST_ROWS:,} rows in a file or "
+                "data set; divide it"
+            )
         for place, text, name in _values(rows, segment, config.text_field, config.id_field, start):
 
             def where(_: int, row: int = place) -> str:
                 return f"row {row}"
 
-            for document in in_pieces(order(segment, place << 12), text, name, damaged=False):
+            for document in in_pieces(order(segment, place << _PIECES), text, name, damaged=False):
                 data, damaged = valid(segment, document.text, where)
                 yield replace(document, text=data, damaged=damaged)
 

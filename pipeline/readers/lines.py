@@ -12,6 +12,7 @@ from cloze.pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_pl
 from cloze.pipeline.readers.long_lines import LongLine, document_id
 from cloze.pipeline.records import Document
 
+MOST_PLACES = 1 << 40  # of a file in order keys: bytes of its text, or rows and their pieces
 LONGEST_JSON_LINE = 16 << 20  # bytes; a longer line is never held in memory as a whole
 # Bytes of text; a longer document is divided into pieces, which bounds memory, even for a shard of 64 of them.
 LONGEST_PIECE = 1 << 20
@@ -103,8 +104,16 @@ def _damages(segment: Segment, characters: codecs.IncrementalDecoder, data: byte
 
 
 def order(segment: Segment, place: int) -> int:
-    """The order key of the document at byte or row `place` of a file."""
-    return segment.file.number << 40 | place
+    """The order key of the document at `place` of a file: a byte, or a row and its piece.
+
+    Raises:
+        UserError: the place is beyond the bits that the key has for it, and would be one in another file.
+    """
+    if place >= MOST_PLACES:
+        raise UserError(
+            f"{segment.file.path}: found a document behind {MOST_PLACES >> 40} TiB, expected a shorter file; divide it"
+        )
+    return segment.file.number * MOST_PLACES | place
 
 
 def _texts(segment: Segment, block: Block, separator: re.Pattern | None) -> Iterator[Document]:

@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,22 @@ def read(inputs, **source) -> list:
 
 def texts(inputs, **source) -> list[str]:
     return [document.text.decode().strip() for document in read(inputs, **source)]
+
+
+def test_a_place_that_an_order_key_has_no_bits_for_is_refused(tmp_path, monkeypatch):
+    """The key of row 2^28 of a file, or of a byte behind 1 TiB, would be one of the next file."""
+    parquet.write_table(pa.table({"text": ["one", "two"]}), tmp_path / "a.parquet")
+    _, ((segment,),) = readers.plan(PrepareConfig(input=[str(tmp_path / "a.parquet")]))
+    rows = pa.RecordBatch.from_pydict({"text": ["one", "two"]})
+    monkeypatch.setattr(columns, "_parquet_rows", lambda _: iter([((1 << 28) - 2, rows)]))
+    last = [document.order for document in columns.read(segment)][-1]
+    assert last < lines.order(replace(segment, file=replace(segment.file, number=1)), 0)
+    monkeypatch.setattr(columns, "_parquet_rows", lambda _: iter([((1 << 28) - 1, rows)]))
+    with pytest.raises(UserError, match="a.parquet: found row 268,435,456, expected at most .* divide it$"):
+        list(columns.read(segment))
+    assert lines.order(segment, (1 << 40) - 1) == (1 << 40) - 1
+    with pytest.raises(UserError, match="a.parquet: found a document behind 1 TiB, expected a shorter file; divide it"):
+        lines.order(segment, 1 << 40)
 
 
 def with_arrow(data: bytes, codec: str) -> bytes:
