@@ -15,6 +15,7 @@ from google.protobuf import text_format
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.plugins.projector import ProjectorConfig
+from tensorboard.summary.writer import event_file_writer
 
 from cloze.launch.finetune.scoring import METRICS
 from cloze.launch.pretrain.sources import MEANS
@@ -146,7 +147,10 @@ def test_the_configuration_and_the_hyper_parameters_are_there(run):
     assert b"train.learning_rate" in board.summary_metadata["_hparams_/session_start_info"].plugin_data.content
 
 
-def test_a_resume_adds_its_configuration_and_no_second_session(tmp_path):
+def test_a_resume_adds_its_configuration_and_no_second_session(tmp_path, monkeypatch):
+    # Files of one second are read in the order of their names, which end in a counter of the process: 10 before 9. A
+    # run that resumes begins later, in a process of its own.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     for step, rate in ((0, 1e-3), (3, 5e-4)):
         writer = MetricsWriter(tmp_path, step)
         writer.describe(step, f"rate: {rate}", {"train.learning_rate": rate})

@@ -74,10 +74,26 @@ def test_counts_agree_with_the_shards(folder, undisturbed):
 
 
 def test_random_partners_come_from_the_same_shard_and_another_document(folder, undisturbed):
-    """Found again by content: the tokens of B stand in another document of the shard."""
-    reader = ShardReader(folder / "undisturbed", "validation")
-    samples, _ = reader.take(np.arange(reader.num_samples), 0)
-    assert 0.4 < (samples.next_sentence_label == 1).mean() < 0.6
+    """Found again by content: the tokens of B stand in another document of the shard, and not in that of A."""
+    reader = ShardReader(folder / "undisturbed")
+    bounds = np.cumsum([0, *(shard.samples for shard in reader.shards)])
+    assert len(bounds) > 4
+    labels = []
+    for first, after in zip(bounds[:-1], bounds[1:], strict=True):
+        samples, _ = reader.take(np.arange(first, after), None)
+        labels += samples.next_sentence_label.tolist()
+        texts, partners = {}, []  # each document's own tokens, which its samples hold in their order
+        columns = (samples.document, samples.segment_b_start, samples.next_sentence_label)
+        for row, document, start, label in zip(corpus.rows(samples), *map(np.ndarray.tolist, columns), strict=True):
+            a, b = (" " + "".join(f"{each} " for each in ids) for ids in (row[1 : start - 1], row[start:-1]))
+            texts[document] = texts.get(document, " ") + a[1:] + (b[1:] if label != 1 else "")
+            partners += [(document, b)] if label == 1 else []
+        for document, tokens in partners:
+            assert any(tokens in text for other, text in texts.items() if other != document)
+            # Some few tokens may stand in both.
+            assert tokens.count(" ") < 12 or tokens not in texts[document]
+        assert sum(tokens.count(" ") >= 12 for _, tokens in partners) > 20
+    assert 0.4 < np.mean(np.array(labels) == 1) < 0.6
 
 
 def test_duplicates_are_dropped_wherever_they_lie(tmp_path):
