@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.dropout import dropout
 from cloze.model.flash import drawing_from, flash_attention
+from cloze.model.inputs import Context
 
 
 class Layout(NamedTuple):
@@ -74,12 +75,12 @@ class _Pad(torch.autograd.Function):
     """(T, ...) -> (B * S, ...) and the gradient back; the transpose of `_Unpad`."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, token_index: Tensor, padded_index: Tensor) -> Tensor:
+    def forward(ctx: Context, rows: Tensor, token_index: Tensor, padded_index: Tensor) -> Tensor:
         ctx.save_for_backward(padded_index)
         return _rows_or_zero(rows, token_index)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None, None]:
         return gradient.index_select(0, ctx.saved_tensors[0]), None, None
 
 
@@ -87,12 +88,12 @@ class _Unpad(torch.autograd.Function):
     """(B * S, ...) -> (T, ...) and the gradient back; the transpose of `_Pad`."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, token_index: Tensor, padded_index: Tensor) -> Tensor:
+    def forward(ctx: Context, rows: Tensor, token_index: Tensor, padded_index: Tensor) -> Tensor:
         ctx.save_for_backward(token_index)
         return rows.index_select(0, padded_index)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None, None]:
         return _rows_or_zero(gradient, ctx.saved_tensors[0]), None, None
 
 
@@ -339,7 +340,8 @@ def varlen_attention(
     return result, None
 
 
-KERNELS: dict[str, Callable] = {"eager": eager_attention, "sdpa": sdpa_attention, "varlen": varlen_attention}
+Kernel = Callable[..., tuple[Tensor, Tensor | None]]
+KERNELS: dict[str, Kernel] = {"eager": eager_attention, "sdpa": sdpa_attention, "varlen": varlen_attention}
 
 
 def check_kernel(name: str, config: BertConfig) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,11 @@ from cloze.model.embeddings import Embeddings, check_length, rotary_tables
 from cloze.model.encoder import Context, Encoder, EncoderOutput
 from cloze.model.heads import NO_LABEL, MaskedLanguageModelHead, NextSentenceHead, Pooler, class_losses
 from cloze.model.huggingface import InFolders
+from cloze.model.inputs import FurtherInputs, Inputs, ModelOptions
 from cloze.model.rounding import extra_rows
+
+if TYPE_CHECKING:  # Python 3.10 lacks it
+    from typing import Unpack
 
 
 class BertOutput(NamedTuple):
@@ -299,7 +303,7 @@ class BertPreTrained(InFolders):
 
     uses_pooler = True
 
-    def __init__(self, config: BertConfig, **options: Any) -> None:
+    def __init__(self, config: BertConfig, **options: Unpack[ModelOptions]) -> None:
         super().__init__()
         self.config = config
         self.bert = BertModel(config, add_pooler=self.uses_pooler, **options)
@@ -327,7 +331,7 @@ class BertForPreTraining(BertPreTrained):
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
         dropout_seed: int | None = None,
-        **inputs: Any,
+        **inputs: Unpack[FurtherInputs],
     ) -> PreTrainingOutput:
         """Takes the inputs of BertModel.forward, and what to predict.
 
@@ -339,7 +343,7 @@ class BertForPreTraining(BertPreTrained):
         encoded, hidden = encode_masked(
             self.bert,
             masked_positions,
-            input_ids=input_ids,
+            input_ids,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             attention_mask=attention_mask,
@@ -384,22 +388,26 @@ def pooled(encoded: BertOutput) -> Tensor:
     return encoded.first_hidden_state if encoded.pooled_output is None else encoded.pooled_output
 
 
-def encode_masked(bert: BertModel, positions: Tensor | None, **inputs: Any) -> tuple[BertOutput, Tensor]:
+def encode_masked(
+    bert: BertModel, positions: Tensor | None, input_ids: Tensor | None, **inputs: Unpack[Inputs]
+) -> tuple[BertOutput, Tensor]:
     """Encode, and select the vectors at the masked positions: (M,) of concatenated tokens, (B, P) of padded ones;
     without positions those of all tokens.
     """
     if positions is None:
-        encoded = bert(**inputs)
+        encoded = bert(input_ids, **inputs)
         return encoded, encoded.last_hidden_state
-    if inputs.get("sequence_offsets") is None:
-        encoded = bert(**inputs)
+    offsets = inputs.get("sequence_offsets")
+    if offsets is None:
+        encoded = bert(input_ids, **inputs)
         hidden = encoded.last_hidden_state
         return encoded, hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
     # Compute all tokens if more would be read than there are, where the last layer saves nothing.
-    tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
-    read = len(positions) + len(inputs["sequence_offsets"]) - 1
+    tokens = inputs.get("inputs_embeds") if input_ids is None else input_ids
+    assert tokens is not None, "there are ids or embeddings"
+    read = len(positions) + len(offsets) - 1
     if inputs.get("output_hidden_states") or read > len(tokens):
-        encoded = bert(**inputs)
+        encoded = bert(input_ids, **inputs)
         return encoded, encoded.last_hidden_state.index_select(0, positions)
-    encoded = bert(**inputs, read_tokens=positions)
+    encoded = bert(input_ids, **inputs, read_tokens=positions)
     return encoded, encoded.last_hidden_state

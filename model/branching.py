@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
+
+from cloze.model.inputs import Context
 
 
 def branch(inputs: Tensor, linear: nn.Linear, parts: int = 1) -> tuple[Tensor, ...]:
@@ -24,7 +24,7 @@ def branch(inputs: Tensor, linear: nn.Linear, parts: int = 1) -> tuple[Tensor, .
 
 class _Branch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> tuple[Tensor, ...]:
+    def forward(ctx: Context, inputs: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)  # the residual has no gradient if it is not used
         with torch.autocast(inputs.device.type, enabled=False):
             outputs = nn.functional.linear(inputs, weight, bias)
@@ -32,7 +32,7 @@ class _Branch(torch.autograd.Function):
         return inputs.view_as(inputs), *outputs.chunk(parts, -1)
 
     @staticmethod
-    def backward(ctx: Any, residual: Tensor | None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, residual: Tensor | None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         total = to_weight = to_bias = None
         if ctx.needs_input_grad[0]:

@@ -44,7 +44,7 @@ def check_kinds(section: str, config: object) -> None:
             raise ModelError(f"{section}.{name}: found {shown[:40]}, expected {' or '.join(expected)}")
 
 
-def _is_of(value: object, kind: Any) -> bool:
+def _is_of(value: object, kind: object) -> bool:
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
     if kind is float:  # whole numbers count as floats; infinities are refused
@@ -171,7 +171,7 @@ class BertConfig:
     """
 
     @classmethod
-    def preset(cls, name: str, **changes: Any) -> BertConfig:
+    def preset(cls, name: str, **changes: object) -> BertConfig:
         """A configuration of configs/model/ by name: base, large, modern, ...; `changes`: fields with other values.
 
         Raises:

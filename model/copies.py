@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cloze.model.inputs import Context
+
 
 class Copied(nn.Module):
     """A module whose own and inner weights may be replaced by 16-bit copies; `WeightCopies` says when.
@@ -85,7 +87,7 @@ class _FromCopies(torch.autograd.Function):
     """The cast of many parameters, of which the result is there already; backward casts all gradients at once."""
 
     @staticmethod
-    def forward(ctx: Any, copies: Sequence[Tensor], *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Context, copies: Sequence[Tensor], *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.dtypes = [parameter.dtype for parameter in parameters]
         results = [copy.detach() for copy in copies]  # new ones each time, since each pass has a graph of its own
@@ -95,7 +97,7 @@ class _FromCopies(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         cast = [
             None if gradient is None else torch.empty_like(gradient, dtype=dtype)
             for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)

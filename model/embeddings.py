@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from cloze.model.config import SINUSOIDAL, BertConfig, ModelError
 from cloze.model.dropout import dropped
+from cloze.model.inputs import Context
 
 
 class Norm(nn.Module):
@@ -145,7 +144,7 @@ class _RotateInBlocks(torch.autograd.Function):
     too little work, take its expression instead; the values are the same."""
 
     @staticmethod
-    def forward(ctx: Any, packed: Tensor, num_heads: int, cosine: Tensor, sine: Tensor) -> Tensor:
+    def forward(ctx: Context, packed: Tensor, num_heads: int, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
         ctx.num_heads = num_heads
         rotated = torch.empty_like(packed, memory_format=torch.contiguous_format)
@@ -168,7 +167,7 @@ class _RotateInBlocks(torch.autograd.Function):
         return rotated
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         cosine, sine = ctx.saved_tensors
         return _RotateInBlocks.apply(gradient, ctx.num_heads, cosine, -sine), None, None, None
 

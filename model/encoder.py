@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -101,7 +101,7 @@ class Attention(nn.Module):
         return packed.unflatten(-1, (3, self.num_heads, self.head_size)).unbind(-3)
 
     def _attend(
-        self, heads: Sequence[Tensor], kernel: str, layout: Layout, seed: int | None, extra: dict
+        self, heads: Sequence[Tensor], kernel: str, layout: Layout, seed: int | None, extra: Mapping[str, object]
     ) -> tuple[Tensor, Tensor | None]:
         """Queries, keys and values (..., heads, head size) -> (..., hidden), and probabilities from the eager
         kernel.
@@ -333,7 +333,7 @@ class Encoder(nn.Module):
             tuple(cross_attentions) if context.output_attentions and context.cross_states is not None else None,
         )
 
-    def compile_layers(self, backend: str | Callable = "inductor") -> None:
+    def compile_layers(self, backend: str | Callable[..., object] = "inductor") -> None:
         """Compile the layers' forward and backward with torch.compile, for any number of tokens. For CUDA.
 
         `backend`: that of torch.compile. Layers of one kind share a graph. Names of weights do not change. On a CPU

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from cloze.model.inputs import Context
 
 # Of this module by whatever name it is imported: exported models bring copies of it (launch/tools/remote.py).
 _OPERATORS = __name__.replace(".", "_")
@@ -105,7 +106,7 @@ def _dropping(
 
 
 @_dropping.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     sums = query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
     return torch.empty_like(query), sums, query.new_empty(2, dtype=torch.uint64)
 
@@ -146,16 +147,16 @@ def _dropping_backward(
 
 
 @_dropping_backward.register_fake
-def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _keep(ctx: Context, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     query, key, value, offsets, *ctx.numbers, _ = inputs
     ctx.save_for_backward(query, key, value, *output[:2], offsets, output[2])
 
 
-def _backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Context, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     return *_dropping_backward(gradient, *ctx.saved_tensors, *ctx.numbers), *(None,) * 6
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +9,7 @@ from cloze.model.config import BertConfig
 from cloze.model.copies import Copied
 from cloze.model.embeddings import compute_dtype, encoder_norm
 from cloze.model.encoder import ACTIVATIONS
+from cloze.model.inputs import Context
 from cloze.model.rounding import extra_rows
 
 NO_LABEL = -100  # label without a loss, as everywhere in torch
@@ -68,7 +67,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocab_size: int
+        ctx: Context, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocab_size: int
     ) -> tuple[Tensor, Tensor]:
         """hidden (M, H), weight (V', H), bias (V') or None, labels (M,) int64 -> losses (M,) fp32, correct
         (M,).
@@ -100,7 +99,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, score_gradient, labels = ctx.saved_tensors
         gradient = gradient.where(labels != NO_LABEL, 0.0)
         # Rows usually share one factor; divided by the largest it is exactly 1 and survives rounding to 16

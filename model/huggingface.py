@@ -26,6 +26,8 @@ from cloze.model.config import BertConfig, HeadConfig, ModelError
 from cloze.model.initialization import init_weights
 
 StateDict = dict[str, Tensor]
+Json = dict[str, Any]
+"""Fields of config.json."""
 _Model = TypeVar("_Model", bound="InFolders")
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")  # in names of weights, theirs and ours
 
@@ -331,7 +333,7 @@ _MODERN_FIELDS = {  # ours -> ModernBERT's
 
 def config_to_huggingface(
     config: BertConfig, architecture: str, dtype: torch.dtype, head: HeadConfig | None = None
-) -> dict:
+) -> Json:
     """The content of config.json: of `transformers`' BERT, ELECTRA or ModernBERT, or of our own format."""
     family, rate = _export_family(config, architecture, head), config.classifier_dropout
     if family is None:
@@ -397,7 +399,7 @@ def _export_family(config: BertConfig, architecture: str, head: HeadConfig | Non
     return family
 
 
-def config_from_huggingface(values: dict) -> BertConfig:
+def config_from_huggingface(values: Json) -> BertConfig:
     """BertConfig from the content of a config.json. Raises ModelError for unsupported architectures."""
     kind = values.get("model_type")
     if kind == OWN_MODEL_TYPE:
@@ -428,7 +430,7 @@ def _activation(name: str) -> Any:
     return _THEIR_ACTIVATIONS[name]
 
 
-def _modern_config(values: dict) -> BertConfig:
+def _modern_config(values: Json) -> BertConfig:
     fields = {ours: values[theirs] for ours, theirs in _MODERN_FIELDS.items() if theirs in values}
     fields["pad_token_id"] = fields.get("pad_token_id") or 0  # as BERT's
     biases = {values.get(name, False) for name in ("attention_bias", "mlp_bias", "classifier_bias")}
@@ -462,7 +464,7 @@ def _modern_config(values: dict) -> BertConfig:
     )
 
 
-def _rotary_bases(values: dict) -> dict[str, float]:
+def _rotary_bases(values: Json) -> dict[str, float]:
     """Base of the rotary frequencies by kind of layer; raises ModelError for scaled frequencies."""
     bases = {
         "full_attention": values.get("global_rope_theta", 160_000.0),
@@ -501,14 +503,14 @@ def architecture_of(state_dict: StateDict) -> str:
 
 
 def save_pretrained(
-    folder: str | os.PathLike,
+    folder: str | os.PathLike[str],
     config: BertConfig,
     state_dict: StateDict,
-    tokenizer_folder: str | os.PathLike | None = None,
+    tokenizer_folder: str | os.PathLike[str] | None = None,
     *,
     architecture: str | None = None,
     head: HeadConfig | None = None,
-    notes: dict[str, Any] | None = None,
+    notes: Json | None = None,
 ) -> None:
     """Write config.json, model.safetensors and copies of the tokenizer's files into `folder`.
 
@@ -539,7 +541,7 @@ def save_pretrained(
     _write_config(values, folder)
 
 
-def copy_pretrained(source: str | os.PathLike, folder: str | os.PathLike) -> list[str]:
+def copy_pretrained(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[str]:
     """Copy a model folder that `load_pretrained` reads into a new one: its configuration, weights and tokenizer, old
     pickled weights as model.safetensors. Returns the names of other files, which are not copied. Raises ModelError as
     `load_pretrained`, and for a link that leads out of the folder.
@@ -568,7 +570,7 @@ def copy_pretrained(source: str | os.PathLike, folder: str | os.PathLike) -> lis
     return sorted(path.name for path in source.iterdir() if path.name not in taken)
 
 
-def cast_pretrained(folder: str | os.PathLike, dtype: torch.dtype) -> None:
+def cast_pretrained(folder: str | os.PathLike[str], dtype: torch.dtype) -> None:
     """Convert the weights of a model folder to another dtype. Raises ModelError for one that cannot represent them."""
     folder = Path(folder)
     weights = {
@@ -581,7 +583,7 @@ def cast_pretrained(folder: str | os.PathLike, dtype: torch.dtype) -> None:
     _write_config(values, folder)
 
 
-def _write_config(values: dict, folder: Path) -> None:
+def _write_config(values: Json, folder: Path) -> None:
     aside = folder / "config.json.tmp"
     aside.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(aside, folder / "config.json")
@@ -616,7 +618,7 @@ def _copy_tokenizer(source: Path, folder: Path, config: BertConfig) -> None:
         path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def load_pretrained(folder: str | os.PathLike) -> tuple[BertConfig, StateDict]:
+def load_pretrained(folder: str | os.PathLike[str]) -> tuple[BertConfig, StateDict]:
     """Configuration and weights, under our names, of a folder in Hugging Face's or in our own format.
 
     Reads model.safetensors, or an old pytorch_model.bin with weights_only. Raises ModelError for what is
@@ -679,7 +681,7 @@ def check_finite(weights: StateDict, source: str) -> None:
             )
 
 
-def load_architecture(folder: str | os.PathLike) -> str:
+def load_architecture(folder: str | os.PathLike[str]) -> str:
     """Name of the class of a model folder by its config.json. Raises ModelError if it names none."""
     name = _named_architecture(_read_config(Path(folder)))
     if not name:
@@ -691,23 +693,23 @@ def load_architecture(folder: str | os.PathLike) -> str:
     return ours.get(name) or re.sub("^ModernBert|^Electra", "Bert", name)
 
 
-def _named_architecture(values: dict) -> str | None:
+def _named_architecture(values: Json) -> str | None:
     names = values.get("architectures")
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 
-def load_note(folder: str | os.PathLike, name: str) -> Any:
+def load_note(folder: str | os.PathLike[str], name: str) -> Any:
     """The note of this name that was given to `save_pretrained`; None if config.json has none."""
     return _read_config(Path(folder)).get(name)
 
 
-def load_head(folder: str | os.PathLike) -> HeadConfig | None:
+def load_head(folder: str | os.PathLike[str]) -> HeadConfig | None:
     """Labels and problem type of the head in a model folder; None if config.json has none."""
     with _reading(Path(folder)):
         return _head(_read_config(Path(folder)))
 
 
-def _head(values: dict) -> HeadConfig | None:
+def _head(values: Json) -> HeadConfig | None:
     if values.get("head"):
         head = values["head"]
         columns = tuple((name, tuple(classes)) for name, classes in head["columns"])
@@ -725,7 +727,7 @@ def _head(values: dict) -> HeadConfig | None:
     return HeadConfig(labels, problem, pooling=pooling)
 
 
-def _read_config(folder: Path) -> dict:
+def _read_config(folder: Path) -> Json:
     path = folder / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -844,7 +846,7 @@ class InFolders(nn.Module):
         model.new_parameters = tuple(name.removeprefix(prefix) for name in lacking)
         return model.eval()
 
-    def save(self, folder: str | os.PathLike, tokenizer_folder: str | os.PathLike | None = None) -> None:
+    def save(self, folder: str | os.PathLike[str], tokenizer_folder: str | os.PathLike[str] | None = None) -> None:
         """Write the model as `save_pretrained` does."""
         head, name = getattr(self, "head", None), type(self).__name__
         save_pretrained(folder, self.config, self.state_dict(), tokenizer_folder, architecture=name, head=head)

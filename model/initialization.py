@@ -80,7 +80,7 @@ def _deviation(config: BertConfig, name: str) -> float:
     return config.initializer_range if given is None else given
 
 
-def init_word_embeddings(model: nn.Module, path: str | os.PathLike, tokens: Mapping[str, int]) -> int:
+def init_word_embeddings(model: nn.Module, path: str | os.PathLike[str], tokens: Mapping[str, int]) -> int:
     """Set word embeddings from a word2vec text file; returns how many of `tokens` (token -> id) it contains.
 
     The file: a line for each word, the word and its numbers separated by spaces; the first line may hold the

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cloze.model.bert import BertPreTrained
 from cloze.model.config import BertConfig, ModelError
+from cloze.model.inputs import Inputs, ModelOptions
+
+if TYPE_CHECKING:  # Python 3.10 lacks it
+    from typing import Unpack
 
 POOLINGS = ("cls", "mean", "max")
 
@@ -30,13 +34,15 @@ class SentenceEncoder(BertPreTrained):
 
     uses_pooler = False
 
-    def __init__(self, config: BertConfig, pooling: str = "mean", **options: Any) -> None:
+    def __init__(self, config: BertConfig, pooling: str = "mean", **options: Unpack[ModelOptions]) -> None:
         super().__init__(config, **options)
         if pooling not in POOLINGS:
             raise ModelError(f"pooling: found {pooling!r}, expected one of {', '.join(POOLINGS)}")
         self.pooling = pooling
 
-    def forward(self, input_ids: Tensor | None = None, *, texts: Tensor | None = None, **inputs: Any) -> SentenceOutput:
+    def forward(
+        self, input_ids: Tensor | None = None, *, texts: Tensor | None = None, **inputs: Unpack[Inputs]
+    ) -> SentenceOutput:
         """Takes the inputs of BertModel.forward. `texts`: (B,) int64, equal for equal texts; returned in the output,
         for losses that compare the vectors of a whole batch.
         """

@@ -9,7 +9,7 @@ answering, other heads.
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,11 @@ from cloze.model.heads import (
     exponentials_by_group,
 )
 from cloze.model.huggingface import InFolders, load_architecture
+from cloze.model.inputs import Inputs, ModelOptions
 from cloze.model.sentences import pool
+
+if TYPE_CHECKING:  # Python 3.10 lacks it
+    from typing import Unpack
 
 
 class TaskOutput(NamedTuple):
@@ -67,13 +71,13 @@ class WithTransform(BertPreTrained):
     `forward` takes either ids or the results of `features`, so that a frozen encoder need not run again.
     """
 
-    def __init__(self, config: BertConfig, **options: Any) -> None:
+    def __init__(self, config: BertConfig, **options: Unpack[ModelOptions]) -> None:
         super().__init__(config, **options)
         self.transform = ClassifierTransform(config) if config.classifier_transform else nn.Identity()
         rate = config.classifier_dropout
         self.dropout_probability = config.hidden_dropout_prob if rate is None else rate
 
-    def encode(self, input_ids: Tensor | None, inputs: dict[str, Any]) -> tuple[BertOutput | None, int | None]:
+    def encode(self, input_ids: Tensor | None, inputs: Inputs) -> tuple[BertOutput | None, int | None]:
         """The encoder's output (None with `features`) and the seed of the classifier's dropout, drawn once for both."""
         given = "features" in inputs
         if not self.training:
@@ -93,7 +97,7 @@ class Classifier(WithTransform):
     takes_head = True
     reads_tokens = False
 
-    def __init__(self, config: BertConfig, head: HeadConfig | None = None, **options: Any) -> None:
+    def __init__(self, config: BertConfig, head: HeadConfig | None = None, **options: Unpack[ModelOptions]) -> None:
         super().__init__(config, **options)
         self.head = head or HeadConfig()
         layers = config.num_hidden_layers
@@ -115,7 +119,7 @@ class Classifier(WithTransform):
             self.head.pooling == "pooler" or (self.head.pooling == "cls" and self.head.layers == "last")
         )
 
-    def features(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:
+    def features(self, input_ids: Tensor | None = None, **inputs: Unpack[Inputs]) -> Tensor:
         """The encoder's vectors that the head reads: (B, layers read, hidden), for token heads (T, layers read,
         hidden).
         """
@@ -123,7 +127,7 @@ class Classifier(WithTransform):
         assert encoded is not None, "features of features"
         return self._features(encoded, inputs)
 
-    def _asked(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def _asked(self, inputs: Inputs) -> Inputs:
         if self.head.layers != "last":
             return inputs | {"output_hidden_states": True}
         offsets = inputs.get("sequence_offsets")
@@ -132,7 +136,7 @@ class Classifier(WithTransform):
             return inputs | {"read_tokens": offsets.new_empty(0, dtype=torch.int64)}
         return inputs
 
-    def _features(self, encoded: BertOutput, inputs: dict[str, Any]) -> Tensor:
+    def _features(self, encoded: BertOutput, inputs: Inputs) -> Tensor:
         if self.head.layers == "last":
             states: tuple[Tensor, ...] = (encoded.last_hidden_state,)
         else:
@@ -151,12 +155,12 @@ class Classifier(WithTransform):
             return self.mix(features.flatten(0, -3)).view(*features.shape[:-2], -1)
         return features.flatten(-2)
 
-    def scores(self, input_ids: Tensor | None, inputs: dict[str, Any]) -> tuple[Tensor, BertOutput | None]:
+    def scores(self, input_ids: Tensor | None, inputs: Inputs) -> tuple[Tensor, BertOutput | None]:
         """Scores of the head, and the encoder's output, None with features."""
         vectors, encoded, seed = self.read(input_ids, inputs)
         return self.classifier(self.transformed(vectors, seed)), encoded
 
-    def read(self, input_ids: Tensor | None, inputs: dict[str, Any]) -> tuple[Tensor, BertOutput | None, int | None]:
+    def read(self, input_ids: Tensor | None, inputs: Inputs) -> tuple[Tensor, BertOutput | None, int | None]:
         """Inputs of the transform, the encoder's output, and the seed of dropout."""
         encoded, seed = self.encode(input_ids, self._asked(inputs))
         pools = self.head.pooling == "pooler" and not self.reads_tokens
@@ -208,11 +212,11 @@ class BertForQuestionAnswering(WithTransform):
 
     uses_pooler = False
 
-    def __init__(self, config: BertConfig, **options: Any) -> None:
+    def __init__(self, config: BertConfig, **options: Unpack[ModelOptions]) -> None:
         super().__init__(config, **options)
         self.span = nn.Linear(config.hidden_size, 2)
 
-    def features(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:
+    def features(self, input_ids: Tensor | None = None, **inputs: Unpack[Inputs]) -> Tensor:
         """The encoder's vectors that the head reads: (T, hidden) or (B, S, hidden)."""
         encoded, _ = self.encode(input_ids, inputs)
         assert encoded is not None, "features of features"
@@ -228,7 +232,7 @@ class BertForQuestionAnswering(WithTransform):
         start_targets: Tensor | None = None,
         end_targets: Tensor | None = None,
         num_softmaxes: int = 0,
-        **inputs: Any,
+        **inputs: Unpack[Inputs],
     ) -> SpanOutput:
         """Positions: (B,) int64 from the start of each sequence; outside of it (or negative): no loss.
 
@@ -296,7 +300,7 @@ class BertForMaskedLM(BertPreTrained):
 
     uses_pooler = False
 
-    def __init__(self, config: BertConfig, **options: Any) -> None:
+    def __init__(self, config: BertConfig, **options: Unpack[ModelOptions]) -> None:
         super().__init__(config, **options)
         self.masked_lm = MaskedLanguageModelHead(config, self.bert.embeddings.word)
 
@@ -306,10 +310,10 @@ class BertForMaskedLM(BertPreTrained):
         *,
         masked_positions: Tensor | None = None,
         labels: Tensor | None = None,
-        **inputs: Any,
+        **inputs: Unpack[Inputs],
     ) -> PreTrainingOutput:
         """As BertForPreTraining.forward, without next sentences."""
-        encoded, hidden = encode_masked(self.bert, masked_positions, input_ids=input_ids, **inputs)
+        encoded, hidden = encode_masked(self.bert, masked_positions, input_ids, **inputs)
         predicted = self.masked_lm(hidden, labels)
         output = PreTrainingOutput(hidden_states=encoded.hidden_states, attentions=encoded.attentions)
         if labels is None:
@@ -320,12 +324,12 @@ class BertForMaskedLM(BertPreTrained):
 class BertForNextSentencePrediction(BertPreTrained):
     """Next sentence only."""
 
-    def __init__(self, config: BertConfig, **options: Any) -> None:
+    def __init__(self, config: BertConfig, **options: Unpack[ModelOptions]) -> None:
         super().__init__(config, **options)
         self.next_sentence = NextSentenceHead(config)
 
     def forward(
-        self, input_ids: Tensor | None = None, *, next_sentence_label: Tensor | None = None, **inputs: Any
+        self, input_ids: Tensor | None = None, *, next_sentence_label: Tensor | None = None, **inputs: Unpack[Inputs]
     ) -> PreTrainingOutput:
         """As BertForPreTraining.forward, without masked tokens."""
         encoded = self.bert(input_ids, **inputs)
@@ -359,12 +363,12 @@ class BertForReplacedTokenDetection(BertPreTrained):
 
     uses_pooler = False
 
-    def __init__(self, config: BertConfig, **options: Any) -> None:
+    def __init__(self, config: BertConfig, **options: Unpack[ModelOptions]) -> None:
         super().__init__(config, **options)
         self.detection = DetectionHead(config)
 
     def forward(
-        self, input_ids: Tensor | None = None, *, replaced: Tensor | None = None, **inputs: Any
+        self, input_ids: Tensor | None = None, *, replaced: Tensor | None = None, **inputs: Unpack[Inputs]
     ) -> DetectionOutput:
         """`replaced`: bool in the shape of the tokens."""
         scores = self.detection(self.bert(input_ids, **inputs).last_hidden_state)
@@ -386,7 +390,7 @@ class BertForSequenceClassification(Classifier):
     (regression).
     """
 
-    def __init__(self, config: BertConfig, head: HeadConfig | None = None, **options: Any) -> None:
+    def __init__(self, config: BertConfig, head: HeadConfig | None = None, **options: Unpack[ModelOptions]) -> None:
         super().__init__(config, head, **options)
         if self.head.pieces == "attention":
             self.piece_attention = nn.Linear(self.classifier.in_features, 1)
@@ -397,7 +401,7 @@ class BertForSequenceClassification(Classifier):
         *,
         labels: Tensor | None = None,
         piece_offsets: Tensor | None = None,
-        **inputs: Any,
+        **inputs: Unpack[Inputs],
     ) -> TaskOutput:
         """`labels`: (B,) int64 classes; (B, labels) of 0 and 1; (B, columns) int64; (B,) or (B, targets)
         numbers. `piece_offsets`: (B + 1,) int64, the first sequence of each text, and their number; None: one each.
@@ -413,12 +417,12 @@ class BertForSequenceClassification(Classifier):
         return output._replace(losses=losses, num_labelled=num_labelled)
 
     def features(
-        self, input_ids: Tensor | None = None, *, piece_offsets: Tensor | None = None, **inputs: Any
+        self, input_ids: Tensor | None = None, *, piece_offsets: Tensor | None = None, **inputs: Unpack[Inputs]
     ) -> Tensor:
         """As Classifier.features, with one row per piece."""
         return super().features(input_ids, **inputs)
 
-    def vectors(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:
+    def vectors(self, input_ids: Tensor | None = None, **inputs: Unpack[Inputs]) -> Tensor:
         """The input of `pool_pieces` for each sequence, (B, ...)."""
         return self.read(input_ids, inputs)[0]
 
@@ -466,7 +470,9 @@ class BertForTokenClassification(Classifier):
     uses_pooler = False
     reads_tokens = True
 
-    def forward(self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, **inputs: Any) -> TaskOutput:
+    def forward(
+        self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, **inputs: Unpack[Inputs]
+    ) -> TaskOutput:
         """`labels`: (T,) or (B, S) int64, -100 at padding and at word pieces that are not scored."""
         scores, encoded = self.scores(input_ids, inputs)
         output = with_states(TaskOutput(scores), encoded)
@@ -476,13 +482,20 @@ class BertForTokenClassification(Classifier):
         return output._replace(losses=losses.flatten(), num_labelled=(labels != NO_LABEL).sum())
 
 
+def _without_choices(tensor: Tensor | None) -> Tensor | None:
+    """(B, choices, ...) -> (B * choices, ...)."""
+    return None if tensor is None else tensor.flatten(0, 1)
+
+
 class BertForMultipleChoice(Classifier):
     """One of several sequences: each is scored, and the scores compete in a softmax."""
 
     def _num_outputs(self) -> int:
         return 1
 
-    def features(self, input_ids: Tensor | None = None, *, num_choices: int | None = None, **inputs: Any) -> Tensor:
+    def features(
+        self, input_ids: Tensor | None = None, *, num_choices: int | None = None, **inputs: Unpack[Inputs]
+    ) -> Tensor:
         """As Classifier.features, with one row per choice."""
         return super().features(input_ids, **inputs)
 
@@ -492,7 +505,7 @@ class BertForMultipleChoice(Classifier):
         *,
         labels: Tensor | None = None,
         num_choices: int | None = None,
-        **inputs: Any,
+        **inputs: Unpack[Inputs],
     ) -> TaskOutput:
         """Padded: ids (B, choices, S) or `inputs_embeds` (B, choices, S, hidden), masks and segments alike.
         Concatenated: choices one after another, with `num_choices`. `labels`: (B,) int64.
@@ -502,8 +515,13 @@ class BertForMultipleChoice(Classifier):
         if tokens is not None and tokens.dim() == 3:
             num_choices = tokens.shape[1]
             input_ids = None if input_ids is None else input_ids.flatten(0, 1)
-            padded = ("inputs_embeds", "token_type_ids", "attention_mask", "position_ids")
-            inputs |= {name: inputs[name].flatten(0, 1) for name in padded if inputs.get(name) is not None}
+            flat: Inputs = {
+                "inputs_embeds": _without_choices(vectors),
+                "token_type_ids": _without_choices(inputs.get("token_type_ids")),
+                "attention_mask": _without_choices(inputs.get("attention_mask")),
+                "position_ids": _without_choices(inputs.get("position_ids")),
+            }
+            inputs |= flat
         elif num_choices is None:
             raise ModelError("num_choices: expected with inputs that are not (B, choices, S); give it")
         scores, encoded = self.scores(input_ids, inputs)

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 
 Objective = Literal["next_sentence", "sentence_order", "full_sentences", "single_sentences", "given_pairs"]
 PAIR_OBJECTIVES = ("next_sentence", "sentence_order", "given_pairs")
@@ -329,7 +330,7 @@ class PrepareConfig:
     def stored_mask_sets(self) -> int:
         return self.mask_sets if self.masking.mode == "precomputed" else 0
 
-    def preparation(self, max_length: int) -> dict:
+    def preparation(self, max_length: int) -> Fields:
         """The fields that determine the shards' bytes, besides input and tokenizer; saved in the manifest."""
         everything = asdict(self)
         kept = ("seed", "sentences", "samples", "masking", "split", "shards")

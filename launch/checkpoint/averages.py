@@ -10,6 +10,7 @@ import torch
 from cloze.launch.checkpoint.deepspeed_files import load_pickled
 from cloze.launch.checkpoint.state import read_state
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 
 # Name of a parameter -> offset of a flat fp32 part of it, and the part.
 Parts = dict[str, tuple[int, torch.Tensor]]
@@ -22,7 +23,7 @@ def average_file(rank: int | None) -> str:
     return "ema.pt" if rank is None else f"ema-rank-{rank:05d}.pt"
 
 
-def average_content(parts: Parts, tied: dict[str, str]) -> dict:
+def average_content(parts: Parts, tied: dict[str, str]) -> Fields:
     """Content of such a file. tied: additional name of a tied parameter -> the name under which its parts are
     stored.
     """

@@ -15,6 +15,7 @@ from cloze.launch.run import runs
 from cloze.launch.run.commits import Commit, read_commits
 from cloze.launch.run.stored import COMMITS, fetch_description, fetch_objects
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.stores.places import StorePath
 from cloze.pipeline.stores.scratch import scratch_folder
@@ -37,7 +38,7 @@ def owner_of(name: str) -> int | None:
     return int(found[1] or found[2]) if found else None
 
 
-def read_index(place: StorePath, step: int, commit: Commit) -> dict:
+def read_index(place: StorePath, step: int, commit: Commit) -> Fields:
     """The index of a committed checkpoint: `state` and `files`.
 
     Raises:

@@ -28,6 +28,7 @@ from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import readable_errors, sync_folder
 
 # Per parameter: fp32 master weight, two Adam moments, a moving average, a 16-bit or fp32 copy of the weight.
@@ -43,7 +44,7 @@ class _Writing:
     writer: BackgroundWriter
     aside: Path
     state: TrainState
-    facts: dict
+    facts: Fields
     local: bool
     """Whether it is only for a restart on the same machines."""
 
@@ -140,9 +141,9 @@ class CheckpointManager:
         self,
         engine: Engine,
         state: TrainState,
-        facts: dict,
+        facts: Fields,
         rank_state: dict[str, torch.Tensor],
-        files: Mapping[str, dict] = MappingProxyType({}),
+        files: Mapping[str, Fields] = MappingProxyType({}),
         *,
         local: bool = False,
     ) -> None:
@@ -216,11 +217,11 @@ class CheckpointManager:
         self._best = {writing.state.best_step}
         self._published(step, parts, facts, writing.local)
 
-    def _in_this_folder(self, parts: list[str], facts: dict) -> tuple[list[str], dict]:
+    def _in_this_folder(self, parts: list[str], facts: Fields) -> tuple[list[str], Fields]:
         """The ranks' lists of files restricted to this folder, and the content of its state.json."""
         return parts, facts
 
-    def _published(self, step: int, parts: list[str], state: dict, local: bool) -> None:
+    def _published(self, step: int, parts: list[str], state: Fields, local: bool) -> None:
         """Called on every rank after a checkpoint was published in the folder."""
         self._damaged.discard(step)
 
@@ -256,7 +257,7 @@ class CheckpointManager:
                 f"{count * _BYTES_PER_PARAMETER:,} for a checkpoint; free space and run again"
             )
 
-    def _publish(self, aside: Path, final: Path, parts: list[str], state: dict) -> None:
+    def _publish(self, aside: Path, final: Path, parts: list[str], state: Fields) -> None:
         checksums: dict[str, tuple[int, str]] = {}
         for rank, part in enumerate(parts):
             files = json.loads(part)
@@ -300,7 +301,7 @@ class CheckpointManager:
             except OSError as error:  # a file that is open over NFS, say; the next save tries again
                 self.warn(f"{doomed}: an old checkpoint could not be removed ({error.strerror})")
 
-    def state(self, step: int) -> dict:
+    def state(self, step: int) -> Fields:
         """Content of a checkpoint's state.json, including the facts given to `save`."""
         return read_state(self.path(step))
 
@@ -374,14 +375,14 @@ class CheckpointManager:
         return restored, rank_states
 
 
-def _rng_state(device: torch.device) -> dict:
+def _rng_state(device: torch.device) -> Fields:
     state = {"rng_cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["rng_cuda"] = torch.cuda.get_rng_state(device)
     return state
 
 
-def _set_rng_state(state: dict, device: torch.device) -> None:
+def _set_rng_state(state: Fields, device: torch.device) -> None:
     torch.set_rng_state(state["rng_cpu"])
     if device.type == "cuda" and "rng_cuda" in state:
         torch.cuda.set_rng_state(state["rng_cuda"], device)

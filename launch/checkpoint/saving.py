@@ -12,10 +12,11 @@ from typing import IO, Any, cast
 import torch
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import readable_errors, sha256_of
 
 
-def host_copy(value: Any, memo: dict | None = None) -> Any:
+def host_copy(value: Any, memo: Fields | None = None) -> Any:
     """A deep copy of nested dicts, lists and tuples with every tensor in host memory; nothing is shared with `value`.
 
     Tensors that share a storage also share its copy, so that the files keep their size.
@@ -93,7 +94,7 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: list[tuple[str, Future]] = []
+        self._pending: list[tuple[str, Future[Any]]] = []
 
     def submit(self, content: Any, path: Path) -> None:
         """Copy `content`, which may change as soon as this returns, and write the copy."""

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text, sha256_of
 
 CHECKSUMS = "checksums.json"
@@ -73,7 +74,7 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def describe(folder: Path, files: dict[str, tuple[int, str]], state: dict) -> None:
+def describe(folder: Path, files: dict[str, tuple[int, str]], state: Fields) -> None:
     """Write state.json and, last, checksums.json (size and SHA-256 by file name) of a checkpoint's folder."""
     publish_text(folder / STATE, json.dumps(state | {"files_hash": hash_of_files(files)}, indent=1) + "\n")
     listed = {**files, STATE: ((folder / STATE).stat().st_size, sha256_of(folder / STATE))}
@@ -88,7 +89,7 @@ def hash_of_files(checksums: dict[str, tuple[int, str]]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def read_state(folder: Path) -> dict:
+def read_state(folder: Path) -> Fields:
     """state.json of a checkpoint: the fields of TrainState, `world_size`, `zero_stage`, `config_hash`, `files_hash` and
     `shaping` (what shapes the result, by dotted name: fields, and hashes of what was read); of a pretraining
     `manifest_hash`, `tokenizer_fingerprint` and `data_streams` as well."""

@@ -35,6 +35,7 @@ from cloze.launch.run.stored import StoredRun
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import readable_errors, sha256_of
 from cloze.pipeline.stores.places import StorePath
 
@@ -50,7 +51,7 @@ class _Published:
     files: Files
     """Of all ranks."""
     mine: Files
-    state: dict
+    state: Fields
 
 
 def _files_of(parts: list[str]) -> Files:
@@ -188,7 +189,7 @@ class StoredCheckpoints(CheckpointManager):
         self._say(f"step {step} is on {where} and not in the store yet: resuming from it")
         return step
 
-    def _agree_on_index(self, step: int) -> dict | None:
+    def _agree_on_index(self, step: int) -> Fields | None:
         """Rank 0's copy of the index, on every rank; None, after a warning, if rank 0 finds the checkpoint damaged."""
         sent = ""
         with self._together("read a checkpoint's index"):
@@ -213,7 +214,7 @@ class StoredCheckpoints(CheckpointManager):
             )
         return step
 
-    def _fetch(self, step: int, index: dict, whole: bool = False) -> list[str]:
+    def _fetch(self, step: int, index: Fields, whole: bool = False) -> list[str]:
         """Fetch the files that the ranks of this machine need into the folder of the step; each rank fetches its share.
 
         Args:
@@ -329,20 +330,20 @@ class StoredCheckpoints(CheckpointManager):
         self,
         engine: Engine,
         state: TrainState,
-        facts: dict,
+        facts: Fields,
         rank_state: dict[str, torch.Tensor],
-        files: Mapping[str, dict] = MappingProxyType({}),
+        files: Mapping[str, Fields] = MappingProxyType({}),
         *,
         local: bool = False,
     ) -> None:
         """As in CheckpointManager; state.json also names the start that saved it."""
         super().save(engine, state, facts | {ATTEMPT: self._run.attempt}, rank_state, files, local=local)
 
-    def _in_this_folder(self, parts: list[str], facts: dict) -> tuple[list[str], dict]:
+    def _in_this_folder(self, parts: list[str], facts: Fields) -> tuple[list[str], Fields]:
         here = [part if rank in self._local_ranks else "{}" for rank, part in enumerate(parts)]
         return here, facts | {WHOLE: hash_of_files(_files_of(parts))}
 
-    def _published(self, step: int, parts: list[str], state: dict, local: bool) -> None:
+    def _published(self, step: int, parts: list[str], state: Fields, local: bool) -> None:
         published = _Published(step, _files_of(parts), json.loads(parts[self.environment.rank]), state)
         self._newest_local = published if local else None
         if not local:

@@ -48,7 +48,7 @@ def upload(path: Path, size: int, digest: str, folder: StorePath, patience: Pati
     """
     found = hashlib.sha256()
     with open(path, "rb") as file, ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="upload") as senders:
-        sent: deque[Future] = deque()
+        sent: deque[Future[None]] = deque()
         for number, (start, stop) in enumerate(parts_of(size)):
             data = file.read(stop - start)
             found.update(data)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from cloze.launch.config import RunConfig
+from cloze.launch.engine.config import Settings
 from cloze.launch.engine.optimizers import build_optimizer
 from cloze.launch.engine.repairs import (
     forget_left_world,
@@ -27,7 +28,7 @@ from cloze.pipeline.errors import UserError
 
 
 def build_deepspeed(
-    model: nn.Module, config: RunConfig, settings: dict[str, Any], device: torch.device
+    model: nn.Module, config: RunConfig, settings: Settings, device: torch.device
 ) -> deepspeed.DeepSpeedEngine:
     """Wrap the model; its parameters move to `device` and, for bf16 and fp16 above stage 0, become 16-bit.
 
@@ -66,7 +67,7 @@ def build_deepspeed(
     return engine
 
 
-def _check_read(settings: dict[str, Any], added: dict[str, Any]) -> None:
+def _check_read(settings: Settings, added: Settings) -> None:
     """Raise UserError for the first setting of the user's that DeepSpeed does not look at."""
     noting = NotingDict(settings)  # not the one that the engine has, which is saved in every checkpoint
     DeepSpeedConfig(noting)
@@ -80,7 +81,7 @@ def _check_read(settings: dict[str, Any], added: dict[str, Any]) -> None:
 class NotingDict(dict[str, Any]):
     """A nested dict that notes by which names it is asked: DeepSpeed ignores most names that it does not know."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: Settings) -> None:
         super().__init__(
             {name: NotingDict(value) if isinstance(value, dict) else value for name, value in values.items()}
         )
@@ -101,7 +102,7 @@ class NotingDict(dict[str, Any]):
         self.asked.add(name)
         return super().get(name, default)
 
-    def unread(self, added: dict[str, Any]) -> str | None:
+    def unread(self, added: Settings) -> str | None:
         """Dotted path of the first name among `added` that no code has read, or None; a section that was not
         asked for any name was looked at as a whole."""
         for name, value in added.items():
@@ -128,6 +129,6 @@ def _refusal(error: Exception) -> UserError:
     )
 
 
-def _check_fp16(settings: dict[str, Any], device: torch.device) -> None:
+def _check_fp16(settings: Settings, device: torch.device) -> None:
     if settings.get("fp16", {}).get("enabled") and device.type != "cuda":
         raise UserError(f"train.precision: found fp16, expected bf16 or fp32 on {device.type}: only GPUs train in fp16")

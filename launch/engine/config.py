@@ -37,10 +37,12 @@ COUNTED_ON = {
     "zero_optimization.compute_grad_norm": (True, "by its norm an infinite or NaN gradient is known, and skipped"),
 }
 
+Settings = dict[str, Any]
+"""DeepSpeed's configuration: nested sections of JSON's values."""
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def deepspeed_config(config: RunConfig, world_size: int, *, load_universal: bool = False) -> dict[str, Any]:
+def deepspeed_config(config: RunConfig, world_size: int, *, load_universal: bool = False) -> Settings:
     """The JSON-like dict that DeepSpeed is given; pure.
 
     Args:
@@ -52,7 +54,7 @@ def deepspeed_config(config: RunConfig, world_size: int, *, load_universal: bool
     """
     batch = BatchArithmetic.of(config.train, world_size)
     precision, stage = config.train.precision, config.zero.stage
-    result: dict[str, Any] = {
+    result: Settings = {
         "train_batch_size": batch.global_batch_size,
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.gradient_accumulation_steps,
@@ -107,7 +109,7 @@ def deepspeed_config(config: RunConfig, world_size: int, *, load_universal: bool
     return merged
 
 
-def _merge(made: dict[str, Any], added: dict[str, Any], path: str) -> dict[str, Any]:
+def _merge(made: Settings, added: Settings, path: str) -> Settings:
     """Both, nested; UserError for a value that `made` holds already and differently."""
     merged = dict(made)
     for name, value in added.items():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cloze.launch.config import RunConfig
 from cloze.launch.engine import summing
 from cloze.launch.engine.building import build_deepspeed
-from cloze.launch.engine.config import PRECISIONS
+from cloze.launch.engine.config import PRECISIONS, Settings
 from cloze.launch.engine.files import CheckpointFiles, Read, Submit
 from cloze.launch.engine.fragments import Fragment, UpdatedParts, base_optimizer, master_fragments
 from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
@@ -56,7 +56,7 @@ class Engine:
         UserError: as `build_deepspeed`.
     """
 
-    def __init__(self, model: nn.Module, config: RunConfig, settings: dict[str, Any], device: torch.device) -> None:
+    def __init__(self, model: nn.Module, config: RunConfig, settings: Settings, device: torch.device) -> None:
         self.model: Any = model
         """Has an encoder `bert`, in fine-tuning as in pretraining."""
         self.device = device

@@ -8,9 +8,11 @@ from typing import Any
 
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
-Submit = Callable[[dict[str, Any], Path], None]
+Content = dict[str, Any]
+"""Tensors and plain values by name."""
+Submit = Callable[[Content, Path], None]
 """Takes the content of a file, live tensors of the engine included, and its path."""
-Read = Callable[[str], dict[str, Any]]
+Read = Callable[[str], Content]
 """Returns the content of a file."""
 
 
@@ -25,7 +27,7 @@ class CheckpointFiles(CheckpointEngine):
     def create(self, info: object) -> None:
         """Does nothing: there is nothing to prepare."""
 
-    def save(self, state_dict: dict[str, Any], path: str) -> None:
+    def save(self, state_dict: Content, path: str) -> None:
         assert self._submit is not None, "made for reading"
         partition = state_dict.get("optimizer_state_dict")
         if isinstance(partition, dict) and "partition_count" in partition:
@@ -34,7 +36,7 @@ class CheckpointFiles(CheckpointEngine):
             partition.setdefault("zero_stage", 1)
         self._submit(state_dict, Path(path))
 
-    def load(self, path: str, map_location: object = None) -> dict[str, Any]:
+    def load(self, path: str, map_location: object = None) -> Content:
         assert self._read is not None, "made for writing"
         return self._read(path)
 

@@ -57,7 +57,7 @@ def grow_scale_after_step(optimizer: Any) -> None:
         if has_overflow:
             update(True)
 
-    def step_then_grow(*arguments: Any, **options: Any) -> None:
+    def step_then_grow(*arguments: object, **options: object) -> None:
         step(*arguments, **options)
         if not optimizer.overflow:
             update(False)
@@ -120,7 +120,7 @@ class _Padding:
     def _hp_mapping(self) -> _Padding:
         return self
 
-    def load_hp_checkpoint_state(self, *arguments: Any, **options: Any) -> None:
+    def load_hp_checkpoint_state(self, *arguments: object, **options: object) -> None:
         """It has no step."""
 
     def get_optim_state_keys(self) -> tuple[()]:

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -24,6 +24,7 @@ from cloze.launch.run.preemption import EXIT_REQUEUE
 from cloze.launch.system.console import Console, clock
 from cloze.launch.training.process import EXIT_COMPLETE
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.stores.places import is_url
 
 _CHECKPOINT = re.compile(r"step-(\d+)")
@@ -82,13 +83,13 @@ def _model(config: EvaluateConfig) -> tuple[Path, int | Literal["best"] | None]:
     return folder.resolve().parents[1], int(found[1])
 
 
-def _texts(config: EvaluateConfig) -> list:
+def _texts(config: EvaluateConfig) -> list[Any]:
     if config.suite == "lines":
         return read_lines(config.data, config.every_nth)
     return read_pairs(Path(config.data), config.every_nth)
 
 
-def _measure(config: EvaluateConfig, predictor: Predictor, texts: list, console: Console) -> dict:
+def _measure(config: EvaluateConfig, predictor: Predictor, texts: list[Any], console: Console) -> Fields:
     predictor.require(Score())
     progress = _Progress(console)
     if config.suite == "lines":
@@ -114,7 +115,7 @@ class _Progress:
         self.console.say(f"scored {done:,} of {total:,} tokens  {clock(left)} left")
 
 
-def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list, console: Console) -> int:
+def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list[Any], console: Console) -> int:
     """Evaluate the run's current checkpoints that have no result yet, oldest first; then write all curves again."""
     if not runs.is_pretraining(run):
         raise UserError(f"every_checkpoint: found {run}, which is no run of pretraining, expected one; leave it out")
@@ -145,7 +146,7 @@ def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list, console: C
     return EXIT_COMPLETE
 
 
-def _write_curves(suite: str, folder: Path, settings: dict) -> None:
+def _write_curves(suite: str, folder: Path, settings: Fields) -> None:
     """Write a folder's results with these settings as TensorBoard events, in the order of the steps."""
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()

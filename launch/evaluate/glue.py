@@ -17,6 +17,7 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.environment import visible_gpus
 from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text
 
 # GLUE's tasks by their names in `cloze finetune`; folders have these names or those of GLUE's archive (SST-2 is sst2).
@@ -47,7 +48,7 @@ def find_tasks(folder: Path) -> dict[str, tuple[Path, Path]]:
 
 def fine_tune(
     folder: Path, step: int | None, tasks: dict[str, tuple[Path, Path]], config: EvaluateConfig, console: Console
-) -> dict | None:
+) -> Fields | None:
     """Run every task with every seed, each a `cloze finetune` in its own process; None if a signal stopped it.
 
     Complete runs are not repeated. The development file is evaluated by the first metric of the task.
@@ -117,7 +118,7 @@ def _random_weights(folder: Path, output: Path) -> list[str]:
     return ["--model", str(output / "shape.yaml"), "--tokenizer", str(runs.tokenizer_folder(folder))]
 
 
-def _summary(task: str, planned: dict[int, Run]) -> dict:
+def _summary(task: str, planned: dict[int, Run]) -> Fields:
     """The values of a task's runs, by seed."""
     values, metric = {}, TASKS[task].metrics[0]
     for seed, run in planned.items():

@@ -10,6 +10,7 @@ from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers import plan, read
+from cloze.pipeline.records import Fields
 
 
 def read_lines(data: str, every_nth: int = 1) -> list[str]:
@@ -37,7 +38,7 @@ def score_lines(
     max_length: int,
     bf16: bool,
     progress: Callable[[int, int], None],
-) -> dict:
+) -> Fields:
     """Total scores of all lines; repeated lines count each time but are scored once.
 
     Raises:

@@ -14,6 +14,7 @@ import numpy as np
 from cloze.launch.evaluate.likelihood import num_tokens, pseudo_log_likelihoods
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import readable_errors
 
 # BLiMP's 13 terms are 12 phenomena: the paper counts the two paradigms of s-selection as argument structure.
@@ -116,7 +117,7 @@ def score_pairs(
     return scores[sides[:, 0]] - scores[sides[:, 1]]
 
 
-def accuracies(pairs: list[Pair], differences: np.ndarray) -> dict:
+def accuracies(pairs: list[Pair], differences: np.ndarray) -> Fields:
     """Percent of pairs whose good sentence is more probable (ties count as wrong): for each paradigm; means over each
     phenomenon, over all paradigms, and over the phenomena.
     """

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 from cloze.launch.system.console import Console
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 
 _MEANS = ("mean_of_paradigms", "mean_of_phenomena")
 
 
-def print_result(console: Console, title: str, result: dict) -> None:
+def print_result(console: Console, title: str, result: Fields) -> None:
     """Print a table: for pairs the phenomena with their paradigms, for lines the numbers."""
     if "paradigms" not in result:
         console.facts(
@@ -34,7 +35,7 @@ def print_result(console: Console, title: str, result: dict) -> None:
     )
 
 
-def print_tasks(console: Console, title: str, result: dict) -> None:
+def print_tasks(console: Console, title: str, result: Fields) -> None:
     """Print a table of fine-tuned tasks: median and spread over the seeds; and those of random weights, if measured."""
     starts = {"": "tasks"} | ({"random weights: ": "random_weights"} if "random_weights" in result else {})
     columns = [f"{start}{column}" for start in starts for column in ("median", "mean ± deviation")]
@@ -53,19 +54,19 @@ def print_tasks(console: Console, title: str, result: dict) -> None:
     )
 
 
-def _spread(task: dict) -> tuple[str, str]:
+def _spread(task: Fields) -> tuple[str, str]:
     deviation = "" if task["deviation"] is None else f" ± {task['deviation']:.4f}"
     return f"{task['median']:.4f}", f"{task['mean']:.4f}{deviation}"
 
 
-def write_json(path: Path, result: dict) -> None:
+def write_json(path: Path, result: Fields) -> None:
     """Write the result as JSON."""
     with readable_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         publish_text(path, json.dumps(result, indent=1) + "\n")
 
 
-def draw(path: Path, title: str, result: dict) -> None:
+def draw(path: Path, title: str, result: Fields) -> None:
     """Draw bars of the phenomena, sorted from the bottom, and their mean; needs matplotlib (precheck.py)."""
     from matplotlib.figure import Figure
 
@@ -86,7 +87,7 @@ def draw(path: Path, title: str, result: dict) -> None:
         figure.savefig(path, dpi=150)
 
 
-def scalars(suite: str, result: dict) -> dict[str, float]:
+def scalars(suite: str, result: Fields) -> dict[str, float]:
     """The values of a result as curves: `SUITE/NAME`."""
     if "paradigms" not in result:
         return {f"{suite}/log_likelihood_per_character": result["log_likelihood_per_character"]}

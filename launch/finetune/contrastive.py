@@ -19,6 +19,7 @@ from torch.nn import functional
 from cloze.launch.config import EmbeddingConfig
 from cloze.launch.system import distributed
 from cloze.model.sentences import SentenceOutput
+from cloze.pipeline.records import MicroBatch
 
 
 class ContrastiveObjective:
@@ -42,7 +43,7 @@ class ContrastiveObjective:
         # for each micro-batch: the gradients of its vectors, and its sums
         self._next: deque[tuple[Tensor, Tensor]] = deque()
 
-    def counts(self, micro_batches: Sequence[dict]) -> list[float]:
+    def counts(self, micro_batches: Sequence[MicroBatch]) -> list[float]:
         """Number of rows on this rank, to be summed over the ranks before the first pass."""
         return [float(sum(len(micro["texts"]) for micro in micro_batches) // self._group_size)]
 
@@ -75,7 +76,7 @@ class ContrastiveObjective:
             for part, share, hit in zip(gradients, losses.detach().split(rows), hits.float().split(rows), strict=True)
         )
 
-    def __call__(self, output: SentenceOutput, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, output: SentenceOutput, micro_batch: MicroBatch, totals: Tensor) -> tuple[Tensor, Tensor]:
         """A scalar whose gradient is that of the global loss for the next micro-batch; and its sums, float64 (3,).
 
         Args:

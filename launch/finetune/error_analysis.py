@@ -5,12 +5,13 @@ from __future__ import annotations
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.predicted import markdown
 from cloze.launch.system.console import figure
+from cloze.pipeline.records import Fields
 
 _WORST = 20
 _LONGEST = 300  # number of characters of a text that are shown
 
 
-def tables(examples: Examples, predictions: list[dict]) -> dict[str, str]:
+def tables(examples: Examples, predictions: list[Fields]) -> dict[str, str]:
     """Tables in Markdown by name: `worst`, and the confusion tables of the kind of prediction."""
     found = examples.kind.confusions(predictions)
     if worst := _worst(examples, predictions):
@@ -18,13 +19,13 @@ def tables(examples: Examples, predictions: list[dict]) -> dict[str, str]:
     return found
 
 
-def page(examples: Examples, predictions: list[dict]) -> str:
+def page(examples: Examples, predictions: list[Fields]) -> str:
     """All tables on one page."""
     found = tables(examples, predictions) or {"no mistakes": ""}
     return "\n".join(f"## {name}\n\n{table}" for name, table in found.items())
 
 
-def _worst(examples: Examples, predictions: list[dict]) -> str:
+def _worst(examples: Examples, predictions: list[Fields]) -> str:
     """Table of the wrong predictions, worst first; empty if there are none."""
     wrong = [
         (badness, number)

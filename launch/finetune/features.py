@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,9 @@ from cloze.launch.system import distributed
 from cloze.launch.system.devices import to_device
 from cloze.launch.system.environment import Environment, processes_on_this_machine
 from cloze.launch.system.memory import available_bytes
+from cloze.launch.training.objective import ModelOutput
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields, MicroBatch
 
 _IDS = ("input_ids", "token_type_ids", "position_ids")  # inputs of the encoder only
 
@@ -28,20 +29,20 @@ class CachedExamples(Examples):
         self.num_places, self.width, self.facts = examples.num_places, examples.width, examples.facts
         self.measured, self.kind = examples.measured, examples.kind
 
-    def batch(self, units: np.ndarray) -> dict:
+    def batch(self, units: np.ndarray) -> MicroBatch:
         kept = {name: value for name, value in self._examples.batch(units).items() if name not in _IDS}
         return kept | {"features": self._features[torch.from_numpy(self._examples.feature_rows(units))]}
 
-    def targets(self, units: np.ndarray) -> dict:
+    def targets(self, units: np.ndarray) -> Fields:
         return self._examples.targets(units)
 
-    def num_targets(self, micro_batch: dict) -> torch.Tensor:
+    def num_targets(self, micro_batch: MicroBatch) -> torch.Tensor:
         return self._examples.num_targets(micro_batch)
 
-    def losses(self, output: Any) -> torch.Tensor:
+    def losses(self, output: ModelOutput) -> torch.Tensor:
         return self._examples.losses(output)
 
-    def outputs(self, output: Any) -> torch.Tensor:
+    def outputs(self, output: ModelOutput) -> torch.Tensor:
         return self._examples.outputs(output)
 
     def places(self, units: np.ndarray) -> np.ndarray:
@@ -56,7 +57,7 @@ class CachedExamples(Examples):
     def text(self, number: int) -> str:
         return self._examples.text(number)
 
-    def predictions(self, outputs: np.ndarray) -> list[dict]:
+    def predictions(self, outputs: np.ndarray) -> list[Fields]:
         return self._examples.predictions(outputs)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cloze.launch.config import FinetuneConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 
 # File names, header, numbering by row and rounding as nyu-mll/jiant writes them (jiant/scripts/postproc: GlueBenchmark,
 # get_glue_preds); the label forms are those of the training files.
@@ -55,7 +56,7 @@ def submission_names(config: FinetuneConfig) -> dict[str, str]:
     return names
 
 
-def submission(predictions: list[dict]) -> str:
+def submission(predictions: list[Fields]) -> str:
     """Content of a submission: each row's number from 0 and its label, or its value between 0 and 5."""
     rows = "".join(f"{number}\t{_value(each['prediction'])}\n" for number, each in enumerate(predictions))
     return "index\tprediction\n" + rows

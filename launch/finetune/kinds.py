@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cloze.launch.config import EmbeddingConfig, FinetuneConfig
 from cloze.launch.config.tasks import Task
@@ -163,7 +164,7 @@ def check_columns(config: FinetuneConfig, task: Task) -> None:
     if columns is None:
         return
     targets = tuple(config.label_columns) or task.targets
-    lacking: dict[tuple, list[str]] = {}  # files by their missing columns
+    lacking: dict[tuple[Any, Any], list[str]] = {}  # files by their missing columns
     for path in (config.train_file, config.validation, *config.test):
         reading = open_table(path, columns.header, columns.texts[0], config.skip_malformed_rows)
         first = next(reading.rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
 
@@ -16,6 +15,7 @@ from cloze.model.initialization import init_weights
 from cloze.model.sentences import SentenceEncoder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import RankBatch
+from cloze.pipeline.records import Fields
 
 
 def start_model(
@@ -35,7 +35,7 @@ def start_model(
             attention_probs_dropout_prob=config.dropout,
             attention_output_dropout_prob=None,
         )
-    options: dict[str, Any] = {
+    options: Fields = {
         "attention_kernel": config.train.attention_kernel,
         "gradient_checkpointing": config.train.gradient_checkpointing,
         **head_options(cls, head, config),
@@ -62,7 +62,7 @@ def start_model(
     return model.train(), origin + (f"; initialized: {', '.join(drawn)}" if drawn else "")
 
 
-def head_options(cls: type[BertPreTrained], head: HeadConfig | None, config: FinetuneConfig) -> dict:
+def head_options(cls: type[BertPreTrained], head: HeadConfig | None, config: FinetuneConfig) -> Fields:
     """Options of the model's class for the head on its encoder."""
     if cls is SentenceEncoder:
         return {"pooling": config.pooling}

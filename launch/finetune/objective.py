@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.training.objective import ModelOutput
+from cloze.pipeline.records import MicroBatch
 
 
 class FinetuningObjective:
@@ -26,11 +27,11 @@ class FinetuningObjective:
         """examples: the training examples, which define their losses."""
         self._examples = examples
 
-    def counts(self, micro_batches: Sequence[dict]) -> list[float]:
+    def counts(self, micro_batches: Sequence[MicroBatch]) -> list[float]:
         """Number of targets of each part on this rank, to be summed over the ranks before the first backward."""
         return torch.stack([self._examples.num_targets(micro) for micro in micro_batches]).sum(0).tolist()
 
-    def __call__(self, output: Any, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, output: ModelOutput, micro_batch: MicroBatch, totals: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the global loss (scalar), and its sums, float64 (1,).
 
         Args:

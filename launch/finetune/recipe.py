@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cloze.launch.checkpoint import CheckpointManager, TrainState
 from cloze.launch.config import FinetuneConfig
@@ -28,12 +27,13 @@ from cloze.launch.system.environment import Environment
 from cloze.launch.training.evaluation import Measure
 from cloze.launch.training.facts import training_facts
 from cloze.launch.training.loop import Loop
-from cloze.launch.training.objective import MicroBatch, TrainingObjective
+from cloze.launch.training.objective import TrainingObjective
 from cloze.launch.training.process import Process
 from cloze.launch.training.recipe import Recipe
 from cloze.model.bert import BertPreTrained
 from cloze.model.flops import TokenCounts, num_parameters, training_flops
 from cloze.pipeline.loading.batches import RankBatch
+from cloze.pipeline.records import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import copy_tokenizer
 
 
@@ -137,7 +137,7 @@ class Finetuning(Recipe):
     def make_show(self, engine: Engine, metrics: MetricsWriter | None) -> Callable[[int], None]:
         return self._evaluation.showing(metrics)
 
-    def kept_facts(self) -> dict[str, Any]:
+    def kept_facts(self) -> Fields:
         """The step of the checkpoint whose weights the run began from."""
         return {"model_step": self._model_step}
 

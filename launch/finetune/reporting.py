@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +41,7 @@ from cloze.launch.training.loop import Loop
 from cloze.launch.training.process import Process
 from cloze.model.bert import BertPreTrained
 from cloze.model.huggingface import save_pretrained
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 
 RESULTS = "results.json"
@@ -193,7 +193,7 @@ def where(config: FinetuneConfig, task: Task, run: StoredRun | None) -> list[str
     ]
 
 
-def _without_nan(results: dict) -> dict:
+def _without_nan(results: Fields) -> Fields:
     """NaN (a correlation with constant predictions) as null: JSON has no NaN."""
     return {
         name: _without_nan(value) if isinstance(value, dict) else None if value != value else value
@@ -201,12 +201,12 @@ def _without_nan(results: dict) -> dict:
     }
 
 
-def _json(prediction: dict) -> str:
+def _json(prediction: Fields) -> str:
     """A prediction as JSON; dates and other values of a table's columns as text."""
     return json.dumps(prediction, ensure_ascii=False, default=str)
 
 
-def _write_predictions(folder: Path, name: str, examples: Examples, outputs: np.ndarray) -> list[dict]:
+def _write_predictions(folder: Path, name: str, examples: Examples, outputs: np.ndarray) -> list[Fields]:
     """Write one JSON object per line; if the examples have labels, also a page with confusions and the worst errors."""
     predictions = examples.predictions(outputs)
     publish_text(folder / f"{name}.jsonl", "".join(_json(each) + "\n" for each in predictions))
@@ -219,7 +219,7 @@ def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
     """Write DIR/model: a Hugging Face folder with labels, task, the tokenizer's fingerprint and how texts are
     encoded.
     """
-    notes: dict[str, Any] = {"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint}
+    notes: Fields = {"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint}
     if truncation := truncation_of(job.config, job.task):
         if isinstance(job.train, TagExamples) and job.train.by_character:
             truncation = replace(truncation, words="characters")

@@ -15,6 +15,7 @@ import numpy as np
 
 from cloze.launch.texts.tables import parse_json, read_text
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = set(string.punctuation)
@@ -96,7 +97,7 @@ def _not_squad(path: Path, place: str, found: str, expected: str) -> UserError:
     )
 
 
-def _start(path: Path, place: str, answer: dict) -> int:
+def _start(path: Path, place: str, answer: Fields) -> int:
     value = _field(path, place, answer, "answer_start", object)
     try:
         return int(value)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -32,6 +31,7 @@ from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import visible_gpus
 from cloze.launch.training.process import EXIT_COMPLETE
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text
 
 PICTURE = "spread.png"
@@ -119,7 +119,7 @@ def _begun_from(path: Path, model: str) -> dict[str, int]:
     return {model: begun["model_step"]} if begun.get("model") == model and begun.get("model_step") is not None else {}
 
 
-def summarize(config: FinetuneConfig, planned: list[Run]) -> dict:
+def summarize(config: FinetuneConfig, planned: list[Run]) -> Fields:
     """The results of all runs together.
 
     `settings`: one entry for each, with the statistics of each metric of each file over its seeds. `failed`: runs
@@ -129,7 +129,7 @@ def summarize(config: FinetuneConfig, planned: list[Run]) -> dict:
     finished = {run.name: results for run in planned if (results := run.results()) is not None}
     metric = next((results["metric"] for results in finished.values()), None)
     evaluation = replace(config.evaluation, metric=metric or "")
-    described: list[dict[str, Any]] = []
+    described: list[Fields] = []
     for settings in combinations(config.grid, _NO_SETTINGS):
         chosen = [run for run in planned if run.settings == settings]
         made = {run.name: finished[run.name] for run in chosen if run.name in finished}
@@ -161,7 +161,7 @@ def summarize(config: FinetuneConfig, planned: list[Run]) -> dict:
     }
 
 
-def _failure(run: Run, results: dict | None, evaluation: EvaluationConfig) -> str | None:
+def _failure(run: Run, results: Fields | None, evaluation: EvaluationConfig) -> str | None:
     if results is None:
         return f"no result: {last_line(run.log)}"
     value, trivial = results["validation"][results["metric"]], results["majority"].get(results["metric"])
@@ -172,7 +172,7 @@ def _failure(run: Run, results: dict | None, evaluation: EvaluationConfig) -> st
     return None
 
 
-def _values(made: dict[str, dict]) -> dict[str, dict[str, float]]:
+def _values(made: dict[str, Fields]) -> dict[str, dict[str, float]]:
     """`FILE/METRIC` -> run -> value; undefined values are omitted."""
     values: dict[str, dict[str, float]] = {}
     for run, results in made.items():
@@ -184,7 +184,7 @@ def _values(made: dict[str, dict]) -> dict[str, dict[str, float]]:
     return values
 
 
-def show(summary: dict, console: Console) -> None:
+def show(summary: Fields, console: Console) -> None:
     """Print the table of the settings, failed runs and the best run."""
     rows: list[tuple[str, ...]] = []
     for each in summary["settings"]:
@@ -210,7 +210,7 @@ def show(summary: dict, console: Console) -> None:
         )
 
 
-def draw(summary: dict, path: Path) -> None:
+def draw(summary: Fields, path: Path) -> None:
     """Draw one point per run, one column per setting, and a line at each median."""
     from matplotlib.figure import Figure
 

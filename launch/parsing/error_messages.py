@@ -12,6 +12,7 @@ import yaml
 
 from cloze.launch.parsing.fields import Described, describe, shown
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.yaml_text import load_yaml
 
 _LONGEST = 80  # characters of a value that are quoted
@@ -77,7 +78,7 @@ def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
             )
 
 
-def _names(values: dict) -> list:
+def _names(values: Fields) -> list[str]:
     inner = [name for value in values.values() if isinstance(value, dict) for name in _names(value)]
     return [*values, *inner]
 

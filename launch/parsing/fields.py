@@ -99,7 +99,7 @@ def _describe(config: Any, prefix: str) -> Iterator[Described]:
                 yield Described(inner.name, inner.kind, inner.sentence, value)
 
 
-def _members(kind: Any) -> tuple:
+def _members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
@@ -135,7 +135,7 @@ def _in_words(kind: Any, alone: bool) -> str:
     return _KINDS[kind]
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as it is typed in YAML: true, null, [0.9, 0.999]."""
     if isinstance(value, bool):
         return str(value).lower()

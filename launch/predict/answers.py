@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from cloze.launch.config.checks import at_least
-from cloze.launch.predict.operation import Batch, Operation, Row, plain
+from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value, plain
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.decoding import answer_spans, null_score
 from cloze.launch.texts.encoding import Answering, Encoder, Encoding
+from cloze.pipeline.records import Fields
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class AnswerQuestion(Operation):
     def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
         return sum(min(self.candidates, len(each)) ** 2 for each in encodings)
 
-    def read(self, model: Any, batch: Batch) -> list[Any]:
+    def read(self, model: Model, batch: Batch) -> list[Value]:
         output = model(**batch.inputs)
         return list(zip(batch.split(output.start_logits), batch.split(output.end_logits), strict=True))
 
@@ -79,14 +79,16 @@ class AnswerQuestion(Operation):
                 "probability": figure(span.probability),
             }
 
-    def columns(self, loaded: LoadedModel | None, result: list[Span]) -> dict[str, Any]:
+    def columns(self, loaded: LoadedModel | None, result: list[Span]) -> Fields:
         """The best answer (null values for an empty context); with `top_k` a list of all."""
         if self.top_k > 1:
             return {self.key: plain(result)}
         names = {"answer": "text", "start": "start", "end": "end", "probability": "probability"}
         return {name: getattr(result[0], field) if result else None for name, field in names.items()}
 
-    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> list[Span]:
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]
+    ) -> list[Span]:
         windows = [
             (starts, ends, np.array(encoding.parts) == 2, encoding.offsets)
             for encoding, (starts, ends) in zip(encodings, values, strict=True)

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cloze.launch.config.checks import at_least
-from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class FillMask(Operation):
     def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
         return self.top_k * sum(len(each.blanks) for each in encodings)
 
-    def read(self, model: Any, batch: Batch) -> list[Any]:
+    def read(self, model: Model, batch: Batch) -> list[Value]:
         blanks = batch.inputs["input_ids"].new_tensor(batch.blanks())
         logits = model(masked_positions=blanks, **batch.inputs).prediction_logits
         best = logits.float().softmax(-1).topk(self.top_k)
@@ -57,7 +58,7 @@ class FillMask(Operation):
             yield {"text": row.text, "blank": str(number), "guesses": guesses}
 
     def finish(
-        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]
     ) -> list[list[Guess]]:
         ((ids, shares),) = values
         decode = loaded.tokenizer.decode
@@ -96,7 +97,7 @@ class Score(Operation):
         whole = encoder.encode(row.text, place=row.place)
         return (replace(whole, blanks=(place,)) for place, part in enumerate(whole.parts) if part)
 
-    def read(self, model: Any, batch: Batch) -> list[Any]:
+    def read(self, model: Model, batch: Batch) -> list[Value]:
         ids = batch.inputs["input_ids"]
         hidden = ids.new_tensor([_hidden(each) for each in batch.encodings])
         return hidden_log_probabilities(model, batch.inputs, ids.new_tensor(batch.blanks()), hidden).tolist()
@@ -110,14 +111,14 @@ class Score(Operation):
         }
 
     def finish(
-        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]
     ) -> SentenceScore:
         names = loaded.tokenizer.tokens
         tokens = [TokenScore(names[_hidden(each)], value) for each, value in zip(encodings, values, strict=True)]
         return SentenceScore(sum(values), sum(values) / len(values), tokens)
 
 
-def hidden_log_probabilities(model: Any, inputs: dict[str, Any], positions: Any, hidden: Any) -> Any:
+def hidden_log_probabilities(model: Any, inputs: Fields, positions: Any, hidden: Any) -> Any:
     """Natural log-probabilities (N,) fp32 of the tokens `hidden` (N,) at the masked `positions` (N,) of concatenated
     `inputs`.
     """

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Choose(Operation):
     def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
         return [encoder.encode(row.text, choice, cut=True, place=row.place) for choice in row.choices]
 
-    def read(self, model: Any, batch: Batch) -> list[Any]:
+    def read(self, model: Model, batch: Batch) -> list[Value]:
         return model(**batch.inputs, num_choices=1).logits[:, 0].tolist()
 
     def table_lines(self, row: Row, result: Ranking) -> Iterator[dict[str, str]]:
         for choice in result.ranking:
             yield {"text": row.text, "choice": choice.text, "probability": figure(choice.probability)}
 
-    def columns(self, loaded: LoadedModel | None, result: Ranking) -> dict[str, Any]:
+    def columns(self, loaded: LoadedModel | None, result: Ranking) -> Fields:
         """The most probable choice."""
         best = result.ranking[0]
         return {
@@ -66,7 +66,7 @@ class Choose(Operation):
             "cut_tokens": result.cut_tokens,
         }
 
-    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Ranking:
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]) -> Ranking:
         weights = np.exp(np.array(values) - max(values))
         chances = (weights / weights.sum()).tolist()
         order = sorted(range(len(chances)), key=lambda number: -chances[number])

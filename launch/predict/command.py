@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from cloze.launch.predict.config import FeaturesConfig, Input, ScoreConfig
 from cloze.launch.predict.files import write_results
-from cloze.launch.predict.operation import Row, plain
+from cloze.launch.predict.operation import Result, Row, plain
 from cloze.launch.predict.output import as_json, draw_attention, encoded, print_table, wants_table
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.rows import read_rows
@@ -50,7 +49,7 @@ def _warn_of_longer_texts(predictor: Predictor) -> None:
         )
 
 
-def _answered(predictor: Predictor, config: Input, cut: Counter) -> Iterator[tuple[Row, Any]]:
+def _answered(predictor: Predictor, config: Input, cut: Counter[str]) -> Iterator[tuple[Row, Result]]:
     """Each text with its result. cut: counts truncated tokens."""
     seen: deque[Row] = deque()
 
@@ -64,7 +63,7 @@ def _answered(predictor: Predictor, config: Input, cut: Counter) -> Iterator[tup
         yield seen.popleft(), result
 
 
-def _print(config: Input, results: Iterator[tuple[Row, Any]]) -> None:
+def _print(config: Input, results: Iterator[tuple[Row, Result]]) -> None:
     """Print each result when it is ready, or a table at the end."""
     if not wants_table(config):
         for row, result in results:

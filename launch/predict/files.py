@@ -13,15 +13,16 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from cloze.launch.predict.operation import Operation, Row
+from cloze.launch.predict.operation import Operation, Result, Row
 from cloze.launch.predict.output import as_json, beside, encoded
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publishing
 
 _CHUNK = 4096  # number of rows that determine the columns of a table and their types
 
-Results = Iterable[tuple[Row, Any]]
+Results = Iterable[tuple[Row, Result]]
 
 
 def write_results(path: Path, operation: Operation, loaded: LoadedModel | None, results: Results) -> int:
@@ -48,7 +49,7 @@ def write_results(path: Path, operation: Operation, loaded: LoadedModel | None, 
             return _write_separated(path, file, rows)
 
 
-def _write_separated(path: Path, file: IO[str], rows: Iterator[dict[str, Any]]) -> int:
+def _write_separated(path: Path, file: IO[str], rows: Iterator[Fields]) -> int:
     """Write CSV or TSV; lists and objects are JSON in their cell, null is an empty cell."""
     columns: tuple[str, ...] = ()
     number = 0
@@ -65,11 +66,11 @@ def _write_separated(path: Path, file: IO[str], rows: Iterator[dict[str, Any]]) 
     return number
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict | bool) else value
 
 
-def _write_parquet(path: Path, aside: Path, rows: Iterator[dict[str, Any]]) -> int:
+def _write_parquet(path: Path, aside: Path, rows: Iterator[Fields]) -> int:
     writer, number = None, 0
     try:
         for chunk in _chunks(rows):
@@ -85,14 +86,14 @@ def _write_parquet(path: Path, aside: Path, rows: Iterator[dict[str, Any]]) -> i
     return number
 
 
-def _schema(path: Path, chunk: list[dict[str, Any]]) -> pa.Schema:
+def _schema(path: Path, chunk: list[Fields]) -> pa.Schema:
     """Schema from the first rows; a column without values is text; numbers in vectors are fp32."""
     found = _table(path, [dict.fromkeys(_columns(chunk)), *chunk], None).schema
     kinds = {pa.null(): pa.string(), pa.list_(pa.float64()): pa.list_(pa.float32())}
     return pa.schema([field.with_type(kinds.get(field.type, field.type)) for field in found])
 
 
-def _table(path: Path, chunk: list[dict[str, Any]], schema: pa.Schema | None) -> pa.Table:
+def _table(path: Path, chunk: list[Fields], schema: pa.Schema | None) -> pa.Table:
     try:
         return pa.Table.from_pylist(chunk, schema)
     except (pa.ArrowException, TypeError) as error:
@@ -102,16 +103,16 @@ def _table(path: Path, chunk: list[dict[str, Any]], schema: pa.Schema | None) ->
         ) from error
 
 
-def _chunks(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def _chunks(rows: Iterator[Fields]) -> Iterator[list[Fields]]:
     while chunk := list(itertools.islice(rows, _CHUNK)):
         yield chunk
 
 
-def _columns(chunk: list[dict[str, Any]]) -> tuple[str, ...]:
+def _columns(chunk: list[Fields]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for row in chunk for name in row))
 
 
-def _check(path: Path, columns: Iterable[str], chunk: list[dict[str, Any]]) -> None:
+def _check(path: Path, columns: Iterable[str], chunk: list[Fields]) -> None:
     """Raise UserError for a new column after the first rows, which are written already."""
     if late := [name for name in _columns(chunk) if name not in columns]:
         raise UserError(

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloze.launch.config.checks import at_least
-from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 
 
 @dataclass(frozen=True)
@@ -64,18 +65,18 @@ class Classify(Operation):
         length, step = encoder.pieces
         return encoder.windows(row.text, length=length, step=step, place=row.place)
 
-    def read(self, model: Any, batch: Batch) -> list[Any]:
+    def read(self, model: Model, batch: Batch) -> list[Value]:
         if model.head.pieces != "none":  # the pieces of a text may be in several batches
             return list(model.vectors(**batch.inputs))
         return _probabilities(model, model(**batch.inputs).logits)
 
-    def columns(self, loaded: LoadedModel | None, result: Labels) -> dict[str, Any]:
+    def columns(self, loaded: LoadedModel | None, result: Labels) -> Fields:
         """`prediction` and the probability of each label (with `top_k` only of the first); for a regression its values;
         for independent labels those above one half, separated by commas.
         """
         assert loaded is not None, "a model has said it"
         head = loaded.model.head
-        found: dict[str, Any] = {}
+        found: Fields = {}
         for column in dict.fromkeys(label.column for label in result.labels):
             labels = {label.label: label.score for label in result.labels if label.column == column}
             of = "" if column is None else f"_{column}"
@@ -99,7 +100,7 @@ class Classify(Operation):
             column = {"column": label.column} if label.column else {}
             yield {"text": row.both} | column | {"label": label.label, "score": figure(label.score)}
 
-    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Labels:
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]) -> Labels:
         head, result = loaded.model.head, []
         if head.pieces != "none":
             values = _classified(loaded.model, values)

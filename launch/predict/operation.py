@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,14 @@ from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
+
+Model: TypeAlias = Any
+"""A module with the head that the operation reads."""
+Value: TypeAlias = Any
+"""What an operation has read off the model's output for one sequence."""
+Result: TypeAlias = Any
+"""What an operation makes of a text's sequences: a dataclass, a number or a list of them."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,7 @@ class Row:
     pair: str | None = None
     place: str = "text"
     choices: tuple[str, ...] = ()
-    values: dict[str, Any] | None = None
+    values: Fields | None = None
     """All columns of the row of a table that it is from."""
 
     @property
@@ -45,7 +53,7 @@ class Batch:
     encodings: Sequence[Encoding]
     bounds: list[int]
     """(B + 1,): where each sequence begins, on the host."""
-    inputs: dict[str, Any]
+    inputs: Fields
     """What a model's forward takes (cloze.pipeline.loading.collate.concatenated), with [MASK] at the blanks."""
 
     def blanks(self) -> list[int]:
@@ -53,7 +61,7 @@ class Batch:
         starts = zip(self.bounds, self.encodings, strict=False)
         return [start + blank for start, each in starts for blank in each.blanks]
 
-    def split(self, tokens: Any) -> list[Any]:
+    def split(self, tokens: Any) -> list[Value]:
         """(T, ...) -> for each sequence (n, ...), as fp32 arrays."""
         host = tokens.float().cpu().numpy()
         return [host[low:high] for low, high in zip(self.bounds, self.bounds[1:], strict=False)]
@@ -67,7 +75,7 @@ def shown_vector(vector: np.ndarray) -> str:
     return " ".join(figure(number) for number in vector[:_SHOWN_NUMBERS]) + f" ... ({len(vector)})"
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Convert dataclasses, arrays and tuples to dicts and lists; fields that are None are omitted."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
@@ -112,22 +120,22 @@ class Operation:
         """Encode a text to one or more sequences, lazily if there may be many. Raises UserError."""
         return [encoder.encode(row.text, row.pair, place=row.place)]
 
-    def read(self, model: Any, batch: Batch) -> list[Any]:
+    def read(self, model: Model, batch: Batch) -> list[Value]:
         """Run the model; returns one value per sequence, on the host."""
         raise NotImplementedError
 
-    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Any:
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]) -> Any:
         """The result of a text from the values of its sequences."""
         raise NotImplementedError
 
-    def columns(self, loaded: LoadedModel | None, result: Any) -> dict[str, Any]:
+    def columns(self, loaded: LoadedModel | None, result: Result) -> Fields:
         """A result as columns of a table, with the same names for every text. loaded: None for an operation without a
         model.
         """
         content = plain(result)
         return content if isinstance(content, dict) else {self.key: content}
 
-    def table_lines(self, row: Row, result: Any) -> Iterator[dict[str, str]]:
+    def table_lines(self, row: Row, result: Result) -> Iterator[dict[str, str]]:
         """A result as lines of a table for the terminal, by column."""
         raise NotImplementedError
 

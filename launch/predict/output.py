@@ -12,24 +12,25 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from cloze.launch.predict.operation import Operation, Row, plain
+from cloze.launch.predict.operation import Operation, Result, Row, plain
 from cloze.launch.predict.vectors import Attentions
 from cloze.launch.system.console import Output
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publishing
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _LARGEST_PICTURE_INCHES = 100  # maximum side, 10,000 pixels: many viewers fail beyond
 
 
-def as_json(operation: Operation, row: Row, result: Any) -> dict[str, Any]:
+def as_json(operation: Operation, row: Row, result: Result) -> Fields:
     """A result with its texts, or with all columns of their table, as JSON values."""
     content = plain(result)
     return beside(operation, row, content if isinstance(content, dict) else {operation.key: content})
 
 
-def beside(operation: Operation, row: Row, content: dict[str, Any]) -> dict[str, Any]:
+def beside(operation: Operation, row: Row, content: Fields) -> Fields:
     """The text or its row of a table, followed by the result; `cloze_` is prefixed to names that a column has
     already.
     """
@@ -44,7 +45,7 @@ def beside(operation: Operation, row: Row, content: dict[str, Any]) -> dict[str,
     return made
 
 
-def _given(value: Any) -> Any:
+def _given(value: object) -> Any:
     """A value of a table as a JSON value: dates, bytes and the like as text, NaN as null."""
     if isinstance(value, dict):
         return {str(name): _given(each) for name, each in value.items()}
@@ -55,7 +56,7 @@ def _given(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int) else str(value)
 
 
-def encoded(value: Any) -> str:
+def encoded(value: object) -> str:
     """Encode as JSON. Raises UserError for NaN and infinity, which JSON cannot represent."""
     try:
         return _ENCODER.encode(value)

@@ -18,7 +18,7 @@ from cloze.launch.predict.arguments import model_name
 from cloze.launch.predict.blanks import FillMask, Guess, Score, SentenceScore
 from cloze.launch.predict.choices import Choice, Choose
 from cloze.launch.predict.labels import Classify, Label
-from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.predict.operation import Batch, Operation, Result, Row, Value
 from cloze.launch.predict.rows import given_rows, listed
 from cloze.launch.predict.tags import Tag, TagWords
 from cloze.launch.predict.tokens import Tokenize, Tokens
@@ -187,7 +187,7 @@ class Predictor:
 
     # ---- any number of texts ----
 
-    def map(self, operation: Operation, texts: Iterable[str | tuple[str, str] | Row]) -> Iterator[Any]:
+    def map(self, operation: Operation, texts: Iterable[str | tuple[str, str] | Row]) -> Iterator[Result]:
         """Yield results in the order of the texts (or pairs), which run in batches of similar lengths.
 
         Raises:
@@ -222,11 +222,11 @@ class Predictor:
         yield from operation.encode(self.loaded.encoder, row)
 
     @torch.inference_mode()
-    def run(self, operation: Operation, prepared: Sequence[tuple[Row, list[Encoding]]]) -> list[Any]:
+    def run(self, operation: Operation, prepared: Sequence[tuple[Row, list[Encoding]]]) -> list[Value]:
         """Results of prepared texts, which may come from different requests: sequences do not influence each other."""
         operation = operation.with_model_defaults(self.loaded)
         flat = [encoding for _, encodings in prepared for encoding in encodings]
-        values: list[Any] = [None] * len(flat)
+        values: list[Value] = [None] * len(flat)
         for places in batches([len(encoding) for encoding in flat]):
             batch = self._batch([flat[place] for place in places])
             for place, value in zip(places, operation.read(self.model, batch), strict=True):
@@ -250,7 +250,7 @@ class Predictor:
 
     def _each(
         self, operation: Operation, text: str | Iterable[Any], pair: str | Iterable[str] | None = None
-    ) -> list[Any]:
+    ) -> list[Value]:
         """Results of a text or a list of texts, with one second text for all, one each, or none."""
         if isinstance(text, str):
             if pair is not None and not isinstance(pair, str):

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.decoding import counts_once
@@ -43,7 +43,7 @@ class TagWords(Operation):
         length = encoder.truncation.max_length  # as in training: later positions may be untrained
         return encoder.windows(row.text, length=length, step=max(1, length // 2), place=row.place)
 
-    def read(self, model: Any, batch: Batch) -> list[Any]:
+    def read(self, model: Model, batch: Batch) -> list[Value]:
         return batch.split(model(**batch.inputs).logits.float().softmax(-1))
 
     def table_lines(self, row: Row, result: list[Tag]) -> Iterator[dict[str, str]]:
@@ -56,7 +56,9 @@ class TagWords(Operation):
                 "score": figure(tag.score),
             }
 
-    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> list[Tag]:
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]
+    ) -> list[Tag]:
         labels = loaded.model.head.labels
         continues = [
             each.continues

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from cloze.launch.predict.operation import Batch, Operation, Row
+from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.texts.encoding import Encoder, Encoding, Truncation
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -33,10 +33,10 @@ class Tokenize(Operation):
     def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
         return [encode_whole(encoder.tokenizer, row, encoder.truncation.words)]
 
-    def read(self, model: Any, batch: Batch) -> list[Any]:
+    def read(self, model: Model, batch: Batch) -> list[Value]:
         return [None] * len(batch.encodings)  # the model is not run
 
-    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Tokens:
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]) -> Tokens:
         return tokens_of(loaded.tokenizer, encodings[0], loaded.config.segments)
 
 

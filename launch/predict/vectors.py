@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from cloze.launch.predict.operation import Batch, Operation, Row, shown_vector
+from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value, shown_vector
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
@@ -27,9 +27,9 @@ class OfLayer(Operation):
         if not -layers - 1 <= self.layer <= layers:
             raise UserError(f"layer: found {self.layer}, expected {-layers - 1} to {layers}, the model's layers")
 
-    def hidden(self, model: Any, batch: Batch) -> Any:
+    def hidden(self, model: Model, batch: Batch) -> Value:
         """Hidden states of the layer, (T, hidden size)."""
-        encoder = getattr(model, "bert", model)
+        encoder: Model = getattr(model, "bert", model)
         if self.layer == -1:
             return encoder(**batch.inputs).last_hidden_state
         return encoder(**batch.inputs, output_hidden_states=True).hidden_states[self.layer]
@@ -62,7 +62,7 @@ class Pooled(OfLayer):
         """
         return vector if self.dimensions is None else normalized(vector[: self.dimensions])
 
-    def read(self, model: Any, batch: Batch) -> list[Any]:
+    def read(self, model: Model, batch: Batch) -> list[Value]:
         from cloze.model.sentences import pool
 
         assert self.pooling is not None, "`with_model_defaults` comes first"
@@ -97,7 +97,9 @@ class Embed(Pooled):
     def table_lines(self, row: Row, result: Embedding) -> Iterator[dict[str, str]]:
         yield {"text": row.both, "vector": shown_vector(result.vector)}
 
-    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Embedding:
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]
+    ) -> Embedding:
         vector, learned = values[0], loaded.vectors
         as_learned = self.pooling == learned.pooling and self.layer in (-1, loaded.config.num_hidden_layers)
         if learned.normalize and as_learned:
@@ -126,7 +128,9 @@ class Compare(Pooled):
     def table_lines(self, row: Row, result: Similarity) -> Iterator[dict[str, str]]:
         yield {"text": row.text, "other": row.pair or "", "cosine": figure(result.cosine)}
 
-    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Similarity:
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]
+    ) -> Similarity:
         return Similarity(cosine(*map(self.cut, values)), sum(each.cut_tokens for each in encodings))
 
 
@@ -155,7 +159,7 @@ class Features(OfLayer):
     def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
         return loaded.config.hidden_size * sum(map(len, encodings))
 
-    def read(self, model: Any, batch: Batch) -> list[Any]:
+    def read(self, model: Model, batch: Batch) -> list[Value]:
         return batch.split(self.hidden(model, batch))
 
     def table_lines(self, row: Row, result: TokenVectors) -> Iterator[dict[str, str]]:
@@ -163,7 +167,7 @@ class Features(OfLayer):
             yield {"token": token, "characters": f"{start}-{end}", "vector": shown_vector(vector)}
 
     def finish(
-        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]
     ) -> TokenVectors:
         names = loaded.tokenizer.tokens
         return TokenVectors([names[token] for token in encodings[0].ids], encodings[0].offsets, values[0])
@@ -191,15 +195,18 @@ class Attend(Operation):
         heads = loaded.config.num_hidden_layers * loaded.config.num_attention_heads
         return heads * sum(len(each) ** 2 for each in encodings)
 
-    def read(self, model: Any, batch: Batch) -> list[Any]:
-        layers = getattr(model, "bert", model)(**batch.inputs, output_attentions=True).attentions
+    def read(self, model: Model, batch: Batch) -> list[Value]:
+        encoder: Model = getattr(model, "bert", model)
+        layers = encoder(**batch.inputs, output_attentions=True).attentions
         host = [layer.float().cpu().numpy() for layer in layers]
         return [
             np.stack([layer[row, :, : len(each), : len(each)] for layer in host])
             for row, each in enumerate(batch.encodings)
         ]
 
-    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]) -> Attentions:
+    def finish(
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]
+    ) -> Attentions:
         names = loaded.tokenizer.tokens
         return Attentions([names[token] for token in encodings[0].ids], values[0])
 
@@ -249,11 +256,11 @@ class FindWord(OfLayer):
     def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
         return 2 * loaded.config.hidden_size * len(self._places(loaded.tokenizer, encodings[0]))
 
-    def read(self, model: Any, batch: Batch) -> list[Any]:
+    def read(self, model: Model, batch: Batch) -> list[Value]:
         return batch.split(self.hidden(model, batch))
 
     def finish(
-        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Any]
+        self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]
     ) -> list[Occurrence]:
         table, occurrences = getattr(loaded.model, "bert", loaded.model).embeddings.word.weight, []
         for text, (start, end), low, high in self._found(loaded.tokenizer, row, encodings[0]):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,9 +25,11 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.devices import to_device
 from cloze.launch.system.environment import Environment, processes_on_this_machine
 from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
+from cloze.launch.training.objective import ModelOutput
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.collate import concatenated
 from cloze.pipeline.loading.streams import RunMasking
+from cloze.pipeline.records import Fields, MicroBatch
 
 # Share of memory kept free for what the probe does not measure: NCCL's buffers of later collectives (evaluation,
 # checkpoints), workspaces of kernels chosen for other shapes, other processes on the GPU. Fragmentation is small: a
@@ -198,7 +200,7 @@ class ProbeBatches:
     """The largest share of a sequence's tokens that the run masks."""
     device: torch.device
 
-    def of(self, size: int) -> list[dict[str, Any]]:
+    def of(self, size: int) -> list[Fields]:
         """A batch of `size` sequences of maximum length, and MIXED_BATCHES batches of `size` with lengths drawn from
         the histogram; inputs of `BertForPreTraining.forward`.
         """
@@ -208,7 +210,7 @@ class ProbeBatches:
         longest = torch.full((1, size), self.max_length)
         return [self._batch(lengths, generator) for lengths in torch.cat((longest, drawn.view(-1, size)))]
 
-    def _batch(self, lengths: torch.Tensor, generator: torch.Generator) -> dict[str, Any]:
+    def _batch(self, lengths: torch.Tensor, generator: torch.Generator) -> Fields:
         """Sequences of these lengths (size,), with the maximum number of masked tokens."""
         share = min(1.0, MASKED_MARGIN * self.masked_share)
         starts, tokens = lengths.cumsum(0) - lengths, int(lengths.sum())
@@ -314,14 +316,14 @@ class Probe:
             return False
         return True
 
-    def _loss(self, batch: dict) -> torch.Tensor:
+    def _loss(self, batch: MicroBatch) -> torch.Tensor:
         return self._loss_of(self._engine(**batch, dropout_seed=PROBE_SEED), batch)
 
-    def _loss_of(self, output: Any, batch: dict) -> torch.Tensor:
+    def _loss_of(self, output: ModelOutput, batch: MicroBatch) -> torch.Tensor:
         totals = torch.tensor(self._objective.counts([batch]), dtype=torch.float64, device=self._batches.device)
         return self._objective(output, batch, totals)[0]
 
-    def _fits_alone(self, batch: dict) -> bool:
+    def _fits_alone(self, batch: MicroBatch) -> bool:
         model = self._engine.model
         parameters = [each for each in model.parameters() if each.requires_grad]
         try:

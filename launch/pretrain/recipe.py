@@ -30,12 +30,12 @@ from cloze.launch.system.devices import take_flash_attention_3
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.evaluation import Measure, evaluate_sets
 from cloze.launch.training.facts import origin_of_rate, training_facts
-from cloze.launch.training.objective import MicroBatch
 from cloze.launch.training.process import Process
 from cloze.launch.training.recipe import Recipe
 from cloze.model.bert import BertPreTrained
 from cloze.model.flops import TokenCounts, encoder_weights, num_parameters
 from cloze.pipeline.loading.batches import BatchStream
+from cloze.pipeline.records import MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 

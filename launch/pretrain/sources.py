@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cloze.launch.pretrain.data import TrainingData
+from cloze.launch.training.objective import ModelOutput
 from cloze.model.bert import PreTrainingOutput
 from cloze.pipeline.loading.mixture import MixtureOrder
-from cloze.pipeline.records import NO_LABEL
+from cloze.pipeline.records import NO_LABEL, MicroBatch
 
 # Sums of each source in this order; name of each mean, and the sums that it is computed from.
 _SUMS = ("mlm_loss", "masked", "mlm_correct", "next_sentence_loss", "pairs", "next_sentence_correct")
@@ -28,7 +28,10 @@ class Sources:
     """
 
     def __init__(
-        self, data: TrainingData, streams: int, part_of: Callable[[Any], PreTrainingOutput] = lambda output: output
+        self,
+        data: TrainingData,
+        streams: int,
+        part_of: Callable[[ModelOutput], PreTrainingOutput] = lambda output: output,
     ) -> None:
         self.names, self._part_of = data.names, part_of
         self._order = MixtureOrder(data.phases, streams)
@@ -41,7 +44,7 @@ class Sources:
         """Length of the result of `sums`."""
         return len(self.names) * len(_SUMS)
 
-    def sums(self, output: Any, micro_batch: dict, sources: Tensor) -> Tensor:
+    def sums(self, output: ModelOutput, micro_batch: MicroBatch, sources: Tensor) -> Tensor:
         """Sums over a micro-batch: float64 (num_sums,), source after source.
 
         Args:

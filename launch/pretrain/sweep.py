@@ -8,7 +8,6 @@ import statistics
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -37,6 +36,7 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, visible_gpus
 from cloze.launch.training.process import EXIT_COMPLETE
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.places import is_url
 
@@ -52,7 +52,7 @@ class PretrainingRun(Run):
     metric: str = "validation/loss"
     """The curve whose last value is compared; of data without held-out samples train/loss."""
 
-    def results(self) -> dict | None:
+    def results(self) -> Fields | None:
         """Last evaluation and speed of a complete run, or None."""
         if runs.read_status(self.folder).get("state") != "complete":
             return None
@@ -144,14 +144,14 @@ def _settings(run: Run) -> dict[str, str]:
     return {name: value for name, value in run.settings.items() if name != "seed"}
 
 
-def summarize(config: SweepConfig, planned: list[PretrainingRun]) -> dict:
+def summarize(config: SweepConfig, planned: list[PretrainingRun]) -> Fields:
     """The results of all runs together.
 
     `settings`: one entry each, best median first, with the statistics over its seeds and the median speed; `failed`:
     runs without a result, with the reason; `best`: the settings with the best median.
     """
     finished = {run.name: results for run in planned if (results := run.results()) is not None}
-    described: list[dict[str, Any]] = []
+    described: list[Fields] = []
     for settings in [dict(each) for each in dict.fromkeys(tuple(_settings(run).items()) for run in planned)]:
         chosen = [run for run in planned if _settings(run) == settings]
         values = {
@@ -183,7 +183,7 @@ def _why(run: PretrainingRun) -> str:
     return last_line(run.log)
 
 
-def show(summary: dict, console: Console) -> None:
+def show(summary: Fields, console: Console) -> None:
     """Print the table of the settings, best first, and the failed runs."""
     rows: list[tuple[str, ...]] = []
     for each in summary["settings"]:

@@ -13,6 +13,7 @@ import uuid
 from dataclasses import asdict, dataclass
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.stores.places import StorePath
 
 _FORMAT = 1
@@ -86,7 +87,7 @@ class CommitLog:
     def __init__(self, path: StorePath) -> None:
         self._path = path
         self._token = uuid.uuid4().hex
-        self._version: dict | None = None
+        self._version: Fields | None = None
         self._content = _Content("", 0, {})
         self.conditional = True
         """Whether the store has kept a write from happening whose condition did not hold."""
@@ -109,7 +110,7 @@ class CommitLog:
         self._probe(stale)
         return f"{self._content.starts:04d}-{self._token[:8]}"
 
-    def _probe(self, stale: dict | None) -> None:
+    def _probe(self, stale: Fields | None) -> None:
         """Test whether the store enforces conditional writes: a write on an outdated condition must be refused. The
         probe writes the content that is there already.
         """
@@ -133,7 +134,7 @@ class CommitLog:
         kept = {step: each for step, each in self._content.commits.items() if step not in steps}
         self._write(_Content(self._token, self._content.starts, kept))
 
-    def _read(self) -> tuple[_Content, str, dict | None]:
+    def _read(self) -> tuple[_Content, str, Fields | None]:
         """Content, its mark and its version, all of one state of the object."""
         while True:
             before = self._path.info()
@@ -169,7 +170,7 @@ class CommitLog:
             self._version = now  # an earlier write of this job whose response was lost
         self._content, self._version = content, version
 
-    def _conditional_write(self, data: bytes) -> dict | None:
+    def _conditional_write(self, data: bytes) -> Fields | None:
         if self.conditional:
             try:
                 return self._path.writer.write_if(self._path.key, data, self._version)

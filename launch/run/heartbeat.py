@@ -16,6 +16,7 @@ from cloze.launch.config import MonitorConfig
 from cloze.launch.run.runs import HEARTBEATS
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import readable_errors
 
 # Phases of a step in their order.
@@ -204,7 +205,7 @@ class Heartbeat:
                 lines.append(f"  those of the others can't be read ({error})")
         return [self._environment.rank]
 
-    def _read(self, rank: int) -> dict | None:
+    def _read(self, rank: int) -> Fields | None:
         if rank == self._environment.rank:
             self._write()
         try:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from torch.utils.tensorboard.summary import hparams
 from cloze.launch.run.runs import METRICS, kept_lines, lines_of
 from cloze.launch.run.trackers import TRACKERS, Tracking, tracked
 from cloze.launch.system.console import Console
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 
 _EMBEDDINGS = "word_embeddings"
@@ -72,8 +72,8 @@ class MetricsWriter:
         metric: str = "loss",
         trackers: Sequence[str] = ("tensorboard",),
         project: str = "",
-        facts: dict[str, Any] | None = None,
-        kept: Mapping[str, dict] = MappingProxyType({}),
+        facts: Fields | None = None,
+        kept: Mapping[str, Fields] = MappingProxyType({}),
     ) -> None:
         path = folder / METRICS
         lines = _truncate(path, step, evaluated_step) if path.exists() else []
@@ -137,7 +137,7 @@ class MetricsWriter:
         self._losses.append(scalars["train/loss"])
         return ratio
 
-    def tracked(self) -> dict[str, dict]:
+    def tracked(self) -> dict[str, Fields]:
         """The state by which a resumed run finds its curves in the trackers; kept in each checkpoint."""
         return tracked(self._folder) if self._tracking else {}
 
@@ -225,7 +225,7 @@ def _spike(loss: float, before: deque[float]) -> float | None:
     return loss / median if above > max(_SPIKE_DEVIATIONS * deviation, _SPIKE_SHARE * median) else None
 
 
-def _truncate(path: Path, step: int, evaluated_step: int) -> list[dict]:
+def _truncate(path: Path, step: int, evaluated_step: int) -> list[Fields]:
     """Remove the lines of a metrics.jsonl after the step that the run resumes from; damaged lines are reported.
 
     Returns: the remaining lines.

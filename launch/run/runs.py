@@ -18,6 +18,7 @@ from cloze.launch.config.marks import marked
 from cloze.launch.system.software import software
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import ASIDE, holding, publish_text, readable_errors
 from cloze.pipeline.stores.places import is_url
@@ -50,7 +51,7 @@ FREE_FIELDS = {name.rstrip(".") for kind in (PretrainConfig, FinetuneConfig) for
 FIXED = ("tokenizer_fingerprint", *marked(PretrainConfig, marks.FIXED))
 
 
-def flatten(values: dict, prefix: str = "") -> dict[str, object]:
+def flatten(values: Fields, prefix: str = "") -> dict[str, object]:
     """Nested fields by their dotted names."""
     flat: dict[str, object] = {}
     for name, value in values.items():
@@ -61,7 +62,7 @@ def flatten(values: dict, prefix: str = "") -> dict[str, object]:
     return flat
 
 
-def _shaping(values: dict) -> dict[str, object]:
+def _shaping(values: Fields) -> dict[str, object]:
     """The fields that shape the result, by dotted name."""
     return {
         name: value
@@ -102,7 +103,7 @@ def trained_length(folder: Path) -> int | None:
     return read_fields(folder / DATA).get(TRAINED_LENGTH)
 
 
-def read_fields(path: Path) -> dict:
+def read_fields(path: Path) -> Fields:
     """The fields in a file of a run: its configuration (YAML), or one of the JSON files.
 
     Raises:
@@ -247,7 +248,7 @@ def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> N
     )
 
 
-def check_checkpoint(folder: Path, state: dict, config: RunConfig, facts: Facts) -> None:
+def check_checkpoint(folder: Path, state: Fields, config: RunConfig, facts: Facts) -> None:
     """Refuse a checkpoint of another run, which may have been copied into the run's folder.
 
     Args:
@@ -324,7 +325,7 @@ def _entries(folder: Path) -> set[str]:
 
 
 def describe(
-    folder: Path, config: RunConfig, facts: Facts, save_tokenizer: Callable[[Path], object], deepspeed: dict
+    folder: Path, config: RunConfig, facts: Facts, save_tokenizer: Callable[[Path], object], deepspeed: Fields
 ) -> None:
     """Write the configurations and the tokenizer of the run, which are needed to understand, repeat and export it."""
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
@@ -390,7 +391,7 @@ def recording_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def read_status(folder: Path) -> dict:
+def read_status(folder: Path) -> Fields:
     """Content of status.json: state and step; empty where it is missing or damaged."""
     try:
         status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
@@ -409,12 +410,12 @@ def num_starts(folder: Path) -> int:
         return 0
 
 
-def read_metrics(folder: Path) -> list[dict]:
+def read_metrics(folder: Path) -> list[Fields]:
     """The lines of a run's metrics.jsonl except damaged ones; the last line may be incomplete."""
     return lines_of((folder / METRICS).read_bytes())[0]
 
 
-def lines_of(content: bytes) -> tuple[list[dict], int]:
+def lines_of(content: bytes) -> tuple[list[Fields], int]:
     """The lines of the content of a metrics.jsonl, and the number of damaged ones, which are left out; an incomplete
     last line does not count as damaged.
     """
@@ -424,7 +425,7 @@ def lines_of(content: bytes) -> tuple[list[dict], int]:
     return lines, found.count(None)
 
 
-def metrics_of(line: bytes) -> dict | None:
+def metrics_of(line: bytes) -> Fields | None:
     """Content of a line of metrics.jsonl: a step, and values by curve, null for one that was not finite; None if the
     line is damaged.
     """
@@ -437,7 +438,7 @@ def metrics_of(line: bytes) -> dict | None:
     return values if all(value is None or isinstance(value, (int, float)) for value in values.values()) else None
 
 
-def kept_lines(lines: list[dict], step: int, evaluated_step: int) -> list[dict]:
+def kept_lines(lines: list[Fields], step: int, evaluated_step: int) -> list[Fields]:
     """The lines that stay when a run resumes from a step; evaluated_step: step of the last evaluation before it."""
     return [
         line

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING, kept_lines, lines_of
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.clients import ADVICE
 from cloze.pipeline.stores.places import StorePath
@@ -73,7 +74,7 @@ class Shipper:
         self._thread = threading.Thread(target=self._work, name="log", daemon=True)
         self._thread.start()
 
-    def begin(self, step: int, evaluated_step: int, arrived: list[dict]) -> None:
+    def begin(self, step: int, evaluated_step: int, arrived: list[Fields]) -> None:
         """Start sending the curves. arrived: lines that are in the store already; those that this start keeps are not
         sent again.
         """
@@ -158,7 +159,7 @@ def send_rest(folder: Path, log: StorePath, attempt: str) -> None:
             (place / f"{path.name}.{len(sizes):06d}").write(data[:end])
 
 
-def add_unsent(path: Path, before: list[dict]) -> list[dict]:
+def add_unsent(path: Path, before: list[Fields]) -> list[Fields]:
     """Append to a metrics.jsonl, as it is in the store, the lines that an earlier start on this machine did not send
     before it was killed: a run that resumes from this machine's scratch may resume after them. Returns the lines that
     are in the store.
@@ -243,7 +244,7 @@ class LogReader:
         new = [key for key in keys if key >= (self._first or "") and key not in self._texts]
         with ThreadPoolExecutor(_READERS) as readers:
             self._texts |= zip(new, readers.map(lambda key: self._place.at(key).read_bytes(), new), strict=True)
-        lines: list[dict] = []
+        lines: list[Fields] = []
         for files in attempts.values():
             if START in files:
                 start = json.loads(self._place.at(files[START][-1]).read_bytes())

@@ -30,6 +30,7 @@ from cloze.launch.run.segments import LOG, LogReader, Shipper, add_unsent, fetch
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import holding, readable_errors
 from cloze.pipeline.stores.leases import Lease, Unchecked, leased
 from cloze.pipeline.stores.places import StorePath, is_url, to_output
@@ -76,7 +77,7 @@ class StoredRun:
         self._console, self._rank = console, environment.rank
         self._shipper: Shipper | None = None
         self._sent_all = True  # False after a warning that something could not be sent
-        self._arrived: list[dict] = []  # lines of metrics.jsonl that are in the store, on rank 0
+        self._arrived: list[Fields] = []  # lines of metrics.jsonl that are in the store, on rank 0
         self._lease: Lease | Unchecked | None = None
 
     @property

@@ -20,6 +20,7 @@ from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import child_variables
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text
 
 RESULTS = "results.json"  # of a run; in the folder of a sweep, of all its runs
@@ -42,7 +43,7 @@ class Run:
         """The file with the run's output."""
         return self.folder.with_name(self.folder.name + ".log")
 
-    def results(self) -> dict | None:
+    def results(self) -> Fields | None:
         """results.json of a complete run, or None."""
         if runs.read_status(self.folder).get("state") != "complete" or not (self.folder / RESULTS).exists():
             return None
@@ -98,9 +99,9 @@ def reach_end(
     planned: Sequence[Run],
     devices: list[str],
     console: Console,
-    summarize: Callable[[], dict],
-    draw: Callable[[dict], None],
-) -> dict | None:
+    summarize: Callable[[], Fields],
+    draw: Callable[[Fields], None],
+) -> Fields | None:
     """Run all runs of a sweep, holding the folder's lock, and write `results.json` and a picture; returns the results,
     or None if a signal stopped the sweep.
 
@@ -142,7 +143,7 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
     waiting = [run for run in planned if run.results() is None]
     if done := len(planned) - len(waiting):
         console.say(f"{done} of {len(planned)} runs are complete already")
-    running: dict[str, tuple[Run, subprocess.Popen]] = {}
+    running: dict[str, tuple[Run, subprocess.Popen[bytes]]] = {}
     reported: list[str] = []
     passed_on = False
     with StopRequest() as stop:
@@ -168,7 +169,7 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
         return stop.wanted and any(run.results() is None for run in planned)
 
 
-def _start(run: Run, device: str) -> subprocess.Popen:
+def _start(run: Run, device: str) -> subprocess.Popen[bytes]:
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     variables = child_variables(**({"CUDA_VISIBLE_DEVICES": device} if device else {}))
     with open(run.log, "a", encoding="utf-8") as log:
@@ -191,7 +192,7 @@ def last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
-def statistics_of(values: dict[str, float]) -> dict:
+def statistics_of(values: dict[str, float]) -> Fields:
     """Median, mean and standard deviation of the runs' values, and the values by run."""
     numbers = list(values.values())
     return {
@@ -204,13 +205,13 @@ def statistics_of(values: dict[str, float]) -> dict:
     }
 
 
-def best_of(found: list[tuple], evaluation: EvaluationConfig, label: str) -> dict | None:
+def best_of(found: list[tuple[float, str]], evaluation: EvaluationConfig, label: str) -> Fields | None:
     """The best of pairs (value, name); of equal values the first."""
-    best = None
+    best: tuple[float, str] | None = None
     for value, name in found:
-        if best is None or evaluation.is_better(value, best["value"]):
-            best = {"value": value, label: name}
-    return best
+        if best is None or evaluation.is_better(value, best[0]):
+            best = value, name
+    return None if best is None else {"value": best[0], label: best[1]}
 
 
 def named(settings: dict[str, str]) -> str:

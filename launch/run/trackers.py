@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from cloze.launch.run.runs import TRACKING
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text
 
 # Size of a tracker's queue in lines, enough for hours; when it is full, new lines are left out.
@@ -36,7 +37,7 @@ _PARAMETER_LENGTH = 6000
 class Tracker(Protocol):
     """The interface of a tracker. One thread calls its methods; any exception ends the tracking."""
 
-    def begin(self, run_id: str | None, name: str, folder: Path, facts: dict[str, Any]) -> str:
+    def begin(self, run_id: str | None, name: str, folder: Path, facts: Fields) -> str:
         """Begin the run, or continue it.
 
         Args:
@@ -69,7 +70,7 @@ class Wandb:
     def __init__(self, project: str) -> None:
         self._project = project
 
-    def begin(self, run_id: str | None, name: str, folder: Path, facts: dict[str, Any]) -> str:
+    def begin(self, run_id: str | None, name: str, folder: Path, facts: Fields) -> str:
         import wandb
 
         settings = wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True)
@@ -109,7 +110,7 @@ class Mlflow:
     def __init__(self, project: str) -> None:
         self._project = project
 
-    def begin(self, run_id: str | None, name: str, folder: Path, facts: dict[str, Any]) -> str:
+    def begin(self, run_id: str | None, name: str, folder: Path, facts: Fields) -> str:
         from mlflow import MlflowClient
         from mlflow.entities import Param, RunTag
 
@@ -171,7 +172,7 @@ class Tracking:
         name: str,
         tracker: Tracker,
         folder: Path,
-        facts: dict[str, Any],
+        facts: Fields,
         warn: Callable[[str], None],
         kept: Mapping[str, Any] = MappingProxyType({}),
         leave_seconds: float = _LEAVE_SECONDS,
@@ -244,7 +245,7 @@ class Tracking:
 _noting = threading.Lock()  # several trackers write one file
 
 
-def tracked(folder: Path) -> dict[str, dict]:
+def tracked(folder: Path) -> dict[str, Fields]:
     """State of a run's trackers by name: the tracker's id of the run, and the last step sent of each curve."""
     try:
         content = json.loads((folder / TRACKING).read_text(encoding="utf-8"))
@@ -253,6 +254,6 @@ def tracked(folder: Path) -> dict[str, dict]:
         return {}
 
 
-def _note(folder: Path, name: str, state: dict) -> None:
+def _note(folder: Path, name: str, state: Fields) -> None:
     with _noting:
         publish_text(folder / TRACKING, json.dumps(tracked(folder) | {name: state}) + "\n", durable=False)

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloze.launch.predict.operation import Operation, Row
 from cloze.launch.predict.predictor import OPERATIONS, Predictor
@@ -17,10 +17,14 @@ from cloze.launch.serve.keys import read_keys
 from cloze.launch.serve.limits import Bounds, Traffic
 from cloze.launch.serve.schemas import Refusal, answer_model, request_model
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.version import __version__
 
+if TYPE_CHECKING:  # an extra, imported where it is used
+    from fastapi import FastAPI
+
 PAGE = Path(__file__).with_name("page.html")
-REFUSALS = {
+REFUSALS: dict[int | str, Fields] = {
     status: {"model": Refusal, "description": reason}
     for status, reason in (
         (401, "The request brings no key of this server"),
@@ -39,7 +43,7 @@ class Meters:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
         self.registry = CollectorRegistry()
-        kept: dict[str, Any] = {"registry": self.registry}
+        kept: Fields = {"registry": self.registry}
         by = ["operation", "status"]
         self.requests = Counter("cloze_requests", "Requests by operation and HTTP status", by, **kept)
         self.texts = Counter("cloze_texts", "Texts answered, by operation", ["operation"], **kept)
@@ -100,7 +104,7 @@ def build_app(predictor: Predictor, config: ServeConfig) -> Any:
     meters.waiting.set_function(lambda: batcher.waiting_tokens)
 
     @asynccontextmanager
-    async def lifespan(app: Any) -> AsyncIterator[None]:
+    async def lifespan(app: "FastAPI") -> AsyncIterator[None]:
         worker = asyncio.create_task(batcher.run())
         yield
         worker.cancel()
@@ -126,7 +130,9 @@ def build_app(predictor: Predictor, config: ServeConfig) -> Any:
     return app
 
 
-def _add_operation(app: Any, operation: type[Operation], config: ServeConfig, batcher: Batcher, meters: Meters) -> None:
+def _add_operation(
+    app: "FastAPI", operation: type[Operation], config: ServeConfig, batcher: Batcher, meters: Meters
+) -> None:
     from fastapi.responses import Response
 
     body, options = request_model(operation, config), [field.name for field in dataclasses.fields(operation)]
@@ -149,7 +155,7 @@ def _add_operation(app: Any, operation: type[Operation], config: ServeConfig, ba
     )(answer)
 
 
-def _add_lacking(app: Any, operation: type[Operation], predictor: Predictor) -> None:
+def _add_lacking(app: "FastAPI", operation: type[Operation], predictor: Predictor) -> None:
     """Add the route of an operation for which the model has no head: it explains the error."""
     from fastapi.responses import JSONResponse
 
@@ -162,7 +168,7 @@ def _add_lacking(app: Any, operation: type[Operation], predictor: Predictor) -> 
         raise AssertionError(f"unreachable: the model has no head for {operation.name}")
 
 
-def _add_refusals(app: Any) -> None:
+def _add_refusals(app: "FastAPI") -> None:
     """Add the error handlers: each responds with one line in `detail`."""
     from fastapi import Request
     from fastapi.exceptions import RequestValidationError
@@ -188,7 +194,7 @@ def _add_refusals(app: Any) -> None:
         return JSONResponse({"detail": "the queue is full; try again later"}, 503, {"Retry-After": "1"})
 
 
-def _add_pages(app: Any, operations: list[str], batcher: Batcher, meters: Meters) -> None:
+def _add_pages(app: "FastAPI", operations: list[str], batcher: Batcher, meters: Meters) -> None:
     from fastapi.responses import FileResponse, JSONResponse, Response
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 

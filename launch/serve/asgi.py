@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-Scope = dict[str, Any]
-Message = dict[str, Any]
+from cloze.pipeline.records import Fields
+
+Scope = Fields
+Message = Fields
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]

@@ -46,7 +46,7 @@ class _Job:
     numbers: int
     share: float
     due: int
-    answer: asyncio.Future
+    answer: asyncio.Future[Any]
     counted: bool = True
     taken: bool = False
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from cloze.launch.serve.asgi import App, Message, Receive, Scope, Send
 from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.keys import is_authorized
+from cloze.pipeline.records import Fields
 
 # Closing a socket with unread bytes resets the connection, and the response may be lost (RFC 9112, 9.6: half-close,
 # keep reading, then close; nginx's lingering_timeout is the same).
@@ -79,7 +80,7 @@ class _Request:
         self._scope, self._receive, self._send = scope, receive, send
         # None in tests without a connection.
         self._connection = scope.get("state", {}).get("connection")
-        self._start: dict | None = None
+        self._start: Fields | None = None
         self.held = 0
         self.accepted = False
         self._body_read = self._started = False
@@ -149,7 +150,7 @@ class _Request:
                 return b"".join(pieces)
 
     @staticmethod
-    def _replayed(body: bytes, left: asyncio.Future) -> Receive:
+    def _replayed(body: bytes, left: asyncio.Future[Message]) -> Receive:
         given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:

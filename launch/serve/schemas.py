@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from cloze.launch.predict.operation import Operation
 from cloze.launch.serve.config import ServeConfig
+from cloze.pipeline.records import Fields
 
 
 class Refusal(BaseModel):
@@ -24,7 +25,7 @@ def request_model(operation: type[Operation], config: ServeConfig) -> type[BaseM
     text = Annotated[str, StringConstraints(max_length=config.max_characters)]
     name = operation.__name__
     first, second = operation.fields
-    parts: dict[str, Any] = {first: (text, ...)}
+    parts: Fields = {first: (text, ...)}
     if operation.takes_choices:
         parts[second] = (Annotated[list[text], Field(max_length=config.max_texts)], ...)
     elif operation.takes_pair != "never":
@@ -38,9 +39,7 @@ def request_model(operation: type[Operation], config: ServeConfig) -> type[BaseM
             ),
         ]
     docs = _sentences(operation)
-    options: dict[str, Any] = {
-        field.name: (field.type, _described(field, docs)) for field in dataclasses.fields(operation)
-    }
+    options: Fields = {field.name: (field.type, _described(field, docs)) for field in dataclasses.fields(operation)}
     inputs = (list[each], Field(min_length=1, max_length=config.max_texts, description="Texts, or objects of texts."))
     return create_model(f"{name}Request", __config__=strict, inputs=inputs, **options)
 
@@ -48,7 +47,7 @@ def request_model(operation: type[Operation], config: ServeConfig) -> type[BaseM
 def answer_model(operation: type[Operation]) -> type[BaseModel]:
     """Model of an operation's response: `results`, each with its texts and the result."""
     name, (first, second) = operation.__name__, operation.fields
-    parts: dict[str, Any] = {first: (str, ...)}
+    parts: Fields = {first: (str, ...)}
     if operation.takes_choices:
         parts[second] = (list[str], ...)
     elif operation.takes_pair != "never":
@@ -56,7 +55,7 @@ def answer_model(operation: type[Operation]) -> type[BaseModel]:
     kind = operation.finish.__annotations__["return"]
     parts |= _fields(kind) if dataclasses.is_dataclass(kind) else {operation.key: (_as_json(kind), ...)}
     result: Any = create_model(f"{name}Result", **parts)
-    fields: dict[str, Any] = {"results": (list[result], ...)}
+    fields: Fields = {"results": (list[result], ...)}
     return create_model(f"{name}Answer", **fields)
 
 
@@ -70,12 +69,12 @@ def _as_json(kind: Any) -> Any:
     return list if kind is np.ndarray else kind
 
 
-def _fields(kind: Any) -> dict[str, Any]:
+def _fields(kind: Any) -> Fields:
     docs = _sentences(kind)
     return {field.name: (_as_json(field.type), _described(field, docs)) for field in dataclasses.fields(kind)}
 
 
-def _described(field: dataclasses.Field, docs: dict[str, str | None]) -> Any:
+def _described(field: dataclasses.Field[Any], docs: dict[str, str | None]) -> Any:
     default = ... if field.default is dataclasses.MISSING else field.default
     return Field(default, description=docs.get(field.name))
 

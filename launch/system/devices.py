@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.attention
@@ -19,6 +20,7 @@ import torch.nn.attention
 from cloze.launch.system.data_sheets import DataSheet, find_data_sheet, is_slice
 from cloze.launch.system.environment import cache_folder
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import MicroBatch
 from cloze.pipeline.storage import publish_text
 
 FLASH_ATTENTION_3 = "FA3"  # torch's name of flash attention 3
@@ -99,7 +101,7 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._started: float | torch.cuda.Event | None = None
-        self._spans: list[tuple] = []
+        self._spans: list[tuple[Any, Any]] = []
 
     def _now(self) -> float | torch.cuda.Event:
         if not self._on_gpu:
@@ -130,7 +132,7 @@ def numbers_on(device: torch.device, *numbers: float) -> torch.Tensor:
     return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
 
 
-def to_device(batch: dict, device: torch.device) -> dict:
+def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
     """Move the tensors of a batch to the device; plain numbers stay as they are.
 
     To a GPU all go in one copy on a separate stream, while it computes earlier work; the host does not wait.
@@ -154,7 +156,7 @@ def to_device(batch: dict, device: torch.device) -> dict:
 _ALIGNMENT = 16
 
 
-def packed_bytes(batch: dict) -> tuple[torch.Tensor, dict[str, tuple[int, torch.Tensor]]]:
+def packed_bytes(batch: MicroBatch) -> tuple[torch.Tensor, dict[str, tuple[int, torch.Tensor]]]:
     """All tensors of a batch in one tensor (N,) uint8; and by name the first byte of each, with the tensor."""
     places, end = {}, 0
     for name, value in batch.items():

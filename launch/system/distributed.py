@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 from cloze.launch.system.devices import work_on
 from cloze.launch.system.environment import Environment, device_index, device_type
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 
 Number = TypeVar("Number", int, float)
 
@@ -44,7 +45,7 @@ def initialize(environment: Environment, timeout: datetime.timedelta = TIMEOUT) 
         device = torch.device("cpu")
     work_on(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    options: dict[str, Any] = {
+    options: Fields = {
         "backend": backend,
         "rank": environment.rank,
         "world_size": environment.world_size,

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TextIO
 
 from cloze.launch.system.environment import Environment, read_environment
 from cloze.model.config import ModelError
@@ -102,7 +102,7 @@ def _line_of_loss(error: RuntimeError) -> str | None:
     )
 
 
-def _reader_is_gone(output: Any) -> bool:
+def _reader_is_gone(output: TextIO) -> bool:
     """Whether the reader of a pipe is gone, as with `| head`."""
     ends = select.poll()
     try:

@@ -57,7 +57,7 @@ class Children:
     """
 
     def __init__(self) -> None:
-        self.processes: list[subprocess.Popen] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         self.heard: int | None = None
         """The signal that was handed on last."""
         self._before: dict[int, Any] = {}
@@ -72,7 +72,7 @@ class Children:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def start(self, command: list[str], **variables: str) -> subprocess.Popen:
+    def start(self, command: list[str], **variables: str) -> subprocess.Popen[bytes]:
         """Start a command with additional environment variables."""
         # A session of its own: Ctrl-C reaches only this process, which forwards it once.
         process = subprocess.Popen(
@@ -93,13 +93,13 @@ def shell_status(status: int) -> int:
     return 128 - status if status < 0 else status
 
 
-def _send(ranks: list[subprocess.Popen], number: int) -> None:
+def _send(ranks: list[subprocess.Popen[bytes]], number: int) -> None:
     for rank in ranks:
         if rank.poll() is None:
             rank.send_signal(number)
 
 
-def _wait(ranks: list[subprocess.Popen]) -> int:
+def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
     """Wait until all have ended; when one has failed, the others are terminated and, if they do not end, killed."""
     failed, since = None, 0.0
     while None in [rank.poll() for rank in ranks]:  # a list, so that every process is polled

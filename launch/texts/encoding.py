@@ -6,11 +6,12 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 BLANK = "[MASK]"
@@ -79,7 +80,7 @@ class Truncation:
         return head, kept - head
 
 
-def described(truncation: Truncation) -> dict[str, Any]:
+def described(truncation: Truncation) -> Fields:
     """The entry of config.json."""
     return {name: value for name, value in asdict(truncation).items() if value is not None}
 

@@ -9,6 +9,7 @@ import numpy as np
 from cloze.launch.texts.encoding import Truncation, windows
 from cloze.pipeline import ragged
 from cloze.pipeline.loading.collate import concatenated
+from cloze.pipeline.records import MicroBatch
 from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -36,7 +37,7 @@ class Sequences:
         """Indices of the tokens of some sequences, one sequence after another: int64."""
         return ragged.ranges(self.offsets[:-1][rows], self.lengths[rows])
 
-    def batch(self, rows: np.ndarray, segments: tuple[int, int]) -> dict:
+    def batch(self, rows: np.ndarray, segments: tuple[int, int]) -> MicroBatch:
         """Inputs of a model's forward for some sequences, without targets."""
         offsets = ragged.to_offsets(self.lengths[rows])
         (batch,) = concatenated(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cloze.launch.texts.encoding import half_character
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import readable_errors
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Columns:
         return self.texts + self.prefix + self.choices
 
 
-def columns_of(note: dict[str, Any] | None) -> Columns | None:
+def columns_of(note: Fields | None) -> Columns | None:
     """The Columns saved in a model's config.json; None if it has none. Raises UserError for a damaged entry."""
     if note is None:
         return None
@@ -68,7 +69,7 @@ def columns_of(note: dict[str, Any] | None) -> Columns | None:
 class Row:
     """A row of a table, and its place in the file."""
 
-    values: dict
+    values: Fields
     place: str
 
 
@@ -204,7 +205,7 @@ def parse_json(text: str) -> Any:
     return value
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]]) -> Fields:
     made = dict(pairs)
     if len(made) < len(pairs):
         raise ValueError(f"found the fields {', '.join(name for name, _ in pairs)}, of which one comes twice")
@@ -301,7 +302,7 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{path}: can't be read as Parquet: {' '.join(str(error).split())}") from error
 
-    def values() -> Iterator[dict]:
+    def values() -> Iterator[Fields]:
         with readable(), file:
             for batch in file.iter_batches():
                 yield from batch.to_pylist()
@@ -329,7 +330,7 @@ def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
     return tuple(schema.names), _rows(path, schema, iter(data), labels)
 
 
-def _rows(path: Path, schema: pa.Schema, values: Iterator[dict], labels: tuple[str, ...] | None) -> Iterator[Row]:
+def _rows(path: Path, schema: pa.Schema, values: Iterator[Fields], labels: tuple[str, ...] | None) -> Iterator[Row]:
     """Rows of a typed table, with names for numbered classes (open_table: labels)."""
     named = {}
     for column, names in _class_names(schema).items():

@@ -204,7 +204,7 @@ def _training(run: Path) -> str:
     return "\n".join([_table(("", ""), rows), "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```"])
 
 
-def _without_paths(value: Any) -> Any:
+def _without_paths(value: object) -> Any:
     """Nested dicts and lists with texts that may be paths replaced by null."""
     if isinstance(value, dict):
         return {name: _without_paths(part) for name, part in value.items()}
@@ -213,6 +213,6 @@ def _without_paths(value: Any) -> Any:
     return None if isinstance(value, str) and ("/" in value or os.sep in value) else value
 
 
-def _table(header: tuple[str, ...], rows: list[tuple]) -> str:
+def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)

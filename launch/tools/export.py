@@ -6,7 +6,6 @@ import os
 import shutil
 import uuid
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,6 +24,7 @@ from cloze.launch.tools.remote import write_remote_code
 from cloze.model.config import BertConfig
 from cloze.model.huggingface import cast_pretrained, check_finite, copy_pretrained, save_pretrained
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import ASIDE, readable_errors
 from cloze.pipeline.stores.places import is_url, to_place
 
@@ -100,7 +100,7 @@ def _generator_config(run: Path) -> BertConfig:
             f"generator: found true with {run}, a run with objective {given.get('objective', 'masked')}, "
             "expected one with replaced_tokens; leave --generator out"
         )
-    options: dict[str, Any] = {
+    options: Fields = {
         name: given[f"objective_options.{name}"]
         for name in ("generator_size", "generator_layers")
         if f"objective_options.{name}" in given

@@ -154,7 +154,7 @@ def _names(model: _Padded, inputs: dict[str, Tensor]) -> list[str]:
     return [theirs for ours, theirs in model.names.items() if getattr(output, ours) is not None]
 
 
-def _check(path: Path, model: _Padded) -> dict[str, list]:
+def _check(path: Path, model: _Padded) -> dict[str, list[int | str]]:
     """Compare onnxruntime with torch on another batch and length; returns the shapes of the outputs by name.
 
     Raises:

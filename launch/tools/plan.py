@@ -18,6 +18,7 @@ from cloze.launch.tools.planning import assumptions
 from cloze.launch.tools.planning.config import PlanConfig
 from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, Step
 from cloze.launch.tools.planning.machines import find_machine
+from cloze.pipeline.records import Fields, MicroBatch
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import publish_text
 
@@ -76,7 +77,7 @@ def _masked_lengths(config: PlanConfig) -> Lengths:
     return Lengths.of_procedure(config.train.sequence_length, config.short_share, config.masked_share)
 
 
-def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> dict:
+def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> Fields:
     """Content of the JSON file."""
     machine, gpus = estimator.cluster.machine, config.gpus
     seconds = estimator.seconds_of_run(step)
@@ -117,7 +118,7 @@ def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> dict:
     }
 
 
-def _stage(estimator: Estimator, stage: int) -> dict:
+def _stage(estimator: Estimator, stage: int) -> Fields:
     """A ZeRO stage with its largest micro-batch."""
     size = estimator.largest_micro_batch(stage)
     if size is None:
@@ -133,7 +134,7 @@ def _stage(estimator: Estimator, stage: int) -> dict:
     }
 
 
-def _print(config: PlanConfig, estimator: Estimator, step: Step, figures: dict) -> None:
+def _print(config: PlanConfig, estimator: Estimator, step: Step, figures: Fields) -> None:
     console = Console()
     console.facts(
         "cloze plan: an estimate, nothing was run",
@@ -150,7 +151,7 @@ def _print(config: PlanConfig, estimator: Estimator, step: Step, figures: dict) 
     console.say(_assumed(config, estimator))
 
 
-def _memory_rows(estimator: Estimator, step: Step, figures: dict) -> list[tuple[str, str]]:
+def _memory_rows(estimator: Estimator, step: Step, figures: Fields) -> list[tuple[str, str]]:
     machine, largest = estimator.cluster.machine, figures["largest_micro_batch_size"]
     kinds = ", ".join(f"{name} {value / _GIB:.1f}" for name, value in figures["memory_by_kind"].items())
     return [
@@ -173,7 +174,7 @@ def _memory_rows(estimator: Estimator, step: Step, figures: dict) -> list[tuple[
     ]
 
 
-def _time_rows(config: PlanConfig, step: Step, figures: dict) -> list[tuple[str, str]]:
+def _time_rows(config: PlanConfig, step: Step, figures: Fields) -> list[tuple[str, str]]:
     micro, gpus = step.micro, config.gpus
     parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in micro.by_kind.items())
     waits = "the device waits for it" if micro.host_seconds > micro.device_seconds else "hidden behind the device"
@@ -214,7 +215,7 @@ def _hidden(step: Step) -> str:
     return f"which makes it {step.waiting_seconds * 1e3:.1f} ms longer ({share}); the rest overlaps with backward"
 
 
-def _stage_row(stage: int, found: dict) -> tuple[str, ...]:
+def _stage_row(stage: int, found: Fields) -> tuple[str, ...]:
     memory = f"{found['memory_bytes'] / _GIB:.1f} GiB"
     if not found["fits"]:
         return (str(stage), memory, "none fits", "", "", "")
@@ -232,7 +233,7 @@ def _stage_row(stage: int, found: dict) -> tuple[str, ...]:
 _WORTH = 1.05
 
 
-def _advice(stage: int, figures: dict) -> str | None:
+def _advice(stage: int, figures: Fields) -> str | None:
     """Advice if another ZeRO stage is faster, as at large world sizes, where at stage 0 each device updates all
     weights; else None.
     """
@@ -248,7 +249,7 @@ def _advice(stage: int, figures: dict) -> str | None:
     )
 
 
-def _limited_by_batch(config: PlanConfig, estimator: Estimator, figures: dict) -> str | None:
+def _limited_by_batch(config: PlanConfig, estimator: Estimator, figures: MicroBatch) -> str | None:
     """A line if the largest micro-batch is a device's whole share of the batch although a larger one would fit; else
     None.
     """

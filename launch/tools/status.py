@@ -19,6 +19,7 @@ from cloze.launch.run.segments import LogReader, fetch_heartbeats
 from cloze.launch.run.stored import fetch_objects
 from cloze.launch.system.console import Console, clock, has_progress
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.scratch import scratch_folder
@@ -82,7 +83,7 @@ def read_run(folder: Path, now: float | None = None, shown: str | None = None) -
     silence = max(0.0, now - min(beat["time"] for beat in beats)) if beats else None
     if state == "running" and (silence is None or silence > _SILENT_SECONDS):
         state = "silent"
-    last: dict = {}
+    last: Fields = {}
     for line in _last_lines(folder / runs.METRICS):
         last |= line
         step = max(step, line.get("step", 0))
@@ -241,7 +242,7 @@ class _Tail:
         self._path, self._made_anew = path, made_anew
         self._file, self._seen = -1, 0
 
-    def lines(self) -> list[dict]:
+    def lines(self) -> list[Fields]:
         """New lines. An incomplete last line is left for later."""
         try:
             with open(self._path, "rb") as file:
@@ -279,7 +280,7 @@ def _row(state: RunState, folder: str) -> tuple[str, ...]:
     )
 
 
-def _heartbeats(folder: Path) -> list[dict]:
+def _heartbeats(folder: Path) -> list[Fields]:
     """The newest heartbeats of a run's processes."""
     found = []
     for path in (folder / runs.HEARTBEATS).glob("rank-*.json"):
@@ -291,10 +292,10 @@ def _heartbeats(folder: Path) -> list[dict]:
     return found
 
 
-def _phase(beats: list[dict], now: float) -> str | None:
+def _phase(beats: list[Fields], now: float) -> str | None:
     """Phases of the processes, the most frequent first, with the time of long ones."""
     counts = sorted(
-        Counter(_PHASES.get(beat["phase"], beat["phase"]) for beat in beats).items(),
+        Counter(str(_PHASES.get(beat["phase"], beat["phase"])) for beat in beats).items(),
         key=lambda each: (-each[1], each[0]),
     )
     shown = ", ".join(f"{phase} ({count})" if len(counts) > 1 else phase for phase, count in counts)
@@ -302,7 +303,7 @@ def _phase(beats: list[dict], now: float) -> str | None:
     return (shown + (f" for {clock(since)}" if since > _LONG_PHASE_SECONDS else "")) or None
 
 
-def _last_lines(path: Path) -> list[dict]:
+def _last_lines(path: Path) -> list[Fields]:
     """The last lines of metrics.jsonl, whatever its length; none where there is no file yet."""
     try:
         with open(path, "rb") as file:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,6 +12,7 @@ from cloze.launch.checkpoint.averages import Parts, average_content, average_fil
 from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed
 from cloze.launch.training.callbacks import Callback, RunView
+from cloze.pipeline.records import Fields
 
 
 class WeightAverage(Callback):
@@ -85,7 +85,7 @@ class WeightAverage(Callback):
         torch._foreach_mul_(differences, weight)
         torch._foreach_add_(averages, differences)
 
-    def files(self) -> dict[str, dict[str, Any]]:
+    def files(self) -> dict[str, Fields]:
         """Contents of the files that this process adds to a checkpoint, by file name."""
         sharded = self._engine.stage > 0
         if self._rank and not sharded:

@@ -17,9 +17,10 @@ from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback, RunView, with_more
 from cloze.launch.training.curves import Curves
 from cloze.launch.training.goals import ending, evaluated
-from cloze.launch.training.objective import MeasuredObjective, MicroBatch
+from cloze.launch.training.objective import MeasuredObjective
 from cloze.launch.training.progress import TrainProgress
 from cloze.launch.training.throughput import Throughput
+from cloze.pipeline.records import MicroBatch
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,14 @@ from cloze.launch.system.distributed import HostCopy
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.callbacks import Callback, RunView
 from cloze.launch.training.goals import completion
-from cloze.launch.training.objective import MicroBatch, SourceSums, TrainingObjective, WholeBatchObjective
+from cloze.launch.training.objective import SourceSums, TrainingObjective, WholeBatchObjective
 from cloze.launch.training.progress import SkippedTooOften, Step, TrainProgress
 from cloze.launch.training.schedules import multiplier
 from cloze.launch.training.throughput import Throughput
 from cloze.launch.training.totals import Agreed, StepTotals
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import RankBatch
+from cloze.pipeline.records import MicroBatch
 
 
 def dropout_seed(*key: int) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
-MicroBatch = dict[str, Any]
-"""Arguments of the model's forward for a micro-batch: tensors, and numbers of the host."""
+from cloze.pipeline.records import MicroBatch
+
+ModelOutput: TypeAlias = Any
+"""What a model's forward returns, which only its objective knows."""
 
 
 class TrainingObjective(Protocol):
@@ -31,7 +33,9 @@ class TrainingObjective(Protocol):
     def counts(self, micro_batches: Sequence[MicroBatch]) -> list[float]:
         """This rank's divisors, to be summed over the ranks before the first backward."""
 
-    def __call__(self, output: Any, micro_batch: MicroBatch, totals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, output: ModelOutput, micro_batch: MicroBatch, totals: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """A micro-batch's share of the loss, (), and its sums, float64 (len(NAMES),).
 
         Args:
@@ -47,7 +51,7 @@ class TrainingObjective(Protocol):
 class WholeBatchObjective(Protocol):
     """An objective whose loss needs the outputs of the whole batch, such as a contrastive loss."""
 
-    def see(self, outputs: Sequence[Any], totals: torch.Tensor) -> None:
+    def see(self, outputs: Sequence[ModelOutput], totals: torch.Tensor) -> None:
         """Take the outputs of all micro-batches of this rank, before the first backward. Collective.
 
         Args:
@@ -74,7 +78,7 @@ class SourceSums(Protocol):
     def num_sums(self) -> int:
         """Length of `sums`."""
 
-    def sums(self, output: Any, micro_batch: MicroBatch, sources: torch.Tensor) -> torch.Tensor:
+    def sums(self, output: ModelOutput, micro_batch: MicroBatch, sources: torch.Tensor) -> torch.Tensor:
         """Sums over a micro-batch, float64 (num_sums,).
 
         Args:

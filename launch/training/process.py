@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -32,6 +31,7 @@ from cloze.launch.system.environment import (
 from cloze.launch.system.software import software
 from cloze.launch.training.goals import completion
 from cloze.launch.training.progress import TrainProgress
+from cloze.pipeline.records import Fields
 
 # File for a rank's last collectives, beside its heartbeat, when a collective of NCCL times out; the rank is appended.
 COLLECTIVES = "collectives-rank-"
@@ -115,7 +115,7 @@ def recorded(
     progress: TrainProgress,
     process: Process,
     stop: StopRequest,
-    tracked: Mapping[str, dict[str, Any]],
+    tracked: Mapping[str, Fields],
 ) -> Iterator[Record]:
     """Context around training that writes the run's metrics, description and status; the final status follows from
     `complete` of the record.
@@ -159,7 +159,7 @@ def _metrics_writer(
     config: RunConfig,
     progress: TrainProgress,
     process: Process,
-    tracked: Mapping[str, dict[str, Any]],
+    tracked: Mapping[str, Fields],
 ) -> MetricsWriter:
     """The MetricsWriter of a run that begins where `progress` is; trackers get its configuration, data and software."""
     facts = runs.flatten(asdict(config)) | runs.read_fields(output / runs.DATA)

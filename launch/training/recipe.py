@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -20,9 +19,10 @@ from cloze.launch.run.preemption import StopRequest
 from cloze.launch.training.callbacks import Callback
 from cloze.launch.training.evaluation import Measure
 from cloze.launch.training.loop import Loop
-from cloze.launch.training.objective import MicroBatch, SourceSums, TrainingObjective
+from cloze.launch.training.objective import SourceSums, TrainingObjective
 from cloze.launch.training.process import Process
 from cloze.pipeline.loading.batches import RankBatch
+from cloze.pipeline.records import Fields, MicroBatch
 
 
 class Recipe(ABC):
@@ -83,7 +83,7 @@ class Recipe(ABC):
             metrics: rank 0's writer; None elsewhere.
         """
 
-    def kept_facts(self) -> dict[str, Any]:
+    def kept_facts(self) -> Fields:
         """Plain values that are kept in every checkpoint beside `facts`."""
         return {}
 

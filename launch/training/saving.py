@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from cloze.launch.checkpoint import CheckpointManager
 from cloze.launch.config import RunConfig
@@ -14,6 +13,7 @@ from cloze.launch.training.callbacks import Callback, RunView
 from cloze.launch.training.progress import Step, TrainProgress
 from cloze.launch.training.throughput import Throughput
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 
 TRACKERS = "trackers"  # entry of state.json: state of the trackers (run/trackers.py)
 
@@ -48,7 +48,7 @@ class Saving(Callback):
         checkpoints: CheckpointManager,
         progress: TrainProgress,
         throughput: Throughput,
-        facts: dict[str, Any],
+        facts: Fields,
         metrics: MetricsWriter | None,
         average: WeightAverage | None,
     ) -> None:

@@ -11,7 +11,7 @@ from cloze.pipeline import ragged
 from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.reports import load_report, save_report
 from cloze.pipeline.jobs.tokenize_stage import load_tokenizer
-from cloze.pipeline.records import Masks, Samples
+from cloze.pipeline.records import Fields, Masks, Samples
 from cloze.pipeline.samples.masking import MaskingRules, draw_sets
 from cloze.pipeline.samples.samples import Documents, SampleBuilder
 from cloze.pipeline.shards.manifest import ShardInfo
@@ -38,7 +38,7 @@ class BuildTask:
     high: int
     parts: list[str]
     weights: list[float]
-    preparation: dict
+    preparation: Fields
     tokenizer: str
     fingerprint: str
     folder: str
@@ -144,7 +144,7 @@ def _marks(documents: Documents) -> Documents:
     return replace(documents, tokens=marks)
 
 
-def _number(key: tuple) -> tuple[int, ...]:
+def _number(key: tuple[int | str, ...]) -> tuple[int, ...]:
     """A key of numbers and names, as numbers for seeding numpy."""
     return tuple(int.from_bytes(part.encode(), "big") if isinstance(part, str) else part for part in key)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -47,6 +48,9 @@ class Estimate:
             f"about {self.tokens / 1e6:,.2f} million tokens, {_duration(self.seconds)}, "
             f"{_size(self.disk_bytes)} on disk while preparing and {_size(self.shard_bytes)} after"
         )
+
+
+_Result = TypeVar("_Result")
 
 
 def estimate(
@@ -102,7 +106,7 @@ def _head(text: bytes) -> bytes:
     return text[:_SAMPLE_BYTES].decode(errors="ignore").encode()
 
 
-def _timed(work: Callable) -> tuple:
+def _timed(work: Callable[[], _Result]) -> tuple[_Result, float]:
     """Result of some work, and its seconds on a core with a filled table of words: the better of two times."""
     found, seconds = work(), []
     for _ in range(2):

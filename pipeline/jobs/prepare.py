@@ -31,6 +31,7 @@ from cloze.pipeline.jobs.tokenize_stage import Report, TokenizeTask, report_name
 from cloze.pipeline.progress import Progress, Silent
 from cloze.pipeline.readers import plan, remark_on_text
 from cloze.pipeline.readers.files import InputFile, Segment
+from cloze.pipeline.records import Fields
 from cloze.pipeline.samples.masking import check_words
 from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInfo, ShardTable, SplitInfo, entropy
 from cloze.pipeline.storage import alone, publish_text, readable_errors, remove_tree, sha256_of
@@ -182,7 +183,7 @@ def _given_tokenizer(config: PrepareConfig) -> str:
 
 def _identity(
     config: PrepareConfig, tokenizer: Tokenizer, files: list[InputFile], segments: list[list[Segment]]
-) -> dict:
+) -> Fields:
     """The identity of a run: everything that determines its bytes and its tasks, as JSON values so that it can be
     compared after a round trip.
     """
@@ -202,7 +203,7 @@ def _identity(
     }
 
 
-def _complete(config: PrepareConfig, identity: dict, files: list[InputFile], output: Place) -> Manifest | None:
+def _complete(config: PrepareConfig, identity: Fields, files: list[InputFile], output: Place) -> Manifest | None:
     """The manifest of a complete run of the same command, or None; UserError for another command's."""
     if not (output / FILE_NAME).is_file():
         return None
@@ -244,7 +245,7 @@ def _touched(file: InputFile) -> int:
         return max(file.changed, os.stat(file.path).st_ctime_ns, os.lstat(file.path).st_ctime_ns)
 
 
-def _difference(found: dict, expected: dict, name: str) -> str:
+def _difference(found: Fields, expected: Fields, name: str) -> str:
     """The first difference of two identities, by name, with both values if they are short."""
     if isinstance(found.get(name), dict):
         for key in expected[name]:
@@ -254,7 +255,7 @@ def _difference(found: dict, expected: dict, name: str) -> str:
     return name + (values if len(values) < 160 else "")
 
 
-def _open_work(output: Place, work: Place, identity: dict) -> None:
+def _open_work(output: Place, work: Place, identity: Fields) -> None:
     with readable_errors(output):
         if not work.is_dir() and output.is_dir() and any(output.iterdir()):
             raise UserError(
@@ -385,7 +386,7 @@ def _run_round(run: _Run, report: Report, layout: Layout, level: int, made: list
             path.unlink(missing_ok=True)
 
 
-def _build(run: _Run, report: Report, layout: Layout, splits: dict) -> dict[int, dict[str, _Built]]:
+def _build(run: _Run, report: Report, layout: Layout, splits: Fields) -> dict[int, dict[str, _Built]]:
     """Build every shard of every split and length; returns the totals by length and split."""
     config = run.config
     plans = {
@@ -436,7 +437,7 @@ def _build(run: _Run, report: Report, layout: Layout, splits: dict) -> dict[int,
     return built
 
 
-def _publish(run: _Run, sources: list[dict], report: Report, built: dict[str, _Built], length: int) -> Manifest:
+def _publish(run: _Run, sources: list[Fields], report: Report, built: dict[str, _Built], length: int) -> Manifest:
     """Publish everything except the manifest; returns the manifest."""
     config, tokenizer = run.config, run.tokenizer
     folder = length_folder(config, length)

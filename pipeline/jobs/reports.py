@@ -3,18 +3,19 @@
 import hashlib
 import json
 
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.places import Place
 
 
-def save_report(path: Place, content: dict) -> None:
+def save_report(path: Place, content: Fields) -> None:
     """Write `content` as JSON after a line with its SHA-256."""
     text = json.dumps(content)
     # Not synced: a report lost in a power failure only means that its task runs again.
     publish_text(path, f"{_digest(text)}\n{text}\n", durable=False)
 
 
-def load_report(path: Place) -> dict | None:
+def load_report(path: Place) -> Fields | None:
     """The content that `save_report` wrote; None if the file is missing or damaged."""
     try:
         digest, text = path.read_text(encoding="utf-8").splitlines()

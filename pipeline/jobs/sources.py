@@ -12,6 +12,7 @@ from array import array
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers.files import TABLES, InputFile, Segment
+from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import describe
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.reading import open_raw
@@ -55,7 +56,8 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
 
     Raises UserError if the file has changed since the run was planned.
     """
-    digest, found, state = hashlib.sha256(), 0, 0
+    digest, found = hashlib.sha256(), 0
+    state: int | str = 0
     try:
         if is_url(file.path):
             digest, found, state = _stored_piece(file.path, start, stop)
@@ -86,7 +88,7 @@ def _changed(file: InputFile) -> UserError:
     )
 
 
-def _stored_piece(url: str, start: int, stop: int) -> tuple:
+def _stored_piece(url: str, start: int, stop: int) -> tuple["hashlib._Hash", int, str]:
     """Digest of bytes [start, stop) of an object, and its size and content mark after reading. Bytes read a moment ago
     come from the local cache.
     """
@@ -140,7 +142,7 @@ class SourceHashes:
         start, stop = (_DIGEST_BYTES * self._starts[number] for number in (task, task + 1))
         self._digests[start:stop] = bytes.fromhex(digests)
 
-    def of(self, file: InputFile) -> dict:
+    def of(self, file: InputFile) -> Fields:
         """The manifest's entry of a file: its hash, and the piece size if there are several pieces."""
         start, stop = (_DIGEST_BYTES * self._first[number] for number in (file.number, file.number + 1))
         if not is_hashed(file):

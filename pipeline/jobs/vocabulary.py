@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -113,7 +114,7 @@ def _count_all(config: PrepareConfig, tasks: list[list[Segment]], progress: Prog
 
         with open_executor(config) as executor:
             run_tasks(executor, count_words, jobs.__getitem__, weights, on_result)
-        counts: Counter = Counter()
+        counts: Counter[Any] = Counter()
         for number in range(len(jobs)):
             path = results[number]
             table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
@@ -140,7 +141,7 @@ def count_words(task: CountTask) -> tuple[Place, int]:
     backend = tokenizers.Tokenizer(models.WordLevel({}, unk_token="[UNK]"))
     _set_rules(backend, task.config)
     splitter = WordSplitter(backend)
-    raw: Counter = Counter()
+    raw: Counter[Any] = Counter()
     chunk: list[bytes] = []
     size = documents = 0
     for document in read(task.segments):
@@ -153,7 +154,7 @@ def count_words(task: CountTask) -> tuple[Place, int]:
             if len(raw) > _HELD_WORDS:
                 raw = _most_frequent(raw, _HELD_WORDS // 2)
     _count_chunk(chunk, splitter, raw)
-    counts: Counter = Counter()
+    counts: Counter[Any] = Counter()
     for word, count in raw.items():
         # Byte-level words are normalised already.
         for part in [word] if splitter.reason else splitter.parts(word_of(word)):
@@ -167,12 +168,12 @@ def count_words(task: CountTask) -> tuple[Place, int]:
     return path, documents
 
 
-def _most_frequent(raw: Counter, kept: int) -> Counter:
+def _most_frequent(raw: Counter[Any], kept: int) -> Counter[Any]:
     ordered = sorted(raw.items(), key=lambda item: (-item[1], word_of(item[0])))
     return Counter(dict(ordered[:kept]))
 
 
-def _count_chunk(chunk: list[bytes], splitter: WordSplitter, counts: Counter) -> None:
+def _count_chunk(chunk: list[bytes], splitter: WordSplitter, counts: Counter[Any]) -> None:
     if not chunk:
         return
     text = b"\n".join(chunk)
@@ -264,7 +265,7 @@ def _train_wordpiece(config: PrepareConfig, counts: dict[str, int], names: dict[
 
 def _alphabet(counts: dict[str, int], most: int) -> list[str]:
     """The most frequent characters, in order of code points."""
-    characters: Counter = Counter()
+    characters: Counter[Any] = Counter()
     for word, count in counts.items():
         for character in word:
             characters[character] += count
@@ -307,7 +308,7 @@ def _train_words(config: PrepareConfig, counts: dict[str, int], names: dict[str,
 
 
 def _train_characters(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> tokenizers.Tokenizer:
-    characters: Counter = Counter()
+    characters: Counter[Any] = Counter()
     for word, count in counts.items():
         for character in word:
             characters[character] += count

@@ -22,7 +22,7 @@ from cloze.pipeline.loading.streams import (
     SampleStreams,
     masks_per_sample,
 )
-from cloze.pipeline.records import NO_LABEL
+from cloze.pipeline.records import NO_LABEL, Fields, MicroBatch
 from cloze.pipeline.shards.shards import ShardReader, Window
 
 _PREFETCHED = 4  # groups of batches that are prefetched
@@ -81,7 +81,7 @@ class RankBatch:
     the places of its samples' sources, int64 (micro_batch_size,); None: there is one source.
     """
 
-    micro_batches: list[dict]
+    micro_batches: list[MicroBatch]
     position: int
     epoch: int
     num_samples: int
@@ -169,7 +169,7 @@ class BatchStream:
         self._rows = min(rows, reader.num_samples / streams)  # small data is read one epoch at a time
         self._together = max(1, int(_TOKENS_COLLATED / (mean * global_batch_size / world_size)))
         self._ready: deque[RankBatch] = deque()
-        self._queue: queue.Queue = queue.Queue(_PREFETCHED)
+        self._queue: queue.Queue[list[RankBatch] | BaseException] = queue.Queue(_PREFETCHED)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._prefetch, args=(samples_consumed,), daemon=True)
         self._thread.start()
@@ -213,7 +213,7 @@ class BatchStream:
         except BaseException as error:  # passed to the consumer, which raises it
             self._put(error)
 
-    def _put(self, item: object) -> bool:
+    def _put(self, item: list[RankBatch] | BaseException) -> bool:
         while not self._closed.is_set():
             try:
                 self._queue.put(item, timeout=0.1)
@@ -230,7 +230,7 @@ class BatchStream:
             sizes.append(self._warmup.size(at, self._size) if self._warmup else self._size)
         return sizes
 
-    def _groups(self, position: int, sizes: list[int], read: Portion) -> Iterator[list]:
+    def _groups(self, position: int, sizes: list[int], read: Portion) -> Iterator[list[RankBatch]]:
         """The batches that were read, in groups that are converted to tensors together: of one size, and all of next
         tokens or none.
         """
@@ -270,7 +270,7 @@ class BatchStream:
         if next_tokens:
             pairs[:] = 0
         epochs = self._samples.epochs(position + size * np.arange(count))
-        sources: list = [None] * count
+        sources: list[Sequence[torch.Tensor] | None] = [None] * count
         if read.sources is not None:
             places = np.take_along_axis(read.sources[chosen], by_length, axis=1).ravel().astype(np.int64)
             split = torch.from_numpy(places).split(self._micro)
@@ -296,7 +296,7 @@ def evaluation_batches(
     max_samples: int | None = None,
     segments: tuple[int, int] = (0, 1),
     rate: float | None = None,
-) -> Iterator[dict]:
+) -> Iterator[Fields]:
     """Every sample (or the first `max_samples`) exactly once over all ranks, with the same masks every time; masks
     drawn at load time have this masking rate (None: the manifest's).
 

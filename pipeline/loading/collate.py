@@ -8,7 +8,7 @@ import torch
 
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import NO_LABEL, Masks, Samples
+from cloze.pipeline.records import NO_LABEL, Fields, Masks, MicroBatch, Samples
 
 
 def concatenated(
@@ -17,7 +17,7 @@ def concatenated(
     segment_b_start: np.ndarray,
     sizes: np.ndarray,
     segments: tuple[int, int] = (0, 1),
-) -> list[dict]:
+) -> list[Fields]:
     """Inputs of a model's forward for sequences, in micro-batches of `sizes` sequences each, over shared memory.
 
     Args:
@@ -47,14 +47,14 @@ def concatenated(
     return [batch | {"max_sequence_length": most} for batch, most in zip(_split(columns), longest, strict=True)]
 
 
-def _split(columns: dict[str, tuple[np.ndarray, list[int]]]) -> list[dict]:
+def _split(columns: dict[str, tuple[np.ndarray, list[int]]]) -> list[Fields]:
     """A dict of tensors for each micro-batch, from flat arrays with the lengths of their parts in each."""
     # Like `torch.split`, but the parts are not views for autograd, which would restrict changes in place.
     parts = [torch.unsafe_split_with_sizes(torch.from_numpy(values), counts) for values, counts in columns.values()]
     return [dict(zip(columns, tensors, strict=True)) for tensors in zip(*parts, strict=True)]
 
 
-def collate(samples: Samples, masks: Masks, segments: tuple[int, int] = (0, 1)) -> dict:
+def collate(samples: Samples, masks: Masks, segments: tuple[int, int] = (0, 1)) -> Fields:
     """Make one micro-batch of B samples, T tokens, M masked tokens. segments: the model's segment ids of A and B.
 
     Returns
@@ -72,7 +72,7 @@ def collate(samples: Samples, masks: Masks, segments: tuple[int, int] = (0, 1)) 
 
 def collate_several(
     samples: Samples, masks: Masks, sizes: np.ndarray, segments: tuple[int, int] = (0, 1), next_tokens: bool = False
-) -> list[dict]:
+) -> list[Fields]:
     """Make several micro-batches of `sizes` samples each, as `collate`, over shared memory. Made together, small
     micro-batches cost no more per sample than large ones.
 
@@ -109,7 +109,7 @@ def collate_several(
     return [batch | more | attention for batch, more in zip(made, predicted, strict=True)]
 
 
-def without_loss(batch: dict) -> dict:
+def without_loss(batch: MicroBatch) -> MicroBatch:
     """The batch with all labels ignored: a filler for ranks without samples."""
     return {
         **batch,
@@ -118,7 +118,9 @@ def without_loss(batch: dict) -> dict:
     }
 
 
-def pad(batch: dict, length: int, *, pad_id: int = 0, ignore_index: int = NO_LABEL, segment_padding: int = 0) -> dict:
+def pad(
+    batch: MicroBatch, length: int, *, pad_id: int = 0, ignore_index: int = NO_LABEL, segment_padding: int = 0
+) -> MicroBatch:
     """Pad a micro-batch to rows of one length, for models with inputs (B, length).
 
     Returns input_ids, token_type_ids, labels (`ignore_index` where nothing is predicted) and attention_mask (1 on

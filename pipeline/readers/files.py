@@ -99,7 +99,7 @@ def _read_exactly(stream: IO[bytes], file: InputFile, count: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def blocks(segment: Segment, separator: re.Pattern | None, longest: int | None) -> Iterator[Block]:
+def blocks(segment: Segment, separator: re.Pattern[bytes] | None, longest: int | None) -> Iterator[Block]:
     """The blocks of a segment, cut after separators (None: not cut).
 
     The text between two separators belongs to the segment in which the first one begins. Text longer than `longest`
@@ -123,7 +123,7 @@ def _blocks(
     file: InputFile,
     start: int,
     stop: int | None,
-    separator: re.Pattern | None,
+    separator: re.Pattern[bytes] | None,
     longest: int | None,
 ) -> Iterator[Block]:
     data, begin, pieces = b"", start, 0
@@ -169,7 +169,7 @@ def _blocks(
         yield Block(begin, data, pieces + 1 if pieces else 0)
 
 
-def _cut(data: bytes, separator: re.Pattern | None) -> int:
+def _cut(data: bytes, separator: re.Pattern[bytes] | None) -> int:
     """End of the last separator; 0 if there is none."""
     if separator is None:
         return 0

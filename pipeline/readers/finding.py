@@ -248,7 +248,7 @@ def _walk(top: Path, written: list[str]) -> Iterator[tuple[Path, dict[str, str |
             continue
         seen.add(real)
         hidden = {os.path.basename(each) for each in written if os.path.dirname(each) == real}
-        folders: list[os.DirEntry] = []
+        folders: list[os.DirEntry[str]] = []
         files: dict[str, str | None] = {}
         with os.scandir(place) as entries:
             for entry in entries:
@@ -264,7 +264,7 @@ def _walk(top: Path, written: list[str]) -> Iterator[tuple[Path, dict[str, str |
         yield Path(place), files
 
 
-def _is_folder(entry: os.DirEntry) -> bool:
+def _is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether it is a folder or a link to one; false for a circular link."""
     try:
         return entry.is_dir()

@@ -10,7 +10,7 @@ from typing import Any
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_place
 from cloze.pipeline.readers.long_lines import LongLine, document_id
-from cloze.pipeline.records import Document
+from cloze.pipeline.records import Document, Fields
 
 MOST_PLACES = 1 << 40  # of a file in order keys: bytes of its text, or rows and their pieces
 LONGEST_JSON_LINE = 16 << 20  # bytes; a longer line is never held in memory as a whole
@@ -21,7 +21,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _MARK = b"\xef\xbb\xbf"  # a byte-order mark, which some editors put at the start
 
 
-class _Ambiguous(dict):
+class _Ambiguous(Fields):
     """A JSON object with a repeated name, of which a dictionary would keep only the last value."""
 
     def __init__(self, pairs: list[tuple[str, object]]):
@@ -29,7 +29,7 @@ class _Ambiguous(dict):
         self.names = [name for name, _ in pairs]
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict:
+def _object(pairs: list[tuple[str, object]]) -> Fields:
     made = dict(pairs)
     return made if len(made) == len(pairs) else _Ambiguous(pairs)
 
@@ -116,7 +116,7 @@ def order(segment: Segment, place: int) -> int:
     return segment.file.number * MOST_PLACES | place
 
 
-def _texts(segment: Segment, block: Block, separator: re.Pattern | None) -> Iterator[Document]:
+def _texts(segment: Segment, block: Block, separator: re.Pattern[bytes] | None) -> Iterator[Document]:
     starts = [0, *(match.end() for match in separator.finditer(block.data))] if separator else [0]
     for number, (start, stop) in enumerate(zip(starts, [*starts[1:], len(block.data)], strict=True)):
         if data := block.data[start:stop]:
@@ -128,7 +128,7 @@ def _texts(segment: Segment, block: Block, separator: re.Pattern | None) -> Iter
                 yield Document(place, text, piece=block.piece if in_pieces else 0, damaged=damaged)
 
 
-def _pairs(segment: Segment, block: Block, separator: re.Pattern | None) -> Iterator[Document]:
+def _pairs(segment: Segment, block: Block, separator: re.Pattern[bytes] | None) -> Iterator[Document]:
     offset = block.offset
     for line in block.data.split(b"\n"):
         if line.strip():
@@ -142,7 +142,7 @@ def _pairs(segment: Segment, block: Block, separator: re.Pattern | None) -> Iter
         offset += len(line) + 1
 
 
-def _json_documents(segment: Segment, block: Block, separator: re.Pattern | None) -> Iterator[Document]:
+def _json_documents(segment: Segment, block: Block, separator: re.Pattern[bytes] | None) -> Iterator[Document]:
     config, path = segment.file.config, segment.file.path
     offset = block.offset
     for line in block.data.split(b"\n"):
@@ -241,7 +241,7 @@ def _bad_encoding(segment: Segment, where: str, what: str) -> UserError:
 
 
 # Parser of a format's blocks, which end at the format's separator; other formats are plain text.
-PARSERS: dict[str, Callable[[Segment, Block, re.Pattern | None], Iterator[Document]]] = {
+PARSERS: dict[str, Callable[[Segment, Block, re.Pattern[bytes] | None], Iterator[Document]]] = {
     "jsonl": _json_documents,
     "pairs": _pairs,
 }

@@ -25,7 +25,7 @@ def document_id(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _matched(pattern: re.Pattern, text: Any, start: int = 0, stop: int = sys.maxsize) -> int:
+def _matched(pattern: re.Pattern[Any], text: Any, start: int = 0, stop: int = sys.maxsize) -> int:
     """End of the match of a pattern that always matches (possibly the empty string)."""
     found = pattern.match(text, start, stop)
     assert found is not None, pattern

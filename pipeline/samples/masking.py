@@ -8,7 +8,7 @@ import numpy as np
 
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Masks, Samples, SpecialTokens
+from cloze.pipeline.records import Fields, Masks, Samples, SpecialTokens
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -89,7 +89,7 @@ class MaskingRules:
     word of the token before.
     """
 
-    config: dict
+    config: Fields
     max_length: int
     vocab_size: int
     special_tokens: SpecialTokens

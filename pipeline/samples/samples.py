@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloze.pipeline.records import NO_LABEL, Samples, SpecialTokens
+from cloze.pipeline.records import NO_LABEL, Fields, Samples, SpecialTokens
 from cloze.pipeline.samples.assembly import assemble
 
 FOLLOWS, RANDOM = 0, 1
@@ -46,7 +46,7 @@ class Segments:
 class SampleBuilder:
     """Builds the samples of a shard. Draws use only Python's `random.random()`, which is the same in every version."""
 
-    def __init__(self, config: dict, max_length: int, special_tokens: SpecialTokens):
+    def __init__(self, config: Fields, max_length: int, special_tokens: SpecialTokens):
         self.config = config
         self.max_length = max_length
         self.special = special_tokens
@@ -109,7 +109,7 @@ class SampleBuilder:
 
     @staticmethod
     def _random_range(
-        keys: list, number: int, ends: list, bounds: list, most: int, draw: Callable[[], float]
+        keys: list[int], number: int, ends: list[int], bounds: list[int], most: int, draw: Callable[[], float]
     ) -> tuple[int, int]:
         """Tokens of another document, from the beginning of a random sentence of it."""
         other = number

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import SpecialTokens
+from cloze.pipeline.records import Fields, SpecialTokens
 from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.places import Place, to_place
@@ -92,8 +92,8 @@ class Manifest:
     mask_sets: int
     pair_sets: int
     seed: int
-    preparation: dict
-    sources: list[dict]
+    preparation: Fields
+    sources: list[Fields]
     counts: dict[str, int]
     unigram_entropy: float
     splits: dict[str, SplitInfo]
@@ -154,7 +154,7 @@ class Manifest:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
-    def masking(self) -> dict:
+    def masking(self) -> Fields:
         """The configuration of masking."""
         return self.preparation["masking"]
 
@@ -204,7 +204,7 @@ class Manifest:
             raise UserError(f"{path}: damaged ({error!r}), expected a manifest; prepare the data again") from error
 
 
-def _indented(value: Any, margin: str = "\n") -> str:
+def _indented(value: object, margin: str = "\n") -> str:
     """json.dumps(value, indent=1, ensure_ascii=False, default=vars): the same text, much faster.
 
     Python's encoder writes indented JSON slowly, in Python. Here lists of numbers or texts, or of objects of these,

@@ -341,7 +341,7 @@ class ShardReader:
     def __init__(self, folder: str | Place, split: str = "train", check_sizes: bool = True, cache: Cache | None = None):
         self.folder = to_place(folder)
         self._cache = (cache or scratch_cache()) if isinstance(self.folder, StorePath) else None
-        self._ahead: dict[tuple[int, int | None], Future] = {}  # blocks (with a mask set) that are being fetched
+        self._ahead: dict[tuple[int, int | None], Future[Any]] = {}  # blocks (with a mask set) that are being fetched
         self.split = split
         self.manifest = Manifest.load(folder)
         if split not in self.manifest.splits:
@@ -368,7 +368,7 @@ class ShardReader:
         schema = shard_schema(self.manifest.vocab_size, self.manifest.mask_sets)
         self._head = np.frombuffer(schema.serialize(), np.uint8)
         self._open: OrderedDict[int, _Shard | _Shard1] = OrderedDict()
-        self._window: tuple[tuple, Window] | None = None
+        self._window: tuple[tuple[Any, ...], Window] | None = None
 
     @property
     def num_samples(self) -> int:

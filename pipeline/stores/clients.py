@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
+from cloze.pipeline.records import Fields
 
 RETRIES = 10
 RETRY_SECONDS = 60.0  # total time of a request with its retries
@@ -120,7 +121,7 @@ class ObjectClient:
         """
         self._asked(key, lambda: self._put(key, content, "overwrite"))
 
-    def write_if(self, key: str, content: bytes, version: dict | None) -> dict | None:
+    def write_if(self, key: str, content: bytes, version: Fields | None) -> Fields | None:
         """Write an object only if its version is `version` (None: only if it does not exist). Returns its new version,
         or None if the condition failed. Raises NotImplementedError if the store has no conditional writes.
         """
@@ -133,8 +134,8 @@ class ObjectClient:
         except exceptions.NotSupportedError as error:
             raise NotImplementedError from error
 
-    def _put(self, key: str, content: bytes | Path, mode: Any) -> dict:
-        made: dict = {**self._library.put(self._store, key, content, mode=mode, use_multipart=False)}
+    def _put(self, key: str, content: bytes | Path, mode: Any) -> Fields:
+        made: Fields = {**self._library.put(self._store, key, content, mode=mode, use_multipart=False)}
         return {name: made[name] for name in ("e_tag", "version")}
 
     def delete(self, keys: list[str]) -> None:
@@ -220,7 +221,7 @@ def _reason(text: str) -> str:
     return " ".join(text.partition("Debug source")[0].rpartition(" - ")[2].split())[:120]
 
 
-def _info(meta: dict) -> ObjectInfo:
+def _info(meta: Fields) -> ObjectInfo:
     changed = int(meta["last_modified"].timestamp()) * 10**9  # listings have fractions of seconds, headers don't
     return ObjectInfo(meta["path"], meta["size"], changed, {name: meta[name] for name in ("e_tag", "version")})
 
@@ -272,7 +273,7 @@ class HubClient:
         """Bytes [start, stop) of a file, or all from `start` on. Raises FileNotFoundError if there is none."""
         return self._asked(key, lambda: self._files.cat_file(f"{self._root}/{key}", start=start, end=stop))
 
-    def _info(self, found: dict) -> ObjectInfo:
+    def _info(self, found: Fields) -> ObjectInfo:
         commit = found.get("last_commit")
         changed = 0 if commit is None else int(commit.date.timestamp() * 1e9)
         return ObjectInfo(found["name"][len(self._root) + 1 :], found["size"], changed, {"e_tag": found.get("blob_id")})
@@ -305,7 +306,7 @@ def open_client(scheme: str, bucket: str) -> ObjectClient | HubClient:
         from obstore import exceptions, store
     except ImportError as error:
         raise UserError(f"{url}: the library for object stores is missing; {how_to_install('stores')}") from error
-    common: dict[str, Any] = {
+    common: Fields = {
         "client_options": {
             "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
             "read_timeout": timedelta(seconds=_SILENT_SECONDS),
@@ -348,7 +349,7 @@ def _setting(session: Any, variables: list[str], name: str | None = None) -> str
     )
 
 
-def _s3(store: Callable, bucket: str, session: Any, common: dict[str, Any]) -> Any:
+def _s3(store: Callable[..., Any], bucket: str, session: Any, common: Fields) -> Any:
     """An S3 store with botocore's settings and credentials, as in AWS's tools: environment, then ~/.aws, then roles.
     obstore itself does not read ~/.aws.
     """
@@ -368,7 +369,7 @@ def _s3(store: Callable, bucket: str, session: Any, common: dict[str, Any]) -> A
     options = dict(common["client_options"])
     if endpoint is not None:
         options["allow_http"] = endpoint.startswith("http://")
-    given: dict[str, Any] = {"region": region or "us-east-1"} | ({} if endpoint is None else {"endpoint": endpoint})
+    given: Fields = {"region": region or "us-east-1"} | ({} if endpoint is None else {"endpoint": endpoint})
     if checked.lower() != "when_required":  # as in AWS's own tools, for stores that do not support the header
         given["checksum_algorithm"] = "sha256"
     given |= {"skip_signature": True} if public else {"credential_provider": _Credentials(credentials)}
@@ -381,7 +382,7 @@ class _Credentials:
     def __init__(self, credentials: Any):
         self._credentials = credentials
 
-    def __call__(self) -> dict:
+    def __call__(self) -> Fields:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields
 from cloze.pipeline.stores.places import StorePath
 
 SECONDS = 30.0  # duration in seconds: a lease not renewed for that time counts as abandoned
@@ -31,7 +32,7 @@ _LEAVE_SECONDS = 3.0  # maximum seconds of a release, since an error may be repo
 class Lease:
     """A held lease; see `leased`."""
 
-    def __init__(self, path: StorePath, version: dict, token: str, seconds: float):
+    def __init__(self, path: StorePath, version: Fields, token: str, seconds: float):
         self._path, self._version, self._token, self._seconds = path, version, token, seconds
         self._renewed = time.monotonic()
         self._failing_since: float | None = None  # start of the first renewal of the current series of failures
@@ -118,7 +119,7 @@ def _token_of(path: StorePath) -> str | None:
     return _read(path).get("token")
 
 
-def _read(path: StorePath) -> dict:
+def _read(path: StorePath) -> Fields:
     try:
         return json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -178,10 +179,10 @@ class Unchecked:
         """Does nothing: without conditional writes nothing is known."""
 
 
-def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], None], dead: list[str]) -> dict | None:
+def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], None], dead: list[str]) -> Fields | None:
     """The version of the acquired lease; None if another process holds it. dead: tokens of holders that have ended."""
 
-    def won(before: dict | None) -> dict | None:
+    def won(before: Fields | None) -> Fields | None:
         version = path.writer.write_if(path.key, _content(token, seconds), before)
         if version is None and _token_of(path) == token:  # a response was lost, and the retry found its own write
             found = path.info()

@@ -22,7 +22,7 @@ def scratch_folder() -> Path:
 
 
 @cache
-def _own() -> tempfile.TemporaryDirectory:
+def _own() -> tempfile.TemporaryDirectory[str]:
     """This process's folder, removed at its end; folders of killed processes are removed first."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         _remove_abandoned(folder)

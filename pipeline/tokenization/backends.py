@@ -7,7 +7,7 @@ from pathlib import Path
 import tokenizers
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import ROLES
+from cloze.pipeline.records import ROLES, Fields
 
 HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
 _USUAL_NAMES = {  # tried in turn if no configuration names the token
@@ -19,9 +19,9 @@ _USUAL_NAMES = {  # tried in turn if no configuration names the token
 }
 
 
-def read_tokenizer_config(folder: Path) -> dict:
+def read_tokenizer_config(folder: Path) -> Fields:
     """The tokenizer's configuration files in a folder; empty if there are none. Raises UserError for invalid JSON."""
-    config: dict = {}
+    config: Fields = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             try:
@@ -31,7 +31,7 @@ def read_tokenizer_config(folder: Path) -> dict:
     return config
 
 
-def special_names(vocabulary: dict[str, int], config: dict) -> dict[str, str]:
+def special_names(vocabulary: dict[str, int], config: Fields) -> dict[str, str]:
     """Names of the special tokens by role: those of the configuration, or usual ones in the vocabulary."""
     names = {}
     for role in ROLES:
@@ -42,7 +42,7 @@ def special_names(vocabulary: dict[str, int], config: dict) -> dict[str, str]:
     return names
 
 
-def from_vocab_txt(path: Path, config: dict) -> tokenizers.Tokenizer:
+def from_vocab_txt(path: Path, config: Fields) -> tokenizers.Tokenizer:
     """BERT's tokenizer with a vocab.txt; cased by `config`, otherwise if a token has a capital letter.
 
     Raises UserError for a repeated token.
@@ -63,7 +63,7 @@ def from_vocab_txt(path: Path, config: dict) -> tokenizers.Tokenizer:
     return backend
 
 
-def from_tokenizer_json(path: Path, config: dict) -> tokenizers.Tokenizer:
+def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
     """The tokenizer of a tokenizer.json, with the normalisation of `config` if it describes that of a BERT
     tokenizer.
     """
@@ -74,7 +74,7 @@ def from_tokenizer_json(path: Path, config: dict) -> tokenizers.Tokenizer:
     return backend
 
 
-def _normalize_as_described(backend: tokenizers.Tokenizer, config: dict) -> None:
+def _normalize_as_described(backend: tokenizers.Tokenizer, config: Fields) -> None:
     ours = backend.normalizer
     if isinstance(ours, tokenizers.normalizers.BertNormalizer):
         backend.normalizer = tokenizers.normalizers.BertNormalizer(
@@ -85,7 +85,7 @@ def _normalize_as_described(backend: tokenizers.Tokenizer, config: dict) -> None
         )
 
 
-def default_normalization(backend: tokenizers.Tokenizer, config: dict) -> dict:
+def default_normalization(backend: tokenizers.Tokenizer, config: Fields) -> Fields:
     """Settings of a BERT tokenizer missing in `config`, for which transformers' classes have other defaults."""
     rules = backend.normalizer
     if not isinstance(rules, tokenizers.normalizers.BertNormalizer):
@@ -148,7 +148,7 @@ def put_around_texts(backend: tokenizers.Tokenizer, names: dict[str, str]) -> No
     backend.post_processor = read.post_processor
 
 
-def _special(name: str, segment: int) -> dict:
+def _special(name: str, segment: int) -> Fields:
     return {"SpecialToken": {"id": name, "type_id": segment}}
 
 

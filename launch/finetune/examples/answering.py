@@ -27,6 +27,7 @@ from cloze.model.heads import exponentials_by_group
 from cloze.model.tasks import SpanOutput, shared_softmax_losses
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields, MicroBatch
 from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -170,10 +171,10 @@ class AnswerExamples(Examples):
         """Indices of the sequences of some units."""
         return ragged.ranges(self._of_unit[:-1][units], np.diff(self._of_unit)[units])
 
-    def batch(self, units: np.ndarray) -> dict:
+    def batch(self, units: np.ndarray) -> MicroBatch:
         return self._sequences.batch(self._rows(units), self.segments)
 
-    def targets(self, units: np.ndarray) -> dict:
+    def targets(self, units: np.ndarray) -> Fields:
         if self._shared:
             places = self.places(units)
             question = np.repeat(np.arange(len(units)), self.lengths[units])
@@ -187,7 +188,7 @@ class AnswerExamples(Examples):
         starts, ends = torch.from_numpy(self._positions[units]).unbind(1)
         return {"start_positions": starts, "end_positions": ends}
 
-    def num_targets(self, micro_batch: dict) -> torch.Tensor:
+    def num_targets(self, micro_batch: MicroBatch) -> torch.Tensor:
         """Number of targets of starts and of ends."""
         if self._shared:
             return torch.full((2,), micro_batch["num_softmaxes"])
@@ -265,11 +266,11 @@ class AnswerExamples(Examples):
     def text(self, number: int) -> str:
         return self._questions[number].text
 
-    def predictions(self, outputs: np.ndarray) -> list[dict]:
+    def predictions(self, outputs: np.ndarray) -> list[Fields]:
         found, odds = self._answers(outputs)
         described = []
         for question, (text, start, probability), odd in zip(self._questions, found, odds, strict=True):
-            entry: dict = {
+            entry: Fields = {
                 "id": question.id,
                 "question": question.text,
                 "prediction": text,

@@ -13,9 +13,10 @@ import torch
 from cloze.launch.finetune.examples.predicted import Prediction
 from cloze.launch.system import distributed
 from cloze.launch.system.devices import to_device
+from cloze.launch.training.objective import ModelOutput
 from cloze.pipeline.loading import order
 from cloze.pipeline.loading.batches import RankBatch, deal
-from cloze.pipeline.records import NO_LABEL
+from cloze.pipeline.records import NO_LABEL, Fields, MicroBatch
 
 
 class Examples(ABC):
@@ -56,25 +57,25 @@ class Examples(ABC):
         return int(self.lengths.max())
 
     @abstractmethod
-    def batch(self, units: np.ndarray) -> dict:
+    def batch(self, units: np.ndarray) -> MicroBatch:
         """Inputs of forward for some units, without targets."""
 
     @abstractmethod
-    def targets(self, units: np.ndarray) -> dict:
+    def targets(self, units: np.ndarray) -> Fields:
         """Targets that forward takes in addition to return losses; only if `labelled`."""
 
-    def num_targets(self, micro_batch: dict) -> torch.Tensor:
+    def num_targets(self, micro_batch: MicroBatch) -> torch.Tensor:
         """Number of targets of each part of the loss that is averaged separately: (parts,). One part per column of
         labels.
         """
         return (micro_batch["labels"] != NO_LABEL).sum(0).reshape(-1)
 
-    def losses(self, output: Any) -> torch.Tensor:
+    def losses(self, output: ModelOutput) -> torch.Tensor:
         """Sum of the losses of each part in the model's output: (parts,)."""
         return output.losses.sum(0).reshape(-1)
 
     @abstractmethod
-    def outputs(self, output: Any) -> torch.Tensor:
+    def outputs(self, output: ModelOutput) -> torch.Tensor:
         """Rows of the model's output: (rows, width)."""
 
     @abstractmethod
@@ -100,7 +101,7 @@ class Examples(ABC):
         """Readable text of an example by its number in `predictions`."""
 
     @abstractmethod
-    def predictions(self, outputs: np.ndarray) -> list[dict]:
+    def predictions(self, outputs: np.ndarray) -> list[Fields]:
         """The prediction of each example, with its probability."""
 
 
@@ -157,7 +158,7 @@ class ExampleStream:
 
 @torch.no_grad()
 def predict(
-    forward: Callable,
+    forward: Callable[..., Any],
     examples: Examples,
     micro_batch_size: int,
     rank: int,

@@ -14,6 +14,7 @@ from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_sequences
 from cloze.launch.texts.tables import Table
 from cloze.model.tasks import TaskOutput
+from cloze.pipeline.records import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
@@ -60,13 +61,13 @@ class ChoiceExamples(Examples):
     def longest(self) -> int:
         return int(self._sequences.lengths.max())
 
-    def batch(self, units: np.ndarray) -> dict:
+    def batch(self, units: np.ndarray) -> MicroBatch:
         return self._sequences.batch(self.feature_rows(units), self.segments) | {"num_choices": self.width}
 
     def feature_rows(self, units: np.ndarray) -> np.ndarray:
         return (units[:, None] * self.width + np.arange(self.width)).reshape(-1)
 
-    def targets(self, units: np.ndarray) -> dict:
+    def targets(self, units: np.ndarray) -> Fields:
         return {"labels": torch.from_numpy(self._true[units])}
 
     def outputs(self, output: TaskOutput) -> torch.Tensor:
@@ -86,7 +87,7 @@ class ChoiceExamples(Examples):
         row = self._rows[number]
         return " / ".join(text_of(row, column) for column in (*self._shared, *self._choices))
 
-    def predictions(self, outputs: np.ndarray) -> list[dict]:
+    def predictions(self, outputs: np.ndarray) -> list[Fields]:
         chances = torch.from_numpy(outputs).double().softmax(-1).tolist()
         described = []
         for number, row in enumerate(self._rows):

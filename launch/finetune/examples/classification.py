@@ -28,6 +28,7 @@ from cloze.model.config import HeadConfig
 from cloze.model.tasks import TaskOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 # Values of a column for unknown labels: test files of GLUE and SWAG that have a label column hold -1.
@@ -129,14 +130,14 @@ class TextExamples(Examples):
     def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float: ...
 
     @abstractmethod
-    def _named(self, numbers: Any) -> Any:
+    def _named(self, numbers: np.ndarray) -> Any:
         """A target or prediction of a row with names of labels."""
 
     @abstractmethod
-    def _probabilities(self, scores: np.ndarray) -> dict[str, Any]:
+    def _probabilities(self, scores: np.ndarray) -> Fields:
         """The entry `probabilities` of a prediction from the scores (width,) of a row; empty for regression."""
 
-    def batch(self, units: np.ndarray) -> dict:
+    def batch(self, units: np.ndarray) -> MicroBatch:
         batch = self._sequences.batch(self.feature_rows(units), self.segments)
         if self._head.pieces == "none":
             return batch
@@ -145,7 +146,7 @@ class TextExamples(Examples):
     def feature_rows(self, units: np.ndarray) -> np.ndarray:
         return ragged.ranges(self._of_row[:-1][units], np.diff(self._of_row)[units])
 
-    def targets(self, units: np.ndarray) -> dict:
+    def targets(self, units: np.ndarray) -> Fields:
         return {"labels": torch.from_numpy(self._true[units])}
 
     def outputs(self, output: TaskOutput) -> torch.Tensor:
@@ -164,7 +165,7 @@ class TextExamples(Examples):
     def text(self, number: int) -> str:
         return " / ".join(text_of(self._rows[number], column) for column in self._texts)
 
-    def predictions(self, outputs: np.ndarray) -> list[dict]:
+    def predictions(self, outputs: np.ndarray) -> list[Fields]:
         described = []
         for number, row in enumerate(self._rows):
             guess = self._named(self._predicted(outputs[number][None])[0])
@@ -210,10 +211,10 @@ class ClassExamples(TextExamples):
         guesses = np.full_like(self._true, np.bincount(self._true).argmax())
         return scoring.measure(self._task.metrics, self._true, guesses)
 
-    def _named(self, numbers: Any) -> str:
+    def _named(self, numbers: np.ndarray) -> str:
         return self._head.labels[int(numbers)]
 
-    def _probabilities(self, scores: np.ndarray) -> dict[str, Any]:
+    def _probabilities(self, scores: np.ndarray) -> Fields:
         return {"probabilities": _shares(scores, self._head.labels)}
 
 
@@ -252,10 +253,10 @@ class ColumnExamples(TextExamples):
         }
         return {"accuracy_mean": float(np.mean(list(each.values())))} | each
 
-    def _named(self, numbers: Any) -> dict[str, str]:
+    def _named(self, numbers: np.ndarray) -> dict[str, str]:
         return {name: labels[int(number)] for (name, labels), number in zip(self._head.columns, numbers, strict=True)}
 
-    def _probabilities(self, scores: np.ndarray) -> dict[str, Any]:
+    def _probabilities(self, scores: np.ndarray) -> Fields:
         parts = zip(self._head.columns, self._split(scores[None]), strict=True)
         return {"probabilities": {name: _shares(part[0], labels) for (name, labels), part in parts}}
 
@@ -291,10 +292,10 @@ class LabelExamples(TextExamples):
         given = {number_of(row, label, self._head.labels) for label in _label_set(row, self._columns[0])}
         return [int(number in given) for number in range(len(self._head.labels))]
 
-    def targets(self, units: np.ndarray) -> dict:
+    def targets(self, units: np.ndarray) -> Fields:
         return {"labels": torch.from_numpy(self._true[units].astype(np.float32))}
 
-    def num_targets(self, micro_batch: dict) -> torch.Tensor:
+    def num_targets(self, micro_batch: MicroBatch) -> torch.Tensor:
         return torch.tensor([len(micro_batch["labels"])])  # one loss per example
 
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
@@ -303,10 +304,10 @@ class LabelExamples(TextExamples):
     def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float:
         return functional.binary_cross_entropy_with_logits(scores, true.float()).item()
 
-    def _named(self, numbers: Any) -> list[str]:
+    def _named(self, numbers: np.ndarray) -> list[str]:
         return [label for label, number in zip(self._head.labels, numbers, strict=True) if number]
 
-    def _probabilities(self, scores: np.ndarray) -> dict[str, Any]:
+    def _probabilities(self, scores: np.ndarray) -> Fields:
         values = torch.from_numpy(scores).double().sigmoid().tolist()
         return {"probabilities": dict(zip(self._head.labels, values, strict=True))}
 
@@ -332,10 +333,10 @@ class NumberExamples(TextExamples):
     def _target(self, row: Row) -> list[float]:
         return [number_in(row, column) for column in self._columns]
 
-    def targets(self, units: np.ndarray) -> dict:
+    def targets(self, units: np.ndarray) -> Fields:
         return {"labels": torch.from_numpy(self._true[units].astype(np.float32))}
 
-    def num_targets(self, micro_batch: dict) -> torch.Tensor:
+    def num_targets(self, micro_batch: MicroBatch) -> torch.Tensor:
         return torch.tensor([len(micro_batch["labels"])])  # one loss per example
 
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
@@ -356,11 +357,11 @@ class NumberExamples(TextExamples):
             for name, value in part.items()
         }
 
-    def _named(self, numbers: Any) -> float | dict[str, float]:
+    def _named(self, numbers: np.ndarray) -> float | dict[str, float]:
         values = dict(zip(self._columns, map(float, numbers), strict=True))
         return values if len(values) > 1 else values[self._columns[0]]
 
-    def _probabilities(self, scores: np.ndarray) -> dict[str, Any]:
+    def _probabilities(self, scores: np.ndarray) -> Fields:
         return {}
 
 
@@ -377,7 +378,7 @@ def _shares(scores: np.ndarray, labels: tuple[str, ...]) -> dict[str, float]:
     return dict(zip(labels, torch.from_numpy(scores).double().softmax(-1).tolist(), strict=True))
 
 
-def predicted(row: Row, prediction: dict) -> dict:
+def predicted(row: Row, prediction: Fields) -> Fields:
     """A prediction for a row of a table, after its place and its columns (except columns with a name of ours)."""
     columns = {name: value for name, value in row.values.items() if name not in ("place", "label")}
     return {"place": row.place.rsplit(": ", 1)[1]} | columns | prediction

@@ -11,6 +11,7 @@ from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import Cut, Sequences, build_sequences
 from cloze.launch.texts.tables import Table
 from cloze.model.sentences import SentenceOutput
+from cloze.pipeline.records import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
@@ -70,10 +71,10 @@ class ContrastiveExamples(Examples):
     def longest(self) -> int:
         return int(self._sequences.lengths.max())
 
-    def batch(self, units: np.ndarray) -> dict:
+    def batch(self, units: np.ndarray) -> MicroBatch:
         return self._sequences.batch(self._groups[units].reshape(-1), self.segments)
 
-    def targets(self, units: np.ndarray) -> dict:
+    def targets(self, units: np.ndarray) -> Fields:
         return {"texts": torch.from_numpy(self._groups[units].reshape(-1))}
 
     def outputs(self, output: SentenceOutput) -> torch.Tensor:
@@ -88,5 +89,5 @@ class ContrastiveExamples(Examples):
     def text(self, number: int) -> str:
         return " / ".join(self._texts[place] for place in self._groups[number])
 
-    def predictions(self, outputs: np.ndarray) -> list[dict]:
+    def predictions(self, outputs: np.ndarray) -> list[Fields]:
         raise NotImplementedError("rows are learned from, not measured")

@@ -7,7 +7,8 @@ kind.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+
+from cloze.pipeline.records import Fields
 
 _MOST_CLASSES = 30  # a larger confusion matrix is unreadable: its largest cells are listed instead
 
@@ -19,17 +20,17 @@ class Prediction:
     """A kind of prediction. By default it has no confusion tables."""
 
     @classmethod
-    def error_size(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: Fields) -> float | None:
         """Size of the error of a prediction with a label, larger is worse; None if it is right."""
         raise NotImplementedError
 
     @classmethod
-    def confusions(cls, predictions: list[dict[str, Any]]) -> dict[str, str]:
+    def confusions(cls, predictions: list[Fields]) -> dict[str, str]:
         """Confusion tables in Markdown by name."""
         return {}
 
     @classmethod
-    def binary_scores(cls, predictions: list[dict[str, Any]]) -> Scores | None:
+    def binary_scores(cls, predictions: list[Fields]) -> Scores | None:
         """Labels and scores of the second of two classes; None for other problems."""
         return None
 
@@ -38,15 +39,15 @@ class OneClass(Prediction):
     """One of several classes with the probability of each. Error: 1 - probability of the true class."""
 
     @classmethod
-    def error_size(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: Fields) -> float | None:
         return None if each["label"] == each["prediction"] else 1 - each["probabilities"][each["label"]]
 
     @classmethod
-    def confusions(cls, predictions: list[dict[str, Any]]) -> dict[str, str]:
+    def confusions(cls, predictions: list[Fields]) -> dict[str, str]:
         return {"confusion": _confusion(Counter((each["label"], each["prediction"]) for each in predictions))}
 
     @classmethod
-    def binary_scores(cls, predictions: list[dict[str, Any]]) -> Scores | None:
+    def binary_scores(cls, predictions: list[Fields]) -> Scores | None:
         if any(len(each["probabilities"]) != 2 for each in predictions):
             return None
         second = list(predictions[0]["probabilities"])[1]
@@ -61,13 +62,13 @@ class ClassOfEachColumn(Prediction):
     """A class in each of several columns. Error: the largest of the columns."""
 
     @classmethod
-    def error_size(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: Fields) -> float | None:
         if each["label"] == each["prediction"]:
             return None
         return max(1 - each["probabilities"][column][label] for column, label in each["label"].items())
 
     @classmethod
-    def confusions(cls, predictions: list[dict[str, Any]]) -> dict[str, str]:
+    def confusions(cls, predictions: list[Fields]) -> dict[str, str]:
         return {
             f"confusion {column}": _confusion(
                 Counter((each["label"][column], each["prediction"][column]) for each in predictions)
@@ -80,13 +81,13 @@ class Labels(Prediction):
     """Independent labels. Error: the largest error of a probability."""
 
     @classmethod
-    def error_size(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: Fields) -> float | None:
         if each["label"] == each["prediction"]:
             return None
         return max(abs(chance - (name in each["label"])) for name, chance in each["probabilities"].items())
 
     @classmethod
-    def confusions(cls, predictions: list[dict[str, Any]]) -> dict[str, str]:
+    def confusions(cls, predictions: list[Fields]) -> dict[str, str]:
         """One row with four cells per label; with very many labels those with the most errors."""
         sides = [(set(each["label"]), set(each["prediction"])) for each in predictions]
         rows = []
@@ -104,7 +105,7 @@ class Number(Prediction):
     """A number. Error: its distance to the true one."""
 
     @classmethod
-    def error_size(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: Fields) -> float | None:
         return abs(each["label"] - each["prediction"]) or None
 
 
@@ -112,7 +113,7 @@ class NumberOfEachColumn(Prediction):
     """Several numbers. Error: the largest of them."""
 
     @classmethod
-    def error_size(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: Fields) -> float | None:
         return max(abs(value - each["prediction"][column]) for column, value in each["label"].items()) or None
 
 
@@ -120,7 +121,7 @@ class Tags(Prediction):
     """A tag per word with its probability. Error: the highest probability of a wrong tag."""
 
     @classmethod
-    def error_size(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: Fields) -> float | None:
         return max(
             (
                 chance
@@ -131,7 +132,7 @@ class Tags(Prediction):
         )
 
     @classmethod
-    def confusions(cls, predictions: list[dict[str, Any]]) -> dict[str, str]:
+    def confusions(cls, predictions: list[Fields]) -> dict[str, str]:
         return {
             "confusion": _confusion(
                 Counter(pair for each in predictions for pair in zip(each["label"], each["prediction"], strict=True))
@@ -143,7 +144,7 @@ class Answer(Prediction):
     """An answer (empty for none), of which several may be right. Error: the probability of a wrong answer."""
 
     @classmethod
-    def error_size(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: Fields) -> float | None:
         return None if each["prediction"] in (each["label"] or [""]) else each["probability"]
 
 
@@ -151,11 +152,11 @@ class Ranks(Prediction):
     """Ranks by vectors. Error: the distance of a rank to the right one."""
 
     @classmethod
-    def error_size(cls, each: dict[str, Any]) -> float | None:
+    def error_size(cls, each: Fields) -> float | None:
         return each["rank_error"] or None
 
 
-def _confusion(counts: Counter) -> str:
+def _confusion(counts: Counter[tuple[str, str]]) -> str:
     """Confusion matrix, true classes in rows and predicted ones in columns; with very many classes the most confused
     pairs.
     """

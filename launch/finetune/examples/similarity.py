@@ -22,6 +22,7 @@ from cloze.launch.texts.vectors import normalized
 from cloze.model.sentences import SentenceOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 # Column names by which files with scores are recognized: STS-B as in GLUE, SICK as SemEval distributes it.
@@ -119,10 +120,10 @@ class VectorExamples(Examples):
     def num_examples(self) -> int:
         return len(self._rows)
 
-    def batch(self, units: np.ndarray) -> dict:
+    def batch(self, units: np.ndarray) -> MicroBatch:
         return self._sequences.batch(units, self.segments)
 
-    def targets(self, units: np.ndarray) -> dict:
+    def targets(self, units: np.ndarray) -> Fields:
         raise NotImplementedError("texts are measured, not learned from")
 
     def outputs(self, output: SentenceOutput) -> torch.Tensor:
@@ -164,7 +165,7 @@ class ScoredPairs(VectorExamples):
     def text(self, number: int) -> str:
         return " / ".join(self._texts[place] for place in self._found[number])
 
-    def predictions(self, outputs: np.ndarray) -> list[dict]:
+    def predictions(self, outputs: np.ndarray) -> list[Fields]:
         """Cosines; `rank_error`: how far apart a pair's ranks by cosine and by score are, as a share of all pairs."""
         cosines = self._cosines(normalized(outputs))
         apart = np.abs(scoring.ranks(cosines) - scoring.ranks(self._true)) / len(cosines)
@@ -215,7 +216,7 @@ class HeldOutPairs(VectorExamples):
     def text(self, number: int) -> str:
         return self._texts[self._queries[number]]
 
-    def predictions(self, outputs: np.ndarray) -> list[dict]:
+    def predictions(self, outputs: np.ndarray) -> list[Fields]:
         """For each query the nearest text, and `rank_error`: number of texts nearer than the first right one."""
         described = []
         firsts = {query: place for place, query in reversed(list(enumerate(self._found[:, 0].tolist())))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,11 +22,13 @@ from cloze.model.config import HeadConfig
 from cloze.model.tasks import TaskOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import NO_LABEL
+from cloze.pipeline.records import NO_LABEL, Fields, MicroBatch
 from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _DOCUMENT = "-DOCSTART-"  # CoNLL-2003 puts it between documents
+
+_Tag = TypeVar("_Tag")
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Sentences:
         """Whether each word is a single character, as in Chinese tagging."""
         return all(len(characters(word)) < 2 for word in self.words)
 
-    def of_each(self, tags: list) -> list[list]:
+    def of_each(self, tags: list[_Tag]) -> list[list[_Tag]]:
         """Split a list with one entry per word (W,) into one list per sentence."""
         bounds = self.bounds.tolist()
         return [tags[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
@@ -106,7 +109,7 @@ def read_entities(path: str | Path) -> Sentences:
             f"or a kind of entity behind one of {'-, '.join(PREFIXES)}- (B-PER); tags of words that are "
             "no entities are for the task pos"
         )
-    tags, scheme = to_iob2(sentences.of_each(parts))
+    tags, scheme = to_iob2(sentences.of_each([part for part in parts if part is not None]))
     read = [tag for sentence in tags for tag in sentence]
     if scheme == "IOB2" and read != sentences.tags:
         scheme = "IOB2 without kinds"
@@ -211,10 +214,10 @@ class TagExamples(Examples):
                 )
         return np.array([labels[tag] for tag in tags])
 
-    def batch(self, units: np.ndarray) -> dict:
+    def batch(self, units: np.ndarray) -> MicroBatch:
         return self._sequences.batch(units, self.segments)
 
-    def targets(self, units: np.ndarray) -> dict:
+    def targets(self, units: np.ndarray) -> Fields:
         return {"labels": torch.from_numpy(self._labels[self._sequences.tokens(units)])}
 
     def outputs(self, output: TaskOutput) -> torch.Tensor:
@@ -245,7 +248,7 @@ class TagExamples(Examples):
         low, high = self._sentences.bounds[number : number + 2]
         return " ".join(self._sentences.words[low:high])
 
-    def predictions(self, outputs: np.ndarray) -> list[dict]:
+    def predictions(self, outputs: np.ndarray) -> list[Fields]:
         scores = torch.from_numpy(outputs[self._words]).double().softmax(-1)
         chances, guesses = (part.numpy() for part in scores.max(-1))
         bounds, described = self._sentences.bounds.tolist(), []

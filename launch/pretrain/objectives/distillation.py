@@ -17,7 +17,7 @@ from cloze.model.bert import BertForPreTraining, PreTrainingOutput
 from cloze.model.config import BertConfig
 from cloze.model.flops import TokenCounts, training_flops
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import NO_LABEL
+from cloze.pipeline.records import NO_LABEL, MicroBatch
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.stores.places import Place, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -182,7 +182,7 @@ class Distillation(MaskedTokens):
         """FLOPs of the student's forward and backward and of the teacher's forward (a third of both)."""
         return super().flops(counts) + training_flops(self.teacher.config, counts) / 3
 
-    def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
+    def divisors(self, micro_batch: MicroBatch) -> dict[str, Tensor | float]:
         """Divisors: those of MaskedTokens; number of masked tokens; number of tokens (0 for a filler batch)."""
         counted = micro_batch["labels"] != NO_LABEL
         return {
@@ -191,7 +191,7 @@ class Distillation(MaskedTokens):
             "cosine": is_real(micro_batch["labels"]) * len(micro_batch["input_ids"]),
         }
 
-    def terms(self, output: StudentOutput, micro_batch: dict) -> dict[str, Term]:
+    def terms(self, output: StudentOutput, micro_batch: MicroBatch) -> dict[str, Term]:
         """The terms of MaskedTokens and two more, which count no hits."""
         return super().terms(output.student, micro_batch) | {
             "soft": Term(output.soft_losses),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from cloze.launch.pretrain.objectives.objective import Objective, Term
-from cloze.pipeline.records import NO_LABEL
+from cloze.launch.training.objective import ModelOutput
+from cloze.pipeline.records import NO_LABEL, MicroBatch
 
 
 class MaskedTokens(Objective):
@@ -21,7 +22,7 @@ class MaskedTokens(Objective):
 
     TERMS: ClassVar[tuple[str, ...]] = ("mlm", "next_sentence")
 
-    def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
+    def divisors(self, micro_batch: MicroBatch) -> dict[str, Tensor | float]:
         """Divisors: masked tokens, or samples with masked tokens; and pairs."""
         masked = micro_batch["labels"] != NO_LABEL
         if self._by_samples:
@@ -30,7 +31,7 @@ class MaskedTokens(Objective):
         pairs = (micro_batch["next_sentence_label"] != NO_LABEL).sum(dtype=torch.float64)
         return {"mlm": masked.sum(dtype=torch.float64), "next_sentence": pairs}
 
-    def terms(self, output: Any, micro_batch: dict) -> dict[str, Term]:
+    def terms(self, output: ModelOutput, micro_batch: MicroBatch) -> dict[str, Term]:
         """Args: output: a PreTrainingOutput."""
         weights = count = None
         if self._by_samples:
@@ -61,13 +62,13 @@ class NextTokensFirst(MaskedTokens):
 
     TERMS = ("mlm", "next_sentence", "next_token")
 
-    def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
+    def divisors(self, micro_batch: MicroBatch) -> dict[str, Tensor | float]:
         """Divisors: those of MaskedTokens, the first under the name of what is predicted."""
         found = super().divisors(micro_batch)
         predicted = found.pop("mlm")
         return found | dict(zip(_present_and_absent(micro_batch), (predicted, 0.0), strict=True))
 
-    def terms(self, output: Any, micro_batch: dict) -> dict[str, Term]:
+    def terms(self, output: ModelOutput, micro_batch: MicroBatch) -> dict[str, Term]:
         """Args: output: a PreTrainingOutput."""
         found = super().terms(output, micro_batch)
         predicted = found.pop("mlm")
@@ -76,7 +77,7 @@ class NextTokensFirst(MaskedTokens):
         return found | {present: predicted, absent: Term(nothing, nothing.bool())}
 
 
-def _present_and_absent(micro_batch: dict) -> tuple[str, str]:
+def _present_and_absent(micro_batch: MicroBatch) -> tuple[str, str]:
     """The term that a micro-batch has a loss for, and the one that it has none for."""
     return ("next_token", "mlm") if micro_batch.get("causal") else ("mlm", "next_token")
 
@@ -86,7 +87,7 @@ def is_real(labels: Tensor) -> Tensor:
     return (labels != NO_LABEL).any() | (labels.numel() == 0)
 
 
-def _masked_per_sample(micro_batch: dict) -> Tensor:
+def _masked_per_sample(micro_batch: MicroBatch) -> Tensor:
     """Number of masked tokens of each sample: int64 (B,)."""
     sample = _sample_of_masked(micro_batch)
     # Not bincount, which waits for the device to find the maximum.
@@ -94,7 +95,7 @@ def _masked_per_sample(micro_batch: dict) -> Tensor:
     return counts.scatter_add(0, sample, torch.ones_like(sample))
 
 
-def _sample_of_masked(micro_batch: dict) -> Tensor:
+def _sample_of_masked(micro_batch: MicroBatch) -> Tensor:
     """Index of the sample of each masked position: int64 (M,)."""
     offsets = micro_batch["sequence_offsets"].long()
     return torch.searchsorted(offsets, micro_batch["masked_positions"], right=True) - 1

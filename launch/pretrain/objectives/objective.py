@@ -7,15 +7,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from cloze.launch.config import PretrainConfig
+from cloze.launch.training.objective import ModelOutput
 from cloze.model.bert import BertForPreTraining, BertPreTrained, PreTrainingOutput
 from cloze.model.flops import TokenCounts, training_flops
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import MicroBatch
+
+_Value = TypeVar("_Value")
 
 
 class Term(NamedTuple):
@@ -65,7 +69,7 @@ class Objective(ABC):
         cls.NAMES = ("loss", *(f"{term}_{sum}" for term in terms for sum in ("loss", "count", "correct")))
 
     @abstractmethod
-    def terms(self, output: Any, micro_batch: dict) -> Mapping[str, Term]:
+    def terms(self, output: ModelOutput, micro_batch: MicroBatch) -> Mapping[str, Term]:
         """The terms by their names in TERMS.
 
         Args:
@@ -74,7 +78,7 @@ class Objective(ABC):
         """
 
     @abstractmethod
-    def divisors(self, micro_batch: dict) -> Mapping[str, Tensor | float]:
+    def divisors(self, micro_batch: MicroBatch) -> Mapping[str, Tensor | float]:
         """The micro-batch's share of each term's divisor by name, a number or a tensor ().
 
         Called with tensors on the host before the step, to sum the shares of all micro-batches of all ranks; and with
@@ -99,7 +103,7 @@ class Objective(ABC):
         """FLOPs of forward and backward of all models of the objective, for speed/mfu: by default BERT's."""
         return training_flops(self.config.model, counts)
 
-    def pretraining_output(self, output: Any) -> PreTrainingOutput:
+    def pretraining_output(self, output: ModelOutput) -> PreTrainingOutput:
         """The PreTrainingOutput (masked LM and next sentence) in the model's output, for the curves of a mixture's
         sources. An objective whose model returns another output overrides it.
         """
@@ -109,12 +113,12 @@ class Objective(ABC):
         """Hashes of the objective's further inputs by name: a resume is refused if one has changed."""
         return {}
 
-    def counts(self, micro_batches: Sequence[dict]) -> list[float]:
+    def counts(self, micro_batches: Sequence[MicroBatch]) -> list[float]:
         """This rank's divisors in the order of TERMS, to be summed over the ranks before the first backward."""
         found = [self._named("divisors", self.divisors(micro_batch)) for micro_batch in micro_batches]
         return [float(sum(each[name] for each in found)) for name in self.TERMS]
 
-    def __call__(self, output: Any, micro_batch: dict, totals: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, output: ModelOutput, micro_batch: MicroBatch, totals: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the global loss (scalar), and its sums, float64 (len(NAMES),).
 
         Args:
@@ -134,10 +138,10 @@ class Objective(ABC):
             part = (losses if weights is None else losses * weights).sum() / divisors[number]
             parts.append(part if (weight := self.weights.get(name, 1.0)) == 1.0 else weight * part)
         loss = reduce(add, parts)
-        counts = {name: term.count for name, term in terms.items()}
-        if None in counts.values():
+        shares: Mapping[str, Tensor | float] = {}
+        if any(term.count is None for term in terms.values()):
             shares = self.divisors(micro_batch)
-            counts = {name: shares[name] if count is None else count for name, count in counts.items()}
+        counts = {name: shares[name] if term.count is None else term.count for name, term in terms.items()}
         sums = [loss.detach().double()]
         for name in self.TERMS:
             losses, correct, _, _ = terms[name]
@@ -164,7 +168,7 @@ class Objective(ABC):
         losses = ((name, means.get(f"{name}_loss")) for name in self.TERMS)
         return sum(self.weights.get(name, 1.0) * loss for name, loss in losses if loss is not None)
 
-    def _named(self, method: str, found: Mapping) -> Mapping:
+    def _named(self, method: str, found: Mapping[str, _Value]) -> Mapping[str, _Value]:
         if found.keys() != set(self.TERMS):
             raise UserError(
                 f"objective: found {', '.join(map(str, found)) or 'nothing'} in what "

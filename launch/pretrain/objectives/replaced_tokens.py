@@ -20,7 +20,7 @@ from cloze.model.heads import DetectionHead
 from cloze.model.sampling import draw_tokens, token_bits
 from cloze.model.tasks import BertForMaskedLM, detection_losses
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import NO_LABEL
+from cloze.pipeline.records import NO_LABEL, MicroBatch
 
 GENERATOR = "generator."  # prefix of the names of its parameters
 
@@ -174,14 +174,14 @@ class ReplacedTokens(MaskedTokens):
             + 6.0 * counts.tokens * model.hidden_size * (model.hidden_size + 1)
         )
 
-    def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
+    def divisors(self, micro_batch: MicroBatch) -> dict[str, Tensor | float]:
         """Divisors: number of masked tokens; number of tokens (0 for a filler batch)."""
         return {
             "mlm": super().divisors(micro_batch)["mlm"],
             "detection": is_real(micro_batch["labels"]) * len(micro_batch["input_ids"]),
         }
 
-    def terms(self, output: ElectraOutput, micro_batch: dict) -> dict[str, Term]:
+    def terms(self, output: ElectraOutput, micro_batch: MicroBatch) -> dict[str, Term]:
         """One term for each model."""
         return {
             "mlm": super().terms(output.generator, micro_batch)["mlm"],

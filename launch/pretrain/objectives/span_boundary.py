@@ -16,7 +16,7 @@ from cloze.model.bert import BertForPreTraining, PreTrainingOutput, encode_maske
 from cloze.model.config import BertConfig
 from cloze.model.embeddings import encoder_norm
 from cloze.model.flops import TokenCounts
-from cloze.pipeline.records import NO_LABEL
+from cloze.pipeline.records import NO_LABEL, MicroBatch
 
 
 class SpanOutput(NamedTuple):
@@ -118,11 +118,11 @@ class SpanBoundary(MaskedTokens):
         weights = model.hidden_size * (4 * model.hidden_size + model.vocab_size)
         return super().flops(counts) + 6 * weights * counts.masked
 
-    def divisors(self, micro_batch: dict) -> dict[str, Tensor | float]:
+    def divisors(self, micro_batch: MicroBatch) -> dict[str, Tensor | float]:
         """Divisors: those of MaskedTokens, and the number of masked tokens for the boundary term."""
         return super().divisors(micro_batch) | {"boundary": (micro_batch["labels"] != NO_LABEL).sum()}
 
-    def terms(self, output: SpanOutput, micro_batch: dict) -> dict[str, Term]:
+    def terms(self, output: SpanOutput, micro_batch: MicroBatch) -> dict[str, Term]:
         """The terms of MaskedTokens and the boundary term."""
         return super().terms(output.masked, micro_batch) | {
             "boundary": Term(output.boundary_losses, output.boundary_correct)

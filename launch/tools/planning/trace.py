@@ -21,12 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cloze.launch.pretrain.objectives import Objective
+from cloze.launch.training.objective import ModelOutput
 from cloze.model import attention, bert, dropout, embeddings, heads, rounding, sampling
 from cloze.model.bert import BertForPreTraining, BertPreTrained
 from cloze.model.config import BertConfig
 from cloze.model.copies import WeightCopies
 from cloze.model.encoder import EncoderLayer
 from cloze.model.flops import TokenCounts
+from cloze.pipeline.records import Fields, MicroBatch
 
 # Operations without a kernel: allocation, and queries of tensors.
 _SILENT = {
@@ -100,7 +102,7 @@ class _Recorder(TorchDispatchMode):
         self.trace = Trace()
         self.in_layer = False
         self._attention_flops = attention_flops
-        self._numbers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._held = 0
         self._count = 0
 
@@ -119,7 +121,9 @@ class _Recorder(TorchDispatchMode):
     def _free(self, size: int) -> None:
         self._held -= size
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Fields | None = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
         read = {key: value for key, value in (kwargs or {}).items() if key != "out"}
@@ -210,7 +214,7 @@ def _bytes(tensor: Tensor) -> int:
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
-def _written(function: Any, args: tuple) -> list[Tensor]:
+def _written(function: Any, args: tuple[Any, ...]) -> list[Tensor]:
     return [
         leaf
         for argument, value in zip(function._schema.arguments, args, strict=False)
@@ -342,14 +346,14 @@ class Batch:
         """Where each sequence begins among the concatenated tokens, and the last one's end: int32 (B + 1,)."""
         return torch.tensor([0, *torch.tensor(self.lengths).cumsum(0).tolist()], dtype=torch.int32)
 
-    def inputs(self) -> dict:
+    def inputs(self) -> MicroBatch:
         """What forward takes but for the offsets, which CPU kernels look at; of no contents."""
         longest, count = max(self.lengths), len(self.lengths)
 
         def ids(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=torch.int64)
 
-        common: dict[str, Any] = {"next_sentence_label": ids(count), "dropout_seed": 1}
+        common: Fields = {"next_sentence_label": ids(count), "dropout_seed": 1}
         if self.padded:
             tokens = (count, longest)
             places = tokens if self.everywhere else (count, self.masked // count)
@@ -409,7 +413,7 @@ class ModelRun:
         finally:
             torch.set_default_dtype(before)
 
-    def loss(self, output: Any, inputs: dict) -> Tensor:
+    def loss(self, output: ModelOutput, inputs: MicroBatch) -> Tensor:
         """What backward begins with, ()."""
         if self.objective is None:
             return output.mlm_losses.sum() + output.next_sentence_losses.sum()
