@@ -147,6 +147,7 @@ TESTED_IN = {
     "model/embeddings.py": "tests/model/test_variants.py",
     "model/flops.py": "tests/model/test_config.py",
     "model/initialization.py": "tests/model/test_config.py",
+    "model/inputs.py": "tests/model/test_variants.py",
     "model/sampling.py": "tests/model/test_electra.py",
     "model/sentences.py": "tests/model/test_encoder.py",
 }
