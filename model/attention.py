@@ -109,8 +109,9 @@ def concatenated_layout(
 ) -> Layout:
     """Layout of concatenated tokens. All sizes are host integers, so the host does not wait for the device.
 
-    `grouped`: the eager kernel may process sequences in groups on a CPU; there are then no probabilities (B, heads, S,
-    S).
+    Args:
+        grouped: the eager kernel may process sequences in groups on a CPU; there are then no probabilities (B, heads,
+            S, S).
     """
     batch_size = offsets.numel() - 1
     if kernel == "eager" and grouped and not offsets.is_cuda:
@@ -168,7 +169,8 @@ def padded_layout(
 ) -> Layout:
     """Layout of padded tokens `hidden` (B, S, hidden) with a mask of attended tokens.
 
-    `attention_mask`: (B,) lengths, (B, S), or (B, S, S) (row: query; column: key); true or 1 is attended to.
+    Args:
+        attention_mask: (B,) lengths, (B, S), or (B, S, S) (row: query; column: key); true or 1 is attended to.
     """
     batch_size, length = hidden.shape[:2]
     seen = seen_tokens("attention_mask", attention_mask, batch_size, length, length)
@@ -179,7 +181,8 @@ def padded_layout(
 def seen_tokens(name: str, mask: Tensor | None, batch_size: int, queries: int, keys: int) -> Tensor | None:
     """Boolean mask (B, 1, 1 or queries, keys) from lengths (B,), a mask (B, keys), or (B, queries, keys).
 
-    Raises ModelError, with the mask's name, for another shape.
+    Raises:
+        ModelError: with the mask's name, for another shape.
     """
     if mask is None:
         return None
@@ -259,10 +262,12 @@ def eager_attention(
     dropout_seed: int | None,
     head_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Batched matrix product, softmax, batched matrix product. Returns the result and (B, heads, S, S')
-    probabilities.
+    """Batched matrix product, softmax, batched matrix product.
 
     The fastest on a CPU, and the only one that returns probabilities or takes a `head_mask` (heads,).
+
+    Returns:
+        The result and (B, heads, S, S') probabilities.
     """
     query, key, value = (each.transpose(1, 2) for each in (query, key, value))
     batch, heads, length, size = query.shape

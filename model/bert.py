@@ -49,8 +49,12 @@ class BertOutput(NamedTuple):
 class BertModel(InFolders):
     """Embeddings, encoder and pooler.
 
-    `attention_kernel`: auto, eager, sdpa or varlen (see model/attention.py). `gradient_checkpointing`: none,
-    all, or every_N. Raises ModelError for an unset vocabulary and for a kernel that does not support the configuration.
+    Args:
+        attention_kernel: auto, eager, sdpa or varlen (see model/attention.py).
+        gradient_checkpointing: none, all, or every_N.
+
+    Raises:
+        ModelError: for an unset vocabulary and for a kernel that does not support the configuration.
     """
 
     def __init__(
@@ -92,14 +96,19 @@ class BertModel(InFolders):
         """Encode ids (or `inputs_embeds`, with an additional last dimension) in one of two layouts.
 
         Concatenated: ids (T,) with `sequence_offsets` (B + 1,) int32 and the host integer `max_sequence_length`, so
-        that the host need not wait for the device. Padded: ids (B, S) with `attention_mask` (B,) lengths, (B, S) or (B,
-        S, S). `position_ids` are those of embeddings and rotations; ALiBi and local windows count tokens. `head_mask`:
-        (heads,) or (layers, heads), multiplies probabilities of attention and cross-attention. `encoder_hidden_states`
-        (B, S', hidden) and `encoder_attention_mask`, (B,) lengths, (B, S') or (B, S, S'): cross-attention of a decoder.
-        `dropout_seed`: key of all dropout masks in training; None: drawn from torch's default generator.
-        `read_tokens`: (R,) of the concatenated tokens; `last_hidden_state` is then (R, hidden), and the last layer's
-        feed-forward network skips the tokens that no head reads. `causal`: tokens attend to themselves and earlier ones
-        alone, as in a decoder. Raises ModelError for inputs that do not fit.
+        that the host need not wait. Padded: ids (B, S) with `attention_mask` (B,) lengths, (B, S) or (B, S, S).
+
+        Args:
+            position_ids: those of embeddings and rotations; ALiBi and local windows count tokens.
+            encoder_hidden_states: (B, S', hidden); with `encoder_attention_mask` over S': a decoder's cross-attention.
+            head_mask: (heads,) or (layers, heads), multiplies probabilities of attention and cross-attention.
+            dropout_seed: key of all dropout masks in training; None: drawn from torch's default generator.
+            read_tokens: (R,) of the concatenated tokens; `last_hidden_state` is then (R, hidden), and the last layer's
+                feed-forward network skips the tokens that no head reads.
+            causal: tokens attend to themselves and earlier ones alone, as in a decoder.
+
+        Raises:
+            ModelError: for inputs that do not fit.
         """
         tokens = input_ids if inputs_embeds is None else inputs_embeds[..., 0]
         if tokens is None or (input_ids is not None and inputs_embeds is not None):
@@ -239,7 +248,11 @@ class BertModel(InFolders):
 
 
 def _longest(tokens: Tensor, offsets: Tensor | None, max_sequence_length: int | None) -> int:
-    """Tokens of the longest sequence; raises ModelError for a shape that is neither layout."""
+    """Tokens of the longest sequence.
+
+    Raises:
+        ModelError: for a shape that is neither layout.
+    """
     if offsets is None:
         if tokens.dim() != 2:
             raise ModelError(f"input_ids: found shape {tuple(tokens.shape)}, expected (B, S), or sequence_offsets")
@@ -335,10 +348,11 @@ class BertForPreTraining(BertPreTrained):
     ) -> PreTrainingOutput:
         """Takes the inputs of BertModel.forward, and what to predict.
 
-        `masked_positions`: (M,) indices into the concatenated tokens, or (B, P) positions in each padded
-        sequence; None predicts at every token. `labels`: ids in the shape of the positions (or tokens), -100
-        has no loss.
-        `next_sentence_label`: (B,) 0 follows, 1 random, -100 no loss.
+        Args:
+            masked_positions: (M,) indices into the concatenated tokens, or (B, P) positions in each padded sequence;
+                None predicts at every token.
+            labels: ids in the shape of the positions (or tokens), -100 has no loss.
+            next_sentence_label: (B,) 0 follows, 1 random, -100 no loss.
         """
         encoded, hidden = encode_masked(
             self.bert,
@@ -357,8 +371,11 @@ class BertForPreTraining(BertPreTrained):
     def predictions(
         self, encoded: BertOutput, hidden: Tensor, labels: Tensor | None, next_sentence_label: Tensor | None
     ) -> PreTrainingOutput:
-        """Outputs of the heads. `hidden`: (M, hidden) or (B, P, hidden) of the masked positions, or of all tokens;
-        `labels` and `next_sentence_label` as in `forward`.
+        """Outputs of the heads.
+
+        Args:
+            hidden: (M, hidden) or (B, P, hidden) of the masked positions, or of all tokens; `labels` and
+                `next_sentence_label` as in `forward`.
         """
         predicted = self.masked_lm(hidden, labels)
         pair_scores = self.next_sentence(pooled(encoded))

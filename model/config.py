@@ -66,7 +66,8 @@ _KINDS = {
 class BertConfig:
     """Shape and variant of a BERT. The defaults are BERT-base as published; names are those of Hugging Face.
 
-    Raises ModelError, naming the field, for unknown names, values outside their range and unsupported combinations.
+    Raises:
+        ModelError: naming the field, for unknown names, values outside their range and unsupported combinations.
     """
 
     vocab_size: int = 0
@@ -172,7 +173,10 @@ class BertConfig:
 
     @classmethod
     def preset(cls, name: str, **changes: object) -> BertConfig:
-        """A configuration of configs/model/ by name: base, large, modern, ...; `changes`: fields with other values.
+        """A configuration of configs/model/ by name: base, large, modern, ...
+
+        Args:
+            changes: fields with other values.
 
         Raises:
             ModelError: there is no such shape, or no such field.
@@ -316,7 +320,11 @@ class BertConfig:
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What a head predicts: its problem type and labels. Raises ModelError for unknown values and contradictions."""
+    """What a head predicts: its problem type and labels.
+
+    Raises:
+        ModelError: for unknown values and contradictions.
+    """
 
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")
     """Names of the classes (single_label), of the independent labels (multi_label) or of the targets

@@ -82,7 +82,8 @@ class Embeddings(nn.Module):
     ) -> Tensor:
         """(T,) or (B, S) ids to (..., hidden) vectors in the encoder's compute dtype.
 
-        `bits`: (1, tokens) int32, random bits for dropout (`row_bits`); None: no dropout.
+        Args:
+            bits: (1, tokens) int32, random bits for dropout (`row_bits`); None: no dropout.
         """
         hidden = self.word(input_ids) if inputs_embeds is None else inputs_embeds
         if self.config.type_vocab_size:

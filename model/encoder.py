@@ -155,7 +155,11 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.linear_bias)
 
     def forward(self, hidden: Tensor, branches: bool) -> tuple[Tensor, Tensor]:
-        """(..., hidden) -> (..., hidden), and the inputs, for a residual. `branches`: by `branch`, of (T, hidden)."""
+        """(..., hidden) -> (..., hidden), and the inputs, for a residual.
+
+        Args:
+            branches: by `branch`, of (T, hidden).
+        """
         hidden, inner = branch(hidden, self.up) if branches else (hidden, self.up(hidden))
         if self.gated:
             inner, gate = inner.chunk(2, dim=-1)
@@ -192,9 +196,12 @@ class EncoderLayer(Copied):
         """(..., hidden) -> (..., hidden), attention and cross-attention probabilities (from the eager
         kernel).
 
-        `bits`: (sub-layers, tokens of the result) int32, random bits for dropout after each sub-layer (`row_bits`);
-        None: no dropout. `seeds`: seeds of dropout inside the two attentions. `read`: (R,) of the concatenated tokens:
-        all are attended to, but everything after attention is computed only for these, (R, hidden).
+        Args:
+            bits: (sub-layers, tokens of the result) int32, random bits for dropout after each sub-layer (`row_bits`);
+                None: no dropout.
+            seeds: seeds of dropout inside the two attentions.
+            read: (R,) of the concatenated tokens: all are attended to, but everything after attention is computed only
+                for these, (R, hidden).
         """
         first, *between, last = (None, None, None) if bits is None else self._keep(bits, hidden)
         inputs = self.attention_norm(hidden) if self.pre else hidden
@@ -267,8 +274,10 @@ class EncoderOutput(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """The stack of layers. `gradient_checkpointing`: none, all, or every_N (layers 0, N, 2N ... are
-    recomputed).
+    """The stack of layers. are recomputed).
+
+    Args:
+        gradient_checkpointing: none, all, or every_N (layers 0, N, 2N ...
     """
 
     def __init__(self, config: BertConfig, gradient_checkpointing: str = "none") -> None:
@@ -289,13 +298,14 @@ class Encoder(nn.Module):
         output_hidden_states: bool = False,
         read: Tensor | None = None,
     ) -> EncoderOutput:
-        """Run the layers on (T, hidden) or (B, S, hidden). `head_mask`: (layers, heads).
+        """Run the layers on (T, hidden) or (B, S, hidden).
 
-        `drops`: key of dropout inside attentions, and for each layer the random bits for dropout of hidden states,
-        (sub-layers, tokens) int32; None: no dropout.
-
-        `read`: (R,) tokens whose final vectors are used: for the others the last layer computes only attention, and the
-        last hidden state is (R, hidden).
+        Args:
+            head_mask: (layers, heads).
+            drops: key of dropout inside attentions, and for each layer the random bits for dropout of hidden states,
+                (sub-layers, tokens) int32; None: no dropout.
+            read: (R,) tokens whose final vectors are used: for the others the last layer computes only attention, and
+                the last hidden state is (R, hidden).
         """
         states, attentions, cross_attentions = [hidden], [], []
         seed, bits = drops
@@ -336,8 +346,11 @@ class Encoder(nn.Module):
     def compile_layers(self, backend: str | Callable[..., object] = "inductor") -> None:
         """Compile the layers' forward and backward with torch.compile, for any number of tokens. For CUDA.
 
-        `backend`: that of torch.compile. Layers of one kind share a graph. Names of weights do not change. On a CPU
-        there is no gain; attention dropout in the sdpa kernel breaks the graph and costs a part of the gain.
+        Layers of one kind share a graph. Names of weights do not change. On a CPU there is no gain; attention dropout
+        in the sdpa kernel breaks the graph and costs a part of the gain.
+
+        Args:
+            backend: that of torch.compile.
         """
         leave_graphs()
         logging.getLogger("torch._higher_order_ops.wrap").addFilter(_is_no_hint)
@@ -365,7 +378,11 @@ class Encoder(nn.Module):
 
 
 def parse_checkpointing(value: str) -> int:
-    """none -> 0, all -> 1, every_N -> N: which layers are recomputed. Raises ModelError."""
+    """none -> 0, all -> 1, every_N -> N: which layers are recomputed.
+
+    Raises:
+        ModelError: for another value.
+    """
     if value in ("none", "all"):
         return int(value == "all")
     if match := re.fullmatch(r"every_([1-9]\d*)", value):

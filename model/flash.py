@@ -50,9 +50,13 @@ def flash_attention(
 ) -> Tensor:
     """(T, heads, head size) each -> the same, by flash attention. CUDA (Ampere and newer), fp16 or bf16.
 
-    `offsets`: (B + 1,) int32; `longest`: tokens of the longest sequence. `reach`: tokens that a token sees before and
-    after itself, -1 for all. `probability` of a dropped attention probability, by a mask that `seed` alone decides;
-    None drops nothing. Not varlen_attn (torch.nn.attention): it has no dropout, and takes 140 us of Python.
+    `probability` of a dropped attention probability, by a mask that `seed` alone decides; None drops nothing. Not
+    varlen_attn (torch.nn.attention): it has no dropout, and takes 140 us of Python.
+
+    Args:
+        offsets: (B + 1,) int32.
+        longest: tokens of the longest sequence.
+        reach: tokens that a token sees before and after itself, -1 for all.
     """
     if seed is None or probability == 0:
         return _forward(query, key, value, offsets, longest, reach, 0.0)[0]

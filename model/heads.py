@@ -218,7 +218,10 @@ def class_losses(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def exponentials_by_group(scores: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
     """A softmax per group in parts: exp(score - maximum of its group) (N,), their sums and the maxima (num_groups,).
 
-    `group`: (N,) int64, the group of each score (N,). log(sum) + maximum is the logsumexp.
+    log(sum) + maximum is the logsumexp.
+
+    Args:
+        group: (N,) int64, the group of each score (N,).
     """
     largest = scores.new_full((num_groups,), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
     shares = (scores - largest[group]).exp()

@@ -152,7 +152,8 @@ def family_of(config: BertConfig) -> str | None:
 def huggingface_names(config: BertConfig, head: str = "masked_lm") -> dict[str, tuple[str, ...]]:
     """Each of our parameters that a model of this configuration can have -> its names in `transformers`.
 
-    `head`: masked_lm, classifier or span, which ModernBERT does not tell apart by name.
+    Args:
+        head: masked_lm, classifier or span, which ModernBERT does not tell apart by name.
     """
     family = family_of(config)
     if family is None:
@@ -180,9 +181,12 @@ def huggingface_names(config: BertConfig, head: str = "masked_lm") -> dict[str, 
 
 
 def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
-    """Our weights under the names of `transformers`, without the vocabulary's padding. Raises ModelError.
+    """Our weights under the names of `transformers`, without the vocabulary's padding.
 
     ModernBERT has no next-sentence head: ours is left out there. A BERT or ELECTRA without segments gets one of zeros.
+
+    Raises:
+        ModelError: a parameter has no counterpart there.
     """
     head = next((head for head in ("classifier", "span") if f"{head}.weight" in state_dict), "masked_lm")
     names = huggingface_names(config, head)
@@ -203,8 +207,11 @@ def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
 def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: str = "") -> StateDict:
     """The inverse of `to_huggingface`; also takes the old names gamma and beta, and a bare encoder's names.
 
-    `architecture`: the class's name in config.json, which alone tells ModernBERT's span from a classifier.
-    Raises ModelError for parts that are missing and for names that do not belong to the architecture.
+    Args:
+        architecture: the class's name in config.json, which alone tells ModernBERT's span from a classifier.
+
+    Raises:
+        ModelError: for parts that are missing and for names that do not belong to the architecture.
     """
     theirs = {}
     for name, tensor in state_dict.items():
@@ -400,7 +407,11 @@ def _export_family(config: BertConfig, architecture: str, head: HeadConfig | Non
 
 
 def config_from_huggingface(values: Json) -> BertConfig:
-    """BertConfig from the content of a config.json. Raises ModelError for unsupported architectures."""
+    """BertConfig from the content of a config.json.
+
+    Raises:
+        ModelError: for unsupported architectures.
+    """
     kind = values.get("model_type")
     if kind == OWN_MODEL_TYPE:
         known = {field.name for field in dataclasses.fields(BertConfig)}
@@ -465,7 +476,11 @@ def _modern_config(values: Json) -> BertConfig:
 
 
 def _rotary_bases(values: Json) -> dict[str, float]:
-    """Base of the rotary frequencies by kind of layer; raises ModelError for scaled frequencies."""
+    """Base of the rotary frequencies by kind of layer.
+
+    Raises:
+        ModelError: for scaled frequencies.
+    """
     bases = {
         "full_attention": values.get("global_rope_theta", 160_000.0),
         "sliding_attention": values.get("local_rope_theta", 10_000.0),
@@ -514,11 +529,17 @@ def save_pretrained(
 ) -> None:
     """Write config.json, model.safetensors and copies of the tokenizer's files into `folder`.
 
-    `state_dict`: that of one of our models, on any device; written without the vocabulary's padding, tied weights once.
-    `architecture`: the name of the model's class, needed for classifiers, whose labels `head` holds. `transformers`
-    loads the folder with no missing and no unexpected key, if it has the architecture; variants it lacks are written in
-    our own format. `notes`: further entries of config.json. Files appear whole or not at all. Raises ModelError without
-    a tokenizer in `tokenizer_folder`, and where `folder` holds prepared data or a run.
+    `transformers` loads the folder with no missing and no unexpected key, if it has the architecture; variants it lacks
+    are written in our own format. Files appear whole or not at all.
+
+    Args:
+        state_dict: that of one of our models, on any device; written without the vocabulary's padding, tied weights
+            once.
+        architecture: the name of the model's class, needed for classifiers, whose labels `head` holds.
+        notes: further entries of config.json.
+
+    Raises:
+        ModelError: without a tokenizer in `tokenizer_folder`, and where `folder` holds prepared data or a run.
     """
     folder = Path(folder)
     for name, what in _NO_MODELS.items():
@@ -543,8 +564,13 @@ def save_pretrained(
 
 def copy_pretrained(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[str]:
     """Copy a model folder that `load_pretrained` reads into a new one: its configuration, weights and tokenizer, old
-    pickled weights as model.safetensors. Returns the names of other files, which are not copied. Raises ModelError as
-    `load_pretrained`, and for a link that leads out of the folder.
+    pickled weights as model.safetensors.
+
+    Returns:
+        The names of other files, which are not copied.
+
+    Raises:
+        ModelError: as `load_pretrained`, and for a link that leads out of the folder.
     """
     source, folder = Path(source), Path(folder)
     config, _ = load_pretrained(source)
@@ -571,7 +597,11 @@ def copy_pretrained(source: str | os.PathLike[str], folder: str | os.PathLike[st
 
 
 def cast_pretrained(folder: str | os.PathLike[str], dtype: torch.dtype) -> None:
-    """Convert the weights of a model folder to another dtype. Raises ModelError for one that cannot represent them."""
+    """Convert the weights of a model folder to another dtype.
+
+    Raises:
+        ModelError: for one that cannot represent them.
+    """
     folder = Path(folder)
     weights = {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -621,8 +651,10 @@ def _copy_tokenizer(source: Path, folder: Path, config: BertConfig) -> None:
 def load_pretrained(folder: str | os.PathLike[str]) -> tuple[BertConfig, StateDict]:
     """Configuration and weights, under our names, of a folder in Hugging Face's or in our own format.
 
-    Reads model.safetensors, or an old pytorch_model.bin with weights_only. Raises ModelError for what is
-    missing, damaged, not finite or of another architecture.
+    Reads model.safetensors, or an old pytorch_model.bin with weights_only.
+
+    Raises:
+        ModelError: for what is missing, damaged, not finite or of another architecture.
     """
     folder = Path(folder)
     values = _read_config(folder)
@@ -682,7 +714,11 @@ def check_finite(weights: StateDict, source: str) -> None:
 
 
 def load_architecture(folder: str | os.PathLike[str]) -> str:
-    """Name of the class of a model folder by its config.json. Raises ModelError if it names none."""
+    """Name of the class of a model folder by its config.json.
+
+    Raises:
+        ModelError: it names none.
+    """
     name = _named_architecture(_read_config(Path(folder)))
     if not name:
         raise ModelError(
@@ -795,9 +831,11 @@ class InFolders(nn.Module):
     ) -> _Model:
         """The model in `folder`, in evaluation mode; heads of the folder that this class lacks are left out.
 
-        `head`: labels of a new classifier; None takes the folder's. `new_head_seed`: draws a head that the
-        folder lacks (or that has other labels); without a seed that raises ModelError, but a BertModel that was saved
-        without its pooler has none. `options`: of the constructor.
+        Args:
+            head: labels of a new classifier; None takes the folder's.
+            new_head_seed: draws a head that the folder lacks (or that has other labels); without a seed that raises
+                ModelError, but a BertModel that was saved without its pooler has none.
+            options: of the constructor.
         """
         config, weights = load_pretrained(folder)
         pooled = any(name.startswith("bert.pooler.") for name in weights)

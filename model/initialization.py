@@ -81,11 +81,16 @@ def _deviation(config: BertConfig, name: str) -> float:
 
 
 def init_word_embeddings(model: nn.Module, path: str | os.PathLike[str], tokens: Mapping[str, int]) -> int:
-    """Set word embeddings from a word2vec text file; returns how many of `tokens` (token -> id) it contains.
+    """Set word embeddings from a word2vec text file.
 
-    The file: a line for each word, the word and its numbers separated by spaces; the first line may hold the
-    two counts. Tokens that the file lacks keep their values. Raises ModelError, with the line, for another
-    format or width, and if no token is found at all.
+    The file: a line for each word, the word and its numbers separated by spaces; the first line may hold the two
+    counts. Tokens that the file lacks keep their values.
+
+    Returns:
+        How many of `tokens` (token -> id) it contains.
+
+    Raises:
+        ModelError: with the line, for another format or width, and if no token is found at all.
     """
     weight = next(module for name, module in model.named_modules() if name.endswith("embeddings.word")).weight
     found: set[str] = set()

@@ -29,7 +29,11 @@ class SentenceOutput(NamedTuple):
 class SentenceEncoder(BertPreTrained):
     """The encoder with pooling of the tokens' vectors; it has no parameters of its own.
 
-    `pooling`: cls, mean or max, over all tokens, special tokens included. Raises ModelError for another value.
+    Args:
+        pooling: cls, mean or max, over all tokens, special tokens included.
+
+    Raises:
+        ModelError: for another value.
     """
 
     uses_pooler = False
@@ -43,8 +47,11 @@ class SentenceEncoder(BertPreTrained):
     def forward(
         self, input_ids: Tensor | None = None, *, texts: Tensor | None = None, **inputs: Unpack[Inputs]
     ) -> SentenceOutput:
-        """Takes the inputs of BertModel.forward. `texts`: (B,) int64, equal for equal texts; returned in the output,
-        for losses that compare the vectors of a whole batch.
+        """Takes the inputs of BertModel.forward.
+
+        Args:
+            texts: (B,) int64, equal for equal texts; returned in the output, for losses that compare the vectors of a
+                whole batch.
         """
         offsets = inputs.get("sequence_offsets")
         if self.pooling == "cls":
@@ -60,8 +67,9 @@ class SentenceEncoder(BertPreTrained):
 def pool(hidden: Tensor, kind: str, offsets: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
     """One vector per sequence, (B, hidden): that of the first token (cls), the mean or the maximum of all tokens.
 
-    `hidden`: (T, hidden) with `offsets`, or (B, S, hidden) with a mask of lengths (B,) or (B, S), None for no
-    padding.
+    Args:
+        hidden: (T, hidden) with `offsets`, or (B, S, hidden) with a mask of lengths (B,) or (B, S), None for no
+            padding.
     """
     if kind not in ("cls", "mean", "max"):
         raise ModelError(f"pooling: found {kind!r}, expected cls, mean or max (the pooler is part of the model)")

@@ -370,7 +370,11 @@ class BertForReplacedTokenDetection(BertPreTrained):
     def forward(
         self, input_ids: Tensor | None = None, *, replaced: Tensor | None = None, **inputs: Unpack[Inputs]
     ) -> DetectionOutput:
-        """`replaced`: bool in the shape of the tokens."""
+        """Takes the inputs of BertModel.forward, and labels for losses.
+
+        Args:
+            replaced: bool in the shape of the tokens.
+        """
         scores = self.detection(self.bert(input_ids, **inputs).last_hidden_state)
         return (
             DetectionOutput(scores)
@@ -380,7 +384,11 @@ class BertForReplacedTokenDetection(BertPreTrained):
 
 
 def detection_losses(scores: Tensor, replaced: Tensor) -> tuple[Tensor, Tensor]:
-    """Binary cross-entropy, fp32, and bool hits of the tokens' scores; `replaced`: bool, in their shape."""
+    """Binary cross-entropy, fp32, and bool hits of the tokens' scores.
+
+    Args:
+        replaced: bool, in their shape.
+    """
     losses = nn.functional.binary_cross_entropy_with_logits(scores.float(), replaced.float(), reduction="none")
     return losses, (scores > 0) == replaced
 
@@ -403,8 +411,11 @@ class BertForSequenceClassification(Classifier):
         piece_offsets: Tensor | None = None,
         **inputs: Unpack[Inputs],
     ) -> TaskOutput:
-        """`labels`: (B,) int64 classes; (B, labels) of 0 and 1; (B, columns) int64; (B,) or (B, targets)
-        numbers. `piece_offsets`: (B + 1,) int64, the first sequence of each text, and their number; None: one each.
+        """Takes the inputs of BertModel.forward, and labels for losses.
+
+        Args:
+            labels: (B,) int64 classes; (B, labels) of 0 and 1; (B, columns) int64; (B,) or (B, targets) numbers.
+            piece_offsets: (B + 1,) int64, the first sequence of each text, and their number; None: one each.
         """
         vectors, encoded, seed = self.read(input_ids, inputs)
         if piece_offsets is not None:
@@ -473,7 +484,11 @@ class BertForTokenClassification(Classifier):
     def forward(
         self, input_ids: Tensor | None = None, *, labels: Tensor | None = None, **inputs: Unpack[Inputs]
     ) -> TaskOutput:
-        """`labels`: (T,) or (B, S) int64, -100 at padding and at word pieces that are not scored."""
+        """Takes the inputs of BertModel.forward, and labels for losses.
+
+        Args:
+            labels: (T,) or (B, S) int64, -100 at padding and at word pieces that are not scored.
+        """
         scores, encoded = self.scores(input_ids, inputs)
         output = with_states(TaskOutput(scores), encoded)
         if labels is None:
@@ -508,7 +523,10 @@ class BertForMultipleChoice(Classifier):
         **inputs: Unpack[Inputs],
     ) -> TaskOutput:
         """Padded: ids (B, choices, S) or `inputs_embeds` (B, choices, S, hidden), masks and segments alike.
-        Concatenated: choices one after another, with `num_choices`. `labels`: (B,) int64.
+        Concatenated: choices one after another, with `num_choices`.
+
+        Args:
+            labels: (B,) int64.
         """
         vectors = inputs.get("inputs_embeds")
         tokens = input_ids if vectors is None else vectors[..., 0]
@@ -548,7 +566,11 @@ ARCHITECTURES = {each.__name__: each for each in _CLASSES}
 
 
 def saved_class(folder: str | os.PathLike[str]) -> type[InFolders]:
-    """The class of a model folder. Raises ModelError if config.json names none, or an unsupported one."""
+    """The class of a model folder.
+
+    Raises:
+        ModelError: config.json names none, or an unsupported one.
+    """
     name = load_architecture(folder)
     if name not in ARCHITECTURES:
         raise ModelError(

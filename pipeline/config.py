@@ -321,7 +321,11 @@ class PrepareConfig:
 
     @property
     def all_sources(self) -> list[MixtureSource]:
-        """The sources as one list, whether given as input or mixture; raises UserError if there are none."""
+        """The sources as one list, whether given as input or mixture.
+
+        Raises:
+            UserError: there are none.
+        """
         if self.mixture:
             return self.mixture
         return [MixtureSource(self.input, 1.0, self.source)] if self.input else []

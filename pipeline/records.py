@@ -82,11 +82,14 @@ ROLES = tuple(field.name for field in dataclasses.fields(SpecialTokens))
 class Document:
     """One document as a reader yields it.
 
-    order: place in the source (file number << 40 | byte or row); of exact duplicates the lowest is kept.
-    text: UTF-8. A given pair is two lines.
-    id: the document's id in the source, or None.
-    piece: a document too long for memory arrives in pieces, numbered from 1; 0 is a whole document.
-    damaged: bytes that weren't UTF-8 have been replaced.
+    A given pair is two lines.
+
+    Args:
+        order: place in the source (file number << 40 | byte or row); of exact duplicates the lowest is kept.
+        text: UTF-8.
+        id: the document's id in the source, or None.
+        piece: a document too long for memory arrives in pieces, numbered from 1; 0 is a whole document.
+        damaged: bytes that weren't UTF-8 have been replaced.
     """
 
     order: int

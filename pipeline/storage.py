@@ -24,9 +24,13 @@ def publishing(path: Place, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path to write to; then fsync it and rename it to `path`, or upload it to the store. An
     incomplete file never has the name `path`.
 
-    durable: whether it must survive a power failure. Not needed for a cheap report whose reader treats an unreadable
-    one as missing. Raises UserError on a full disk, a folder that may not be written, and other failures of the file
-    system.
+    Not needed for a cheap report whose reader treats an unreadable one as missing.
+
+    Args:
+        durable: whether it must survive a power failure.
+
+    Raises:
+        UserError: on a full disk, a folder that may not be written, and other failures of the file system.
     """
     if isinstance(path, StorePath):
         with _sending(path) as aside:
@@ -92,7 +96,10 @@ def remove_leftovers(folder: Place) -> None:
 @contextmanager
 def holding(path: Path) -> Iterator[bool]:
     """Hold the lock of a file, which is created if missing; yields whether it is held (false if another process holds
-    it). Raises UserError on a file system without locks, and for other errors.
+    it).
+
+    Raises:
+        UserError: on a file system without locks, and for other errors.
     """
     with readable_errors(path):
         file = open(path, "a")  # opened for writing, as NFS requires for locks
@@ -111,7 +118,11 @@ def holding(path: Path) -> Iterator[bool]:
 
 
 def remove_tree(folder: Place) -> bool:
-    """Remove a folder with its content as far as possible; returns whether nothing is left."""
+    """Remove a folder with its content as far as possible.
+
+    Returns:
+        Whether nothing is left.
+    """
     if isinstance(folder, StorePath):
         folder.writer.delete([each.key for each in folder.objects()])
     else:
@@ -123,8 +134,13 @@ def remove_tree(folder: Place) -> bool:
 def alone(output: Place, lock: Place, note: Callable[[str], None] = lambda _: None) -> Iterator[Callable[[], None]]:
     """Hold `lock` and remove leftovers in `output`, which is safe only for a single process.
 
-    Yields a function that raises UserError if the lock was lost, which can happen in a store (leases.py). note: called
-    with messages for the user. Raises UserError if another process holds the lock.
+    Yields a function that raises UserError if the lock was lost, which can happen in a store (leases.py).
+
+    Args:
+        note: called with messages for the user.
+
+    Raises:
+        UserError: another process holds the lock.
     """
     with holding(lock) if isinstance(lock, Path) else leased(lock, note) as held:
         if not held:

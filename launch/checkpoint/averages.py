@@ -24,8 +24,10 @@ def average_file(rank: int | None) -> str:
 
 
 def average_content(parts: Parts, tied: dict[str, str]) -> Fields:
-    """Content of such a file. tied: additional name of a tied parameter -> the name under which its parts are
-    stored.
+    """Content of such a file.
+
+    Args:
+        tied: additional name of a tied parameter -> the name under which its parts are stored.
     """
     return {"parts": {name: list(part) for name, part in parts.items()}, "tied": tied}
 

@@ -133,7 +133,11 @@ def fetch_run(
 def _fetched(
     place: StorePath, folder: Path, step: int, commits: dict[int, Commit], warn: Callable[[str], None]
 ) -> bool:
-    """Fetch a checkpoint unless it is there already; returns whether it is complete. A damaged one is reported."""
+    """Fetch a checkpoint unless it is there already. A damaged one is reported.
+
+    Returns:
+        Whether it is complete.
+    """
     place = place / runs.CHECKPOINTS
     target = folder / runs.CHECKPOINTS / f"step-{step:08d}"
     if target.exists():

@@ -75,12 +75,14 @@ def whole_on_all(by_machine: list[list[Found]], machines: list[list[int]]) -> li
 
 
 def take_shared(folder: Path, parts: list[Found], machines: list[list[int]], rank: int, device: torch.device) -> bool:
-    """Copy the files that all processes need to the machines that lack them; returns whether they arrived undamaged.
-    Collective.
+    """Copy the files that all processes need to the machines that lack them. Collective.
 
     Args:
         folder: folder of the checkpoint on each machine.
         parts: files of the checkpoint on each machine.
+
+    Returns:
+        Whether they arrived undamaged.
 
     Raises:
         UserError: a disk is full or can't be written.

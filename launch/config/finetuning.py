@@ -271,7 +271,11 @@ class FinetuneConfig(RunConfig, HubConfig):
         return replace(self, train=self.train.for_size(parameters))
 
     def for_units(self, num_units: int) -> FinetuneConfig:
-        """With the number of steps of the epochs for `num_units` training units. Raises UserError."""
+        """With the number of steps of the epochs for `num_units` training units.
+
+        Raises:
+            UserError: the steps of the epochs do not fit the other settings.
+        """
         per_epoch = num_units / self.train.global_batch_size
         train, evaluation = self.train, self.evaluation
         if train.max_steps is None and self.epochs is not None:  # __post_init__ asks for one of them

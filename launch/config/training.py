@@ -309,7 +309,11 @@ class BatchArithmetic:
 
     @classmethod
     def of(cls, train: TrainConfig, world_size: int) -> BatchArithmetic:
-        """Divide the batch; auto and null count as 1. Raises UserError if it is not a multiple of the world size."""
+        """Divide the batch; auto and null count as 1.
+
+        Raises:
+            UserError: it is not a multiple of the world size.
+        """
         for name, size in train.batch_sizes.items():
             if size % world_size:
                 less = size - size % world_size

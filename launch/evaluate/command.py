@@ -32,7 +32,11 @@ _PROGRESS_SECONDS = 30.0
 
 
 def evaluate(config: EvaluateConfig) -> int:
-    """Run the evaluation, print and write its results; returns the exit status."""
+    """Run the evaluation, print and write its results.
+
+    Returns:
+        The exit status.
+    """
     console = Console()
     folder, step = _model(config)
     if config.suite == "glue":

@@ -109,8 +109,10 @@ def fine_tune(
 
 
 def _random_weights(folder: Path, output: Path) -> list[str]:
-    """Write the configuration of a model; returns the arguments of `cloze finetune` for random weights of that
-    shape.
+    """Write the configuration of a model.
+
+    Returns:
+        The arguments of `cloze finetune` for random weights of that shape.
     """
     shape = runs.model_config(folder) if runs.is_pretraining(folder) else load_pretrained(runs.model_folder(folder))[0]
     output.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,11 @@ class CachedExamples(Examples):
     """Examples whose batches hold features instead of ids; everything else is delegated to the original examples."""
 
     def __init__(self, examples: Examples, features: torch.Tensor) -> None:
-        """features: (rows, ...) on the host, in the order of `examples.feature_rows`."""
+        """Examples whose encoder is frozen.
+
+        Args:
+            features: (rows, ...) on the host, in the order of `examples.feature_rows`.
+        """
         self._examples, self._features = examples, features
         self.name, self.labelled, self.lengths = examples.name, examples.labelled, examples.lengths
         self.num_places, self.width, self.facts = examples.num_places, examples.width, examples.facts

@@ -201,7 +201,11 @@ def columns_of_task(config: FinetuneConfig, task: Task) -> Columns | None:
 
 
 def measured_task(config: FinetuneConfig, task: Task) -> Task:
-    """The task with the metrics of its validation file, if they depend on the file's columns. Raises UserError."""
+    """The task with the metrics of its validation file, if they depend on the file's columns.
+
+    Raises:
+        UserError: the columns of the file do not fit the task.
+    """
     if task.kind != "embedding":
         return task
     return replace(task, metrics=metrics_of(columns_in(config, task, config.validation)))
@@ -210,8 +214,10 @@ def measured_task(config: FinetuneConfig, task: Task) -> Task:
 def read_examples(
     config: FinetuneConfig, task: Task, tokenizer: Tokenizer, segments: tuple[int, int] = (0, 1), hidden_size: int = 0
 ) -> Read:
-    """The model's class, its head, and the examples of the training, validation and test files. segments, hidden_size:
-    those of the model.
+    """The model's class, its head, and the examples of the training, validation and test files.
+
+    Args:
+        segments, hidden_size: those of the model.
 
     Raises:
         UserError: a file does not hold what the task needs.

@@ -70,7 +70,11 @@ def head_options(cls: type[BertPreTrained], head: HeadConfig | None, config: Fin
 
 
 def reinitialize(model: BertPreTrained, num_layers: int, seed: int) -> list[str]:
-    """Reinitialize the top layers and the pooler; returns their names for the message. Raises UserError."""
+    """Reinitialize the top layers and the pooler; returns their names for the message.
+
+    Raises:
+        UserError: the model has fewer layers.
+    """
     if not num_layers:
         return []
     layers = model.bert.encoder.layers
@@ -85,7 +89,11 @@ def reinitialize(model: BertPreTrained, num_layers: int, seed: int) -> list[str]
 
 
 def freeze(model: BertPreTrained, what: str) -> None:
-    """Freeze parts of the encoder by FinetuneConfig.freeze. Raises UserError."""
+    """Freeze parts of the encoder by FinetuneConfig.freeze.
+
+    Raises:
+        UserError: the model has fewer layers.
+    """
     if what == "none":
         return
     layers = model.bert.encoder.layers

@@ -24,7 +24,11 @@ class FinetuningObjective:
     whole_batch = False
 
     def __init__(self, examples: Examples) -> None:
-        """examples: the training examples, which define their losses."""
+        """The losses of the kind of these examples.
+
+        Args:
+            examples: the training examples, which define their losses.
+        """
         self._examples = examples
 
     def counts(self, micro_batches: Sequence[MicroBatch]) -> list[float]:

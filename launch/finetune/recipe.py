@@ -39,7 +39,11 @@ from cloze.pipeline.tokenization.tokenizer import copy_tokenizer
 
 @contextmanager
 def open_finetuning(config: FinetuneConfig, environment: Environment, console: Console) -> Iterator[Finetuning]:
-    """Context with the recipe of a run, whose inputs are read. Raises UserError and ModelError as `read_job`."""
+    """Context with the recipe of a run, whose inputs are read.
+
+    Raises:
+        UserError, ModelError: as `read_job`.
+    """
     console.say("reading the model and the examples")
     job = read_job(config)
     job = replace(job, config=replace(job.config, train=job.config.train.on(environment.world_size)))

@@ -91,16 +91,17 @@ class Evaluation:
 
 
 def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop: StopRequest) -> bool:
-    """Write results.json, predictions and the model of the best checkpoint, and upload them if the run is in a store.
-    Returns False if a stop was requested between files: the next start writes the report again. Collective.
+    """Write results.json, predictions and the best checkpoint's model; upload them if it is in a store. Collective.
+
+    Returns:
+        False if a stop was requested between files: the next start writes the report again.
     """
     config, environment, console, device = job.config, process.environment, process.console, process.device
     state, checkpoints = loop.progress.state, loop.checkpoints
     submissions = submission_names(config)
     output = Path(config.output)
     best: int | None = state.best_step
-    # Checked by rank 0 only: other ranks may see an outdated shared folder. The evaluation before the first step is
-    # never saved.
+    # Checked by rank 0 only: others may see an outdated shared folder. The evaluation before step 1 is never saved.
     if not distributed.from_main(best in checkpoints.steps(), device):
         console.warn(
             f"no evaluation had a better {config.evaluation.metric} than the one at step {best}, which no "

@@ -23,7 +23,11 @@ _PUNCTUATION = set(string.punctuation)
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a text; `answers`: (text, first character) of each right one, none if it has no answer."""
+    """A question about a text.
+
+    Args:
+        answers: (text, first character) of each right one, none if it has no answer.
+    """
 
     id: str
     text: str
@@ -77,7 +81,11 @@ _KINDS = {
 
 
 def _field(path: Path, place: str, holder: object, name: str, kind: type) -> Any:
-    """A field of an object of the file. Raises UserError naming what was found instead."""
+    """A field of an object of the file.
+
+    Raises:
+        UserError: naming what was found instead.
+    """
     if not isinstance(holder, dict):
         found, expected = _KINDS[type(holder)], f"an object with {name!r}"
     elif name not in holder:

@@ -40,13 +40,16 @@ _NO_SETTINGS = ("task", "output", "seed", "seeds", "grid", "evaluation.metric")
 
 
 def sweep(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> int:
-    """Run every combination with every seed, each in a process of its own; returns the exit status.
+    """Run every combination with every seed, each in a process of its own.
 
     One run at a time on each visible GPU; one after another on a CPU. Complete runs are not repeated; interrupted ones
     are resumed.
 
     Args:
         read_job: reads all inputs of a run, and raises UserError for wrong ones (finetune/command.py).
+
+    Returns:
+        The exit status.
 
     Raises:
         UserError: a setting or a file is wrong, or the folder holds the runs of another sweep.

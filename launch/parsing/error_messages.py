@@ -26,7 +26,11 @@ def quoted(value: object) -> str:
 
 
 def nearest(name: str, known: Mapping[str, Described], flags: Mapping[str, str], section: str = "") -> str:
-    """A hint at the field with the nearest name, fields of the same section first. flags: as of `explain`."""
+    """A hint at the field with the nearest name, fields of the same section first.
+
+    Args:
+        flags: as of `explain`.
+    """
     last = {each.rpartition(".")[2]: each for each in known}
     last |= {each.rpartition(".")[2]: each for each in known if section and each.startswith(f"{section}.")}
     near = difflib.get_close_matches(name, [*known, *last], 1)

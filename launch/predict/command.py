@@ -19,7 +19,11 @@ from cloze.pipeline.errors import UserError
 
 
 def predict(config: Input) -> int:
-    """Print the results of an operation for every text; returns the exit status."""
+    """Print the results of an operation for every text.
+
+    Returns:
+        The exit status.
+    """
     predictor = Predictor.from_folder(model_path(config))
     if isinstance(config, FeaturesConfig) and (config.word or config.attention):
         return _print_features(predictor, config)
@@ -50,7 +54,11 @@ def _warn_of_longer_texts(predictor: Predictor) -> None:
 
 
 def _answered(predictor: Predictor, config: Input, cut: Counter[str]) -> Iterator[tuple[Row, Result]]:
-    """Each text with its result. cut: counts truncated tokens."""
+    """Each text with its result.
+
+    Args:
+        cut: counts truncated tokens.
+    """
     seen: deque[Row] = deque()
 
     def noting() -> Iterator[Row]:

@@ -56,13 +56,21 @@ class Input(ModelConfig, Operation):
             raise UserError(f"output: found {self.output}, expected a name that ends in {', '.join(self.outputs)}")
 
     def given(self) -> Iterator[Row]:
-        """The texts of the command line. Raises UserError."""
+        """The texts of the command line.
+
+        Raises:
+            UserError: a text is missing.
+        """
         pair = self.second_text()
         for number, text in enumerate(self.text, 1):
             yield Row(text, pair, "text" if len(self.text) == 1 else f"text {number}")
 
     def second_text(self) -> str | None:
-        """The second text of all pairs on the command line; None: no pairs. Raises UserError."""
+        """The second text of all pairs on the command line; None: no pairs.
+
+        Raises:
+            UserError: the operation needs one and has none.
+        """
         return None
 
 

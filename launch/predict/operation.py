@@ -88,9 +88,12 @@ def plain(value: object) -> Any:
 class Operation:
     """An operation of a model on texts. Subclasses are frozen dataclasses of their options.
 
-    head: attribute of a model that the operation needs, None for any encoder. fields: names of its one or two texts in
-    JSON; `takes_pair`: whether there is a second text (never, maybe, always); `takes_choices`: the second one is a
-    list. key: name in JSON of a result that is not an object.
+    Args:
+        head: attribute of a model that the operation needs, None for any encoder.
+        fields: names of its one or two texts in JSON.
+        takes_pair: whether there is a second text (never, maybe, always).
+        takes_choices: the second one is a list.
+        key: name in JSON of a result that is not an object.
     """
 
     if TYPE_CHECKING:  # each subclass is a dataclass; jsonargparse would read the annotation as a field
@@ -117,7 +120,11 @@ class Operation:
         return self
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
-        """Encode a text to one or more sequences, lazily if there may be many. Raises UserError."""
+        """Encode a text to one or more sequences, lazily if there may be many.
+
+        Raises:
+            UserError: as `Encoder.encode`.
+        """
         return [encoder.encode(row.text, row.pair, place=row.place)]
 
     def read(self, model: Model, batch: Batch) -> list[Value]:
@@ -129,8 +136,10 @@ class Operation:
         raise NotImplementedError
 
     def columns(self, loaded: LoadedModel | None, result: Result) -> Fields:
-        """A result as columns of a table, with the same names for every text. loaded: None for an operation without a
-        model.
+        """A result as columns of a table, with the same names for every text.
+
+        Args:
+            loaded: None for an operation without a model.
         """
         content = plain(result)
         return content if isinstance(content, dict) else {self.key: content}
@@ -144,8 +153,10 @@ class Operation:
         return 0
 
     def check_row(self, row: Row, learned: Columns | None) -> None:
-        """Raise UserError for one text where two are needed, or the reverse. learned: columns that the model was
-        trained on; None: unknown.
+        """Raise UserError for one text where two are needed, or the reverse.
+
+        Args:
+            learned: columns that the model was trained on; None: unknown.
         """
         if self.takes_pair == "always" and row.pair is None:
             raise UserError(

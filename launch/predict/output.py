@@ -57,7 +57,11 @@ def _given(value: object) -> Any:
 
 
 def encoded(value: object) -> str:
-    """Encode as JSON. Raises UserError for NaN and infinity, which JSON cannot represent."""
+    """Encode as JSON.
+
+    Raises:
+        UserError: for NaN and infinity, which JSON cannot represent.
+    """
     try:
         return _ENCODER.encode(value)
     except ValueError as error:

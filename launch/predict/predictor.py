@@ -56,7 +56,9 @@ class Predictor:
 
     Each method takes one text; `classify`, `tag`, `answer` and `embed` take lists, too. `map` takes an operation and
     any number of texts, runs batches of similar lengths, and yields results as they are computed.
-    loaded: the LoadedModel. model, tokenizer, config: its attributes.
+
+    Args:
+        loaded: the LoadedModel, whose model, tokenizer and config are attributes here, too.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -155,9 +157,12 @@ class Predictor:
         layer: int = -1,
         dimensions: int | None = None,
     ) -> np.ndarray:
-        """One vector per text, (N, hidden size) fp32. pooling: cls, mean, max; None: as the model was trained, else
-        mean. layer: 0 embeddings, 1 ..., -1 last. dimensions: keep the first numbers as unit vectors, (N, dimensions).
-        Texts longer than the model reads are truncated, with a warning.
+        """One vector per text, (N, hidden size) fp32. Texts longer than the model reads are truncated, with a warning.
+
+        Args:
+            pooling: cls, mean, max; None: as the model was trained, else mean.
+            layer: 0 embeddings, 1 ..., -1 last.
+            dimensions: keep the first numbers as unit vectors, (N, dimensions).
         """
         results = list(self.map(Embed(pooling=pooling, layer=layer, dimensions=dimensions), texts))
         self._warn(sum(result.cut_tokens for result in results))
@@ -217,7 +222,11 @@ class Predictor:
         return [name for name, operation in OPERATIONS.items() if self.has_head(operation)]
 
     def prepare(self, operation: Operation, row: Row) -> Iterator[Encoding]:
-        """Encode one text; needs no device. Raises UserError."""
+        """Encode one text; needs no device.
+
+        Raises:
+            UserError: as `Operation.encode`.
+        """
         operation.check_row(row, self.loaded.columns)
         yield from operation.encode(self.loaded.encoder, row)
 

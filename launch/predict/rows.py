@@ -125,7 +125,11 @@ def given_rows(texts: Iterable[str | tuple[str, str] | Row]) -> Iterator[Row]:
 
 
 def listed(name: str, given: Iterable[_Item]) -> Iterable[_Item]:
-    """The given collection if it is a list or another ordered collection of texts. Raises UserError."""
+    """The given collection if it is a list or another ordered collection of texts.
+
+    Raises:
+        UserError: it is one text, or no collection.
+    """
     if isinstance(given, str):
         raise UserError(f"{name}: found one text, expected a list of them; put it between brackets: [text]")
     if isinstance(given, bytes | Mapping | Set | Row) or not isinstance(given, Iterable):

@@ -18,7 +18,11 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
 def tokenize(config: TokenizeConfig) -> int:
-    """Print the inputs of a model for texts; returns the exit status. Needs only the model's tokenizer."""
+    """Print the inputs of a model for texts. Needs only the model's tokenizer.
+
+    Returns:
+        The exit status.
+    """
     folder = model_path(config)
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
     described = runs.model_folder(folder) / "config.json"

@@ -41,13 +41,24 @@ class Tokenize(Operation):
 
 
 def encode_whole(tokenizer: Tokenizer, row: Row, words: Literal["characters"] | None) -> Encoding:
-    """Encode a text or pair of any length. words: field of the model's Truncation. Raises UserError."""
+    """Encode a text or pair of any length.
+
+    Args:
+        words: field of the model's Truncation.
+
+    Raises:
+        UserError: as `Encoder.encode`.
+    """
     encoder = Encoder(tokenizer, _NO_LIMIT, truncation=Truncation(_NO_LIMIT, words=words))
     return encoder.encode(row.text, row.pair, place=row.place)
 
 
 def tokens_of(tokenizer: Tokenizer, encoding: Encoding, segments: tuple[int, int] = (0, 1)) -> Tokens:
-    """The Tokens of a sequence. segments: segment ids of the model."""
+    """The Tokens of a sequence.
+
+    Args:
+        segments: segment ids of the model.
+    """
     names = [tokenizer.tokens[token] for token in encoding.ids]
     types = [segments[number] for number in encoding.segments]
     return Tokens(names, encoding.ids, types, [1] * len(encoding), encoding.offsets)

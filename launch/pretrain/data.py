@@ -35,8 +35,10 @@ from cloze.pipeline.tokenization.tokenizer import FETCHED, Tokenizer
 class TrainingData:
     """The prepared folders of a run.
 
-    names: names of the sources of a mixture; empty for one folder. manifests: manifest of each source. phases: by
-    position, the share of each source of the samples; shares sum to 1.
+    Args:
+        names: names of the sources of a mixture; empty for one folder.
+        manifests: manifest of each source.
+        phases: by position, the share of each source of the samples; shares sum to 1.
     """
 
     names: tuple[str, ...]
@@ -269,7 +271,11 @@ def check_data(data: Place, model: BertConfig, longest: int | None = None) -> tu
 
 
 def check_manifest(manifest: Manifest, model: BertConfig, longest: int | None) -> BertConfig:
-    """The model's configuration with the fields that the data decides. Raises UserError as `check_data`."""
+    """The model's configuration with the fields that the data decides.
+
+    Raises:
+        UserError: as `check_data`.
+    """
     data = manifest.folder
     if model.vocab_size not in (0, manifest.vocab_size):
         raise UserError(
@@ -370,7 +376,11 @@ def open_split(
 def open_training(
     config: PretrainConfig, data: TrainingData, environment: Environment, device: torch.device
 ) -> ShardReader | Mixture:
-    """Reader of the training samples. Collective; raises UserError as `open_split`."""
+    """Reader of the training samples. Collective.
+
+    Raises:
+        UserError: as `open_split`.
+    """
     readers = [open_split(config, manifest.folder, "train", environment, device) for manifest in data.manifests]
     return Mixture(readers, data.phases) if data.names else readers[0]
 

@@ -43,7 +43,11 @@ def open_inputs(config: PretrainConfig, world_size: int) -> RunInputs:
 
 
 def make_callbacks(config: PretrainConfig) -> list[Callback]:
-    """The callbacks that the configuration names. Raises UserError as `own_class`."""
+    """The callbacks that the configuration names.
+
+    Raises:
+        UserError: as `own_class`.
+    """
     return [make("callbacks", name, own_class("callbacks", name, Callback), config, {}) for name in config.callbacks]
 
 

@@ -221,7 +221,11 @@ def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
 
 
 def check_optimizer(config: PretrainConfig, source: Source) -> int:
-    """The step of the source's optimizer states. Raises UserError unless the new run's optimizer can use them."""
+    """The step of the source's optimizer states.
+
+    Raises:
+        UserError: unless the new run's optimizer can use them.
+    """
     if source.step is None:
         raise UserError(
             f"init_optimizer: found true with init_from = {source.name}, a Hugging Face folder without "
@@ -290,7 +294,11 @@ class Start:
                 self.moments.convert(step)
 
     def finish(self, engine: Engine, console: Console) -> TrainState:
-        """Load the moments into the engine, and print what was taken and what starts anew; returns the first state."""
+        """Load the moments into the engine, and print what was taken and what starts anew.
+
+        Returns:
+            The first state.
+        """
         moved, state = "none: they start at 0", TrainState()
         if self.moments and self.source.step is not None:
             before, _ = self.moments.load(engine, self.source.step)

@@ -41,7 +41,11 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 @contextmanager
 def open_pretraining(config: PretrainConfig, environment: Environment, console: Console) -> Iterator[Pretraining]:
-    """Context with the recipe of a run, whose inputs are open. Raises UserError as `open_inputs`. Collective."""
+    """Context with the recipe of a run, whose inputs are open. Collective.
+
+    Raises:
+        UserError: as `open_inputs`.
+    """
     with read_once(config, environment):
         recipe = Pretraining(open_inputs(config, environment.world_size))
         if config.train.learning_rate == AUTO:

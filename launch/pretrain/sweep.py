@@ -68,10 +68,12 @@ class PretrainingRun(Run):
 
 def sweep(config: SweepConfig, environment: Environment) -> int:
     """Train every combination of the grid, each in its own process; or the one with the number `run`, in this process.
-    Returns the exit status.
 
     One run at a time on each visible GPU; one after another on a CPU or with several processes per run. Complete runs
     are not repeated; interrupted ones are resumed.
+
+    Returns:
+        The exit status.
 
     Raises:
         UserError: a setting is wrong, or the folder holds the runs of another sweep.

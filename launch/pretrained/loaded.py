@@ -19,8 +19,7 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 class LoadedModel:
     """A model in evaluation mode on its device, and its tokenizer.
 
-    model: torch.nn.Module. config: the model's configuration. encoder: encodes texts. vectors: how a text's vector is
-    pooled.
+    The model's configuration is the attribute `config`; `encoder` encodes texts.
 
     Args:
         model: any model of `cloze.model`.

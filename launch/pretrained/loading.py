@@ -73,14 +73,20 @@ def _check_step(step: object) -> None:
 
 
 def load_truncation(folder: Path) -> Truncation | None:
-    """How long texts were truncated in the training of a model; None if it is not saved. Raises UserError,
-    ModelError.
+    """How long texts were truncated in the training of a model; None if it is not saved.
+
+    Raises:
+        UserError, ModelError: the entry does not fit.
     """
     return _load_note(folder, TRUNCATION, Truncation)
 
 
 def load_vectors(folder: Path) -> Vectors | None:
-    """How vectors were pooled in the training of a model; None if it is not saved. Raises UserError, ModelError."""
+    """How vectors were pooled in the training of a model; None if it is not saved.
+
+    Raises:
+        UserError, ModelError: the entry does not fit.
+    """
     return _load_note(folder, VECTORS, Vectors)
 
 
@@ -88,7 +94,11 @@ _Note = TypeVar("_Note")
 
 
 def _load_note(folder: Path, name: str, kind: type[_Note]) -> _Note | None:
-    """An entry of config.json as a dataclass. Raises UserError, ModelError for one that does not fit."""
+    """An entry of config.json as a dataclass.
+
+    Raises:
+        UserError, ModelError: for one that does not fit.
+    """
     fields = load_note(folder, name)
     if fields is None:
         return None
@@ -140,8 +150,10 @@ def read_run_average(
     part: str = "",
     ema: bool = False,
 ) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """As `checkpoint.read_average`, for programs that have not prepared the environment for DeepSpeed. part: prefix of
-    the parameters of a submodel, such as ELECTRA's generator.
+    """As `checkpoint.read_average`, for programs that have not prepared the environment for DeepSpeed.
+
+    Args:
+        part: prefix of the parameters of a submodel, such as ELECTRA's generator.
     """
     steps, weights = checkpoint_room().read_average(run, count, step, warn, ema=ema)
     return steps, _of_model(

@@ -98,8 +98,10 @@ class CommitLog:
         return self._content.commits
 
     def claim(self) -> str:
-        """Take over the run: from now on no earlier job can commit. Returns the name of this attempt, which sorts after
-        those of earlier attempts.
+        """Take over the run: from now on no earlier job can commit.
+
+        Returns:
+            The name of this attempt, which sorts after those of earlier attempts.
 
         Raises:
             UserError: another job takes over at the same time, or the store can't be used.

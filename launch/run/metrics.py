@@ -125,9 +125,12 @@ class MetricsWriter:
         return scalars
 
     def _keep_for_spikes(self, scalars: Mapping[str, float]) -> float | None:
-        """Add a line's loss to those that later ones are compared with; returns the ratio of a spike.
+        """Add a line's loss to those that later ones are compared with.
 
         The loss of masked tokens begins far above that of next tokens before them, and is not compared with it.
+
+        Returns:
+            The ratio of a spike.
         """
         predicted = tuple(f"train/{term}_loss" in scalars for term in ("next_token", "mlm"))
         if predicted != self._predicted:
@@ -196,7 +199,11 @@ class MetricsWriter:
             self._board.flush()
 
     def close(self, complete: bool = False) -> None:
-        """Close the files and the trackers. complete: whether the run is complete."""
+        """Close the files and the trackers.
+
+        Args:
+            complete: whether the run is complete.
+        """
         for each in self._tracking:
             each.close(complete)
         with readable_errors(self._folder):

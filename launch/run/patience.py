@@ -33,8 +33,11 @@ class Patience:
         """Number of times that the store has stopped answering a request."""
 
     def __call__(self, ask: Callable[[], _Answer]) -> _Answer:
-        """The result of `ask`. Raises StoreAway when the time since the first failure is over, TakenOver
-        immediately.
+        """The result of `ask`.
+
+        Raises:
+            StoreAway: the time since the first failure is over.
+            TakenOver: immediately.
         """
         failed: float | None = None  # time of the first failure: a slow upload does not count as one
         while True:

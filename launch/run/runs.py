@@ -150,7 +150,11 @@ def model_config(folder: Path) -> BertConfig:
 
 
 def fields_of(folder: Path) -> dict[str, object]:
-    """The resolved configuration of a run, by dotted names. Raises UserError if the folder holds none."""
+    """The resolved configuration of a run, by dotted names.
+
+    Raises:
+        UserError: the folder holds none.
+    """
     return flatten(read_fields(folder / CONFIG))
 
 
@@ -362,7 +366,11 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a job holds the run's lock. Raises UserError as `locked` does."""
+    """Whether a job holds the run's lock.
+
+    Raises:
+        UserError: as `locked` does.
+    """
     if not (folder / LOCK).exists():
         return False
     with holding(folder / LOCK) as held:
@@ -370,8 +378,10 @@ def in_use(folder: Path) -> bool:
 
 
 def set_status(folder: Path, state: str, step: int | None) -> None:
-    """Write status.json. state: running, requeue (stopped early with a checkpoint: submit again), complete, failed. The
-    job templates read it.
+    """Write status.json. The job templates read it.
+
+    Args:
+        state: running, requeue (stopped early with a checkpoint: submit again), complete, failed.
     """
     publish_text(folder / STATUS, json.dumps({"state": state, "step": step}) + "\n", durable=state != "running")
 
@@ -439,7 +449,11 @@ def metrics_of(line: bytes) -> Fields | None:
 
 
 def kept_lines(lines: list[Fields], step: int, evaluated_step: int) -> list[Fields]:
-    """The lines that stay when a run resumes from a step; evaluated_step: step of the last evaluation before it."""
+    """The lines that stay when a run resumes from a step.
+
+    Args:
+        evaluated_step: step of the last evaluation before it.
+    """
     return [
         line
         for line in lines

@@ -75,8 +75,10 @@ class Shipper:
         self._thread.start()
 
     def begin(self, step: int, evaluated_step: int, arrived: list[Fields]) -> None:
-        """Start sending the curves. arrived: lines that are in the store already; those that this start keeps are not
-        sent again.
+        """Start sending the curves.
+
+        Args:
+            arrived: lines that are in the store already; those that this start keeps are not sent again.
         """
         count, path = len(kept_lines(arrived, step, evaluated_step)), self._folder / METRICS
         with self._sending, open(path, "rb") if path.exists() else io.BytesIO() as file:
@@ -84,7 +86,11 @@ class Shipper:
         (self._folder / START).write_text(json.dumps({"step": step, "evaluated_step": evaluated_step}))
 
     def ship(self) -> None:
-        """Send new data now. Raises UserError if the store can't be used."""
+        """Send new data now.
+
+        Raises:
+            UserError: the store can't be used.
+        """
         with self._sending:
             for name in self._whole:
                 self._ship_whole(name)
@@ -161,11 +167,13 @@ def send_rest(folder: Path, log: StorePath, attempt: str) -> None:
 
 def add_unsent(path: Path, before: list[Fields]) -> list[Fields]:
     """Append to a metrics.jsonl, as it is in the store, the lines that an earlier start on this machine did not send
-    before it was killed: a run that resumes from this machine's scratch may resume after them. Returns the lines that
-    are in the store.
+    before it was killed: a run that resumes from this machine's scratch may resume after them.
 
     Args:
         before: lines of the earlier start.
+
+    Returns:
+        The lines that are in the store.
     """
     arrived = lines_of(path.read_bytes())[0] if path.exists() else []
     last = arrived[-1]["step"] if arrived else 0
@@ -255,7 +263,11 @@ class LogReader:
 
 
 def fetch_heartbeats(place: StorePath, folder: Path) -> None:
-    """Write the newest heartbeats of the newest attempt as files. Raises UserError if the store can't be used."""
+    """Write the newest heartbeats of the newest attempt as files.
+
+    Raises:
+        UserError: the store can't be used.
+    """
     for files in list(_segments(place).values())[-1:]:
         for name in files:
             if name.startswith(f"{HEARTBEATS}/"):

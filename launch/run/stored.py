@@ -173,11 +173,19 @@ class StoredRun:
         self._shipper.begin(step, evaluated_step, self._arrived)
 
     def send(self, path: Path) -> None:
-        """Write a file of the folder to the store. Raises UserError if the store can't be used."""
+        """Write a file of the folder to the store.
+
+        Raises:
+            UserError: the store can't be used.
+        """
         (self.place / str(path.relative_to(self.folder))).write(path)
 
     def ship(self) -> None:
-        """Upload new curves, events, status and heartbeats now. Raises UserError if the store can't be used."""
+        """Upload new curves, events, status and heartbeats now.
+
+        Raises:
+            UserError: the store can't be used.
+        """
         assert self._shipper is not None, "`meet` comes first"
         self._shipper.ship()
 
@@ -209,7 +217,11 @@ class StoredRun:
             self._shipper.close(seconds if self._sent_all else 0.0)
 
     def fetch_heartbeats(self) -> None:
-        """Download the heartbeats of all processes into this process's folder. Raises UserError."""
+        """Download the heartbeats of all processes into this process's folder.
+
+        Raises:
+            UserError: the store can't be used.
+        """
         fetch_heartbeats(self.place, self.folder)
 
     def lost(self) -> str | None:
@@ -247,7 +259,11 @@ def fetch_objects(place: StorePath, names: Iterable[str], folder: Path) -> None:
 
 
 def fetch_description(place: StorePath, folder: Path) -> None:
-    """Copy a run's configurations and its tokenizer into a folder. Raises UserError if the store can't be used."""
+    """Copy a run's configurations and its tokenizer into a folder.
+
+    Raises:
+        UserError: the store can't be used.
+    """
     tokenizer = (place / runs.TOKENIZER).objects()
     start = len(place.key) + 1
     fetch_objects(place, [*_DESCRIPTION, *(each.key[start:] for each in tokenizer)], folder)

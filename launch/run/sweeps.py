@@ -51,11 +51,14 @@ class Run:
 
 
 def combinations(grid: list[str], refused: Collection[str] = ()) -> list[dict[str, str]]:
-    """Settings of the runs: every combination of the values of `FIELD=a,b,c`. Raises UserError.
+    """Settings of the runs: every combination of the values of `FIELD=a,b,c`.
 
     Args:
         refused: fields that a grid may not set: they must differ between runs, or must be the same for comparable
             results.
+
+    Raises:
+        UserError: a setting of the grid is wrong.
 
     >>> combinations(["learning_rate=1e-5,2e-5", "epochs=3"])
     [{'train.learning_rate': '1e-5', 'epochs': '3'}, {'train.learning_rate': '2e-5', 'epochs': '3'}]
@@ -102,13 +105,15 @@ def reach_end(
     summarize: Callable[[], Fields],
     draw: Callable[[Fields], None],
 ) -> Fields | None:
-    """Run all runs of a sweep, holding the folder's lock, and write `results.json` and a picture; returns the results,
-    or None if a signal stopped the sweep.
+    """Run all runs of a sweep, holding the folder's lock, and write `results.json` and a picture.
 
     Args:
         devices: as of `run_all`.
         summarize: makes the results of all runs, with their number as `n`.
         draw: called with the results after they are written.
+
+    Returns:
+        The results, or None if a signal stopped the sweep.
 
     Raises:
         UserError: no run has a result, or another job holds the folder.
@@ -132,10 +137,13 @@ def reach_end(
 
 
 def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> bool:
-    """Run the incomplete runs, one process at a time on each device; returns whether a signal stopped it.
+    """Run the incomplete runs, one process at a time on each device.
 
     Args:
         devices: values of CUDA_VISIBLE_DEVICES; an empty one selects no device.
+
+    Returns:
+        Whether a signal stopped it.
 
     Stop signals are forwarded, so that each run leaves a checkpoint. A run still active from a sweep that was killed is
     waited for.

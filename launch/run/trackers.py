@@ -57,8 +57,10 @@ class Tracker(Protocol):
         """Send finite values of a step; steps never decrease."""
 
     def end(self, complete: bool) -> None:
-        """Send the remaining values and close the run; complete: whether the run is complete, otherwise it failed or
-        will be resumed.
+        """Send the remaining values and close the run.
+
+        Args:
+            complete: whether the run is complete, otherwise it failed or will be resumed.
         """
 
 

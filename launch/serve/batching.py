@@ -35,8 +35,11 @@ class QueueFull(Exception):
 
 @dataclass(eq=False)
 class _Job:
-    """A request in the queue. share: its share of the queue's limit; due: its virtual finish time of fair queueing, in
-    tokens.
+    """A request in the queue.
+
+    Args:
+        share: its share of the queue's limit.
+        due: its virtual finish time of fair queueing, in tokens.
     """
 
     operation: Operation
@@ -55,7 +58,10 @@ class Batcher:
     """The request queue of a model, for one event loop; the model runs in a thread, one batch at a time.
 
     waiting_tokens, waiting_numbers: tokens of the sequences, and numbers in the results, of requests that wait, run or
-    are converted to JSON. on_batch: called with the number of texts of each batch.
+    are converted to JSON.
+
+    Args:
+        on_batch: called with the number of texts of each batch.
     """
 
     def __init__(
@@ -129,7 +135,10 @@ class Batcher:
             self._arrived.set()  # there may be room now for further results
 
     def _prepare(self, operation: Operation, rows: list[Row]) -> tuple[Prepared, int, int]:
-        """Encode texts; returns the sequences, their number of tokens, and the number of numbers in the result.
+        """Encode texts.
+
+        Returns:
+            The sequences, their number of tokens, and the number of numbers in the result.
 
         Raises:
             UserError: as soon as a limit is exceeded.

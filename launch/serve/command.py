@@ -92,7 +92,11 @@ def _end_without_threads(config: ServeConfig) -> None:
 
 
 def _listen(config: ServeConfig) -> socket.socket:
-    """Bind the socket before the model is loaded, which may take a while. Raises UserError."""
+    """Bind the socket before the model is loaded, which may take a while.
+
+    Raises:
+        UserError: the address can't be used.
+    """
     try:
         return socket.create_server((config.host, config.port), backlog=2048)
     except (OSError, OverflowError) as error:

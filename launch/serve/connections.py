@@ -50,8 +50,10 @@ class Holder(Protocol):
 class _Bounded(H11Protocol):
     """Mixin for uvicorn's h11 protocol that enforces the limits.
 
-    bounds: limits of the server. waiting: connections that wait for their client, longest waiting first. request: the
-    current request, whose memory is counted.
+    Args:
+        bounds: limits of the server.
+        waiting: connections that wait for their client, longest waiting first.
+        request: the current request, whose memory is counted.
     """
 
     bounds: ServeConfig
@@ -99,8 +101,11 @@ class _Bounded(H11Protocol):
         self.waiting.pop(self, None)
 
     def make_room(self, count: int) -> bool:
-        """Close the connection that has waited longest for its client among those that hold `count` bytes or more;
-        returns whether there was one. Small requests are thus served however much memory others hold.
+        """Close the connection that has waited longest for its client among those that hold `count` bytes or more.
+        Small requests are thus served however much memory others hold.
+
+        Returns:
+            Whether there was one.
         """
         for other in self.waiting:
             if other is not self and other.request is not None and other.request.held >= count:

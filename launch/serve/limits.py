@@ -88,7 +88,11 @@ class _Request:
             self._connection.request = self
 
     def _hold(self, count: int) -> None:
-        """Count `count` more bytes as held. Raises Refused."""
+        """Count `count` more bytes as held.
+
+        Raises:
+            Refused: the server holds too many bytes.
+        """
         while self._traffic.held + count > self._traffic.most:
             if self._connection is None or not self._connection.make_room(self.held + count):
                 raise Refused(503, "too many bytes of other requests are being received and sent; try again later")

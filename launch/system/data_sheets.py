@@ -105,7 +105,11 @@ def find_data_sheet(device_name: str) -> DataSheet | None:
 
 
 def named_sheet(name: str) -> DataSheet:
-    """The data sheet of a device by its name on a command line. Raises UserError if there is none."""
+    """The data sheet of a device by its name on a command line.
+
+    Raises:
+        UserError: there is none.
+    """
     sheets = {sheet.key: sheet for sheet in DATA_SHEETS}
     if name.lower() in sheets:
         return sheets[name.lower()]

@@ -303,7 +303,10 @@ def measure_kernels(
 
 
 def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> dict[torch.dtype, float]:
-    """Save measured FLOP/s for this user's runs, each unless a higher rate is saved already; returns the saved rates.
+    """Save measured FLOP/s for this user's runs, each unless a higher rate is saved already.
+
+    Returns:
+        The saved rates.
 
     Raises:
         UserError: the file can't be written.
@@ -323,7 +326,11 @@ def keep_measured_kernels(device: torch.device, dtype: torch.dtype, rates: Kerne
 
 
 def _keep(rates: dict[str, float]) -> list[float]:
-    """Write the maximum of each rate and its saved value; returns the saved values."""
+    """Write the maximum of each rate and its saved value.
+
+    Returns:
+        The saved values.
+    """
     before = _measured()
     kept = {key: max(rate, before.get(key, 0.0)) for key, rate in rates.items()}
     publish_text(_file(), json.dumps(before | kept, indent=1) + "\n")

@@ -239,12 +239,20 @@ def fewer_imports() -> Iterator[None]:
 
 
 def keep_freed_pages() -> bool:
-    """Have the C library keep memory that tensors free; returns whether it does. A user's own MALLOC_ variables win."""
+    """Have the C library keep memory that tensors free. A user's own MALLOC_ variables win.
+
+    Returns:
+        Whether it does.
+    """
     return not any(name.startswith("MALLOC_") for name in os.environ) and allocator.keep_freed_pages()
 
 
 def share_one_arena() -> bool:
-    """Have all threads share one heap; returns whether they do. A user's own MALLOC_ variables win."""
+    """Have all threads share one heap. A user's own MALLOC_ variables win.
+
+    Returns:
+        Whether they do.
+    """
     return not any(name.startswith("MALLOC_") for name in os.environ) and allocator.share_one_arena()
 
 

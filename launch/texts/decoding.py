@@ -103,8 +103,12 @@ def best_spans(
 ) -> list[tuple[tuple[int, int], float]]:
     """Spans (first token, last token) of one window and the sums of their logits.
 
-    starts, ends: (n,) logits. may_start, may_end: (n,) bool, tokens of the context. From the `candidates` best starts
-    and ends all ordered pairs of at most `max_tokens` tokens; if there are none, the best of all ordered pairs.
+    From the `candidates` best starts and ends all ordered pairs of at most `max_tokens` tokens; if there are none, the
+    best of all ordered pairs.
+
+    Args:
+        starts, ends: (n,) logits.
+        may_start, may_end: (n,) bool, tokens of the context.
     """
     every = np.flatnonzero(may_start), np.flatnonzero(may_end)
     first, last = (

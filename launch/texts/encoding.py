@@ -147,9 +147,12 @@ class Encoder:
         truncation: Truncation | None = None,
         answering: Answering | None = None,
     ) -> None:
-        """pieces: length and step of the pieces in which a model classifies long texts; None: it truncates them.
-        truncation: how; None: tokens beyond `max_length` are cut off.
-        answering: how the model was trained to answer questions; None: defaults.
+        """An encoder of texts for one model.
+
+        Args:
+            pieces: length and step of the pieces in which a model classifies long texts; None: it truncates them.
+            truncation: how; None: tokens beyond `max_length` are cut off.
+            answering: how the model was trained to answer questions; None: defaults.
         """
         self.tokenizer, self.max_length, self.pieces = tokenizer, max_length, pieces
         self.truncation = truncation or Truncation(max_length)
@@ -166,8 +169,10 @@ class Encoder:
     ) -> Encoding:
         """Encode a text or a pair.
 
-        `cut`: long texts are truncated as in the model's training, counted in `cut_tokens`. `blanks`: [MASK] is a mask
-        token, not text. `place`: source of the text, for messages.
+        Args:
+            cut: long texts are truncated as in the model's training, counted in `cut_tokens`.
+            blanks: [MASK] is a mask token, not text.
+            place: source of the text, for messages.
 
         Raises:
             UserError: a text is empty, lacks a required blank, or is too long and `cut` is false.

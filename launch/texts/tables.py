@@ -48,7 +48,11 @@ class Columns:
 
 
 def columns_of(note: Fields | None) -> Columns | None:
-    """The Columns saved in a model's config.json; None if it has none. Raises UserError for a damaged entry."""
+    """The Columns saved in a model's config.json; None if it has none.
+
+    Raises:
+        UserError: for a damaged entry.
+    """
     if note is None:
         return None
     known = {each.name for each in dataclasses.fields(Columns)}
@@ -96,13 +100,21 @@ class Table:
     """Malformed rows (number of fields differs from the columns) that were skipped."""
 
     def need(self, columns: tuple[str, ...], field: str) -> None:
-        """Raise UserError if columns are missing; `field`: the option with which the user names other columns."""
+        """Raise UserError if columns are missing.
+
+        Args:
+            field: the option with which the user names other columns.
+        """
         if missing := [column for column in columns if column not in self.columns]:
             raise missing_columns(self.path, self.columns, {field: missing})
 
 
 def missing_columns(path: str | Path, found: tuple[str, ...], missing: dict[str, list[str]]) -> UserError:
-    """The error for missing columns of a table. missing: option -> missing columns that it names."""
+    """The error for missing columns of a table.
+
+    Args:
+        missing: option -> missing columns that it names.
+    """
     fields = " and ".join(f"--{field}" for field in missing)
     names = list(dict.fromkeys(name for names in missing.values() for name in names))
     expected = f"one named {names[0]!r}" if len(names) == 1 else " and ".join(map(repr, names))
@@ -177,12 +189,20 @@ def ending(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The whole of a UTF-8 file, .gz or plain. Raises UserError."""
+    """The whole of a UTF-8 file, .gz or plain.
+
+    Raises:
+        UserError: as `_lines`.
+    """
     return "".join(_lines(path, ""))
 
 
 def _lines(path: Path, newline: str) -> Iterator[str]:
-    """Lines of a UTF-8 file, .gz or plain, with their line ends; newline as for `open`. Raises UserError."""
+    """Lines of a UTF-8 file, .gz or plain, with their line ends; newline as for `open`.
+
+    Raises:
+        UserError: the file can't be read, or is no UTF-8 text.
+    """
     with readable_errors(path):
         try:
             with (gzip.open if path.suffix == ".gz" else open)(
@@ -198,7 +218,11 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
 
 
 def parse_json(text: str) -> Any:
-    """What JSON holds. Raises ValueError, for half of a character ("\\ud83d") and a field that comes twice, too."""
+    """What JSON holds.
+
+    Raises:
+        ValueError: for half of a character ("\\ud83d") and a field that comes twice, too.
+    """
     value = json.loads(text, object_pairs_hook=_object)
     if "\\u" in text and (half := half_character(json.dumps(value, ensure_ascii=False))):
         raise ValueError(f"found {half}")

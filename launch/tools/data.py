@@ -138,7 +138,11 @@ def inspect(config: InspectConfig) -> None:
 
 
 def verify(config: VerifyConfig) -> None:
-    """Hash all files again. Raises UserError naming the damaged ones."""
+    """Hash all files again.
+
+    Raises:
+        UserError: naming the damaged ones.
+    """
     with Bars() as bars:
         checked, damaged = verify_data(config, bars)
     for line in damaged:

@@ -129,7 +129,11 @@ class _Examiner:
     def run(
         self, check: str, examine: Callable[[], list[Finding]], seconds: float | None = None, advice: str = ""
     ) -> bool:
-        """Run a check; returns whether it ended in time. A failure or timeout is recorded as a problem."""
+        """Run a check. A failure or timeout is recorded as a problem.
+
+        Returns:
+            Whether it ended in time.
+        """
         seconds = seconds or self._seconds
         found: list[Finding] = []
         errors: list[Exception] = []

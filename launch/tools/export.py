@@ -33,7 +33,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def export(config: ExportConfig) -> int:
     """Write config.json, model.safetensors, the tokenizer's files, a model card and, for encoders, the pooling; with
-    `onnx` also a graph. Returns the exit status.
+    `onnx` also a graph.
+
+    Returns:
+        The exit status.
     """
     console = Console()
     # "." has no name of its own; beside a run in a store nothing can be put
@@ -93,7 +96,11 @@ def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Co
 
 
 def _generator_config(run: Path) -> BertConfig:
-    """Configuration of the generator of a run with replaced_tokens. Raises UserError for other runs."""
+    """Configuration of the generator of a run with replaced_tokens.
+
+    Raises:
+        UserError: for other runs.
+    """
     given = runs.fields_of(run)
     if given.get("objective") != "replaced_tokens":
         raise UserError(

@@ -155,7 +155,10 @@ def _names(model: _Padded, inputs: dict[str, Tensor]) -> list[str]:
 
 
 def _check(path: Path, model: _Padded) -> dict[str, list[int | str]]:
-    """Compare onnxruntime with torch on another batch and length; returns the shapes of the outputs by name.
+    """Compare onnxruntime with torch on another batch and length.
+
+    Returns:
+        The shapes of the outputs by name.
 
     Raises:
         UserError: an output differs.

@@ -30,7 +30,11 @@ BLANKS = (
 
 
 class _Stopped(Exception):
-    """A signal has stopped the quickstart; `status`: exit status, that of the active step."""
+    """A signal has stopped the quickstart.
+
+    Args:
+        status: exit status, that of the active step.
+    """
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -213,7 +217,11 @@ class Quickstart:
 
 
 def quickstart(config: QuickstartConfig) -> int:
-    """Run the whole chain; returns the exit status, after a signal that of the stopped step."""
+    """Run the whole chain.
+
+    Returns:
+        The exit status, after a signal that of the stopped step.
+    """
     with Children() as children:
         try:
             return Quickstart(config, children).run()

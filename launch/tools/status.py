@@ -149,7 +149,11 @@ def _read_stored(place: StorePath) -> RunState:
 
 
 def _read_all(folder: str) -> list[RunState]:
-    """The runs in a folder or below a URL. Raises UserError: there is none."""
+    """The runs in a folder or below a URL.
+
+    Raises:
+        UserError: there is none.
+    """
     if not is_url(folder):
         return [read_run(each) for each in find_runs(Path(folder))]
     place = to_place(folder)
@@ -178,7 +182,11 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def list_runs(config: RunsConfig) -> int:
-    """`cloze runs`: print a line for each run in a folder; returns the exit status."""
+    """`cloze runs`: print a line for each run in a folder.
+
+    Returns:
+        The exit status.
+    """
     states = _read_all(config.folder)
     columns = "run", "state", "step", "loss", "validation", "tokens/s", "MFU", "left", "heartbeat", "restarts"
     Console().table(config.folder, columns, [_row(each, config.folder) for each in states])

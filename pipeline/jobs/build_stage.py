@@ -29,7 +29,8 @@ _BEGINS = 1  # a marker, not a token id
 class BuildTask:
     """One shard of one split at one length: documents with low <= hash < high, for every pair set and mask set.
 
-    parts: names of the parts that hold these hashes, some hundred at most.
+    Args:
+        parts: names of the parts that hold these hashes, some hundred at most.
     """
 
     split: str

@@ -24,9 +24,11 @@ END = 1 << 64  # number of hashes
 class Layout:
     """The parts after stage 1 and after each round, computed by arithmetic; nothing about them is stored.
 
-    counts: number of parts of each task of stage 1. At level k (0: after stage 1, k: after round k) the hashes are
-    divided into equal ranges, each held by several parts: `levels[k]` = (ranges, files per range). Parts are numbered
-    range by range.
+    At level k (0: after stage 1, k: after round k) the hashes are divided into equal ranges, each held by several
+    parts: `levels[k]` = (ranges, files per range). Parts are numbered range by range.
+
+    Args:
+        counts: number of parts of each task of stage 1.
     """
 
     def __init__(self, counts: np.ndarray, limit: int = FILES_AT_ONCE):
@@ -80,8 +82,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class ExchangeTask:
-    """A task of a round, which makes one part: the documents of its sources with low <= hash < high. tokens: name of
-    their dtype.
+    """A task of a round, which makes one part: the documents of its sources with low <= hash < high.
+
+    Args:
+        tokens: name of their dtype.
     """
 
     folder: str
@@ -93,7 +97,11 @@ class ExchangeTask:
 
 
 def exchange(task: ExchangeTask) -> tuple[int, int]:
-    """Run one task; returns the number of documents and tokens of the part."""
+    """Run one task.
+
+    Returns:
+        The number of documents and tokens of the part.
+    """
     folder, dtype = to_place(task.folder), np.dtype(task.tokens)
     tables = [parts.empty(dtype)]
     tables += parts.read_all(folder, task.sources, task.low, task.high, dtype)

@@ -62,7 +62,11 @@ class LocalExecutor(Executor):
         return future
 
     def help(self) -> bool:
-        """Run a waiting task in this process; returns whether there was one."""
+        """Run a waiting task in this process.
+
+        Returns:
+            Whether there was one.
+        """
         with self._lock:
             task = self._next()
         if task is not None:
@@ -135,7 +139,11 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def open_executor(config: PrepareConfig) -> Iterator[Executor]:
-    """The executor of the configuration. Raises UserError if a cluster can't be reached, or is lost."""
+    """The executor of the configuration.
+
+    Raises:
+        UserError: a cluster can't be reached, or is lost.
+    """
     if config.executor == "dask":
         assert config.scheduler is not None, "PrepareConfig asks for it"
         yield from _dask(config.scheduler)

@@ -15,8 +15,12 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Piece:
-    """One token of a sample. kind: "plain", "special", "masked", "random" or "kept" (the last three are predicted);
-    original: the token to predict there, or None."""
+    """One token of a sample.
+
+    Args:
+        kind: "plain", "special", "masked", "random" or "kept" (the last three are predicted).
+        original: the token to predict there, or None.
+    """
 
     text: str
     kind: str
@@ -25,7 +29,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class DecodedSample:
-    """A decoded sample. label: "follows", "random", "swapped", or None."""
+    """A decoded sample.
+
+    Args:
+        label: "follows", "random", "swapped", or None.
+    """
 
     index: int
     pieces: list[Piece]
@@ -36,7 +44,12 @@ class DecodedSample:
 
 @dataclass(frozen=True)
 class Inspection:
-    """facts: rows (name, value) of a table; histogram: (first length, last length, number of samples); samples."""
+    """What `cloze inspect` shows of a prepared folder.
+
+    Args:
+        facts: rows (name, value) of a table.
+        histogram: (first length, last length, number of samples).
+    """
 
     manifest: Manifest
     facts: list[tuple[str, str]]
@@ -45,7 +58,11 @@ class Inspection:
 
 
 def inspect(config: InspectConfig) -> Inspection:
-    """Read a prepared folder. Raises UserError if it isn't one, or the mask set isn't there."""
+    """Read a prepared folder.
+
+    Raises:
+        UserError: it isn't one, or the mask set isn't there.
+    """
     manifest = Manifest.load(config.data)
     reader = ShardReader(config.data, config.split)
     return Inspection(

@@ -62,7 +62,11 @@ class DamagedPart(Exception):
 
 
 def empty(dtype: np.dtype) -> Table:
-    """A table without documents. dtype: of the tokens."""
+    """A table without documents.
+
+    Args:
+        dtype: of the tokens.
+    """
     kinds = _COLUMNS | {"sentences": _SENTENCE, "tokens": dtype}
     return {name: np.empty(0, kind) for name, kind in kinds.items()}
 
@@ -92,7 +96,11 @@ def distinct(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def write(path: Place, table: Table) -> tuple[int, int]:
-    """Write the distinct documents of a table as a part, atomically. Returns their number and tokens."""
+    """Write the distinct documents of a table as a part, atomically.
+
+    Returns:
+        Their number and tokens.
+    """
     rows, duplicates, duplicate_tokens = distinct(table)
     columns = {name: table[name][rows] for name in _COLUMNS}
     columns |= {"duplicates": duplicates, "duplicate_tokens": duplicate_tokens}
@@ -129,7 +137,11 @@ def write(path: Place, table: Table) -> tuple[int, int]:
 
 
 def read(path: Place, low: int, high: int, dtype: np.dtype) -> list[Table]:
-    """The documents of a part with low <= hash < high, as a table per block. dtype: of the tokens."""
+    """The documents of a part with low <= hash < high, as a table per block.
+
+    Args:
+        dtype: of the tokens.
+    """
     with _open(path) as file:
         index = _read_index(file, path)
         blocks = index[_places(index, low, high)]

@@ -35,9 +35,12 @@ def plan_splits(
 ) -> tuple[dict[str, tuple[int, int]], list[str]]:
     """Hash ranges of the splits, lowest hashes first, and remarks. A split that would be too small is enlarged.
 
-    report: total of stage 1. layout: of the parts in `folder`, after all rounds.
+    Args:
+        report: total of stage 1.
+        layout: of the parts in `folder`, after all rounds.
 
-    Raises UserError for a pair objective on a corpus with fewer than two documents.
+    Raises:
+        UserError: for a pair objective on a corpus with fewer than two documents.
     """
     pairs = config.samples.objective in PAIR_OBJECTIVES
     needed = 2 if pairs else 1

@@ -49,8 +49,10 @@ _CLOCKS_APART = 600 * 10**9  # nanoseconds by which a store's clock may be ahead
 def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest:
     """Prepare a corpus into `config.output` and return its manifest (that of `max_length`, if there are several).
 
-    Continues an interrupted run of the same command; returns at once if it is complete. Raises UserError if the folder
-    holds another run, and for other errors that a user can fix.
+    Continues an interrupted run of the same command; returns at once if it is complete.
+
+    Raises:
+        UserError: the folder holds another run, and for other errors that a user can fix.
     """
     progress = progress or Silent()
     output, tokenizer = to_output(_given_output(config)), Tokenizer.from_folder(_given_tokenizer(config))
@@ -81,8 +83,11 @@ def _remove_work(work: Place, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class _Run:
-    """The values that all steps share. tasks: the segments of each task of stage 1. check: raises UserError if another
-    command may have taken over the output.
+    """The values that all steps share.
+
+    Args:
+        tasks: the segments of each task of stage 1.
+        check: raises UserError if another command may have taken over the output.
     """
 
     config: PrepareConfig
@@ -106,7 +111,11 @@ class _Run:
 
 @dataclass
 class _Built:
-    """The totals of a split at a length. shards: those of each task, in the order of their hashes."""
+    """The totals of a split at a length.
+
+    Args:
+        shards: those of each task, in the order of their hashes.
+    """
 
     shards: list[list[ShardInfo]]
     length_histogram: np.ndarray
@@ -387,7 +396,11 @@ def _run_round(run: _Run, report: Report, layout: Layout, level: int, made: list
 
 
 def _build(run: _Run, report: Report, layout: Layout, splits: Fields) -> dict[int, dict[str, _Built]]:
-    """Build every shard of every split and length; returns the totals by length and split."""
+    """Build every shard of every split and length.
+
+    Returns:
+        The totals by length and split.
+    """
     config = run.config
     plans = {
         split: plan_shards(report, low, high, config.shards.target_tokens) if low < high else []
@@ -438,7 +451,11 @@ def _build(run: _Run, report: Report, layout: Layout, splits: Fields) -> dict[in
 
 
 def _publish(run: _Run, sources: list[Fields], report: Report, built: dict[str, _Built], length: int) -> Manifest:
-    """Publish everything except the manifest; returns the manifest."""
+    """Publish everything except the manifest.
+
+    Returns:
+        The manifest.
+    """
     config, tokenizer = run.config, run.tokenizer
     folder = length_folder(config, length)
     if folder != to_place(config.output):

@@ -30,7 +30,9 @@ def read_small(file: InputFile, start: int, stop: int) -> tuple[bytes, str] | No
     """Bytes and SHA-256 (hexadecimal) of a small file, opened and read once.
 
     None if it isn't small, or [start, stop) isn't the whole file: then read it, and call `hash_piece`.
-    Raises UserError if the file has changed since the run was planned.
+
+    Raises:
+        UserError: the file has changed since the run was planned.
     """
     size = file.size
     if not file.is_small or start or stop < size:
@@ -54,7 +56,8 @@ def read_small(file: InputFile, start: int, stop: int) -> tuple[bytes, str] | No
 def hash_piece(file: InputFile, start: int, stop: int) -> str:
     """SHA-256 of bytes [start, stop) of a file, in hexadecimal.
 
-    Raises UserError if the file has changed since the run was planned.
+    Raises:
+        UserError: the file has changed since the run was planned.
     """
     digest, found = hashlib.sha256(), 0
     state: int | str = 0
@@ -113,7 +116,8 @@ def source_hash(file: InputFile, piece_bytes: int | None) -> str:
 class SourceHashes:
     """The hashes of all files, combined from the reports of tasks in any order.
 
-    tasks: the segments of each task; segments of a file are consecutive, in the order of the files.
+    Args:
+        tasks: the segments of each task; segments of a file are consecutive, in the order of the files.
     """
 
     def __init__(self, files: list[InputFile], tasks: list[list[Segment]]):

@@ -69,7 +69,8 @@ class Report:
 class TokenizeTask:
     """Everything that a worker needs; small, since it is sent to other machines.
 
-    pieces: for each segment the bytes [start, stop) of its file that this task hashes, usually those that it reads.
+    Args:
+        pieces: for each segment the bytes [start, stop) of its file that this task hashes, usually those that it reads.
     """
 
     number: int
@@ -160,9 +161,12 @@ def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Docu
 def content_hashes(data: bytes, starts: np.ndarray, pieces: list[int], pairs: bool = False) -> list[tuple[int, int]]:
     """128-bit hashes of texts after normalisation of white space, as two 64-bit numbers.
 
-    starts (N+1,): offsets in `data`. pairs: each text has two segments separated by a tab. pieces: numbers of pieces of
-    long documents from 1, or 0. The number is hashed too: equal pieces of one document (a table, a log, a poem) are not
-    duplicates and must not all be in one shard.
+    starts (N+1,): offsets in `data`. The number is hashed too: equal pieces of one document (a table, a log, a poem)
+    are not duplicates and must not all be in one shard.
+
+    Args:
+        pairs: each text has two segments separated by a tab.
+        pieces: numbers of pieces of long documents from 1, or 0.
     """
     values = np.frombuffer(data.translate(_WHITE_SPACE_IN_PAIRS if pairs else _WHITE_SPACE), np.uint8)
     space = values == _SPACE

@@ -11,8 +11,10 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
 def verify(config: VerifyConfig, progress: Progress | None = None) -> tuple[int, list[str]]:
-    """Check a prepared folder with its additional lengths; returns the number of files checked and a line for each
-    damage.
+    """Check a prepared folder with its additional lengths.
+
+    Returns:
+        The number of files checked and a line for each damage.
     """
     progress = progress or Silent()
     manifests, damaged = [Manifest.read(config.data)], []
@@ -42,7 +44,11 @@ def _further_folders(manifest: Manifest) -> list[Place]:
 
 
 def check_shard(path: Place, shard: ShardInfo) -> list[str]:
-    """A list with a line if a shard is damaged, else empty. Raises UserError if it can't be read."""
+    """A list with a line if a shard is damaged, else empty.
+
+    Raises:
+        UserError: it can't be read.
+    """
     if not path.is_file():
         return [f"{path}: missing"]
     if (size := path.stat().st_size) != shard.bytes:

@@ -52,8 +52,10 @@ class CountTask:
 def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) -> Tokenizer:
     """Train the vocabulary of `config.vocabulary` and write a tokenizer's folder to `config.output`.
 
-    Deterministic: the same input gives the same vocabulary for any number of workers. Raises UserError if the
-    folder holds other files, or the text has too few words.
+    Deterministic: the same input gives the same vocabulary for any number of workers.
+
+    Raises:
+        UserError: the folder holds other files, or the text has too few words.
     """
     progress = progress or Silent()
     output = _open_output(config)

@@ -73,12 +73,17 @@ class BatchPhases:
 class RankBatch:
     """This rank's part of one global batch.
 
-    micro_batches: as many as accumulation steps, each what `collate` returns.
-    position: samples consumed before this batch. epoch: of the batch's first sample. num_samples: of the global batch.
     num_tokens, num_masked (tokens that are predicted), num_pairs (samples with a next-sentence label), num_padding
-    (tokens that padding each micro-batch to its longest sample would add): of this rank's part, as is
-    indices (n,): its samples by index, in the order of the micro-batches. sources: of a mixture, for each micro-batch
-    the places of its samples' sources, int64 (micro_batch_size,); None: there is one source.
+    (tokens that padding each micro-batch to its longest sample would add): of this rank's part, as is indices (n,): its
+    samples by index, in the order of the micro-batches.
+
+    Args:
+        micro_batches: as many as accumulation steps, each what `collate` returns.
+        position: samples consumed before this batch.
+        epoch: of the batch's first sample.
+        num_samples: of the global batch.
+        sources: of a mixture, for each micro-batch the places of its samples' sources, int64 (micro_batch_size,); None:
+            there is one source.
     """
 
     micro_batches: list[MicroBatch]
@@ -109,10 +114,16 @@ class BatchStream:
     Of a global batch of G samples, in the order of streams, a rank has [rank · G / world_size, (rank + 1) · G /
     world_size): those of its own streams; it reads no others (some streams are read by two ranks if the world size
     doesn't divide `streams`). A global batch thus has the same samples at any world size, also while `warmup` changes
-    its size. In a mixture each source has its share of a global batch, within one sample per `streams` samples.
-    `segments`: as in `collate`. `masking`: rates of masks drawn at load time. A thread prefetches; `close` ends it.
-    Raises UserError, naming the argument, for a value below its minimum, and if a batch size isn't a multiple of
-    micro_batch_size × world_size, or of `streams`.
+    its size. In a mixture each source has its share of a global batch, within one sample per `streams` samples. A
+    thread prefetches; `close` ends it.
+
+    Args:
+        segments: as in `collate`.
+        masking: rates of masks drawn at load time.
+
+    Raises:
+        UserError: naming the argument, for a value below its minimum, and if a batch size isn't a multiple of
+            micro_batch_size × world_size, or of `streams`.
     """
 
     def __init__(

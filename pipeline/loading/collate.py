@@ -55,7 +55,7 @@ def _split(columns: dict[str, tuple[np.ndarray, list[int]]]) -> list[Fields]:
 
 
 def collate(samples: Samples, masks: Masks, segments: tuple[int, int] = (0, 1)) -> Fields:
-    """Make one micro-batch of B samples, T tokens, M masked tokens. segments: the model's segment ids of A and B.
+    """Make one micro-batch of B samples, T tokens, M masked tokens.
 
     Returns
     -------
@@ -65,6 +65,9 @@ def collate(samples: Samples, masks: Masks, segments: tuple[int, int] = (0, 1)) 
     masked_positions: int64 (M,), indices into T
     labels: int64 (M,), the original ids there
     next_sentence_label: int64 (B,), 0 follows / 1 random, -100 none
+
+    Args:
+        segments: the model's segment ids of A and B.
     """
     (batch,) = collate_several(samples, masks, np.array([len(samples)]), segments)
     return batch
@@ -76,8 +79,9 @@ def collate_several(
     """Make several micro-batches of `sizes` samples each, as `collate`, over shared memory. Made together, small
     micro-batches cost no more per sample than large ones.
 
-    `next_tokens`: not masked, every token but the last of a sample has the next one as its label, and attention is
-    causal (with the key `causal`); pairs have no label, since the first token sees no other.
+    Args:
+        next_tokens: not masked, every token but the last of a sample has the next one as its label, and attention is
+            causal (with the key `causal`); pairs have no label, since the first token sees no other.
     """
     bounds = ragged.to_offsets(sizes)
     starts = samples.offsets[bounds]  # of micro-batches, in tokens
@@ -123,9 +127,12 @@ def pad(
 ) -> MicroBatch:
     """Pad a micro-batch to rows of one length, for models with inputs (B, length).
 
-    Returns input_ids, token_type_ids, labels (`ignore_index` where nothing is predicted) and attention_mask (1 on
-    tokens), int64 (B, length), and next_sentence_label, int64 (B,).
-    Raises UserError if a sample is longer than `length`, or the batch has next tokens, for which attention is causal.
+    Returns:
+        Input_ids, token_type_ids, labels (`ignore_index` where nothing is predicted) and attention_mask (1 on tokens),
+        int64 (B, length), and next_sentence_label, int64 (B,).
+
+    Raises:
+        UserError: a sample is longer than `length`, or the batch has next tokens, for which attention is causal.
     """
     if batch.get("causal"):
         raise UserError("batch: found next tokens, expected masked ones: attention_mask would show the labels")

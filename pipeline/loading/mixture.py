@@ -115,7 +115,10 @@ class _Pattern:
 class MixtureOrder:
     """The source of each number of each stream, and how many samples of each source come before.
 
-    phases: by position, the first from 0 on. A phase begins at the first number of the streams at or after its `begin`.
+    A phase begins at the first number of the streams at or after its `begin`.
+
+    Args:
+        phases: by position, the first from 0 on.
     """
 
     def __init__(self, phases: Sequence[Phase], streams: int):

@@ -59,9 +59,12 @@ def _spread(strata: int) -> np.ndarray:
 
 
 def window_order(lengths: np.ndarray, *key: int) -> np.ndarray:
-    """The permutation of a window's rows from their lengths (N,); key: seed, epoch, stream, number of the window.
+    """The permutation of a window's rows from their lengths (N,).
 
     Rows are sorted by length (ties at random) and divided into strata, which then alternate.
+
+    Args:
+        key: seed, epoch, stream, number of the window.
     """
     generator = _generator(key[0], _ROWS, *key[1:])
     rows = generator.permutation(len(lengths))
@@ -95,7 +98,8 @@ class WindowPlace:
 class Order:
     """The order of an endless stream of samples.
 
-    block_sizes: number of samples of each block, for each pair set; epochs cycle through the pair sets.
+    Args:
+        block_sizes: number of samples of each block, for each pair set; epochs cycle through the pair sets.
     """
 
     def __init__(self, block_sizes: Sequence[np.ndarray], max_length: int, streams: int, seed: int):

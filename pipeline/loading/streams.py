@@ -22,8 +22,10 @@ _SOURCE = 3  # purpose of the draw of a source's seed (order.py has others)
 class RunMasking:
     """A run's settings for masks drawn at load time; None: those of the manifest. Stored masks are not changed.
 
-    rate: masking rate by the position in the stream of samples. strategy: token, whole_word or span. next_tokens_until:
-    position up to which next tokens are predicted instead of masked ones.
+    Args:
+        rate: masking rate by the position in the stream of samples.
+        strategy: token, whole_word or span.
+        next_tokens_until: position up to which next tokens are predicted instead of masked ones.
     """
 
     rate: RateSchedule | RatePhases | None = None
@@ -70,8 +72,9 @@ class SampleStreams:
     Epoch e uses pair set e mod P and mask set (e // P) mod K, or masks drawn for (seed, epoch, sample) by `masking`.
     Only the current windows of the streams that are read are held in memory.
 
-    positions: (stream, numbers (n,)) -> positions in the run's stream of samples; None: these streams are the run's
-    own.
+    Args:
+        positions: (stream, numbers (n,)) -> positions in the run's stream of samples; None: these streams are the run's
+            own.
     """
 
     def __init__(

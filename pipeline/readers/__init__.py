@@ -21,7 +21,10 @@ _STRIPE_BYTES = 4 << 20  # compressed size below which a file isn't divided
 def plan(config: PrepareConfig) -> tuple[list[InputFile], list[list[Segment]]]:
     """The input files in their order, and the tasks: lists of segments of 4 to 64 MB each.
 
-    Depends on the files alone, never on workers. Raises UserError if an input is missing or empty.
+    Depends on the files alone, never on workers.
+
+    Raises:
+        UserError: an input is missing or empty.
     """
     files: list[InputFile] = []
     written = [folder for folder in (config.output, config.tokenizer) if folder]  # by this run, or by one before it
@@ -95,5 +98,9 @@ def read(task: list[Segment]) -> Iterator[Document]:
 
 
 def read_segment(segment: Segment, content: bytes | None = None) -> Iterator[Document]:
-    """The documents of a segment. content: all bytes of its file, if it is small and they were read already."""
+    """The documents of a segment.
+
+    Args:
+        content: all bytes of its file, if it is small and they were read already.
+    """
     return columns.read(segment) if segment.file.format in TABLES else lines.read(segment, content)

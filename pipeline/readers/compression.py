@@ -21,7 +21,10 @@ _PIECE_BYTES = 1 << 14  # compressed, read at once
 
 def open_stream(path: str, compression: str | None) -> Any:
     """Open a path or URL for reading, decompressed. Reading raises one of ERRORS for damaged or truncated data, and for
-    other data after the end of a stream. Raises OSError if there is no such file.
+    other data after the end of a stream.
+
+    Raises:
+        OSError: there is no such file.
     """
     if compression in _STREAMS:
         return _Streams(open_raw(path), *_STREAMS[compression])
@@ -54,7 +57,8 @@ class _Streams(io.RawIOBase):
     Python's LZMAFile and BZ2File treat other data after a stream as the end of the file: after padding or damage
     between two streams the rest would be lost silently. Arrow treats an empty bz2 stream as an error.
 
-    padding: bytes that may follow a stream, in multiples of four (section 2.2 of the .xz file format).
+    Args:
+        padding: bytes that may follow a stream, in multiples of four (section 2.2 of the .xz file format).
     """
 
     def __init__(self, file: io.RawIOBase, new: Callable[[], _Decompressor], padding: bytes):

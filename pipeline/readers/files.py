@@ -19,12 +19,17 @@ LONGEST_LINE = 16 << 20  # of pairs, which must be held in memory; its arrays ta
 
 @dataclass(frozen=True)
 class InputFile:
-    """One input. number: its place among all inputs; source: its place among the weighted sources.
+    """One input.
 
-    name: relative to the common folder of its source's files, so that manifests don't depend on the location.
-    size: bytes (of a data set: of its text or all of its columns; 0 if unknown). rows: of a saved data set, or stream
-    shards of one on the hub. changed: when, nanoseconds; 0 on the hub. parts: the files of a saved data set. content:
-    what that of a store's object is known by; None elsewhere.
+    Args:
+        number: its place among all inputs.
+        source: its place among the weighted sources.
+        name: relative to the common folder of its source's files, so that manifests don't depend on the location.
+        size: bytes (of a data set: of its text or all of its columns; 0 if unknown).
+        rows: of a saved data set, or stream shards of one on the hub.
+        changed: when, nanoseconds; 0 on the hub.
+        parts: the files of a saved data set.
+        content: what that of a store's object is known by; None elsewhere.
     """
 
     number: int
@@ -58,8 +63,12 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a file: bytes [start, stop) of a plain one, every stop-th block from start on of a compressed one,
-    row groups or rows [start, stop) of a table. weight: bytes, for grouping and progress."""
+    """A piece of a file: bytes [start, stop) of a plain one, every stop-th block from start on of a compressed one, row
+    groups or rows [start, stop) of a table.
+
+    Args:
+        weight: bytes, for grouping and progress.
+    """
 
     file: InputFile
     start: int
@@ -69,8 +78,12 @@ class Segment:
 
 @dataclass
 class Block:
-    """Bytes of whole lines or documents. offset: offset of its first byte in the (decompressed) file. piece: not 0 if
-    the first document began in an earlier block; goes_on: whether the last one continues in the next.
+    """Bytes of whole lines or documents.
+
+    Args:
+        offset: offset of its first byte in the (decompressed) file.
+        piece: not 0 if the first document began in an earlier block.
+        goes_on: whether the last one continues in the next.
     """
 
     offset: int
@@ -80,7 +93,11 @@ class Block:
 
 
 def open_file(file: InputFile) -> IO[bytes]:
-    """Open for reading, decompressed. Raises UserError if the file is missing."""
+    """Open for reading, decompressed.
+
+    Raises:
+        UserError: the file is missing.
+    """
     try:
         return compression.open_stream(file.path, file.compression)
     except OSError as error:

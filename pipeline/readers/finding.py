@@ -36,7 +36,10 @@ def find_files(
     """Files of a source in the order of their names; the order of the entries doesn't matter.
 
     Linked folders are entered. Hidden files are skipped, and files in `written` places unless an entry names a place
-    inside. Raises UserError for an entry that matches nothing, and for unreadable files.
+    inside.
+
+    Raises:
+        UserError: for an entry that matches nothing, and for unreadable files.
     """
     paths: dict[str, str | None] = {}  # paths, and their real paths where known
     stored: dict[str, ObjectInfo] = {}
@@ -140,7 +143,12 @@ def _real_path(path: str, real_folder: Callable[[str], str]) -> str:
 def _input_file(
     path: str, below: str, number: int, source: int, config: SourceConfig, stored: ObjectInfo | None, is_file: bool
 ) -> InputFile:
-    """below: the common folder, with a trailing slash. is_file: whether it is known to be a file and not a link."""
+    """One file of a source.
+
+    Args:
+        below: the common folder, with a trailing slash.
+        is_file: whether it is known to be a file and not a link.
+    """
     form, packed = _format(path, config)
     if stored is not None:
         name = path.removeprefix(below)
@@ -188,7 +196,11 @@ def _format(path: str, config: SourceConfig) -> tuple[str, str | None]:
 
 
 def checked_name(name: str) -> str:
-    """A name that the manifest can hold. Raises UserError for one that isn't UTF-8: names are bytes to the system."""
+    """A name that the manifest can hold.
+
+    Raises:
+        UserError: for one that isn't UTF-8: names are bytes to the system.
+    """
     try:
         name.encode()
     except UnicodeEncodeError as error:

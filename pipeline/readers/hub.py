@@ -46,7 +46,11 @@ def find_datasets(entries: list[str], source: int, config: SourceConfig, first: 
 
 
 def _is_folder(path: str) -> bool:
-    """Whether a path is a folder. Raises UserError for a path without permission, which is not a name on the hub."""
+    """Whether a path is a folder.
+
+    Raises:
+        UserError: for a path without permission, which is not a name on the hub.
+    """
     with readable_errors(Path(path)):
         try:
             return stat.S_ISDIR(os.stat(path).st_mode)

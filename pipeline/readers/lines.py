@@ -38,9 +38,13 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def read(segment: Segment, content: bytes | None = None) -> Iterator[Document]:
-    """Documents of a segment. Raises UserError for bytes that aren't UTF-8 (unless replaced) or a malformed line.
+    """Documents of a segment.
 
-    content: all bytes of its file, if it is small and they were read already.
+    Args:
+        content: all bytes of its file, if it is small and they were read already.
+
+    Raises:
+        UserError: for bytes that aren't UTF-8 (unless replaced) or a malformed line.
     """
     form = segment.file.format
     separators = {"file": None, "text": _BLANK_LINES, "lines": _BLANK_LINES}
@@ -161,7 +165,11 @@ def _json_documents(segment: Segment, block: Block, separator: re.Pattern[bytes]
 
 
 def field(record: Any, text_field: str, id_field: str | None, where: str) -> tuple[str, str | None]:
-    """The text and the id of a record. Raises UserError that names the fields that are there."""
+    """The text and the id of a record.
+
+    Raises:
+        UserError: that names the fields that are there.
+    """
     if not isinstance(record, dict):
         raise UserError(f"{where}: found {type(record).__name__}, expected an object with {text_field!r}")
     check_fields(getattr(record, "names", record), text_field, id_field, where)
@@ -217,7 +225,11 @@ def _valid(segment: Segment, data: bytes, offset: int) -> tuple[bytes, bool]:
 
 
 def valid(segment: Segment, data: bytes, where: Callable[[int], str]) -> tuple[bytes, bool]:
-    """Text as valid UTF-8, and whether invalid bytes were replaced. where: description of a byte's place for errors."""
+    """Text as valid UTF-8, and whether invalid bytes were replaced.
+
+    Args:
+        where: description of a byte's place for errors.
+    """
     if data.isascii():
         return data, False
     try:

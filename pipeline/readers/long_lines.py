@@ -35,7 +35,10 @@ def _matched(pattern: re.Pattern[Any], text: Any, start: int = 0, stop: int = sy
 class LongLine:
     """One JSON object whose line is fed in parts; yields its text in pieces of at most `longest` bytes (encoded).
 
-    Everything before the text must be in the first part. Raises UserError if it isn't JSON, or lacks the field.
+    Everything before the text must be in the first part.
+
+    Raises:
+        UserError: it isn't JSON, or lacks the field.
     """
 
     def __init__(self, segment: Segment, offset: int, longest: int):
@@ -68,7 +71,11 @@ class LongLine:
             self._held, self._place = b"", "after"
 
     def finish(self) -> None:
-        """The line has ended. Raises UserError if the text hasn't."""
+        """The line has ended.
+
+        Raises:
+            UserError: the text hasn't.
+        """
         if self._place != "after":
             raise UserError(f"{self.where}: the line isn't JSON (a string doesn't end); fix it")
 

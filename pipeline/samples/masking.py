@@ -85,8 +85,10 @@ def check_words(strategy: str, tokenizer: Tokenizer) -> None:
 class MaskingRules:
     """The parameters of masking from configuration and tokenizer.
 
-    config: MaskingConfig as a dict (saved in the manifest). continues_word (vocab_size,) bool: ids that continue the
-    word of the token before.
+    continues_word (vocab_size,) bool: ids that continue the word of the token before.
+
+    Args:
+        config: MaskingConfig as a dict (saved in the manifest).
     """
 
     config: Fields
@@ -334,7 +336,10 @@ def draw_sets(
     rules: MaskingRules, samples: Samples, key: tuple[int, ...], count: int, begins: np.ndarray | None = None
 ) -> list[Masks]:
     """`count` mask sets that depend on `key`.
-    begins: as in `Masker`."""
+
+    Args:
+        begins: as in `Masker`.
+    """
     draws = [StreamDraws(*key, number) for number in range(count)]
     parts: list[list[Masks]] = [[] for _ in draws]
     for start in range(0, max(1, len(samples)), _SAMPLES_AT_ONCE):
@@ -349,8 +354,12 @@ def draw_sets(
 class DynamicMasking:
     """Masks drawn when a batch is loaded: a function of (seed, epoch, sample), independent of rank and batch.
 
-    strategy: token, whole_word or span; None: the manifest's. Raises UserError for whole words if the tokens don't show
-    where words begin, and for spans with a manifest that chooses each token independently.
+    Args:
+        strategy: token, whole_word or span; None: the manifest's.
+
+    Raises:
+        UserError: for whole words if the tokens don't show where words begin, and for spans with a manifest that
+            chooses each token independently.
     """
 
     def __init__(self, manifest: Manifest, strategy: str | None = None):

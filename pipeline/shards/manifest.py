@@ -78,10 +78,14 @@ class SplitInfo:
 class Manifest:
     """Schema, counts, hashes, objective and tokenizer of a prepared folder (docs/data-format.md).
 
-    unigram_entropy: in nats, of the ordinary tokens of the train split: the loss of predictions by frequency, which a
-    masked language model must undercut. more_lengths: lengths of the folders length-N below. tokenizer_files: SHA-256
-    by name. sha256: hash of manifest.json with this value empty. The last three are None in a manifest of an earlier
-    version.
+    The last three are None in a manifest of an earlier version.
+
+    Args:
+        unigram_entropy: in nats, of the ordinary tokens of the train split: the loss of predictions by frequency, which
+            a masked language model must undercut.
+        more_lengths: lengths of the folders length-N below.
+        tokenizer_files: SHA-256 by name.
+        sha256: hash of manifest.json with this value empty.
     """
 
     tokenizer_fingerprint: str
@@ -168,7 +172,11 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: str | Place) -> "Manifest":
-        """Read a prepared folder's manifest. Raises UserError if there is none, or it is damaged."""
+        """Read a prepared folder's manifest.
+
+        Raises:
+            UserError: there is none, or it is damaged.
+        """
         manifest = cls.read(folder)
         if manifest.damage:
             raise UserError(f"{manifest.damage}; restore the file or prepare the data again")

@@ -74,9 +74,13 @@ def samples_per_block(samples: np.ndarray, tokens: np.ndarray, version: int = FO
 def write_shard(
     path: Place, samples: Samples, masks: list[Masks], vocab_size: int, pair_set: int, compression: str
 ) -> ShardInfo:
-    """Write one shard atomically. Returns its entry for the manifest.
+    """Write one shard atomically.
 
-    compression: "zstd" or "none".
+    Args:
+        compression: "zstd" or "none".
+
+    Returns:
+        Its entry for the manifest.
     """
     schema = shard_schema(vocab_size, len(masks))
     options = pa.ipc.IpcWriteOptions(
@@ -235,7 +239,8 @@ class _Shard:
     """An open shard of format 2. Of a block two ranges are read: its base columns with the metadata before them, and
     those of the mask set; of a shard in a store only these are fetched.
 
-    head: the schema as the message that comes first in a stream of record batches.
+    Args:
+        head: the schema as the message that comes first in a stream of record batches.
     """
 
     def __init__(self, file: pa.OSFile | CachedFile, head: np.ndarray, mask_sets: int):
@@ -329,13 +334,18 @@ def _footer(file: CachedFile) -> pa.Buffer:
 class ShardReader:
     """Reads one split of a prepared folder by blocks (record batches of about 131,072 tokens; format 1: 4,096 samples).
 
-    check_sizes: whether to check each shard's size at once. One process of a run is enough.
-    cache: local cache for a store; None: a temporary folder, removed with this process. Damaged data in it is fetched
-    again. Raises UserError if the folder holds no manifest, a shard is missing or has another size (if asked for), or a
-    block is damaged (when it is read: each carries a checksum).
+    One process of a run is enough. Damaged data in it is fetched again.
 
     num_samples: samples of the split, over all pair sets. epoch_sizes: samples of each pair set, through which
     epochs cycle. block_sizes (num_blocks,): samples of each block. mean_length: tokens a sample.
+
+    Args:
+        check_sizes: whether to check each shard's size at once.
+        cache: local cache for a store; None: a temporary folder, removed with this process.
+
+    Raises:
+        UserError: the folder holds no manifest, a shard is missing or has another size (if asked for), or a block is
+            damaged (when it is read: each carries a checksum).
     """
 
     def __init__(self, folder: str | Place, split: str = "train", check_sizes: bool = True, cache: Cache | None = None):
@@ -449,7 +459,11 @@ class ShardReader:
         self._ahead.clear()
 
     def _decode(self, block: int, opened: "_Shard | _Shard1", mask_set: int | None) -> pa.RecordBatch:
-        """A decoded block. Damaged data in the cache is fetched again; raises UserError if it stays damaged."""
+        """A decoded block. Damaged data in the cache is fetched again.
+
+        Raises:
+            UserError: it stays damaged.
+        """
         for _ in range(_FETCHES if self._cache else 0):
             try:
                 return self._decode_once(block, opened, mask_set)
@@ -491,7 +505,11 @@ class ShardReader:
         return self._open[shard]
 
     def _open_shard(self, shard: int) -> _Shard | _Shard1:
-        """Open a shard; a damaged copy in the cache is fetched again. Raises UserError."""
+        """Open a shard; a damaged copy in the cache is fetched again.
+
+        Raises:
+            UserError: the file is damaged or missing.
+        """
         path = self._path(shard)
         for number in range(1 + (_FETCHES if self._cache else 0)):
             with readable_errors(path):

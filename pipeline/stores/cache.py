@@ -32,9 +32,14 @@ _FULL, _KEPT, _BETWEEN = 7 / 8, 3 / 4, 1 / 128
 
 
 class Cache:
-    """A folder of copies. limit_bytes: approximate maximum on disk; `name`: the option named in errors.
+    """A folder of copies.
 
-    Raises UserError if the folder can't be made or written.
+    Args:
+        limit_bytes: approximate maximum on disk.
+        name: the option named in errors.
+
+    Raises:
+        UserError: the folder can't be made or written.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, name: str):
@@ -53,7 +58,11 @@ class Cache:
         return ThreadPoolExecutor(_REQUESTS, thread_name_prefix="cloze-fetch")
 
     def open(self, source: StorePath, size: int, identity: str) -> "CachedFile":
-        """The copy of an object of `size` bytes. identity: identifies its content."""
+        """The copy of an object of `size` bytes.
+
+        Args:
+            identity: identifies its content.
+        """
         name = hashlib.sha256(f"{identity}\n{size}".encode()).hexdigest()[:_NAME_DIGITS]
         try:
             return CachedFile(self, source, self.folder / name, size)
@@ -63,7 +72,8 @@ class Cache:
     def whole(self, source: StorePath, digest: str) -> bytes:
         """All bytes of the object with this SHA-256. One process per machine fetches it, the others wait.
 
-        Raises UserError if the object is missing in the store, or has changed.
+        Raises:
+            UserError: the object is missing in the store, or has changed.
         """
         if (found := self._kept(digest)) is not None:
             return found
@@ -111,7 +121,11 @@ class Cache:
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """Hold a lock of the folder. Raises UserError if it can't be held."""
+        """Hold a lock of the folder.
+
+        Raises:
+            UserError: it can't be held.
+        """
         try:
             lock = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -197,7 +211,8 @@ class CachedFile:
     def need(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Fetch the missing pages of byte ranges [start, stop).
 
-        Raises UserError if they can't be read from the store or written to the disk.
+        Raises:
+            UserError: they can't be read from the store or written to the disk.
         """
         for low, high in self._missing(ranges):
             self._fetch(low, high)

@@ -55,9 +55,12 @@ class ObjectInfo:
 
 
 class ObjectClient:
-    """One bucket (in Azure: container). `url`: its name in errors.
+    """One bucket (in Azure: container).
 
     Every method raises UserError if the store can't be reached within the limit, or refuses the request.
+
+    Args:
+        url: its name in errors.
     """
 
     def __init__(self, url: str, store: Any):
@@ -102,7 +105,11 @@ class ObjectClient:
         return sorted(key.rpartition("/")[2] for key in found["common_prefixes"])
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Bytes [start, stop) of an object, or all from `start` on. Raises FileNotFoundError if there is none."""
+        """Bytes [start, stop) of an object, or all from `start` on.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
         options = {} if not start and stop is None else {"range": {"offset": start} if stop is None else (start, stop)}
 
         def ask() -> bytes:
@@ -122,8 +129,13 @@ class ObjectClient:
         self._asked(key, lambda: self._put(key, content, "overwrite"))
 
     def write_if(self, key: str, content: bytes, version: Fields | None) -> Fields | None:
-        """Write an object only if its version is `version` (None: only if it does not exist). Returns its new version,
-        or None if the condition failed. Raises NotImplementedError if the store has no conditional writes.
+        """Write an object only if its version is `version` (None: only if it does not exist).
+
+        Returns:
+            Its new version, or None if the condition failed.
+
+        Raises:
+            NotImplementedError: the store has no conditional writes.
         """
         exceptions = self._library.exceptions
         mode = "create" if version is None else {name: value for name, value in version.items() if value}
@@ -270,7 +282,11 @@ class HubClient:
         return sorted({name for name, slash, _ in parts if slash})
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Bytes [start, stop) of a file, or all from `start` on. Raises FileNotFoundError if there is none."""
+        """Bytes [start, stop) of a file, or all from `start` on.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
         return self._asked(key, lambda: self._files.cat_file(f"{self._root}/{key}", start=start, end=stop))
 
     def _info(self, found: Fields) -> ObjectInfo:
@@ -297,7 +313,11 @@ class HubClient:
 
 @lru_cache(maxsize=64)
 def open_client(scheme: str, bucket: str) -> ObjectClient | HubClient:
-    """The client of a bucket, one per process. Raises UserError if the extra or the credentials are missing."""
+    """The client of a bucket, one per process.
+
+    Raises:
+        UserError: the extra or the credentials are missing.
+    """
     url = f"{scheme}://{bucket}"
     if scheme == "hf":
         return HubClient(url)

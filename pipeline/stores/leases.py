@@ -180,7 +180,11 @@ class Unchecked:
 
 
 def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], None], dead: list[str]) -> Fields | None:
-    """The version of the acquired lease; None if another process holds it. dead: tokens of holders that have ended."""
+    """The version of the acquired lease; None if another process holds it.
+
+    Args:
+        dead: tokens of holders that have ended.
+    """
 
     def won(before: Fields | None) -> Fields | None:
         version = path.writer.write_if(path.key, _content(token, seconds), before)

@@ -63,7 +63,11 @@ class StorePath:
         return self.client.is_folder(self.key)
 
     def stat(self) -> SimpleNamespace:
-        """st_size, st_mtime_ns and `content`, which identifies the content. Raises FileNotFoundError."""
+        """st_size, st_mtime_ns and `content`, which identifies the content.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
         found = self.info()
         if found is None:
             raise FileNotFoundError(2, "not found", str(self))
@@ -81,7 +85,11 @@ class StorePath:
         return StorePath(self.scheme, self.bucket, key)
 
     def read_bytes(self) -> bytes:
-        """The whole object. Raises FileNotFoundError."""
+        """The whole object.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
         try:
             return self.client.read(self.key)
         except FileNotFoundError as error:
@@ -91,12 +99,20 @@ class StorePath:
         return self.read_bytes().decode(encoding)
 
     def read_range(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop). Raises FileNotFoundError."""
+        """Bytes [start, stop).
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
         return self.client.read(self.key, start, stop)
 
     @property
     def writer(self) -> ObjectClient:
-        """The client of a writable store. Raises UserError for the hub."""
+        """The client of a writable store.
+
+        Raises:
+            UserError: for the hub.
+        """
         if isinstance(self.client, HubClient):
             raise UserError(f"{self}: is only read, expected a URL of s3, gs or az to write to; choose another")
         return self.client
@@ -122,9 +138,12 @@ def to_place(text: StorePath) -> StorePath: ...
 @overload
 def to_place(text: str | Place) -> Place: ...
 def to_place(text: str | Place) -> Place:
-    """The place of a path or URL. Raises UserError for a URL that is not that of a store.
+    """The place of a path or URL.
 
     The error does not show parts of the URL that may be secret.
+
+    Raises:
+        UserError: for a URL that is not that of a store.
     """
     if not isinstance(text, str):
         return text
@@ -160,7 +179,11 @@ def to_place(text: str | Place) -> Place:
 
 
 def to_output(text: str) -> Place:
-    """A place to write to. Raises UserError for a read-only store."""
+    """A place to write to.
+
+    Raises:
+        UserError: for a read-only store.
+    """
     found = to_place(text)
     if isinstance(found, StorePath) and found.scheme == "hf":
         raise UserError(f"output: {found} is only read, expected a folder or a URL of s3, gs or az; choose another")

@@ -69,7 +69,11 @@ class StoredFile(io.RawIOBase):
 
 
 def open_stored(url: str | StorePath) -> StoredFile:
-    """Open an object for reading. Raises FileNotFoundError if there is none."""
+    """Open an object for reading.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
     source = to_place(url)
     assert isinstance(source, StorePath), url
     status = source.stat()
@@ -88,6 +92,10 @@ def fetched(folder: StorePath, names: tuple[str, ...]) -> Path:
 
 
 def open_raw(path: str) -> io.RawIOBase:
-    """Open a local file, or a store's object by its URL, without a buffer. Raises OSError."""
+    """Open a local file, or a store's object by its URL, without a buffer.
+
+    Raises:
+        OSError: the place can't be read.
+    """
     # Not through a Path, whose construction takes as long as opening the file.
     return open_stored(path) if is_url(path) else open(path, "rb", buffering=0)

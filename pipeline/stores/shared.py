@@ -13,7 +13,8 @@ _told: dict[StorePath, tuple[Cache, str | None]] = {}
 def ask(path: StorePath, cache: Cache) -> str | None:
     """Read an object, cache it for the processes of this machine, and return its SHA-256; None if it does not exist.
 
-    Raises UserError as `ObjectClient` and `Cache` do.
+    Raises:
+        UserError: as `ObjectClient` and `Cache` do.
     """
     try:
         content = path.read_bytes()
@@ -37,7 +38,11 @@ def reset() -> None:
 
 
 def read(path: Place) -> bytes:
-    """All bytes of a file or an object. Raises FileNotFoundError, and UserError if an object has another hash."""
+    """All bytes of a file or an object.
+
+    Raises:
+        FileNotFoundError, UserError: an object has another hash.
+    """
     if path not in _told:
         return path.read_bytes()
     cache, digest = _told[path]

@@ -20,7 +20,11 @@ _USUAL_NAMES = {  # tried in turn if no configuration names the token
 
 
 def read_tokenizer_config(folder: Path) -> Fields:
-    """The tokenizer's configuration files in a folder; empty if there are none. Raises UserError for invalid JSON."""
+    """The tokenizer's configuration files in a folder; empty if there are none.
+
+    Raises:
+        UserError: for invalid JSON.
+    """
     config: Fields = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
@@ -45,7 +49,8 @@ def special_names(vocabulary: dict[str, int], config: Fields) -> dict[str, str]:
 def from_vocab_txt(path: Path, config: Fields) -> tokenizers.Tokenizer:
     """BERT's tokenizer with a vocab.txt; cased by `config`, otherwise if a token has a capital letter.
 
-    Raises UserError for a repeated token.
+    Raises:
+        UserError: for a repeated token.
     """
     tokens = path.read_text(encoding="utf-8").split("\n")
     if tokens and not tokens[-1]:

@@ -66,8 +66,11 @@ class Tokenizer:
     Text never becomes a special token: a literal [MASK] in a corpus is text.
 
     vocab_size: highest id + 1. fingerprint: SHA-256 of the content that determines the ids. special_tokens: ids by
-    role. folder: where it was read from. continues_word (vocab_size,) bool: ids of pieces that continue the word of the
-    token before. word_table: whether the table of words can be used; if not, `word_table_reason` says why.
+    role. continues_word (vocab_size,) bool: ids of pieces that continue the word of the token before. word_table:
+    whether the table of words can be used; if not, `word_table_reason` says why.
+
+    Args:
+        folder: where it was read from.
     """
 
     # concatenated ids of all words of the table; those of a row begin at _starts[row] and are _lengths[row]
@@ -130,7 +133,11 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Place) -> "Tokenizer":
-        """Read a tokenizer's folder, a tokenizer.json, or a vocab.txt (WordPiece); also a store's. Raises UserError."""
+        """Read a tokenizer's folder, a tokenizer.json, or a vocab.txt (WordPiece); also a store's.
+
+        Raises:
+            UserError: the folder holds no tokenizer that can be read.
+        """
         path = _here(to_place(path))
         folder = path if path.is_dir() else path.parent
         if path.is_dir():
@@ -367,7 +374,11 @@ def _sentences(data: bytes, bounds: list[int]) -> list[str]:
 
 
 def _here(path: Place) -> Path:
-    """A local path of the place; files in a store are fetched. Raises UserError if it does not exist."""
+    """A local path of the place; files in a store are fetched.
+
+    Raises:
+        UserError: it does not exist.
+    """
     if isinstance(path, Path):
         return path
     alone = path.name.endswith((".json", ".txt"))

@@ -114,13 +114,19 @@ class TextExamples(Examples):
     def find_head(
         task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
     ) -> HeadConfig:
-        """The head with its labels: those listed, else those of the task, else those in the training file. Raises
-        UserError.
+        """The head with its labels: those listed, else those of the task, else those in the training file.
+
+        Raises:
+            UserError: the labels do not fit the task or the file.
         """
 
     @abstractmethod
     def _target(self, row: Row) -> Any:
-        """The target of a row as a number or numbers. Raises UserError."""
+        """The target of a row as a number or numbers.
+
+        Raises:
+            UserError: the row holds no such target.
+        """
 
     @abstractmethod
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
@@ -399,7 +405,11 @@ def has_labels(table: Table, columns: tuple[str, ...]) -> bool:
 
 
 def label_of(row: Row, column: str) -> str:
-    """The label in a column. Raises UserError, with the row, if there is none."""
+    """The label in a column.
+
+    Raises:
+        UserError: with the row, if there is none.
+    """
     value = row.values.get(column)
     if value is None or value == "":
         raise UserError(f"{row.place}: found no label in column {column!r}, expected one; fix the row")
@@ -407,7 +417,11 @@ def label_of(row: Row, column: str) -> str:
 
 
 def number_in(row: Row, column: str) -> float:
-    """The number in a column. Raises UserError, with the row, if there is none."""
+    """The number in a column.
+
+    Raises:
+        UserError: with the row, if there is none.
+    """
     try:
         number = float(row.values[column])
     except (KeyError, TypeError, ValueError):
@@ -420,7 +434,11 @@ def number_in(row: Row, column: str) -> float:
 
 
 def _yes_or_no(row: Row, column: str) -> int:
-    """1 or 0 from a cell with a number (int or float) or a boolean. Raises UserError."""
+    """1 or 0 from a cell with a number (int or float) or a boolean.
+
+    Raises:
+        UserError: the cell holds something else.
+    """
     found = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}.get(label_of(row, column).lower())
     if found is None:
         raise UserError(f"{row.place}: found {row.values[column]!r} in column {column!r}, expected 0 or 1; fix the row")

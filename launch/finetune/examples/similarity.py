@@ -33,7 +33,11 @@ _SCORED_METRICS = ("spearman", "pearson")
 
 @dataclass(frozen=True)
 class FileColumns:
-    """The columns of a file for the evaluation of vectors. score: None for pairs (retrieval)."""
+    """The columns of a file for the evaluation of vectors.
+
+    Args:
+        score: None for pairs (retrieval).
+    """
 
     texts: tuple[str, ...]
     score: str | None
@@ -237,7 +241,11 @@ class HeldOutPairs(VectorExamples):
 def read_vectors(
     table: Table, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, truncation: Truncation
 ) -> VectorExamples:
-    """The texts of a validation or test file. Raises UserError."""
+    """The texts of a validation or test file.
+
+    Raises:
+        UserError: a row lacks a text, or its score is no number.
+    """
     columns = columns_of_file(config, task, str(table.path), table.columns)
     kind = HeldOutPairs if columns.score is None else ScoredPairs
     return kind(table, columns, tokenizer, truncation, config.embedding.dimensions)

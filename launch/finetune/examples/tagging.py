@@ -34,7 +34,10 @@ _Tag = TypeVar("_Tag")
 @dataclass(frozen=True)
 class Sentences:
     """The sentences of a CoNLL file: words (W,), their tags or None, the line of each, first word of each sentence
-    (sentences + 1,). scheme: of entities, that of the file; tags are in IOB2. None: tags are those of the file.
+    (sentences + 1,).
+
+    Args:
+        scheme: of entities, that of the file; tags are in IOB2. None: tags are those of the file.
     """
 
     path: Path
@@ -117,8 +120,10 @@ def read_entities(path: str | Path) -> Sentences:
 
 
 def find_tags(sentences: Sentences, listed: list[str]) -> HeadConfig:
-    """The head with its tags: those listed, else those of the training file sorted by name, O first. Raises
-    UserError.
+    """The head with its tags: those listed, else those of the training file sorted by name, O first.
+
+    Raises:
+        UserError: the file has no tags, or too few of them.
     """
     if sentences.tags is None:
         raise UserError(f"{sentences.path}: row {sentences.lines[0]}: found 1 field, expected a word and its tag")
@@ -138,7 +143,9 @@ class TagExamples(Examples):
     """Sentences, split between words if they are too long; every word is tagged once.
 
     A word's tag is trained and predicted at its first token. A word without tokens becomes [UNK].
-    by_character: whether the words of the training file are single characters, between which texts have no space.
+
+    Args:
+        by_character: whether the words of the training file are single characters, between which texts have no space.
     """
 
     kind = Tags
@@ -177,7 +184,11 @@ class TagExamples(Examples):
             self.facts += "; a word is a character"
 
     def _build(self, tokenizer: Tokenizer, room: int) -> np.ndarray:
-        """Build the sequences; returns the position of each word's first token."""
+        """Build the sequences.
+
+        Returns:
+            The position of each word's first token.
+        """
         flat, offsets = tokenizer.encode_batch(self._as_in_text(tokenizer))
         lengths = np.diff(offsets)
         kept = np.clip(lengths, 1, room)

@@ -32,7 +32,7 @@ class MaskedTokens(Objective):
         return {"mlm": masked.sum(dtype=torch.float64), "next_sentence": pairs}
 
     def terms(self, output: ModelOutput, micro_batch: MicroBatch) -> dict[str, Term]:
-        """Args: output: a PreTrainingOutput."""
+        """Terms of a PreTrainingOutput."""
         weights = count = None
         if self._by_samples:
             weights = 1.0 / _masked_per_sample(micro_batch)[_sample_of_masked(micro_batch)]
@@ -69,7 +69,7 @@ class NextTokensFirst(MaskedTokens):
         return found | dict(zip(_present_and_absent(micro_batch), (predicted, 0.0), strict=True))
 
     def terms(self, output: ModelOutput, micro_batch: MicroBatch) -> dict[str, Term]:
-        """Args: output: a PreTrainingOutput."""
+        """Terms of a PreTrainingOutput."""
         found = super().terms(output, micro_batch)
         predicted = found.pop("mlm")
         present, absent = _present_and_absent(micro_batch)

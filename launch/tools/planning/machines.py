@@ -52,7 +52,8 @@ class Machine:
 def find_machine(name: str, dtype: torch.dtype = torch.bfloat16) -> Machine:
     """The device of this name: of a data sheet (h100, a100-80gb-pcie), `cpu`, or `this` one.
 
-    `dtype`: of the products, for a CPU, whose rates are measured for each.
+    Args:
+        dtype: of the products, for a CPU, whose rates are measured for each.
 
     Raises:
         UserError: there is no such device, or there are no measurements of this one.

@@ -32,7 +32,8 @@ def product_efficiency(machine: Machine, shape: tuple[int, ...]) -> float:
     """Share of the peak rate of a matrix product, from whole tiles, whole waves of processors and the overhead of a
     tile.
 
-    `shape`: batch, rows, inner length, columns.
+    Args:
+        shape: batch, rows, inner length, columns.
     """
     batch, rows, inner, columns = shape
     if machine.is_cpu:
