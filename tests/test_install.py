@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cloze.pipeline import extras
-
 ROOT = Path(__file__).resolve().parents[1]
 PIP = """import os, pathlib, sys, tempfile, time
 assert sys.argv[1:3] == ["install", "--disable-pip-version-check"] and sys.argv[-2:] == ["--editable", "."]
@@ -53,31 +51,3 @@ def test_the_installation_says_what_it_is_at_and_what_pip_said_if_it_failed(tmp_
     ], "each once"
     assert ("noise" in said.err and "already satisfied" in said.err) == bool(status)
     assert ("installed in" in said.err) == (not status)
-
-
-@pytest.mark.parametrize(
-    ("noted", "command"),
-    [
-        (
-            '{"url": "file:///home/me/my%20cloze", "dir_info": {"editable": true}}',
-            "pip install -e '/home/me/my cloze[serve]'",
-        ),
-        (
-            '{"url": "file:///w/cloze-0.1.0-py3-none-any.whl", "archive_info": {}}',
-            "pip install 'cloze[serve] @ file:///w/cloze-0.1.0-py3-none-any.whl'",
-        ),
-        (
-            '{"url": "https://host/cloze", "vcs_info": {"vcs": "git", "commit_id": "abc"}}',
-            "pip install 'cloze[serve] @ git+https://host/cloze@abc'",
-        ),
-        (None, "pip install 'cloze[serve]'"),
-    ],
-)
-def test_an_extra_is_added_to_what_is_installed(monkeypatch, noted, command):
-    """Cloze is on no index: `pip install cloze[serve]` would fail in a checkout."""
-    monkeypatch.setattr(
-        extras.metadata,
-        "distribution",
-        lambda name: type("Found", (), {"read_text": lambda self, file: {"direct_url.json": noted}[file]})(),
-    )
-    assert extras.how_to_install("serve") == command

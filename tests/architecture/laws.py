@@ -187,10 +187,14 @@ def file_of(name: str, sources: Sources) -> str | None:
     return "cloze/__init__.py"
 
 
-def arrows(sources: Sources) -> dict[str, set[str]]:
-    """Each file -> the files of ours that it imports. A package counts if something of its own is named."""
+def arrows(sources: Sources, known: Sources | None = None) -> dict[str, set[str]]:
+    """Each file -> the files of ours that it imports. A package counts if something of its own is named.
+
+    Args:
+        known: all files of ours, if `sources` are a part of them.
+    """
     return {
-        path: {target for name in imported(tree) if (target := file_of(name, sources))} - {path}
+        path: {target for name in imported(tree) if (target := file_of(name, known or sources))} - {path}
         for path, tree in sources.items()
     }
 

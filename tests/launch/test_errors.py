@@ -8,28 +8,21 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
-import deepspeed
 import pytest
 import torch
 import yaml
-from deepspeed.runtime.config import DeepSpeedConfigError
 
-from cloze.launch.checkpoint import ALLOWED_CLASSES, CheckpointManager, load_pickled
+from cloze.launch.checkpoint import CheckpointManager
 from cloze.launch.checkpoint.state import hash_of_files
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
-from cloze.launch.config import PretrainConfig, TrainConfig
-from cloze.launch.engine.building import build_deepspeed
-from cloze.launch.engine.config import deepspeed_config
-from cloze.launch.engine.repairs import kept_hyper_parameters
-from cloze.launch.pretrain.inputs import choose_data_streams
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.system import distributed, endings
+from cloze.launch.system import endings
 from cloze.launch.system.environment import Environment, child_variables
 from cloze.launch.training import loop
 from cloze.pipeline.errors import UserError
@@ -254,16 +247,6 @@ def test_a_run_whose_samples_came_in_another_order_is_refused_or_accepted(data, 
     assert "data_streams: found 5, expected a divisor of train.global_batch_size = 16" in line
 
 
-def test_the_streams_of_a_run_are_kept_by_any_number_of_processes(tmp_path, monkeypatch):
-    """Where they are fewer than a batch has samples, the first start's processes decide."""
-    monkeypatch.setattr("cloze.pipeline.loading.order.MOST_STREAMS", 4)
-    config = parse("pretrain", ["--data", "d", "--output", str(tmp_path), "--train.global_batch_size", "48"])
-    assert [choose_data_streams(config, world_size) for world_size in (1, 3, 4, 6)] == [4, 3, 4, 6]
-    (tmp_path / "config.yaml").write_text("data_streams: 3\n")
-    assert [choose_data_streams(config, world_size) for world_size in (1, 3, 4, 6)] == [3, 3, 3, 3]
-    assert choose_data_streams(replace(config, data_streams=8), 6) == 8
-
-
 def test_a_missing_shard_is_found_by_one_process_and_reported_by_all(data, tmp_path):
     broken = shutil.copytree(data, tmp_path / "broken")
     (broken / "train" / "shard-00001.arrow").unlink()
@@ -362,21 +345,6 @@ def test_what_all_processes_find_is_said_once(data, tmp_path):
     assert len(said) == 1 and "found 15, expected a multiple of the 2 processes; set it to 14 or 16" in said[0]
 
 
-@pytest.mark.parametrize(
-    ("rank", "met", "before"), [(0, False, []), (1, False, [""]), (0, True, ["error"]), (1, True, ["error"])]
-)
-def test_a_rank_that_ends_does_not_cut_off_what_another_says(monkeypatch, capsys, rank, met, before):
-    """A launcher ends all ranks with the first one: each waits, before its message or after it."""
-    heard = []
-    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": 1}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setattr(distributed, "have_met", lambda: met)
-    monkeypatch.setattr(time, "sleep", lambda seconds: heard.append(capsys.readouterr().err.partition(":")[0]))
-    assert main(["pretrain", "--train.max_steps", "-1"]) == 2
-    assert heard == before
-
-
 def test_two_jobs_do_not_share_a_run(data, tmp_path):
     first = ForkedRun(pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "100000"))
     while step_of(tmp_path / "run") < 1:
@@ -451,61 +419,6 @@ def test_processes_that_another_has_left_end_with_a_line(data, tmp_path):
     assert peers.startswith("error: rank 0: found other processes gone, expected them in a collective (")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "\n".join(
-                ["a0: &a0 [0, 0, 0, 0, 0, 0, 0, 0, 0]"]
-                + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
-            ),
-            "whose aliases expand to",
-        ),
-        ("deepspeed: &a\n  b: *a\n", "values that are nested too deep"),
-        ("deepspeed: " + "[" * 5000 + "]" * 5000, "values that are nested too deep"),
-    ],
-)
-def test_yaml_that_expands_without_end_is_refused_at_once(tmp_path, text, expected):
-    (tmp_path / "bomb.yaml").write_text(text)
-    with pytest.raises(UserError, match=expected):
-        parse("pretrain", ["--config", str(tmp_path / "bomb.yaml"), "--data", "d", "--output", "o"])
-    (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(UserError, match=expected):
-        runs.fields_of(tmp_path)
-
-
-def test_aliases_of_a_usual_size_are_read(tmp_path):
-    (tmp_path / "c.yaml").write_text(
-        "schedule: {warmup_steps: 7}\ndeepspeed:\n  wall_clock_breakdown: &no false\n  dump_state: *no\n"
-    )
-    config = parse("pretrain", ["--config", str(tmp_path / "c.yaml"), "--data", "d", "--output", "o"])
-    assert config.schedule.warmup_steps == 7
-    assert config.deepspeed == {"wall_clock_breakdown": False, "dump_state": False}
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        AssertionError(),
-        AttributeError("'NoneType' object has no attribute 'get'"),
-        TypeError("must be a mapping"),
-        DeepSpeedConfigError("has been removed"),
-    ],
-)
-def test_what_deepspeed_says_is_the_users_to_mend_only_if_a_setting_is_the_users(monkeypatch, error):
-    def refuse(**_):
-        raise error
-
-    monkeypatch.setattr(deepspeed.comm.comm, "cdb", SimpleNamespace())
-    monkeypatch.setattr(deepspeed, "init_distributed", lambda **_: None)
-    monkeypatch.setattr(deepspeed, "initialize", refuse)
-    for settings, expected in (({"wall_clock_breakdown": True}, UserError), ({}, type(error))):
-        config = PretrainConfig("", "", deepspeed=settings, train=TrainConfig(learning_rate=1e-3))
-        with pytest.raises(expected) as raised:
-            build_deepspeed(torch.nn.Linear(1, 1), config, deepspeed_config(config, 1), torch.device("cpu"))
-        assert not settings or f"({str(error) or 'AssertionError'})" in str(raised.value)
-
-
 @pytest.mark.slow
 def test_a_lost_model_does_not_push_out_the_good_checkpoints(data, tmp_path):
     """Weights grow beyond use between two steps, a checkpoint is due before any loss has seen them, one is kept."""
@@ -529,27 +442,6 @@ def test_a_lost_model_does_not_push_out_the_good_checkpoints(data, tmp_path):
     assert steps == [1, 2]
     good, lost = (weights(tmp_path / "run", step).values() for step in steps)
     assert all(value.abs().max() < 10 for value in good) and any(value.abs().max() > 1e20 for value in lost)
-
-
-def test_a_resume_after_skipped_fp16_steps_expects_fewer_optimizer_steps():
-    """Adam has seen 997 of 1000 steps; DeepSpeed's ZeRO-3 loader shares one step tensor and mixes up the groups."""
-    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
-    optimizer = torch.optim.AdamW([{"params": parameters[:1], "weight_decay": 0.5}, {"params": parameters[1:]}])
-    engine = SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer), zero_optimization=lambda: True)
-
-    def load():
-        shared = torch.tensor(997.0)
-        for parameter, group in zip(parameters, optimizer.param_groups, strict=True):
-            optimizer.state[parameter]["step"] = shared
-            group["weight_decay"] = 0.5
-
-    with kept_hyper_parameters(engine, 1000 - 3):
-        load()
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.01]
-    first, second = (optimizer.state[parameter]["step"] for parameter in parameters)
-    assert first is not second and first == second == 997
-    with pytest.raises(RuntimeError, match="expected 1000"), kept_hyper_parameters(engine, 1000):
-        load()
 
 
 def test_fp16_needs_a_gpu(data, tmp_path):
@@ -642,31 +534,3 @@ def test_a_malicious_pickle_in_any_file_is_refused(data, tmp_path, capsys, name)
         )
         assert "other than tensors" in tried.stderr
     assert not trap.exists()
-
-
-def test_only_deepspeeds_own_classes_are_allowed(tmp_path):
-    assert {kind.__name__ for kind in ALLOWED_CLASSES} == {
-        "LossScaler",
-        "DynamicLossScaler",
-        "fragment_address",
-        "ZeroStageEnum",
-    }
-    torch.save({"path": Path("x")}, tmp_path / "file.pt")
-    with pytest.raises(UserError, match="other than tensors"):
-        load_pickled(tmp_path / "file.pt")
-
-
-def test_ctrl_c_ends_a_command_with_a_line():
-    """A real signal in the middle of a command that does not train: no traceback."""
-    program = (
-        "import signal, sys, time; from cloze.launch import cli\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
-        "cli.called = lambda *_: print('running', flush=True) or time.sleep(60)\nsys.exit(cli.main(['x']))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None and process.stdout.readline() == "running\n"
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=30)[1]
-    assert (said, process.returncode) == ("stopped by Ctrl-C\n", 130)

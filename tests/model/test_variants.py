@@ -10,13 +10,10 @@ import torch
 import transformers
 import yaml
 
-from cloze.model import embeddings
-from cloze.model.attention import alibi_slopes
 from cloze.model.bert import BertForPreTraining, BertModel
 from cloze.model.config import BertConfig, HeadConfig
-from cloze.model.embeddings import rotary_tables, rotate_packed, sinusoidal_table
+from cloze.model.embeddings import sinusoidal_table
 from cloze.model.huggingface import family_of, load_pretrained, to_huggingface
-from cloze.model.initialization import init_weights
 from cloze.model.tasks import ARCHITECTURES, BertForMaskedLM
 from tests.model.model_batches import TINY, batch, concatenate, gradients, pretraining_model, scramble
 
@@ -149,16 +146,6 @@ def test_every_field_of_a_variant_changes_something(field, value):
     assert shapes[0] != shapes[1] or not torch.equal(plain(**flat).loss, varied(**flat).loss)
 
 
-def test_sinusoids_and_slopes_are_those_of_their_papers():
-    table = sinusoidal_table(50, 8)
-    for position, column in ((0, 0), (0, 1), (7, 2), (49, 5)):
-        angle = position / 10000 ** (2 * (column // 2) / 8)
-        expected = math.sin(angle) if column % 2 == 0 else math.cos(angle)
-        assert table[position, column] == pytest.approx(expected, abs=1e-5)
-    assert alibi_slopes(8).tolist() == [2**-number for number in range(1, 9)]
-    assert alibi_slopes(12)[8:].tolist() == pytest.approx([2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5])
-
-
 def test_a_layer_of_alibi_rms_norm_and_swiglu_computes_what_its_papers_say():
     """arXiv 2108.12409, 1910.07467 and 2002.05202, written out for two sequences in one piece; gradients too."""
     config = dataclasses.replace(
@@ -211,171 +198,6 @@ def test_the_d2l_head_is_linear_relu_layer_norm_linear():
     hidden = head.norm.weight * centred / (centred.square().mean(-1, keepdim=True) + 1e-12).sqrt() + head.norm.bias
     scores = (hidden @ head.decoder.weight.T + head.decoder.bias)[..., : TINY.vocab_size]
     torch.testing.assert_close(model(ids).prediction_logits, scores, **TOLERANCE)
-
-
-def test_scaled_sinusoids_have_one_learned_factor_that_starts_small_and_is_saved(tmp_path):
-    config = dataclasses.replace(TINY, position_embedding="scaled_sinusoidal", embedding_norm=False, type_vocab_size=0)
-    model = BertModel(config).eval()
-    factor = model.embeddings.position_scale
-    with torch.no_grad():
-        factor.fill_(3.0)
-    init_weights(model, 0)
-    assert factor.shape == (1,) and factor.item() == pytest.approx(32**-0.5)
-    with torch.no_grad():
-        factor.fill_(0.3)
-    ids = torch.randint(5, 200, (2, 7))
-    embedded = model.embeddings(ids, None, torch.arange(7))
-    table = sinusoidal_table(7, 32)
-    torch.testing.assert_close(embedded, model.embeddings.word.weight[ids] + 0.3 * table)
-    embedded.sum().backward()
-    torch.testing.assert_close(factor.grad, 2 * table.sum()[None])
-    model.save(tmp_path)
-    assert torch.equal(BertModel.from_folder(tmp_path).embeddings.position_scale, factor)
-
-
-def test_rotation_keeps_lengths_and_makes_products_relative():
-    generator = torch.Generator().manual_seed(0)
-    packed = torch.randn(1, 3 * 8, generator=generator).expand(40, -1)
-    rotated = rotate_packed(packed, 1, rotary_tables(torch.arange(40), 8, 10_000.0))
-    query, key, value = rotated.view(40, 3, 8).unbind(1)
-    torch.testing.assert_close(query.norm(dim=1), packed[:, :8].norm(dim=1))
-    torch.testing.assert_close(value, packed[:, 16:])
-    products = query @ key.t()
-    for shift in (1, 5):  # depends on the distance only
-        diagonal = products.diagonal(shift)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("shape", [(300,), (3, 100)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rotation_and_its_gradient_are_a_complex_product(shape, dtype, monkeypatch):
-    """In blocks of 16 tokens, so that there are several and the last is smaller."""
-    monkeypatch.setitem(embeddings._BLOCK_ELEMENTS, False, 16 * 2 * 2 * 8)
-    positions = torch.arange(300).view(shape) % 64
-    cosine, sine = rotary_tables(positions, 8, 10_000.0)
-    turns = torch.complex(cosine, sine)[..., :4].to(torch.complex128).unsqueeze(-2)
-    packed = torch.randn(*shape, 3 * 16).to(dtype).requires_grad_()
-    rotated = rotate_packed(packed, 2, (cosine, sine))
-    rotated.backward(towards := torch.randn_like(rotated))
-
-    def expected(of: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-        parts = of.detach().double().unflatten(-1, (3, 2, 2, 4))
-        turned = torch.complex(parts[..., :2, :, 0, :], parts[..., :2, :, 1, :]) * turns
-        queries_keys = torch.stack((turned.real, turned.imag), dim=-2)
-        return torch.cat((queries_keys, parts[..., 2:, :, :, :]), dim=-4).flatten(-4)
-
-    rounding = {"atol": 1e-6, "rtol": 1e-6} if dtype == torch.float32 else {"atol": 1e-6, "rtol": 2**-8}  # rounded once
-    assert rotated.dtype == packed.grad.dtype == dtype
-    torch.testing.assert_close(rotated.double(), expected(packed, turns), **rounding)
-    torch.testing.assert_close(packed.grad.double(), expected(towards, turns.conj()), **rounding)
-
-
-def attention_reach(config: BertConfig, layers: int) -> torch.Tensor:
-    """(S, S) bool: which inputs the first `layers` layers' output at each token depends on, by gradient."""
-    config = dataclasses.replace(config, num_hidden_layers=layers, type_vocab_size=0)
-    model = scramble(BertModel(config)).eval()
-    vectors = torch.randn(1, 40, config.hidden_size, requires_grad=True)
-    hidden = model(inputs_embeds=vectors).last_hidden_state
-    rows = [torch.autograd.grad(hidden[0, row].sum(), vectors, retain_graph=True)[0][0] for row in range(40)]
-    return torch.stack([row.abs().sum(-1) > 0 for row in rows])
-
-
-def test_local_layers_see_their_window_and_decoders_the_past():
-    distance = torch.arange(40)[None] - torch.arange(40)[:, None]
-    local = dataclasses.replace(TINY, local_attention_window=8, global_attention_every=2)
-    assert attention_reach(local, 1).all()  # layer 0 is global
-    # Two layers, of which a model that starts at layer 1 would be local: seen through the probabilities.
-    model = scramble(BertModel(local)).eval()
-    ids = torch.randint(5, 200, (1, 40))
-    attentions = model(ids, output_attentions=True).attentions
-    for layer, probabilities in enumerate(attentions):
-        seen = probabilities[0, 0] > 0
-        assert torch.equal(seen, distance.abs() <= 4 if layer == 1 else torch.ones_like(seen))
-    decoder = dataclasses.replace(TINY, is_decoder=True)
-    assert torch.equal(attention_reach(decoder, 2), distance <= 0)
-
-
-def test_embedding_dropout_can_be_turned_off_alone():
-    config = dataclasses.replace(TINY, hidden_dropout_prob=0.5, num_hidden_layers=1)
-    ids = torch.randint(5, 200, (2, 30))
-    for embedding_dropout in (True, False):
-        model = scramble(BertModel(dataclasses.replace(config, embedding_dropout=embedding_dropout))).train()
-        embeddings = model(ids, output_hidden_states=True, dropout_seed=1).hidden_states[0]
-        assert ((embeddings == 0).float().mean() > 0.4) == embedding_dropout
-
-
-def test_what_attention_gives_has_a_dropout_of_its_own():
-    """With a feed-forward network of zeros a layer is x + what is kept of attention, scaled; nothing else is lost."""
-    shape = dataclasses.replace(
-        MODERN,
-        num_hidden_layers=1,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        attention_output_dropout_prob=0.25,
-    )
-    model = BertModel(shape)
-    init_weights(model, 1)
-    layer = model.encoder.layers[0]
-    layer.feed_forward.down.weight.data.zero_()
-    seen = {}
-    layer.attention.register_forward_hook(
-        lambda module, inputs, output: seen.update(before=inputs[0], change=output[0])
-    )
-    model.encoder.final_norm.register_forward_pre_hook(lambda module, inputs: seen.update(after=inputs[0]))
-    ids = torch.randint(5, shape.vocab_size, (8, 16))
-    model.train()(ids, attention_mask=torch.full((8,), 16), dropout_seed=3)
-    kept = (seen["after"] - seen["before"]).abs() > seen["change"].abs() / 2
-    torch.testing.assert_close(seen["after"], seen["before"] + seen["change"] * kept / 0.75, **TOLERANCE)
-    assert float(kept.double().mean()) == pytest.approx(0.75, abs=0.03)
-    model.eval()(ids, attention_mask=torch.full((8,), 16))
-    torch.testing.assert_close(seen["after"], seen["before"] + seen["change"])
-
-
-def test_megatrons_initial_weights_are_those_of_the_reference():
-    """ModernBERT's, drawn by transformers from another generator: equal deviations, cut off at the same bounds."""
-    shape = dataclasses.replace(
-        MODERN,
-        hidden_size=128,
-        intermediate_size=192,
-        num_attention_heads=4,
-        vocab_size=1000,
-        tie_word_embeddings=False,
-        initialization="megatron",
-        initializer_cutoff=2.0,
-    )
-    ours = BertForMaskedLM(shape)
-    init_weights(ours, 5)
-    theirs = transformers.ModernBertForMaskedLM(
-        transformers.ModernBertConfig(
-            vocab_size=1000,
-            hidden_size=128,
-            intermediate_size=192,
-            num_attention_heads=4,
-            num_hidden_layers=5,
-            tie_word_embeddings=False,
-            initializer_cutoff_factor=2.0,
-            pad_token_id=0,
-        )
-    ).state_dict()
-    compared = 0
-    for name, tensor in to_huggingface(ours.state_dict(), shape).items():
-        if tensor.dim() == 2:
-            assert float(tensor.std()) == pytest.approx(float(theirs[name].std()), rel=0.05), name
-            assert float(tensor.abs().max()) == pytest.approx(float(theirs[name].abs().max()), rel=0.02), name
-            compared += 1
-    assert compared == 5 * 4 + 3
-
-
-def test_the_padding_segment_is_zero_and_stays_so():
-    config = dataclasses.replace(TINY, type_vocab_size=3, segment_padding_index=0, embedding_norm=False)
-    model = BertForPreTraining(config)
-    init_weights(model, 0)
-    weight = model.bert.embeddings.segment.weight
-    assert (weight[0] == 0).all() and (weight[1:] != 0).all()
-    padded = batch(config)
-    padded["token_type_ids"] += padded["attention_mask"]
-    model(**padded).loss.backward()
-    assert (weight.grad[0] == 0).all() and (weight.grad[1] != 0).any()
 
 
 @pytest.mark.parametrize("bases", [(160_000.0, 10_000.0), (10_000.0, 10_000.0), (160_000.0, 160_000.0)])

@@ -7,7 +7,6 @@ from safetensors.torch import load_file
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.config.tasks import find_task
-from cloze.launch.finetune.job import read_job
 from cloze.model.config import BertConfig
 from cloze.model.flops import encoder_weights
 from cloze.pipeline.errors import UserError
@@ -161,19 +160,3 @@ def test_windows_overlap_in_sequences_of_any_length(task, length, step):
     given = () if length is None else ("--max_length", str(length))
     assert config_of(*given).for_task(find_task(task), 512).window_step == step
     assert config_of(*given, "--window_step", "9").for_task(find_task(task), 512).window_step == 9
-
-
-def test_all_missing_columns_are_said_before_anything_is_loaded(tmp_path):
-    (tmp_path / "train.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "dev.csv").write_text("text,b\n1,2\n")
-    words = ["--model", "nowhere", "--train", f"{tmp_path}/train.csv", "--validation", f"{tmp_path}/dev.csv"]
-    with pytest.raises(UserError) as caught:
-        read_job(parse("finetune", ["classification", *words, "--output", "o"]))
-    said = str(caught.value)
-    assert "train.csv: found the columns 'a', 'b', expected 'text' and 'label'" in said and "\n" not in said
-    assert "dev.csv: found the columns 'text', 'b', expected one named 'label'" in said
-    assert "--text_columns and --label_columns" in said
-    (tmp_path / "dev.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(UserError, match=r"train.csv, \S+dev.csv: found the columns 'a', 'b', expected") as caught:
-        read_job(parse("finetune", ["classification", *words, "--output", "o"]))
-    assert str(caught.value).count("found") == 1, "what is the same of several files is said once"

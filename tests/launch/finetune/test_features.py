@@ -24,10 +24,10 @@ from cloze.launch.run.runs import read_metrics
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
-from tests.launch.finetune.examples.test_classification import _order
 from tests.launch.finetune.examples.test_tagging import conll
 from tests.launch.finetune.running import arguments, finetune, lines
 from tests.launch.finetune.small import make_model, squad
+from tests.launch.finetune.test_kinds import _order
 from tests.launching import assert_same_weights, curve, finish, kill_when, step_of, weights
 from tests.slowed import slow_from
 

@@ -11,8 +11,6 @@ from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.config import PretrainConfig
 from cloze.launch.parsing.parser import words_first
-from cloze.launch.pretrained.source import find_source
-from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError
 from tests.launching import ROOT
 
@@ -116,17 +114,6 @@ def test_shipped_configurations_go_by_their_names(tmp_path, monkeypatch):
             parse("pretrain", [*arguments, "--data", "d", "--output", "o"])
     Path("tiny").write_text("train: {max_steps: 7}")
     assert parse("pretrain", ["--config", "tiny", "--data", "d", "--output", "o"]).train.max_steps == 7
-
-
-def test_a_shape_for_fine_tuning_goes_by_its_name(tmp_path, monkeypatch):
-    """A run, a folder or a file of that name goes first."""
-    monkeypatch.chdir(tmp_path)
-    found = parse("finetune", ["sst2", "--model", "mini", "--train", "t", "--validation", "v", "--output", "o"])
-    with pytest.raises(UserError, match=r"tokenizer: found none, .*: mini is a shape without a vocabulary"):
-        find_source(found)
-    Path("mini").mkdir()
-    with pytest.raises((UserError, ModelError), match="mini"):
-        find_source(found)
 
 
 def test_words_behind_two_dashes_keep_their_order():

@@ -1,26 +1,19 @@
 """Predictions against the pipelines (or, where there is none, the models) of transformers, on tiny random models."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import processors
 
 import cloze
 from cloze.launch.predict.answers import AnswerQuestion
 from cloze.launch.predict.blanks import FillMask
-from cloze.launch.predict.labels import Classify
 from cloze.launch.predict.operation import Row
 from cloze.launch.predict.predictor import Predictor, batches
-from cloze.launch.predict.tags import TagWords
 from cloze.launch.predict.vectors import Compare, Embed, Features
-from cloze.launch.texts.decoding import best_spans
-from cloze.launch.texts.encoding import Encoder, windows
 from cloze.pipeline.errors import UserError
 from tests.byte_level import byte_tokenizer
-from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model, tokenizer
+from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model
 
 TEXTS = [
     "the cat sat on the mat .",
@@ -57,232 +50,6 @@ def test_blanks_with_several_in_one_text_and_top_k(model, pretrained):
             assert [guess.token for guess in guesses] == [each["token_str"].replace(" ", "") for each in blank]
             np.testing.assert_allclose([g.probability for g in guesses], [e["score"] for e in blank], atol=2e-6)
     assert model.fill_mask(texts[0], top_k=7) == list(model.map(FillMask(top_k=7), texts[:1]))[0]
-
-
-def test_a_byte_level_blank_stands_for_a_word_with_its_space(tmp_path):
-    """As transformers encodes it, where the mask takes the space as that of RoBERTa does, and as pretraining masks."""
-    folder = save_model(tmp_path, ours=byte_tokenizer(["the man went to york . the sky is blue"] * 2))
-    theirs = pipe("fill-mask", folder, top_k=5)
-    ours = Predictor.from_folder(folder)
-    for text in ("the man [MASK] to york", "the man[MASK]to york", "[MASK] man went to [MASK] [MASK]."):
-        encoding = ours.loaded.encoder.encode(text, blanks=True)
-        assert encoding.ids == theirs.tokenizer(text)["input_ids"]
-        assert [text[slice(*encoding.offsets[place])] for place in encoding.blanks] == ["[MASK]"] * len(encoding.blanks)
-        assert [text[low:high] for low, high in encoding.offsets[1:-1]] == re.findall(r"\[MASK\]|\w+|\.", text)
-        expected = theirs(text)
-        expected = [expected] if isinstance(expected[0], dict) else expected
-        for guesses, blank in zip(ours.fill_mask(text), expected, strict=True):
-            assert [guess.token for guess in guesses] == [each["token_str"] for each in blank]
-            np.testing.assert_allclose([g.probability for g in guesses], [e["score"] for e in blank], atol=2e-6)
-    words = ours.tokenizer.encode("the man went to york")
-    masked = ours.loaded.encoder.encode("the man [MASK] to york", blanks=True).ids[1:-1]
-    assert masked == [*words[:2], ours.tokenizer.special_tokens.mask, *words[3:]]
-
-
-@pytest.mark.parametrize(
-    "named", [labels("bad", "good", "so-so"), {}, {"num_labels": 1}], ids=["labels", "default labels", "one label"]
-)
-@pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification", "regression", None])
-def test_classes_of_texts_and_pairs(tmp_path, problem, named):
-    if problem == "single_label_classification" and "num_labels" in named:
-        pytest.skip("transformers makes no such model")
-    save_model(tmp_path, "BertForSequenceClassification", problem_type=problem, **named)
-    theirs, ours = pipe("text-classification", tmp_path, top_k=None), Predictor.from_folder(tmp_path)
-    pairs = [*((text, None) for text in TEXTS), ("who ate an apple", "the man ate it"), ("a", "a " * 20)]
-    results = list(ours.map(Classify(), [pair if pair[1] else pair[0] for pair in pairs]))
-    for (text, pair), result in zip(pairs, results, strict=True):
-        expected = theirs({"text": text, "text_pair": pair} if pair else text)
-        expected = expected[0] if isinstance(expected[0], list) else expected
-        scores = {each["label"]: each["score"] for each in expected}
-        assert {label.label for label in result.labels} == scores.keys() and result.cut_tokens == 0
-        for label in result.labels:
-            # Numbers are sums of some size, of which either side has an error of up to 1e-5 against float64.
-            tolerance = 5e-5 if problem == "regression" else 1e-5
-            assert label.score == pytest.approx(scores[label.label], rel=1e-5, abs=tolerance)
-        if problem != "regression":
-            assert [label.label for label in result.labels] == [each["label"] for each in expected]
-    assert len(ours.classify(TEXTS[0], top_k=1)) == 1
-
-
-def test_long_texts_are_cut_counted_and_said(tmp_path):
-    save_model(tmp_path, "BertForSequenceClassification")
-    ours, theirs = Predictor.from_folder(tmp_path), pipe("text-classification", tmp_path, top_k=None)
-    text = "the cat sat on the mat . " * 20
-    (result,) = ours.map(Classify(), [text])
-    assert result.cut_tokens == 20 * 7 + 2 - POSITIONS
-    expected = theirs(text, truncation=True, max_length=POSITIONS)
-    expected = expected[0] if isinstance(expected[0], list) else expected
-    assert result.labels[0].score == pytest.approx(expected[0]["score"], abs=2e-6)
-    with pytest.warns(UserWarning, match=f"{result.cut_tokens} tokens beyond"):
-        ours.classify(text)
-    encoder = Encoder(tokenizer(), 10)
-    cut = encoder.encode("cat " * 9, "mat " * 3, cut=True)
-    assert len(cut) == 10 and cut.parts.count(1) == 4 and cut.parts.count(2) == 3 and cut.cut_tokens == 5
-
-
-@pytest.mark.parametrize("aggregation", ["none", "simple", "first", "average", "max"])
-@pytest.mark.parametrize(
-    "names, least", [(TAGS, 20), (("O", "E-PER", "S-PER", "B-LOC", "NOUN-proper"), 5)], ids=["IOB2", "other dashes"]
-)
-def test_tags_with_their_characters(tmp_path, aggregation, names, least):
-    save_model(tmp_path, "BertForTokenClassification", seed=3, **labels(*names))
-    theirs = pipe("token-classification", tmp_path, aggregation_strategy=aggregation)
-    ours, texts, found = Predictor.from_folder(tmp_path), TEXTS, 0
-    for text, tags in zip(texts, ours.map(TagWords(aggregation=aggregation), texts), strict=True):
-        expected = theirs(text)
-        name = "entity" if aggregation == "none" else "entity_group"
-        assert [(tag.label, tag.start, tag.end) for tag in tags] == [(e[name], e["start"], e["end"]) for e in expected]
-        np.testing.assert_allclose([tag.score for tag in tags], [e["score"] for e in expected], atol=2e-6)
-        assert all(tag.text == text[tag.start : tag.end] for tag in tags)
-        found += len(tags)
-    assert found > least
-
-
-def test_a_long_text_is_tagged_to_its_end_and_its_edges_do_not_show(tmp_path):
-    """Windows overlap by half: a token's tag is the one it gets in the window that shows most around it."""
-    save_model(tmp_path, "BertForTokenClassification", seed=3, **labels(*TAGS))
-    ours = Predictor.from_folder(tmp_path)
-    words = ("the man went to newyork and bought playing milk ," * 12).split()
-    text = "  ".join(words)
-    (tags,) = ours.map(TagWords("none", ignored_label=""), [text])
-    judged = {(tag.start, tag.end): tag for tag in tags}
-    encoding = Encoder(ours.tokenizer, 1 << 30).encode(text)
-    assert list(judged) == encoding.offsets[1:-1], "every token once, in order, to the end"
-    reference = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
-    inner = encoding.ids[1:-1]
-    size, best = POSITIONS - 2, {}
-    for start, end in windows(len(inner), size, POSITIONS // 2):
-        with torch.no_grad():
-            ids = torch.tensor([[2, *inner[start:end], 3]])
-            shares = reference(input_ids=ids).logits[0].softmax(-1)
-        for place in range(1, end - start + 1):
-            context = min(place, end - start + 1 - place)
-            if context > best.get(start + place, (0,))[0]:
-                best[start + place] = context, shares[place]
-    for token, (_, shares) in best.items():
-        tag = judged[encoding.offsets[token]]
-        assert tag.label == TAGS[shares.argmax()] and tag.score == pytest.approx(float(shares.max()), abs=2e-6)
-
-
-def test_windows_over_the_textbook_sentence():
-    assert list(windows(12, 6, 3)) == [(0, 6), (3, 9), (6, 12)]
-    assert list(windows(5, 6, 3)) == [(0, 5)] and list(windows(13, 6, 3))[-1] == (9, 13)
-
-
-CONTEXT = "The man went  to the store, and bought a gallon of milk. The cat sat on the mat; the sky is blue! " * 2
-
-
-def spans_of(reference, question: str, context: str, size: int, step: int, longest: int) -> dict:
-    """All spans of all windows by a plain loop over the model of transformers: characters -> sum of logits."""
-    ours = tokenizer()
-    asked = ours.backend.encode(question, add_special_tokens=False)
-    text = ours.backend.encode(context, add_special_tokens=False)
-    room, found, nulls = size - len(asked.ids) - 3, {}, []
-    start = 0
-    while True:
-        part = text.ids[start : start + room]
-        ids = [2, *asked.ids, 3, *part, 3]
-        segments = [0] * (len(asked.ids) + 2) + [1] * (len(part) + 1)
-        with torch.no_grad():
-            output = reference(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([segments]))
-        begins, ends = output.start_logits[0], output.end_logits[0]
-        nulls.append(float(begins[0] + ends[0]))
-        shift = len(asked.ids) + 2
-        for i in range(len(part)):
-            for j in range(i, min(len(part), i + longest)):
-                place = text.offsets[start + i][0], text.offsets[start + j][1]
-                found[place] = max(found.get(place, -1e9), float(begins[shift + i] + ends[shift + j]))
-        if start + room >= len(text.ids):
-            return found | {None: min(nulls)}
-        start += step
-
-
-def cuts_a_word(text: str, span: tuple[int, int]) -> bool:
-    return any(0 < place < len(text) and text[place - 1].isalnum() and text[place].isalnum() for place in span)
-
-
-def test_answers_over_all_windows_in_the_characters_of_the_text(tmp_path):
-    save_model(tmp_path, "BertForQuestionAnswering", seed=5)
-    ours = Predictor.from_folder(tmp_path)
-    reference = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path).eval()
-    for question in ("who bought milk", "where is the cat sitting"):
-        for size, step, longest in ((40, 8, 5), (24, 100, 30)):
-            room = size - 3 - len(tokenizer().encode(question))  # a longer step would leave gaps
-            expected = spans_of(reference, question, CONTEXT, size, min(step, room), longest)
-            null = expected.pop(None)
-            # Every start and end is a candidate, so that the best of all spans is what a plain search finds.
-            answers = ours.answer(
-                question,
-                CONTEXT,
-                top_k=6,
-                max_length=size,
-                window_step=step,
-                max_answer_tokens=longest,
-                candidates=1000,
-            )
-            expected = {span: score for span, score in expected.items() if not cuts_a_word(CONTEXT, span)}
-            best = sorted(expected.items(), key=lambda item: -item[1])[:6]
-            for answer, (_, score) in zip(answers, best, strict=True):
-                assert answer.score == pytest.approx(score, abs=2e-5)
-                assert answer.text == CONTEXT[answer.start : answer.end]
-                assert expected[answer.start, answer.end] == pytest.approx(score, abs=2e-5)
-            assert (answers[0].start, answers[0].end) == best[0][0]
-            with_null = ours.answer(
-                question,
-                CONTEXT,
-                top_k=1000,
-                max_length=size,
-                window_step=step,
-                max_answer_tokens=longest,
-                candidates=1000,
-                allow_no_answer=True,
-            )
-            (none,) = [answer for answer in with_null if not answer.text]
-            assert none.score == pytest.approx(null, abs=2e-5)
-            assert sum(answer.probability for answer in with_null) == pytest.approx(1, abs=1e-6)
-
-
-def test_a_question_may_be_longer_than_its_context(tmp_path):
-    save_model(tmp_path, "BertForQuestionAnswering", seed=5)
-    (answer,) = Predictor.from_folder(tmp_path).answer("where is the cat sitting on the mat now", "the cat", top_k=1)
-    assert answer.text in ("the", "cat", "the cat")
-
-
-def test_byte_level_answers_in_the_characters_of_the_text(tmp_path):
-    """Against a plain loop over the offsets that the library's own post-processor trims."""
-    save_model(tmp_path, "BertForQuestionAnswering", seed=5, ours=byte_tokenizer([CONTEXT.replace("  ", " ")]))
-    ours = Predictor.from_folder(tmp_path)
-    reference = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path).eval()
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    theirs._tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-    context = "The man bought a gallon  of milk."
-    asked, text = theirs("who")["input_ids"], theirs(context, return_offsets_mapping=True)
-    ids = [2, *asked, 3, *text["input_ids"], 3]
-    segments = [0] * (len(asked) + 2) + [1] * (len(ids) - len(asked) - 2)
-    with torch.no_grad():
-        output = reference(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([segments]))
-    begins, ends = output.start_logits[0][len(asked) + 2 :], output.end_logits[0][len(asked) + 2 :]
-    expected = {}
-    for i, (start, start_end) in enumerate(text["offset_mapping"]):
-        for j, (end_start, end) in enumerate(text["offset_mapping"][i:], i):
-            if start < start_end and end_start < end and not cuts_a_word(context, (start, end)):
-                expected[start, end] = float(begins[i] + ends[j])
-    answers = ours.answer("who", context, top_k=1000, candidates=1000)
-    assert all(answer.text == context[answer.start : answer.end] == answer.text.strip() for answer in answers)
-    assert {(answer.start, answer.end) for answer in answers} == expected.keys() and "of milk" in {
-        answer.text for answer in answers
-    }
-    for answer in answers:
-        assert answer.score == pytest.approx(expected[answer.start, answer.end], abs=2e-5)
-
-
-def test_spans_never_end_before_they_begin():
-    """The best start is behind the best end: with one candidate each, the best of all spans in order is taken."""
-    starts, ends = np.array([0.0, 1, 0, 9]), np.array([0.0, 8, 0, 0.5])
-    allowed = np.array([False, True, True, True])
-    assert best_spans(starts, ends, allowed, allowed, 1, 5) == [((3, 3), 9.5)]
-    assert ((1, 2), 1.0) in best_spans(starts, ends, allowed, allowed, 3, 2)
-    assert all(last - first < 2 for (first, last), _ in best_spans(starts, ends, allowed, allowed, 3, 2))
 
 
 def test_features_are_those_of_the_pipeline(model, pretrained):

@@ -6,8 +6,6 @@ import re
 import subprocess
 import sys
 import time
-import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +19,6 @@ from cloze.launch.finetune.scoring import METRICS
 from cloze.launch.pretrain.sources import MEANS
 from cloze.launch.run.metrics import MetricsWriter, tensorboard_command
 from cloze.launch.run.runs import read_metrics
-from cloze.launch.training.profiling import start_quietly
 from tests.launching import ROOT, curve, finish, pretrain_command, start, train
 from tests.synthetic import make_shards
 
@@ -193,17 +190,6 @@ def test_a_trace_of_each_process(run):
     with gzip.open(traces[0], "rt") as file:
         names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
     assert any("AdamW.step" in name for name in names)
-
-
-def test_a_profiler_of_one_cycle_says_nothing_of_others(recwarn):
-    """torch 2.12 warns of what a second cycle forgets whenever a first one begins."""
-
-    def start():
-        warnings.warn("Warning: Profiler clears events at the end of each cycle.", stacklevel=2)
-        warnings.warn("Profiler won't be using warmup", stacklevel=2)
-
-    start_quietly(SimpleNamespace(start=start))
-    assert [str(each.message) for each in recwarn] == ["Profiler won't be using warmup"]
 
 
 def test_speed_and_memory_of_all_processes(run):

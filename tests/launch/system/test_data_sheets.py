@@ -2,9 +2,7 @@
 
 import pytest
 
-from cloze.launch.system.data_sheets import DATA_SHEETS, find_data_sheet
-from cloze.launch.tools.planning.machines import find_machine
-from cloze.pipeline.errors import UserError
+from cloze.launch.system.data_sheets import find_data_sheet
 
 NAMES = {
     "NVIDIA H100 80GB HBM3": 989,
@@ -41,12 +39,3 @@ NAMES = {
 def test_devices_are_known_by_their_whole_names(name):
     sheet = find_data_sheet(name)
     assert (sheet and sheet.flops / 1e12) == NAMES[name]
-
-
-def test_every_data_sheet_can_be_planned_with_and_says_its_source():
-    assert len({sheet.key for sheet in DATA_SHEETS}) == len(DATA_SHEETS)
-    for sheet in DATA_SHEETS:
-        machine = find_machine(sheet.key)
-        assert machine.flops == sheet.flops and 0 < machine.best_product < 1 and sheet.source
-    with pytest.raises(UserError, match="plan.device: found 'h1000', expected this, cpu, .*h100-nvl"):
-        find_machine("h1000")

@@ -9,13 +9,10 @@ import pytest
 import torch
 
 from cloze.launch.cli import main
-from cloze.launch.commands import parse
 from cloze.launch.config import DoctorConfig
 from cloze.launch.run.runs import read_metrics
 from cloze.launch.system import devices, distributed
-from cloze.launch.tools import doctor_checks
-from cloze.launch.tools.doctor import doctor, merged
-from cloze.launch.tools.doctor_checks import Finding
+from cloze.launch.tools.doctor import doctor
 from tests.forked import ForkedRun
 from tests.launching import finish, pretrain_arguments, train
 from tests.synthetic import make_shards
@@ -84,15 +81,6 @@ def test_what_is_not_examined_says_so(tmp_path):
     assert found["output"][1] == found["data"][1] == found["clock"][1] == found["all-reduce"][1] == "skipped"
     assert "give --output" in found["output"][0] and "give --data" in found["data"][0]
     assert "skipped:" not in output, "and nothing is to be done about it"
-
-
-def test_a_gpu_without_bf16_is_reported_with_what_trains_on_it(monkeypatch):
-    old = {"mem_get_info": (100, 100), "is_bf16_supported": False, "get_device_name": "an old GPU"}
-    for name, value in old.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
-    (finding,) = doctor_checks.device(torch.device("cuda", 0))
-    config = parse("pretrain", ["--data", "d", "--output", "o", *finding.advice.partition("train with ")[2].split()])
-    assert (config.train.precision, config.zero.stage) == ("fp16", 1)
 
 
 def test_a_busy_moment_does_not_lower_the_peak(monkeypatch):
@@ -248,17 +236,3 @@ def test_every_thread_works_on_the_gpu_of_its_rank(tmp_path, monkeypatch, capsys
     assert doctor(DoctorConfig(output=str(tmp_path / "out"))) == 2, "nothing was really joined"
     assert on.keys() >= {"MainThread", "processes", "device", "matrix product", "shared memory", "output"}
     assert set(on.values()) == {torch.device("cuda", 1)}
-
-
-def test_one_line_for_all_ranks():
-    same = [[Finding("device", "8 GiB", measure=8)], [Finding("device", "8 GiB", measure=8)]]
-    assert merged(same) == [Finding("device", "8 GiB", measure=8)]
-    slower = [[Finding("output", "9 MB/s", measure=9)], [Finding("output", "2 MB/s", measure=2)]]
-    assert merged(slower)[0].found == "rank 1: 2 MB/s"
-    worse = [[Finding("output", "9 MB/s", "warning", "w", measure=1)], [Finding("output", "full", "problem", "p")]]
-    assert (merged(worse)[0].found, merged(worse)[0].verdict) == ("rank 1: full", "problem")
-    broken = [[Finding("shards", text, "problem", "p")] for text in ("a: missing", "b: missing")]
-    assert merged(broken)[0].found == "rank 0: a: missing; rank 1: b: missing", "every damage at once"
-    different = [[Finding("versions", "torch 1", uniform=True)], [Finding("versions", "torch 2", uniform=True)]]
-    assert merged(different)[0].verdict == "problem"
-    assert "torch 1" in merged(different)[0].found and "torch 2" in merged(different)[0].found

@@ -15,37 +15,14 @@ from transformers import AutoModel
 from cloze.launch.cli import main
 from cloze.launch.predict.output import encoded
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run.runs import model_config, read_metrics
-from cloze.launch.tools.card import _without_paths
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
-from cloze.model.initialization import init_weights
 from cloze.pipeline.errors import UserError
 from tests.launch.finetune.running import finetune
 from tests.launch.tiny_models import POSITIONS, save_model, tokenizer
 from tests.launching import train
 from tests.synthetic import make_shards
-
-
-def test_a_head_that_is_its_embeddings_comes_back_from_our_own_format(tmp_path):
-    ours, text = tokenizer(), "the [MASK] sat on the mat ."
-    ours.save(tmp_path)
-    config = BertConfig(
-        vocab_size=ours.vocab_size,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        mlm_head="linear",
-        decoder_bias=False,
-        pooler=False,
-        type_vocab_size=0,
-    )
-    model = BertForPreTraining(config).eval()
-    init_weights(model, 0)
-    model.save(tmp_path, tmp_path)
-    assert Predictor.from_folder(tmp_path).fill_mask(text) == Predictor(LoadedModel(model, ours)).fill_mask(text)
 
 
 def test_the_folder_in_which_one_stands(tmp_path, capsys, monkeypatch):
@@ -216,11 +193,3 @@ def test_an_export_removes_no_folder_of_anothers(tmp_path):
         assert main(["export", str(source), "--output", str(tmp_path / output)]) == 0
     assert (source / "config.json").exists() and (neighbour / "notes.txt").read_text() == "mine"
     assert {path.name for path in tmp_path.iterdir()} == {"model.tmp", "out.tmp", "model", "out"}
-
-
-def test_a_card_names_no_folder_of_options_that_are_not_ours():
-    assert _without_paths({"teacher": "/home/me/teacher", "soft": 5.0, "more": ["a/b", "word"]}) == {
-        "teacher": None,
-        "soft": 5.0,
-        "more": [None, "word"],
-    }

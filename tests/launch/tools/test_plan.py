@@ -18,9 +18,8 @@ from cloze.launch.pretrained.loading import load_model
 from cloze.launch.system import devices
 from cloze.launch.system.environment import child_variables
 from cloze.launch.tools import plan
-from cloze.launch.tools.planning.assumptions import COLLECTIVE_PROCESSORS
 from cloze.launch.tools.planning.config import PlanConfig
-from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, _micro_trace, waited_for
+from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, _micro_trace
 from cloze.launch.tools.planning.machines import find_machine
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
@@ -75,22 +74,6 @@ def test_a_faster_stage_is_named_with_its_micro_batch():
     assert plan._advice(1, {"stages": stages, "fastest_stage": 1}) is None
     stages[0] = {"fits": False}
     assert plan._advice(0, {"stages": stages, "fastest_stage": 1}) == "fits: --zero.stage 1, unlike stage 0"
-
-
-@pytest.mark.parametrize(
-    ("sums", "parts", "left"),
-    [
-        ([2.0], [1.0], 2.0),  # one bucket: nothing runs beside
-        ([2.0, 3.0], [0.5, 1.0], 3.0),  # the first is through when backward ends
-        ([6.0, 3.0], [0.5, 1.0], 4.0),  # and here it is not
-        ([1.0, 1.0, 1.0], [0.1, 0.9, 1.0], 1.0),
-        ([9.0, 9.0, 1.0], [0.1, 0.2, 1.0], 10.0),
-    ],
-)
-def test_what_backward_hides_of_sums(sums, parts, left):
-    """Backward takes 10 s."""
-    hidden = sum(sums) - left
-    assert waited_for(sums, parts, 10.0) == pytest.approx(left + COLLECTIVE_PROCESSORS * hidden)
 
 
 def test_sums_run_beside_the_last_backward_of_stage_0_alone():

@@ -1,7 +1,6 @@
 """Vocabularies: of every kind, the same for any number of workers, as good as the library's."""
 
 import fcntl
-from collections import Counter
 
 import pytest
 import tokenizers
@@ -9,8 +8,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from cloze.pipeline.config import PrepareConfig, SourceConfig, VocabularyConfig
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.jobs.vocabulary import _count_chunk, _set_rules, train_vocabulary
-from cloze.pipeline.tokenization.words import WordSplitter, word_of
+from cloze.pipeline.jobs.vocabulary import train_vocabulary
 from tests.pipeline import corpus
 
 
@@ -131,17 +129,6 @@ def test_what_a_killed_run_left_is_removed_and_another_process_is_not_disturbed(
     assert left.exists()
     train_vocabulary(config(folder, output=str(tmp_path / "v")))
     assert len(list((tmp_path / "v").iterdir())) == 3
-
-
-@pytest.mark.parametrize("model", ["wordpiece", "bytes"])
-def test_noise_is_not_counted_and_normalised_words_are(model):
-    """Without white space a corpus is words of KBs, all different; accents that go may still leave a word."""
-    backend, counts = tokenizers.Tokenizer(models.WordLevel({})), Counter()
-    _set_rules(backend, VocabularyConfig(model=model))
-    noise = [(letter * 10_000).encode() for letter in "abcdé"]
-    _count_chunk([*noise, "é".encode() * 600, b"kalo-kalo"], WordSplitter(backend), counts)
-    expected = ["-", "kalo", "é" * 600] if model == "wordpiece" else ["-", "kalo"]
-    assert sorted(word_of(key) for key in counts) == expected
 
 
 def test_counts_of_all_tasks_are_bounded_alike_for_any_workers(folder, monkeypatch):

@@ -18,18 +18,16 @@ from cloze.launch.commands import parse
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import TASKS, find_task
 from cloze.launch.finetune.kinds import read_examples
-from cloze.launch.finetune.models import start_model
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.runs import read_metrics
 from cloze.launch.texts.encoding import Encoder, Truncation
 from cloze.launch.texts.sequences import build_sequences
-from cloze.launch.training.schedules import multiplier
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.forked import ForkedRun
 from tests.launch.finetune.running import arguments, finetune, lines
-from tests.launch.finetune.small import BAD, GOOD, make_model, sentence, sentiment, write_tsv
+from tests.launch.finetune.small import BAD, GOOD, sentence, sentiment, write_tsv
 from tests.launching import assert_same_weights, curve, finish, kill_when, step_of, weights
 from tests.slowed import slow_from
 
@@ -67,48 +65,6 @@ def test_transformers_loads_what_was_made_and_answers_alike(sentiment_run, files
         assert ours["probabilities"][theirs["label"]] == pytest.approx(theirs["score"], abs=1e-5)
     guessed, true = ([int(each[name]) for each in predictions] for name in ("prediction", "label"))
     assert results["validation"]["accuracy"] == np.mean(np.array(guessed) == true)
-
-
-def test_losses_are_those_of_a_plain_loop_over_transformers_own_class(files, tmp_path):
-    """The same start, order and numbers, without dropout: each step's loss and the last weights."""
-    model = make_model(tmp_path / "model", dropout=0.0)
-    steps = 12
-    overrides = ("--epochs", "null", "--train.max_steps", steps, "--schedule.warmup_steps", 3, "--seed", 5)
-    finetune("sst2", model, *files, tmp_path / "run", *overrides)
-    ours = [line["train/loss"] for line in read_metrics(tmp_path / "run") if "train/loss" in line]
-
-    words = arguments("sst2", model, *files, tmp_path / "run", *overrides)[1:]
-    config = parse("finetune", words).for_task(find_task("sst2"), 64)
-    source = find_source(config)
-    architecture, head, train, *_ = read_examples(config, find_task("sst2"), source.tokenizer)
-    start_model(architecture, source, head, config)[0].save(tmp_path / "start", model)
-    reference = AutoModelForSequenceClassification.from_pretrained(tmp_path / "start").train()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "start")
-    rows = [line.split("\t") for line in files[0].read_text().splitlines()[1:]]
-    matrices = [p for p in reference.parameters() if p.dim() > 1]
-    others = [p for p in reference.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}], lr=1.0, eps=1e-6
-    )
-    order = np.concatenate([_order(len(rows), 5, epoch) for epoch in range(3)])
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * multiplier(config.schedule, step, steps)
-        chosen = [rows[number] for number in order[step * 8 : step * 8 + 8]]
-        batch = tokenizer([text for text, _ in chosen], padding=True, return_tensors="pt")
-        loss = reference(**batch, labels=torch.tensor([int(label) for _, label in chosen])).loss
-        assert ours[step] == pytest.approx(loss.item(), abs=2e-5), step
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    made = weights(tmp_path / "run", steps)
-    assert (made["classifier.weight"] - reference.classifier.weight).abs().max() < 2e-5
-
-
-def _order(count: int, seed: int, epoch: int) -> np.ndarray:
-    """An epoch's order as docs/finetune.md states it: a permutation by PCG64 seeded with (seed, 2, epoch, 0)."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, 2, epoch, 0)))).permutation(count)
 
 
 def test_processes_share_each_row_once_and_end_alike(model, files, tmp_path):

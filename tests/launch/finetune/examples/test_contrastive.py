@@ -11,13 +11,11 @@ from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from torch.nn import functional
 
 from cloze.launch import cli
 from cloze.launch.cli import main
-from cloze.launch.config import EmbeddingConfig, ScheduleConfig
-from cloze.launch.finetune import scoring
-from cloze.launch.finetune.contrastive import ContrastiveObjective, contrastive_losses
+from cloze.launch.config import ScheduleConfig
+from cloze.launch.finetune.contrastive import ContrastiveObjective
 from cloze.launch.predict import Predictor
 from cloze.launch.run.runs import kept_lines
 from cloze.launch.training.schedules import multiplier
@@ -181,40 +179,6 @@ def test_an_evaluation_without_a_loss_is_not_shown_twice():
     assert kept_lines([*kept, {"step": 0, "validation/spearman": 0.5}, {"step": 1, "train/loss": 1.0}], 0, -1) == kept
 
 
-def test_texts_that_are_the_same_are_no_negatives():
-    """Against a loop; row 1 has row 0's positive, row 2 has its anchor as its hard negative."""
-    torch.manual_seed(0)
-    groups = torch.randn(4, 3, 6)
-    texts = torch.tensor([[0, 1, 2], [3, 1, 4], [5, 6, 0], [7, 8, 9]])
-    for same, symmetric in ((False, False), (False, True), (True, True)):
-        config = EmbeddingConfig(temperature=0.3, symmetric=symmetric, same_text_negatives=same)
-        losses, hits = contrastive_losses(groups, texts, slice(1, 3), config)
-        for row, loss, hit in zip((1, 2), losses.tolist(), hits.tolist(), strict=True):
-            anchor, positive, own = groups[row, 0], groups[row, 1], {int(texts[row, 0]), int(texts[row, 1])}
-            others = [
-                groups[r, c]
-                for r in range(4)
-                for c in (1, 2)
-                if (r, c) != (row, 1) and (same or int(texts[r, c]) not in own)
-            ]
-            expected = _cross_entropy(anchor, positive, others)
-            if symmetric:
-                anchors = [groups[r, 0] for r in range(4) if r != row and (same or int(texts[r, 0]) not in own)]
-                expected = (expected + _cross_entropy(positive, anchor, anchors)) / 2
-            assert loss == pytest.approx(expected, abs=1e-5)
-            nearest = max(_cosine(anchor, other) for other in others)
-            assert hit == (_cosine(anchor, positive) >= nearest)
-
-
-def _cosine(left, right) -> float:
-    return functional.cosine_similarity(left, right, dim=0).item()
-
-
-def _cross_entropy(query, right, others) -> float:
-    scores = [_cosine(query, each) / 0.3 for each in (right, *others)]
-    return math.log(sum(map(math.exp, scores))) - scores[0]
-
-
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 def test_the_pooling_is_kept_and_sentence_transformers_gives_the_same_vectors(pooling, model, data, tmp_path, capsys):
     options = ("--pooling", pooling) if pooling != "mean" else ()
@@ -289,23 +253,6 @@ def test_pairs_that_are_held_out_find_each_other(model, data, tmp_path):
             assert {each["text"]: each["rank_error"] for each in said} == {
                 row[0]: rank - 1 for row, rank in zip(rows, ranks, strict=True)
             }
-
-
-def test_ranks_and_what_is_made_of_them():
-    """Three right documents of five, a tie, and one that does not count."""
-    queries, documents = np.array([[1.0, 0.0]]), np.array([[0.9, 0], [1.0, 0], [0.5, 0], [0.5, 0], [0.1, 0]])
-    (found,) = scoring.ranked(queries, documents, np.array([1]), [np.array([0, 3, 4])])
-    assert found.ranks.tolist() == [1, 3, 4] and found.nearest == 0
-    gain = (1 + 1 / math.log2(4) + 1 / math.log2(5)) / (1 + 1 / math.log2(3) + 1 / math.log2(4))
-    assert scoring.measure_ranks([found.ranks]) == pytest.approx(
-        {"ndcg_at_10": gain, "recall_at_1": 1 / 3, "recall_at_5": 1.0, "recall_at_10": 1.0}
-    )
-    assert scoring.measure_ranks([np.array([11])]) == {
-        "ndcg_at_10": 0.0,
-        "recall_at_1": 0.0,
-        "recall_at_5": 0.0,
-        "recall_at_10": 0.0,
-    }
 
 
 ERRORS = {

@@ -1,0 +1,63 @@
+"""What a fine-tuning run starts from."""
+
+import json
+import shutil
+
+import pytest
+
+from cloze.launch.commands import parse
+from cloze.launch.finetune.job import read_job
+from cloze.launch.finetune.sweep import _plan
+from cloze.launch.pretrained.source import find_source
+from cloze.pipeline.errors import UserError
+from tests.forked import ForkedRun
+from tests.launch.finetune.running import arguments
+from tests.launching import finish, train
+from tests.synthetic import make_shards
+
+
+def test_all_runs_start_from_one_checkpoint_of_a_pretraining_that_goes_on(files, tmp_path):
+    """The newest at their start, also where a newer one is saved before a run begins or goes on."""
+    train(make_shards(tmp_path / "data"), tmp_path / "old", "--train.max_steps", "4", "--checkpoint.every_steps", "2")
+    newest, hidden = (tmp_path / "old" / "checkpoints" / name for name in ("step-00000004", "hidden"))
+    single, words = (
+        arguments("sst2", tmp_path / "old", *files, tmp_path / name, "--epochs", 0.1, "--seeds", seeds)
+        for name, seeds in (("single", 1), ("sweep", 2))
+    )
+    newest.rename(hidden)
+    finish(ForkedRun(single))
+    planned = _plan(parse("finetune", words[1:]), read_job)
+    hidden.rename(newest)
+    said = finish(ForkedRun(single))
+    assert f"{tmp_path / 'old'}, step 2; initialized" in " ".join(said.replace("│", " ").split())
+    assert json.loads((tmp_path / "single" / "results.json").read_text())["model_step"] == 2
+
+    def steps(planned):
+        return [
+            find_source(parse("finetune", run.command[run.command.index("finetune") + 1 :])).step for run in planned
+        ]
+
+    assert steps(planned) == [2, 2]
+    assert steps(_plan(parse("finetune", words[1:]), read_job)) == [2, 2], "of the same one started again"
+    grid = [*words[1:], "--grid", "model_step=2,null"]
+    asked = steps(_plan(parse("finetune", grid), read_job))
+    assert asked == [2, 2, 4, 4], "a step that is asked for is that setting's own"
+    shutil.copytree(tmp_path / "old", tmp_path / "other")
+    other = [word.replace(str(tmp_path / "old"), str(tmp_path / "other")) for word in words[1:]]
+    assert steps(_plan(parse("finetune", other), read_job)) == [4, 4], "nor does another model begin where that one did"
+
+
+def test_all_missing_columns_are_said_before_anything_is_loaded(tmp_path):
+    (tmp_path / "train.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "dev.csv").write_text("text,b\n1,2\n")
+    words = ["--model", "nowhere", "--train", f"{tmp_path}/train.csv", "--validation", f"{tmp_path}/dev.csv"]
+    with pytest.raises(UserError) as caught:
+        read_job(parse("finetune", ["classification", *words, "--output", "o"]))
+    said = str(caught.value)
+    assert "train.csv: found the columns 'a', 'b', expected 'text' and 'label'" in said and "\n" not in said
+    assert "dev.csv: found the columns 'text', 'b', expected one named 'label'" in said
+    assert "--text_columns and --label_columns" in said
+    (tmp_path / "dev.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match=r"train.csv, \S+dev.csv: found the columns 'a', 'b', expected") as caught:
+        read_job(parse("finetune", ["classification", *words, "--output", "o"]))
+    assert str(caught.value).count("found") == 1, "what is the same of several files is said once"

@@ -1,0 +1,16 @@
+"""What a run of pretraining reads."""
+
+from dataclasses import replace
+
+from cloze.launch.commands import parse
+from cloze.launch.pretrain.inputs import choose_data_streams
+
+
+def test_the_streams_of_a_run_are_kept_by_any_number_of_processes(tmp_path, monkeypatch):
+    """Where they are fewer than a batch has samples, the first start's processes decide."""
+    monkeypatch.setattr("cloze.pipeline.loading.order.MOST_STREAMS", 4)
+    config = parse("pretrain", ["--data", "d", "--output", str(tmp_path), "--train.global_batch_size", "48"])
+    assert [choose_data_streams(config, world_size) for world_size in (1, 3, 4, 6)] == [4, 3, 4, 6]
+    (tmp_path / "config.yaml").write_text("data_streams: 3\n")
+    assert [choose_data_streams(config, world_size) for world_size in (1, 3, 4, 6)] == [3, 3, 3, 3]
+    assert choose_data_streams(replace(config, data_streams=8), 6) == 8

@@ -1,0 +1,45 @@
+"""How a command ends."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cloze.launch.cli import main
+from cloze.launch.system import distributed
+from tests.launching import (
+    ROOT,
+)
+
+
+@pytest.mark.parametrize(
+    ("rank", "met", "before"), [(0, False, []), (1, False, [""]), (0, True, ["error"]), (1, True, ["error"])]
+)
+def test_a_rank_that_ends_does_not_cut_off_what_another_says(monkeypatch, capsys, rank, met, before):
+    """A launcher ends all ranks with the first one: each waits, before its message or after it."""
+    heard = []
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setattr(distributed, "have_met", lambda: met)
+    monkeypatch.setattr(time, "sleep", lambda seconds: heard.append(capsys.readouterr().err.partition(":")[0]))
+    assert main(["pretrain", "--train.max_steps", "-1"]) == 2
+    assert heard == before
+
+
+def test_ctrl_c_ends_a_command_with_a_line():
+    """A real signal in the middle of a command that does not train: no traceback."""
+    program = (
+        "import signal, sys, time; from cloze.launch import cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
+        "cli.called = lambda *_: print('running', flush=True) or time.sleep(60)\nsys.exit(cli.main(['x']))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=30)[1]
+    assert (said, process.returncode) == ("stopped by Ctrl-C\n", 130)

@@ -1,0 +1,31 @@
+"""What `cloze doctor` examines."""
+
+import torch
+
+from cloze.launch.commands import parse
+from cloze.launch.tools import doctor_checks
+from cloze.launch.tools.doctor import merged
+from cloze.launch.tools.doctor_checks import Finding
+
+
+def test_a_gpu_without_bf16_is_reported_with_what_trains_on_it(monkeypatch):
+    old = {"mem_get_info": (100, 100), "is_bf16_supported": False, "get_device_name": "an old GPU"}
+    for name, value in old.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    (finding,) = doctor_checks.device(torch.device("cuda", 0))
+    config = parse("pretrain", ["--data", "d", "--output", "o", *finding.advice.partition("train with ")[2].split()])
+    assert (config.train.precision, config.zero.stage) == ("fp16", 1)
+
+
+def test_one_line_for_all_ranks():
+    same = [[Finding("device", "8 GiB", measure=8)], [Finding("device", "8 GiB", measure=8)]]
+    assert merged(same) == [Finding("device", "8 GiB", measure=8)]
+    slower = [[Finding("output", "9 MB/s", measure=9)], [Finding("output", "2 MB/s", measure=2)]]
+    assert merged(slower)[0].found == "rank 1: 2 MB/s"
+    worse = [[Finding("output", "9 MB/s", "warning", "w", measure=1)], [Finding("output", "full", "problem", "p")]]
+    assert (merged(worse)[0].found, merged(worse)[0].verdict) == ("rank 1: full", "problem")
+    broken = [[Finding("shards", text, "problem", "p")] for text in ("a: missing", "b: missing")]
+    assert merged(broken)[0].found == "rank 0: a: missing; rank 1: b: missing", "every damage at once"
+    different = [[Finding("versions", "torch 1", uniform=True)], [Finding("versions", "torch 2", uniform=True)]]
+    assert merged(different)[0].verdict == "problem"
+    assert "torch 1" in merged(different)[0].found and "torch 2" in merged(different)[0].found
