@@ -853,7 +853,7 @@ class InFolders(nn.Module):
         source: str,
         *,
         new_head_seed: int | None = None,
-        **options: Any,
+        **options: object,
     ) -> _Model:
         """The same from weights under our names; `source` names them in errors."""
         if config.classifier_transform and config.mlm_head == "bert":

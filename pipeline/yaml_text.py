@@ -1,7 +1,6 @@
 """Reads YAML from untrusted files, with a bound on what aliases expand to."""
 
 from collections.abc import Callable
-from typing import Any
 
 import yaml
 
@@ -11,7 +10,7 @@ from cloze.pipeline.errors import UserError
 MOST_VALUES = 100_000
 
 
-def load_yaml(text: str, load: Callable[[str], Any] = yaml.safe_load, *, name: str = "configuration") -> Any:
+def load_yaml(text: str, load: Callable[[str], object] = yaml.safe_load, *, name: str = "configuration") -> object:
     """Parse YAML with `load`, after a check that its aliases do not exhaust the memory.
 
     Args:

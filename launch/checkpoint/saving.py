@@ -7,7 +7,7 @@ import hashlib
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 import torch
 
@@ -16,7 +16,7 @@ from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import readable_errors, sha256_of
 
 
-def host_copy(value: Any, memo: Fields | None = None) -> Any:
+def host_copy(value: object, memo: Fields | None = None) -> object:
     """A deep copy of nested dicts, lists and tuples with every tensor in host memory; nothing is shared with `value`.
 
     Tensors that share a storage also share its copy, so that the files keep their size.
@@ -60,7 +60,7 @@ class _HashingFile:
         self._file.flush()
 
 
-def write_verified(content: Any, path: Path) -> tuple[int, str]:
+def write_verified(content: object, path: Path) -> tuple[int, str]:
     """Write with torch.save, sync, and verify by reading back; returns size in bytes and SHA-256.
 
     Raises:
@@ -94,9 +94,9 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: list[tuple[str, Future[Any]]] = []
+        self._pending: list[tuple[str, Future[tuple[int, str]]]] = []
 
-    def submit(self, content: Any, path: Path) -> None:
+    def submit(self, content: object, path: Path) -> None:
         """Copy `content`, which may change as soon as this returns, and write the copy."""
         self._pending.append((path.name, self._pool.submit(write_verified, host_copy(content), path)))
 

@@ -99,17 +99,17 @@ def _describe(config: Any, prefix: str) -> Iterator[Described]:
                 yield Described(inner.name, inner.kind, inner.sentence, value)
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def _members(kind: object) -> tuple[object, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def _listed(member: Any) -> list[str]:
+def _listed(member: object) -> list[str]:
     if member is bool:
         return ["true", "false"]
     return [str(value) for value in get_args(member)] if get_origin(member) is Literal else []
 
 
-def in_words(kind: Any) -> str:
+def in_words(kind: object) -> str:
     """The accepted values of a type in words: `a number`, `one of: a, b`, `a whole number or auto`."""
     members = [member for member in _members(kind) if member is not NoneType]
     return " or ".join(_in_words(member, alone=len(members) == 1) for member in members)

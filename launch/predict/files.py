@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -66,7 +66,7 @@ def _write_separated(path: Path, file: IO[str], rows: Iterator[Fields]) -> int:
     return number
 
 
-def _cell(value: object) -> Any:
+def _cell(value: object) -> object:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict | bool) else value
 
 

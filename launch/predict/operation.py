@@ -75,7 +75,7 @@ def shown_vector(vector: np.ndarray) -> str:
     return " ".join(figure(number) for number in vector[:_SHOWN_NUMBERS]) + f" ... ({len(vector)})"
 
 
-def plain(value: object) -> Any:
+def plain(value: object) -> object:
     """Convert dataclasses, arrays and tuples to dicts and lists; fields that are None are omitted."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
@@ -131,7 +131,7 @@ class Operation:
         """Run the model; returns one value per sequence, on the host."""
         raise NotImplementedError
 
-    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]) -> Any:
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]) -> Result:
         """The result of a text from the values of its sequences."""
         raise NotImplementedError
 

@@ -45,7 +45,7 @@ def beside(operation: Operation, row: Row, content: Fields) -> Fields:
     return made
 
 
-def _given(value: object) -> Any:
+def _given(value: object) -> object:
     """A value of a table as a JSON value: dates, bytes and the like as text, NaN as null."""
     if isinstance(value, dict):
         return {str(name): _given(each) for name, each in value.items()}

@@ -219,7 +219,7 @@ def _write(operation: Operation, rows: list[Row], results: list[Any]) -> bytes:
     return f"[{', '.join(_json(as_json(operation, *pair)) for pair in zip(rows, results, strict=True))}]".encode()
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     """Encode JSON piece by piece: the json library blocks all other threads, including the event loop, while it encodes
     a value.
     """

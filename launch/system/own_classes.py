@@ -59,7 +59,7 @@ def own_class(field: str, name: str, base: type[Kind], *attributes: str) -> type
     return found
 
 
-def _module(field: str, name: str, module_name: str) -> Any:
+def _module(field: str, name: str, module_name: str) -> object:
     try:
         return importlib.import_module(module_name)
     except (ModuleNotFoundError, ValueError) as error:  # ValueError: an empty name, as of ".MyClass"

@@ -229,7 +229,7 @@ def parse_json(text: str) -> Any:
     return value
 
 
-def _object(pairs: list[tuple[str, Any]]) -> Fields:
+def _object(pairs: list[tuple[str, object]]) -> Fields:
     made = dict(pairs)
     if len(made) < len(pairs):
         raise ValueError(f"found the fields {', '.join(name for name, _ in pairs)}, of which one comes twice")

@@ -204,7 +204,7 @@ def _training(run: Path) -> str:
     return "\n".join([_table(("", ""), rows), "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```"])
 
 
-def _without_paths(value: object) -> Any:
+def _without_paths(value: object) -> object:
     """Nested dicts and lists with texts that may be paths replaced by null."""
     if isinstance(value, dict):
         return {name: _without_paths(part) for name, part in value.items()}

@@ -45,7 +45,7 @@ class LocalExecutor(Executor):
     """
 
     def __init__(self, workers: int):
-        self._waiting: deque[tuple[Future[Any], Callable[..., Any]]] = deque()
+        self._waiting: deque[tuple[Future[object], Callable[..., object]]] = deque()
         self._free = workers - 1  # spawned processes without a task
         self._lock = threading.Lock()
         self._pool = None
@@ -55,8 +55,8 @@ class LocalExecutor(Executor):
             self._pool = ProcessPoolExecutor(workers - 1, mp_context=context, initializer=start_worker)
             self._pool.submit(int)  # the first task, even an empty one, starts all processes
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
+    def submit(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Future[Any]:
+        future: Future[object] = Future()
         self._waiting.append((future, partial(function, *args, **kwargs)))
         self._feed()
         return future
@@ -81,7 +81,7 @@ class LocalExecutor(Executor):
         if self._pool is not None:
             self._pool.shutdown(wait=wait, cancel_futures=cancel_futures)
 
-    def _next(self) -> tuple[Future[Any], Callable[..., Any]] | None:
+    def _next(self) -> tuple[Future[object], Callable[..., object]] | None:
         while self._waiting:
             task = self._waiting.popleft()
             if task[0].set_running_or_notify_cancel():
@@ -103,7 +103,7 @@ class LocalExecutor(Executor):
             except RuntimeError as error:  # a worker has died
                 future.set_exception(error)
 
-    def _ended(self, future: Future[Any], done: Future[Any]) -> None:
+    def _ended(self, future: Future[object], done: Future[object]) -> None:
         with self._lock:
             self._free += 1
         if (error := done.exception()) is not None:
@@ -179,7 +179,7 @@ def _dask(address: str) -> Iterator[Executor]:
 
 def run_tasks(
     executor: Executor,
-    function: Callable[..., Any],
+    function: Callable[..., object],
     task: Callable[[int], object],
     weights: Sequence[int],
     on_result: Callable[[int, Any], None],
@@ -191,8 +191,8 @@ def run_tasks(
     order. The first failure cancels tasks that have not begun and is raised.
     """
     waiting = iter(np.argsort(-np.asarray(weights, np.int64), kind="stable").tolist())
-    places: dict[Future[Any], int] = {}
-    ended: SimpleQueue[Future[Any]] = SimpleQueue()
+    places: dict[Future[object], int] = {}
+    ended: SimpleQueue[Future[object]] = SimpleQueue()
 
     def submit(count: int) -> None:
         for place in itertools.islice(waiting, count):

@@ -116,7 +116,7 @@ def _count_all(config: PrepareConfig, tasks: list[list[Segment]], progress: Prog
 
         with open_executor(config) as executor:
             run_tasks(executor, count_words, jobs.__getitem__, weights, on_result)
-        counts: Counter[Any] = Counter()
+        counts: Counter[str] = Counter()
         for number in range(len(jobs)):
             path = results[number]
             table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
@@ -156,7 +156,7 @@ def count_words(task: CountTask) -> tuple[Place, int]:
             if len(raw) > _HELD_WORDS:
                 raw = _most_frequent(raw, _HELD_WORDS // 2)
     _count_chunk(chunk, splitter, raw)
-    counts: Counter[Any] = Counter()
+    counts: Counter[str] = Counter()
     for word, count in raw.items():
         # Byte-level words are normalised already.
         for part in [word] if splitter.reason else splitter.parts(word_of(word)):
@@ -267,7 +267,7 @@ def _train_wordpiece(config: PrepareConfig, counts: dict[str, int], names: dict[
 
 def _alphabet(counts: dict[str, int], most: int) -> list[str]:
     """The most frequent characters, in order of code points."""
-    characters: Counter[Any] = Counter()
+    characters: Counter[str] = Counter()
     for word, count in counts.items():
         for character in word:
             characters[character] += count
@@ -310,7 +310,7 @@ def _train_words(config: PrepareConfig, counts: dict[str, int], names: dict[str,
 
 
 def _train_characters(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> tokenizers.Tokenizer:
-    characters: Counter[Any] = Counter()
+    characters: Counter[str] = Counter()
     for word, count in counts.items():
         for character in word:
             characters[character] += count

@@ -378,7 +378,7 @@ class ShardReader:
         schema = shard_schema(self.manifest.vocab_size, self.manifest.mask_sets)
         self._head = np.frombuffer(schema.serialize(), np.uint8)
         self._open: OrderedDict[int, _Shard | _Shard1] = OrderedDict()
-        self._window: tuple[tuple[Any, ...], Window] | None = None
+        self._window: tuple[tuple[object, ...], Window] | None = None
 
     @property
     def num_samples(self) -> int:

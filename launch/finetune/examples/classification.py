@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -121,7 +121,7 @@ class TextExamples(Examples):
         """
 
     @abstractmethod
-    def _target(self, row: Row) -> Any:
+    def _target(self, row: Row) -> object:
         """The target of a row as a number or numbers.
 
         Raises:
@@ -136,7 +136,7 @@ class TextExamples(Examples):
     def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float: ...
 
     @abstractmethod
-    def _named(self, numbers: np.ndarray) -> Any:
+    def _named(self, numbers: np.ndarray) -> object:
         """A target or prediction of a row with names of labels."""
 
     @abstractmethod

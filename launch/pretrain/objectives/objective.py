@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,7 @@ class Objective(ABC):
         self.weights: dict[str, float] = {}  # weights of terms in the loss; 1 for terms that are not listed
         self.frozen: tuple[nn.Module, ...] = ()  # models that are not trained, such as a teacher: whole on each device
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         terms = getattr(cls, "TERMS", ())
         cls.NAMES = ("loss", *(f"{term}_{sum}" for term in terms for sum in ("loss", "count", "correct")))

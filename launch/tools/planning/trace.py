@@ -102,7 +102,7 @@ class _Recorder(TorchDispatchMode):
         self.trace = Trace()
         self.in_layer = False
         self._attention_flops = attention_flops
-        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._numbers: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._held = 0
         self._count = 0
 
@@ -122,8 +122,8 @@ class _Recorder(TorchDispatchMode):
         self._held -= size
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Fields | None = None
-    ) -> Any:
+        self, function: Any, types: object, args: tuple[Any, ...] = (), kwargs: Fields | None = None
+    ) -> object:
         result = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
         read = {key: value for key, value in (kwargs or {}).items() if key != "out"}
@@ -163,10 +163,10 @@ class _Recorder(TorchDispatchMode):
     def follow(self, layer: nn.Module) -> None:
         """Mark the kernels of a layer with the layer."""
 
-        def enter(*_: Any) -> None:
+        def enter(*_: object) -> None:
             self.in_layer = True
 
-        def leave(*_: Any) -> None:
+        def leave(*_: object) -> None:
             self.in_layer = False
 
         layer.register_forward_pre_hook(enter)
