@@ -1,8 +1,6 @@
 """`cloze serve` and malicious or dead clients: others are served, memory is bounded, a stop ends."""
 
-import asyncio
 import json
-import resource
 import signal
 import socket
 import time
@@ -11,23 +9,10 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 
-from cloze.launch.predict.predictor import Predictor
-from cloze.launch.serve.app import build_app
-from cloze.launch.serve.config import ServeConfig
-from cloze.launch.serve.connections import make_room_for_files
-from cloze.launch.serve.keys import read_keys
-from cloze.pipeline.errors import UserError
 from tests.launch.serve.hostile_requests import HOSTILE, ask_badly, embed, flood, peak_of, post
 from tests.launch.serve.serving import connect, read_meters, server, until_closed
-from tests.launch.tiny_models import save_model
 
-KEY = "0123456789abcdef0123456789abcdef"
 TEXT = "the cat sat on the mat and the sky is blue"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("attacked"))
 
 
 @pytest.fixture(scope="module")
@@ -163,61 +148,6 @@ def test_a_stop_ends_in_spite_of_an_unfinished_body_and_of_a_refused_one(folder)
             output, errors = process.communicate(timeout=60)
         assert process.returncode == 0 and "every accepted request was answered" in output, errors
         assert "Traceback" not in errors, errors
-
-
-def test_keys_are_asked_for_before_anything_is_read(folder, tmp_path):
-    path = tmp_path / "keys"
-    path.write_text(f"# of the web shop\n{KEY}\n\nanother-key-of-somebody\n")
-    offline = Predictor.from_folder(folder)
-    app = build_app(offline, ServeConfig(str(folder), host="0.0.0.0", api_key_file=str(path)))
-
-    async def statuses() -> list[int]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
-            found = []
-            for key in (None, f"Bearer {KEY}x", f"Basic {KEY}", "Bearer # of the web shop", "Bearer ", f"Bearer {KEY}"):
-                headers = {"authorization": key} if key else {}
-                for ask in (
-                    client.post("/tokenize", json={"inputs": ["cat"]}, headers=headers),
-                    client.get("/metrics", headers=headers),
-                ):
-                    found.append((await ask).status_code)
-            for name in ("/", "/health", "/ready", "/docs"):
-                found.append((await client.get(name)).status_code)
-            refused = await client.post("/no/such/path", json={})
-            assert refused.headers["www-authenticate"] == "Bearer" and "Bearer KEY" in refused.json()["detail"]
-            return found
-
-    async def run():
-        async with app.router.lifespan_context(app):
-            return await statuses()
-
-    assert asyncio.run(run()) == [401] * 10 + [200] * 6
-
-
-@pytest.mark.parametrize(
-    ("content", "options", "expected"),
-    [
-        (None, {"host": "0.0.0.0"}, "expected a file of keys; add --api_key_file FILE, or --no_auth true"),
-        (None, {"host": "example.org"}, "found none for example.org, which other machines can reach"),
-        ("", {}, "found no key in"),
-        ("# none\n", {}, "found no key in"),
-        ("short\n", {}, "found 5 characters in key 1"),
-    ],
-)
-def test_a_server_that_others_reach_needs_keys(tmp_path, content, options, expected):
-    if content is not None:
-        (tmp_path / "keys").write_text(content)
-        options["api_key_file"] = str(tmp_path / "keys")
-    with pytest.raises(UserError, match=expected):
-        read_keys(ServeConfig("model", **options))
-
-
-def test_more_connections_than_files_are_refused(monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
-    make_room_for_files(ServeConfig("model", max_connections=3896))
-    with pytest.raises(UserError, match="expected at most 3896, since a process may open 4096 files"):
-        make_room_for_files(ServeConfig("model", max_connections=3897))
 
 
 def test_honest_clients_are_served_among_hundreds_of_hostile_ones(folder):

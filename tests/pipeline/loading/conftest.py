@@ -2,8 +2,10 @@
 
 import pytest
 
+from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.loading import batches, mixture
 from cloze.pipeline.shards import shards
+from tests.pipeline import corpus
 
 
 @pytest.fixture(scope="module")
@@ -16,3 +18,16 @@ def small_units():
         patch.setattr(batches, "_TOKENS_COLLATED", 4096)
         patch.setattr(mixture, "PERIOD", 1 << 10)
         yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("batches")
+    corpus.write_jsonl(folder / "in" / "a.jsonl", corpus.documents(80))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(folder):
+    prepare(corpus.config(folder, [folder / "in"]))
+    return folder / "data"

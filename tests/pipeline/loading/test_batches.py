@@ -1,7 +1,5 @@
 """Batches: the same samples for any number of ranks, each once an epoch, from any position."""
 
-import dataclasses
-import inspect
 import itertools
 import math
 import subprocess
@@ -13,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloze.pipeline.config import MaskingConfig, SamplesConfig
+from cloze.pipeline.config import MaskingConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.loading.batches import BatchPhases, BatchStream, BatchWarmup, deal, evaluation_batches
@@ -26,19 +24,6 @@ from tests.pipeline import corpus
 from tests.pipeline.loading.plain_order import positions
 
 pytestmark = pytest.mark.usefixtures("small_units")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("batches")
-    corpus.write_jsonl(folder / "in" / "a.jsonl", corpus.documents(80))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def data(folder):
-    prepare(corpus.config(folder, [folder / "in"]))
-    return folder / "data"
 
 
 def take(
@@ -288,21 +273,6 @@ def test_resuming_is_a_seek_across_epochs(data):
     assert straight[-1].epoch == 2
 
 
-def epoch_of(stream, epoch, size):
-    """All samples of an epoch: indices, samples, masks."""
-    portion = stream.read(range(1), epoch * size, size)
-    return portion.indices, portion.samples, portion.masks
-
-
-def test_epochs_take_the_mask_sets_in_turn(data):
-    reader = ShardReader(data)
-    stream = SampleStreams(reader, 1, seed=1)
-    for epoch in range(4):
-        indices, _, masks = epoch_of(stream, epoch, reader.num_samples)
-        expected = reader.take(indices, mask_set=epoch % 3)[1]
-        assert np.array_equal(masks.positions, expected.positions) and np.array_equal(masks.ids, expected.ids)
-
-
 def test_a_micro_batch_is_what_the_shards_say(data):
     reader = ShardReader(data)
     (batch,) = take(data, 1)
@@ -339,24 +309,6 @@ def dynamic(folder):
     return folder / "dynamic"
 
 
-def test_dynamic_masks_differ_by_epoch_and_not_by_ranks(folder):
-    data = dynamic(folder)
-    reader = ShardReader(data)
-    assert reader.manifest.mask_sets == 0
-    whole = take(data, 2)
-    for number, parts in enumerate(parts_of(data, 2, 2)):
-        found = [s for part in parts for micro in part.micro_batches for s in sequences(micro)]
-        assert sorted(found) == sorted(s for micro in whole[number].micro_batches for s in sequences(micro))
-    stream = SampleStreams(reader, 1, seed=1)
-    seen = []
-    for epoch in range(2):
-        indices, _, masks = epoch_of(stream, epoch, reader.num_samples)
-        bounds = zip(masks.offsets[:-1], masks.offsets[1:], strict=True)
-        seen.append({int(index): masks.positions[a:b].tolist() for index, (a, b) in zip(indices, bounds, strict=True)})
-    assert seen[0].keys() == seen[1].keys()
-    assert sum(seen[0][index] == seen[1][index] for index in seen[0]) < 0.2 * len(seen[0])
-
-
 def test_a_masking_rate_follows_the_position_for_any_ranks_and_from_any_batch(folder):
     data = dynamic(folder)
     changing = RateSchedule(0.5, 0.1, begin=24, end=24 * 6)
@@ -369,22 +321,6 @@ def test_a_masking_rate_follows_the_position_for_any_ranks_and_from_any_batch(fo
     shares = [batch.num_masked / batch.num_tokens for batch in whole]
     assert shares[0] == pytest.approx(0.5, abs=0.02) and shares[6:] == pytest.approx([0.1, 0.1], abs=0.02)
     assert all(before > after for before, after in zip(shares[1:5], shares[2:6], strict=True))
-
-
-def test_epochs_cycle_through_pair_sets(folder):
-    config = corpus.config(
-        folder, [folder / "in"], output=str(folder / "pairs"), mask_sets=2, samples=SamplesConfig(pair_sets=2)
-    )
-    manifest = prepare(config)
-    reader = ShardReader(config.output)
-    first, second = reader.epoch_sizes
-    assert first + second == reader.num_samples and {s.pair_set for s in manifest.splits["train"].shards} == {0, 1}
-    stream = SampleStreams(reader, 1, seed=1)
-    seen = []
-    for start, size in ((0, first), (first, second), (first + second, first)):
-        seen.append(np.sort(stream.read(range(1), start, size).indices))
-    assert np.array_equal(seen[0], np.arange(first)) and np.array_equal(seen[2], seen[0])
-    assert np.array_equal(seen[1], np.arange(first, first + second))
 
 
 @pytest.mark.parametrize(("world_size", "max_samples"), [(1, None), (2, None), (3, 10), (5, 3)])
@@ -432,34 +368,6 @@ def test_refusals(data):
         name = {"size": "global_batch_size", "micro": "micro_batch_size", "start": "samples_consumed"}.get(name, name)
         with pytest.raises(UserError, match=f"^{name}: found {value}, expected a whole number, at least [01]$"):
             take(data, 1, **wrong)
-
-
-def test_padding_and_fields(data):
-    (batch,) = take(data, 1)
-    padding = 0
-    for micro in batch.micro_batches:
-        lengths = np.diff(micro["sequence_offsets"])
-        padding += int((lengths.max() - lengths).sum())
-    assert batch.num_padding == padding
-    assert {field.name for field in dataclasses.fields(batch)} >= {"num_tokens", "num_masked", "num_pairs"}
-
-
-def test_the_keys_are_parameters_of_forward():
-    bert = pytest.importorskip("cloze.model.bert")
-    from cloze.pipeline.loading.collate import collate
-
-    keys = {
-        "input_ids",
-        "token_type_ids",
-        "position_ids",
-        "sequence_offsets",
-        "max_sequence_length",
-        "masked_positions",
-        "labels",
-        "next_sentence_label",
-    }
-    assert keys <= set(inspect.signature(bert.BertForPreTraining.forward).parameters)
-    assert all(key in collate.__doc__ for key in keys)
 
 
 def test_a_process_may_end_with_a_stream_that_is_open(data):

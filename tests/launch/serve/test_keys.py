@@ -1,0 +1,61 @@
+"""Keys of clients."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.serve.app import build_app
+from cloze.launch.serve.config import ServeConfig
+from cloze.launch.serve.keys import read_keys
+from cloze.pipeline.errors import UserError
+
+KEY = "0123456789abcdef0123456789abcdef"
+
+
+def test_keys_are_asked_for_before_anything_is_read(folder, tmp_path):
+    path = tmp_path / "keys"
+    path.write_text(f"# of the web shop\n{KEY}\n\nanother-key-of-somebody\n")
+    offline = Predictor.from_folder(folder)
+    app = build_app(offline, ServeConfig(str(folder), host="0.0.0.0", api_key_file=str(path)))
+
+    async def statuses() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+            found = []
+            for key in (None, f"Bearer {KEY}x", f"Basic {KEY}", "Bearer # of the web shop", "Bearer ", f"Bearer {KEY}"):
+                headers = {"authorization": key} if key else {}
+                for ask in (
+                    client.post("/tokenize", json={"inputs": ["cat"]}, headers=headers),
+                    client.get("/metrics", headers=headers),
+                ):
+                    found.append((await ask).status_code)
+            for name in ("/", "/health", "/ready", "/docs"):
+                found.append((await client.get(name)).status_code)
+            refused = await client.post("/no/such/path", json={})
+            assert refused.headers["www-authenticate"] == "Bearer" and "Bearer KEY" in refused.json()["detail"]
+            return found
+
+    async def run():
+        async with app.router.lifespan_context(app):
+            return await statuses()
+
+    assert asyncio.run(run()) == [401] * 10 + [200] * 6
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "expected"),
+    [
+        (None, {"host": "0.0.0.0"}, "expected a file of keys; add --api_key_file FILE, or --no_auth true"),
+        (None, {"host": "example.org"}, "found none for example.org, which other machines can reach"),
+        ("", {}, "found no key in"),
+        ("# none\n", {}, "found no key in"),
+        ("short\n", {}, "found 5 characters in key 1"),
+    ],
+)
+def test_a_server_that_others_reach_needs_keys(tmp_path, content, options, expected):
+    if content is not None:
+        (tmp_path / "keys").write_text(content)
+        options["api_key_file"] = str(tmp_path / "keys")
+    with pytest.raises(UserError, match=expected):
+        read_keys(ServeConfig("model", **options))
