@@ -61,7 +61,8 @@ class Layout(NamedTuple):
         padded = padded.flatten(0, 1)
         if self.padded_index is None:
             return padded
-        return _Unpad.apply(padded, self.token_index, self.padded_index)
+        tokens: Tensor = _Unpad.apply(padded, self.token_index, self.padded_index)
+        return tokens
 
 
 def _rows_or_zero(rows: Tensor, index: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ def branch(inputs: Tensor, linear: nn.Linear, parts: int = 1) -> tuple[Tensor, .
     if type(linear) is not nn.Linear:
         return inputs, *linear(inputs).chunk(parts, -1)
     weight, bias = linear.weight.to(inputs.dtype), linear.bias
-    return _Branch.apply(inputs, weight, None if bias is None else bias.to(inputs.dtype), parts)
+    branches: tuple[Tensor, ...] = _Branch.apply(inputs, weight, None if bias is None else bias.to(inputs.dtype), parts)
+    return branches
 
 
 class _Branch(torch.autograd.Function):

@@ -126,7 +126,8 @@ def rotate_packed(packed: Tensor, num_heads: int, tables: tuple[Tensor, Tensor])
     """Rotate queries and keys in (..., 3 * hidden), pairing element i of a head with i + half its size. The products
     and their sum are rounded once, to the dtype of `packed`; so are the gradients."""
     if _BLOCK_ELEMENTS[packed.is_cuda] and not torch.compiler.is_compiling():
-        return _RotateInBlocks.apply(packed, num_heads, *tables)
+        result: Tensor = _RotateInBlocks.apply(packed, num_heads, *tables)
+        return result
     cosine, sine = (table.unsqueeze(-2) for table in tables)
     heads = packed.unflatten(-1, (3, num_heads, -1))
     rotated, value = heads[..., :2, :, :], heads[..., 2:, :, :]

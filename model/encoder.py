@@ -98,7 +98,8 @@ class Attention(nn.Module):
     def _heads(self, packed: Tensor, layout: Layout | None) -> Sequence[Tensor]:
         """(..., 3 * hidden) -> queries, keys and values (..., heads, head size), padded as the layout says."""
         packed = packed if layout is None else layout.pad(packed)
-        return packed.unflatten(-1, (3, self.num_heads, self.head_size)).unbind(-3)
+        heads: Sequence[Tensor] = packed.unflatten(-1, (3, self.num_heads, self.head_size)).unbind(-3)
+        return heads
 
     def _attend(
         self, heads: Sequence[Tensor], kernel: str, layout: Layout, seed: int | None, extra: Mapping[str, object]
@@ -374,7 +375,8 @@ class Encoder(nn.Module):
         seeds: tuple[int | None, int | None] = (None, None)
         if key is not None and self.config.attention_probs_dropout_prob:
             seeds = key.at(3), key.at(4)
-        return layer(hidden, context, bits, seeds, head_mask, read)
+        result: tuple[Tensor, Tensor | None, Tensor | None] = layer(hidden, context, bits, seeds, head_mask, read)
+        return result
 
 
 def parse_checkpointing(value: str) -> int:

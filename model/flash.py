@@ -61,7 +61,8 @@ def flash_attention(
     if seed is None or probability == 0:
         return _forward(query, key, value, offsets, longest, reach, 0.0)[0]
     if torch.compiler.is_compiling():
-        return _dropping(query, key, value, offsets, longest, *reach, probability, seed)[0]
+        result: Tensor = _dropping(query, key, value, offsets, longest, *reach, probability, seed)[0]
+        return result
     with drawing_from(seed, query.device):
         return _forward(query, key, value, offsets, longest, reach, probability)[0]
 
@@ -76,7 +77,7 @@ def _forward(
     probability: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Result, log of the softmax's sums, and where the mask was drawn from; autograd knows it (derivatives.yaml)."""
-    return torch.ops.aten._flash_attention_forward(
+    result: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_forward(
         query,
         key,
         value,
@@ -90,6 +91,7 @@ def _forward(
         window_size_left=reach[0],
         window_size_right=reach[1],
     )[:3]
+    return result
 
 
 @torch.library.custom_op(f"{_OPERATORS}::flash_attention", mutates_args=())
@@ -130,7 +132,7 @@ def _dropping_backward(
     right: int,
     probability: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.ops.aten._flash_attention_backward(
+    result: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         gradient,
         query,
         key,
@@ -148,6 +150,7 @@ def _dropping_backward(
         window_size_left=left,
         window_size_right=right,
     )
+    return result
 
 
 @_dropping_backward.register_fake

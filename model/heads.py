@@ -161,7 +161,8 @@ class ClassifierTransform(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., hidden) -> (..., hidden)."""
-        return self.norm(self.activation(self.dense(hidden)))
+        result: Tensor = self.norm(self.activation(self.dense(hidden)))
+        return result
 
 
 class NextSentenceHead(Copied):
@@ -173,7 +174,8 @@ class NextSentenceHead(Copied):
 
     def forward(self, pooled: Tensor) -> Tensor:
         """(B, hidden) -> scores (B, 2)."""
-        return self.classifier(pooled)
+        scores: Tensor = self.classifier(pooled)
+        return scores
 
 
 class DetectionHead(Copied):
@@ -187,7 +189,8 @@ class DetectionHead(Copied):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., hidden) -> scores (...), above 0 for replaced."""
-        return self.score(self.activation(self.dense(hidden))).squeeze(-1)
+        scores: Tensor = self.score(self.activation(self.dense(hidden))).squeeze(-1)
+        return scores
 
 
 class LayerMix(nn.Module):

@@ -800,7 +800,8 @@ def _read_weights(folder: Path) -> StateDict:
 
 def _read_old_weights(path: Path) -> StateDict:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        weights: StateDict = torch.load(path, map_location="cpu", weights_only=True)
+        return weights
     except OSError:
         raise
     except Exception as error:  # any error of the reader for a file that is not an archive of tensors

@@ -152,7 +152,8 @@ class Classifier(WithTransform):
     def _vectors(self, features: Tensor) -> Tensor:
         """(..., layers read, hidden) -> (..., inputs of the linear layer)."""
         if self.head.layers == "weighted":
-            return self.mix(features.flatten(0, -3)).view(*features.shape[:-2], -1)
+            mixed: Tensor = self.mix(features.flatten(0, -3)).view(*features.shape[:-2], -1)
+            return mixed
         return features.flatten(-2)
 
     def scores(self, input_ids: Tensor | None, inputs: Inputs) -> tuple[Tensor, BertOutput | None]:
@@ -439,7 +440,8 @@ class BertForSequenceClassification(Classifier):
 
     def classify(self, vectors: Tensor) -> Tensor:
         """Scores of texts, from their vectors, without dropout."""
-        return self.classifier(self.transform(vectors))
+        scores: Tensor = self.classifier(self.transform(vectors))
+        return scores
 
     def pool_pieces(self, vectors: Tensor, offsets: Tensor) -> Tensor:
         """One vector per text, pooled from its pieces' (pieces, ...), with the offsets (B + 1,) of the texts."""
