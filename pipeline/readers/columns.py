@@ -99,7 +99,9 @@ def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
 
     config, path = segment.file.config, segment.file.path
     try:
-        with parquet.ParquetFile(_source(path), memory_map=not is_url(path)) as table:
+        source, in_memory = _source(path), not is_url(path)
+        # Writers may add a checksum to each page; Arrow looks at it only when it is told to.
+        with parquet.ParquetFile(source, memory_map=in_memory, page_checksum_verification=True) as table:
             check_fields(table.schema_arrow.names, config.text_field, config.id_field, path)
             groups = [table.metadata.row_group(group) for group in range(segment.stop)]
             place = sum(group.num_rows for group in groups[: segment.start])

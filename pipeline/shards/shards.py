@@ -7,7 +7,7 @@ import struct
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +35,7 @@ from cloze.pipeline.records import (
     shard_schema,
     token_type,
 )
+from cloze.pipeline.shards.checks import block_fault
 from cloze.pipeline.shards.manifest import FORMAT_VERSION, Manifest, ShardInfo
 from cloze.pipeline.storage import publishing, readable_errors, sha256_of
 from cloze.pipeline.stores.cache import Cache, CachedFile
@@ -492,7 +493,22 @@ class ShardReader:
             raise _damaged(self._path(shard), f"block {number} can't be read: {error}") from error
         if not intact:
             raise _damaged(self._path(shard), f"block {number} has another checksum than when it was written")
+        # Right checksums may have been computed for content that would read foreign memory.
+        if fault := block_fault(batch, mask_set, self.manifest.vocab_size, self.manifest.max_length):
+            raise _damaged(self._path(shard), f"block {number}: {fault}")
         return batch
+
+    def faults(self) -> Iterator[str]:
+        """A line for each shard whose content is wrong, of all blocks with all mask sets."""
+        mask_sets: list[int | None] = [*range(self.manifest.mask_sets)] or [None]
+        for shard in range(len(self.shards)):
+            try:
+                opened = self._open_shard(shard)
+                for block in np.flatnonzero(self._shard_of == shard).tolist():
+                    for mask_set in mask_sets:
+                        self._decode(block, opened, mask_set)
+            except UserError as error:
+                yield str(error)
 
     def _opened(self, shard: int) -> _Shard | _Shard1:
         if shard in self._open and self._open[shard].removed:

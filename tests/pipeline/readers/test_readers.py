@@ -361,6 +361,19 @@ def test_bytes_around_the_text_of_a_line_that_are_no_utf8_count_whatever_its_len
     assert texts([tmp_path])[0].startswith("é é") and not any(d.damaged for d in read([tmp_path]))
 
 
+def test_a_flipped_byte_of_a_parquet_page_with_a_checksum_is_an_error(tmp_path):
+    path, made = tmp_path / "a.parquet", ["a text that is long enough " + str(number) for number in range(50)]
+    parquet.write_table(
+        pa.table({"text": made}), path, write_page_checksum=True, compression="none", use_dictionary=False
+    )
+    assert [d.text.decode() for d in read([path])] == made
+    content = bytearray(path.read_bytes())
+    content[content.index(b"long enough 7")] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="a.parquet: can't be read as Parquet: .*CRC checksum"):
+        list(read([path]))
+
+
 @pytest.mark.parametrize("form", ["text", "file", "jsonl", "parquet"])
 def test_long_bytes_that_are_no_characters(tmp_path, monkeypatch, form):
     """Continuation bytes without a first one: nowhere in them does a character begin."""

@@ -1,0 +1,120 @@
+"""Shards that were made to harm, with right checksums and hashes: one line each, before anything uses their buffers."""
+
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from cloze.pipeline.config import VerifyConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs import verifying
+from cloze.pipeline.jobs.verifying import verify
+from cloze.pipeline.shards import checks, shards
+from cloze.pipeline.shards.shards import ShardReader
+from tests.synthetic import make_shards
+
+
+def crafted(folder, monkeypatch, change):
+    """A prepared folder whose first block is changed before its checksums, index and hashes are made."""
+    make, blocks = shards._record_batch, []
+
+    def changed(*arguments):
+        batch, sums = make(*arguments)
+        blocks.append(batch)
+        if len(blocks) > 1:
+            return batch, sums
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        columns |= change(columns)
+        batch = pa.RecordBatch.from_arrays([columns[name] for name in batch.schema.names], schema=batch.schema)
+        base = [name for name in batch.schema.names if not name.startswith("masked_")]
+        sums = {f"{shards._CHECKSUM}.base": str(shards._checksum(batch.column(name) for name in base))}
+        for number in range((len(batch.schema.names) - len(base)) // 2):
+            pair = [batch.column(name) for name in shards.mask_columns(number)]
+            sums[f"{shards._CHECKSUM}.{number}"] = str(shards._checksum(pair))
+        return batch, sums
+
+    monkeypatch.setattr(shards, "_record_batch", changed)
+    return make_shards(folder)
+
+
+def with_offsets(column: pa.Array, change) -> pa.Array:
+    offsets = column.offsets.to_numpy().copy()
+    change(offsets)
+    buffers = [None, pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(column.type, len(column), buffers, children=[column.values])
+
+
+def with_values(column: pa.Array, place: int, value: int) -> pa.Array:
+    values = column.values.to_numpy().copy()
+    values[place] = value
+    return pa.Array.from_buffers(
+        column.type, len(column), [None, column.buffers()[1]], children=[pa.array(values, column.values.type)]
+    )
+
+
+def put(offsets: np.ndarray, place: int, value: int) -> None:
+    offsets[place] = value
+
+
+CRAFTED = {
+    "offsets that descend": (
+        lambda c: {"input_ids": with_offsets(c["input_ids"], lambda o: put(o, 2, o[4]))},
+        "input_ids: found offsets that do not ascend",
+    ),
+    "ids beyond the vocabulary": (
+        lambda c: {"input_ids": with_values(c["input_ids"], 3, 60_000)},
+        "input_ids: found the id 60000, expected ids below the vocabulary's size",
+    ),
+    "a position outside": (
+        lambda c: {"masked_positions_1": with_values(c["masked_positions_1"], 0, 999)},
+        "masked_positions_1: found a masked position outside of its sample",
+    ),
+    "masked ids beyond the vocabulary": (
+        lambda c: {"masked_ids_0": with_values(c["masked_ids_0"], 1, 65_535)},
+        "masked_ids_0: found the id 65535, expected ids below",
+    ),
+    "other numbers of ids": (
+        lambda c: {"masked_ids_0": with_offsets(c["masked_ids_0"], lambda o: put(o, 1, o[1] + 1))},
+        "masked_ids_0: found other numbers of masked ids",
+    ),
+    "a second segment beyond the end": (
+        lambda c: {"segment_b_start": pa.array([65535] + c["segment_b_start"].to_pylist()[1:], pa.uint16())},
+        "segment_b_start: found 65535 in a sample of",
+    ),
+    "a label that is none": (
+        lambda c: {"next_sentence_label": pa.array([77] + c["next_sentence_label"].to_pylist()[1:], pa.int8())},
+        "next_sentence_label: found 0 to 77, expected 0, 1 or null",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_a_crafted_block_is_refused_in_one_line(tmp_path, monkeypatch, name):
+    """When it is read, and by `cloze verify`, though every hash is right."""
+    change, expected = CRAFTED[name]
+    folder = crafted(tmp_path / "data", monkeypatch, change)
+    reader = ShardReader(folder, "train")
+    with pytest.raises(UserError, match=f"shard-00000.arrow: damaged shard: block 0.*(?:{expected})"):
+        for mask_set in range(reader.manifest.mask_sets):
+            reader.take(np.arange(reader.num_samples), mask_set)
+    for check in ("_check_manifest", "_check_tokenizer"):  # of a corpus, which these numbers are not of
+        monkeypatch.setattr(verifying, check, lambda manifest: [])
+    damaged = verify(VerifyConfig(str(folder)))[1]
+    assert any(re.search(expected, line) for line in damaged) and not any("\n" in line for line in damaged), damaged
+
+
+def test_good_blocks_of_every_kind_pass(tmp_path):
+    for number, options in enumerate(({}, {"pairs": False}, {"mask_sets": 0}, {"max_length": 8})):
+        folder = make_shards(tmp_path / str(number), train=50, validation=2, **options)
+        assert list(ShardReader(folder, "train").faults()) == []
+
+
+def test_offsets_outside_of_the_values_are_refused_before_they_are_used():
+    """What Arrow's own functions would not build, but a file can hold."""
+    whole = pa.array([[5, 6], [7]], pa.list_(pa.uint16()))
+    for offsets in ([0, 2, 1 << 30], [0, -5, 3], [-1, 2, 3]):
+        values = pa.array([5, 6, 7], pa.uint16())
+        fault = checks._offsets_fault("input_ids", np.array(offsets, np.int32), len(values))
+        assert fault == "input_ids: found offsets that do not ascend from 0 to 3, the number of its values"
+    assert checks._offsets_fault("input_ids", whole.offsets.to_numpy(), 3) is None
