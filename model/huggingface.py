@@ -279,10 +279,12 @@ _NO_MODELS = {"manifest.json": "prepared data", "checkpoints": "a run"}
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu"}
 _THEIR_ACTIVATIONS = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
+# What a head is for -> its name in transformers. A head for anything else goes out in our own format.
 _PROBLEMS = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
     "regression": "regression",
+    "score": None,  # one score, of which transformers' own classes say nothing
 }
 _SEGMENTS = "segment_embeddings"  # false in config.json: the only segment's embedding is zero, as without segments
 # Fields that BERT's configuration in transformers has under the same name, and ELECTRA's, which has one more.
@@ -376,7 +378,7 @@ def config_to_huggingface(
     if head is not None:
         values["id2label"] = {str(number): label for number, label in enumerate(head.labels)}
         values["label2id"] = {label: number for number, label in enumerate(head.labels)}
-        values["problem_type"] = _PROBLEMS.get(head.problem)  # it has no entry for the problem type score
+        values["problem_type"] = _PROBLEMS[head.problem]
         if family == "modernbert":
             values["classifier_pooling"] = "mean" if head.pooling == "mean" else "cls"
     return values
@@ -385,7 +387,7 @@ def config_to_huggingface(
 def _export_family(config: BertConfig, architecture: str, head: HeadConfig | None) -> str | None:
     """The family in transformers that has this architecture and head; None: our own format."""
     family = family_of(config)
-    if head and (head.layers != "last" or head.pieces != "none"):
+    if head and (head.layers != "last" or head.pieces != "none" or head.problem not in _PROBLEMS):
         return None
     if family == "electra" or architecture == _DETECTOR:
         known = family == "electra" and architecture in _ELECTRA_CLASSES
@@ -756,8 +758,11 @@ def _head(values: Json) -> HeadConfig | None:
         labels = tuple(label for _, label in sorted(values["id2label"].items(), key=lambda item: int(item[0])))
     elif pooling == "pooler" and not values.get("problem_type"):
         return None
-    problems: dict[Any, Any] = {theirs: ours for ours, theirs in _PROBLEMS.items()}
-    problem = problems.get(values.get("problem_type"), "single_label")
+    problems: dict[str, Any] = {theirs: ours for ours, theirs in _PROBLEMS.items() if theirs is not None}
+    given = values.get("problem_type")
+    if given is not None and given not in problems:
+        raise ModelError(f"config.json: found problem_type {given!r}, expected one of {', '.join(problems)}, or none")
+    problem: Any = "single_label" if given is None else problems[given]
     if len(labels) == 1 and problem == "single_label":
         problem = "score"
     return HeadConfig(labels, problem, pooling=pooling)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import resource
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -12,15 +13,16 @@ from safetensors.torch import load_file
 from tokenizers import BertWordPieceTokenizer
 
 from cloze.model.bert import BertForPreTraining, BertModel
-from cloze.model.config import BertConfig, ModelError
+from cloze.model.config import BertConfig, HeadConfig, ModelError
 from cloze.model.huggingface import (
     copy_pretrained,
     from_huggingface,
+    load_head,
     load_pretrained,
     save_pretrained,
     to_huggingface,
 )
-from cloze.model.tasks import ARCHITECTURES
+from cloze.model.tasks import ARCHITECTURES, BertForSequenceClassification
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model, reference, scramble
 
 TOLERANCE = dict(atol=1e-5, rtol=0)
@@ -330,6 +332,30 @@ def test_values_of_another_kind_in_a_config_are_one_line(tmp_path, field, value)
     with pytest.raises(ModelError, match=field if field != "hidden_act" else "config.json|hidden_act") as caught:
         BertForPreTraining.from_folder(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("problem", get_args(get_type_hints(HeadConfig)["problem"]))
+def test_a_head_of_every_problem_comes_back_as_it_went_out(tmp_path, problem):
+    """In transformers' format where that can say it, else in our own; nothing is written that can't be read."""
+    columns = (("size", ("small", "large")), ("kind", ("a", "b", "c"))) if problem == "columns" else ()
+    labels = ("number",) if problem in ("regression", "score") else ("one", "two", "three")
+    head = HeadConfig(() if columns else labels, problem, columns=columns)
+    config = BertConfig.preset("tiny", vocab_size=40)
+    model = BertForSequenceClassification(config, head).eval()
+    model.save(tmp_path)
+    assert load_head(tmp_path) == head
+    again = BertForSequenceClassification.from_folder(tmp_path)
+    ids, mask = torch.arange(5, 11).view(1, -1), torch.tensor([6])
+    assert torch.equal(again(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
+
+
+def test_a_problem_that_is_not_known_is_refused(tmp_path):
+    """It would be read as one of several classes, and its scores as probabilities."""
+    BertForSequenceClassification(BertConfig.preset("tiny", vocab_size=40), HeadConfig(("a", "b"))).save(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"problem_type": "ranking"}))
+    with pytest.raises(ModelError, match="config.json: found problem_type 'ranking', expected one of single_label_cl"):
+        load_head(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["[]", "3", "null", '"x"', "[" * 100_000])
