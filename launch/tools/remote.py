@@ -29,6 +29,7 @@ _PARTS = (
     "heads",
     "huggingface",
     "initialization",
+    "inputs",
     "rounding",
     "sentences",
     "tasks",

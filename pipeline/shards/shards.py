@@ -503,10 +503,9 @@ class ShardReader:
         mask_sets: list[int | None] = [*range(self.manifest.mask_sets)] or [None]
         for shard in range(len(self.shards)):
             try:
-                opened = self._open_shard(shard)
                 for block in np.flatnonzero(self._shard_of == shard).tolist():
                     for mask_set in mask_sets:
-                        self._decode(block, opened, mask_set)
+                        self.window(np.array([block]), mask_set)
             except UserError as error:
                 yield str(error)
 

@@ -291,7 +291,8 @@ def test_inspect_shows_the_same(small_corpus, bucket, capsys, monkeypatch):
     assert found == Manifest.load(small_corpus) and str(found.folder) == stored
 
 
-def test_verify_names_what_is_damaged(small_corpus, bucket, capsys):
+def test_verify_names_what_is_damaged(small_corpus, bucket, capsys, monkeypatch):
+    monkeypatch.setattr(shards, "BLOCK_TOKENS", BLOCK_TOKENS)  # as `cloze prepare` has written them
     stored = uploaded(small_corpus, bucket)
     assert main(["verify", stored]) == 0
     assert "all as they were written" in capsys.readouterr().out
