@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -375,6 +376,11 @@ class HeadConfig:
             raise ModelError(f"head.labels: found {len(self.labels)} with head.problem = score, expected one")
         if self.num_outputs < 1 or any(not classes for _, classes in self.columns):
             raise ModelError("head.labels: found none, expected at least one; give the labels")
+        for names in (self.labels, [name for name, _ in self.columns], *(classes for _, classes in self.columns)):
+            if not all(isinstance(name, str) for name in names):
+                raise ModelError(f"head.labels: found {str(names)[:60]}, expected texts")
+            if twice := [name for name, count in Counter(names).items() if count > 1]:
+                raise ModelError(f"head.labels: found {twice[0]!r} twice, expected names that differ; rename one")
 
     @property
     def num_outputs(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -18,11 +19,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cloze.model.config import BertConfig, HeadConfig, ModelError
+from cloze.model.files import INDEX, WEIGHTS, read_object, read_weights, shard_names
 from cloze.model.initialization import init_weights
 
 StateDict = dict[str, Tensor]
@@ -103,6 +104,7 @@ _REPEATED = (
 _SEGMENT_WEIGHTS = {  # which these are never without there
     family: f"{family}.embeddings.token_type_embeddings.weight" for family in ("bert", "electra")
 }
+_POOLER = {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
 VOCABULARY_ROWS = ("bert.embeddings.word.weight", "masked_lm.decoder.weight", "masked_lm.decoder.bias")
 
 _BERT_DEFAULTS = (  # fields that must have the published values
@@ -216,6 +218,8 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
     theirs = {}
     for name, tensor in state_dict.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        if name in theirs:
+            raise ModelError(f"{name}: found it twice, under its old name too; fetch the model again")
         theirs[name] = tensor
     if not config.tie_word_embeddings and _UNTIED_BIAS in theirs:
         theirs[_TIED_BIAS] = theirs[_UNTIED_BIAS]
@@ -223,8 +227,12 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
     prefix = _PREFIXES.get(family, "bert.")
     if not any(name.startswith(prefix) for name in theirs):
         theirs = {prefix + name: tensor for name, tensor in theirs.items()}
-    if not config.type_vocab_size and family in _SEGMENT_WEIGHTS:
-        theirs.pop(_SEGMENT_WEIGHTS[family], None)
+    if not config.type_vocab_size and (segments := theirs.pop(_SEGMENT_WEIGHTS.get(family, ""), None)) is not None:
+        if segments.any():  # only zeros are as good as none
+            raise ModelError(
+                f"{_SEGMENT_WEIGHTS[family]}: found {len(segments)} segments, expected type_vocab_size = 0 of them; "
+                "fix config.json, or fetch the model again"
+            )
     result: StateDict = {}
     head = "masked_lm"
     if "classifier.weight" in theirs:
@@ -234,7 +242,9 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
             missing = [part for part in parts if part not in theirs]
             if missing:
                 raise ModelError(f"{missing[0]}: not found in the checkpoint, which has its siblings; it is damaged")
-            result[ours] = torch.cat([theirs.pop(part) for part in parts])
+            if len(parts) > 1:
+                _check_square(parts, theirs, config.hidden_size)
+            result[ours] = torch.cat([theirs.pop(part) for part in parts]) if len(parts) > 1 else theirs.pop(parts[0])
     repeated = _REPEATED + (tuple(pair[0] for pair in _DECODERS.values()) if config.tie_word_embeddings else ())
     for name in repeated:
         theirs.pop(name, None)
@@ -243,6 +253,18 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
             f"{sorted(theirs)[0]}: found in the checkpoint, not part of the architecture ({len(theirs)} such names)"
         )
     return with_padding(result, config)
+
+
+def _check_square(parts: tuple[str, ...], theirs: StateDict, width: int) -> None:
+    """Check the shape of each of the parts (queries, keys, values) that are concatenated: together they may have the
+    right one although no part has.
+    """
+    for part in parts:
+        expected = (width, width) if part.endswith(".weight") else (width,)
+        if tuple(theirs[part].shape) != expected:
+            raise ModelError(
+                f"{part}: found shape {tuple(theirs[part].shape)}, expected {expected}; fetch the model again"
+            )
 
 
 def without_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
@@ -262,8 +284,10 @@ def with_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
     for name in VOCABULARY_ROWS:
         if name in result:
             rows = result[name]
-            if len(rows) != config.vocab_size:
-                raise ModelError(f"{name}: found {len(rows)} rows, expected vocab_size = {config.vocab_size}")
+            if rows.dim() not in (1, 2) or len(rows) != config.vocab_size:
+                raise ModelError(
+                    f"{name}: found shape {tuple(rows.shape)}, expected vocab_size = {config.vocab_size} rows"
+                )
             missing = config.padded_vocab_size - len(rows)
             result[name] = torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:])))
     bare = config.mlm_head == "linear" and not config.decoder_bias  # a head that consists only of the embeddings
@@ -565,8 +589,8 @@ def save_pretrained(
 
 
 def copy_pretrained(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[str]:
-    """Copy a model folder that `load_pretrained` reads into a new one: its configuration, weights and tokenizer, old
-    pickled weights as model.safetensors.
+    """Copy a model folder that `load_pretrained` reads into a new one: its configuration, weights and tokenizer, shards
+    and old pickled weights as one model.safetensors.
 
     Returns:
         The names of other files, which are not copied.
@@ -576,7 +600,8 @@ def copy_pretrained(source: str | os.PathLike[str], folder: str | os.PathLike[st
     """
     source, folder = Path(source), Path(folder)
     config, _ = load_pretrained(source)
-    taken = [name for name in ("config.json", "model.safetensors", *TOKENIZER_FILES) if (source / name).is_file()]
+    shards = () if (source / WEIGHTS).is_file() or not (source / INDEX).is_file() else (INDEX, *shard_names(source))
+    taken = [name for name in ("config.json", WEIGHTS, *shards, *TOKENIZER_FILES) if (source / name).is_file()]
     place = source.resolve()
     inside = [place]
     if place.parent.name == "snapshots":  # the hub library's layout: folders of links to files beside them
@@ -589,10 +614,10 @@ def copy_pretrained(source: str | os.PathLike[str], folder: str | os.PathLike[st
             )
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / "config.json", folder / "config.json")
-    if "model.safetensors" in taken:
-        shutil.copyfile(source / "model.safetensors", folder / "model.safetensors")
+    if WEIGHTS in taken:
+        shutil.copyfile(source / WEIGHTS, folder / WEIGHTS)
     else:
-        weights = {name: tensor.contiguous().clone() for name, tensor in _read_weights(source).items()}
+        weights = {name: tensor.contiguous().clone() for name, tensor in read_weights(source).items()}
         _write_weights(weights, folder)
     _copy_tokenizer(source, folder, config)
     return sorted(path.name for path in source.iterdir() if path.name not in taken)
@@ -607,7 +632,7 @@ def cast_pretrained(folder: str | os.PathLike[str], dtype: torch.dtype) -> None:
     folder = Path(folder)
     weights = {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in _read_weights(folder).items()
+        for name, tensor in read_weights(folder).items()
     }
     check_finite(weights, f"{folder} in {str(dtype).removeprefix('torch.')}")
     values = _read_config(folder) | {"dtype": str(dtype).removeprefix("torch.")}
@@ -622,12 +647,12 @@ def _write_config(values: Json, folder: Path) -> None:
 
 
 def _write_weights(weights: StateDict, folder: Path) -> None:
-    aside = folder / "model.safetensors.tmp"
+    aside = folder / f"{WEIGHTS}.tmp"
     aside.touch()
     mode = aside.stat().st_mode
     save_file(weights, aside, metadata={"format": "pt"})  # the key that transformers looks for
     aside.chmod(mode)  # permissions by the umask: the library always uses 0600
-    os.replace(aside, folder / "model.safetensors")
+    os.replace(aside, folder / WEIGHTS)
 
 
 def _copy_tokenizer(source: Path, folder: Path, config: BertConfig) -> None:
@@ -642,10 +667,12 @@ def _copy_tokenizer(source: Path, folder: Path, config: BertConfig) -> None:
             shutil.copyfile(source / name, folder / name)
     path = folder / "tokenizer_config.json"
     if path.exists():
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_object(path)
         segments = ["token_type_ids"] * (config.type_vocab_size > 1)
         values["model_input_names"] = ["input_ids", *segments, "attention_mask"]
-        longest = values.get("model_max_length") or config.max_position_embeddings
+        longest = values.get("model_max_length")
+        if not isinstance(longest, int | float) or isinstance(longest, bool) or longest <= 0:
+            longest = math.inf
         values["model_max_length"] = min(longest, config.max_position_embeddings)
         path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -653,7 +680,8 @@ def _copy_tokenizer(source: Path, folder: Path, config: BertConfig) -> None:
 def load_pretrained(folder: str | os.PathLike[str]) -> tuple[BertConfig, StateDict]:
     """Configuration and weights, under our names, of a folder in Hugging Face's or in our own format.
 
-    Reads model.safetensors, or an old pytorch_model.bin with weights_only.
+    Reads model.safetensors, the shards that model.safetensors.index.json names, or an old pytorch_model.bin with
+    weights_only.
 
     Raises:
         ModelError: for what is missing, damaged, not finite or of another architecture.
@@ -662,7 +690,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> tuple[BertConfig, StateDi
     values = _read_config(folder)
     with _reading(folder):
         config = config_from_huggingface(values)
-    weights = _read_weights(folder)
+    weights = read_weights(folder)
     _check_layers(weights, config, folder)
     check_finite(weights, str(folder))
     if values["model_type"] == OWN_MODEL_TYPE:
@@ -701,7 +729,12 @@ def _check_sizes(config: BertConfig, weights: StateDict, source: str) -> None:
         sizes["bert.embeddings.segment.weight"] = (config.type_vocab_size, width)
     for name, size in sizes.items():
         if name not in weights or tuple(weights[name].shape) != size:
-            raise ModelError(f"{source}: {name} is missing or misshapen, expected the whole encoder")
+            raise ModelError(f"{source}: found {_found(name, weights)}, expected shape {size}; fetch the model again")
+
+
+def _found(name: str, weights: StateDict) -> str:
+    """What there is of a parameter, for messages."""
+    return f"{name} of shape {tuple(weights[name].shape)}" if name in weights else f"no {name}"
 
 
 def check_finite(weights: StateDict, source: str) -> None:
@@ -754,8 +787,8 @@ def _head(values: Json) -> HeadConfig | None:
         return HeadConfig(**head | {"labels": tuple(head["labels"]), "columns": columns})
     pooling: Any = values.get("classifier_pooling", "cls") if values["model_type"] == "modernbert" else "pooler"
     labels = HeadConfig.labels  # transformers leaves out default ones
-    if values.get("id2label"):
-        labels = tuple(label for _, label in sorted(values["id2label"].items(), key=lambda item: int(item[0])))
+    if "id2label" in values:
+        labels = _labels(values["id2label"])
     elif pooling == "pooler" and not values.get("problem_type"):
         return None
     problems: dict[str, Any] = {theirs: ours for ours, theirs in _PROBLEMS.items() if theirs is not None}
@@ -768,15 +801,19 @@ def _head(values: Json) -> HeadConfig | None:
     return HeadConfig(labels, problem, pooling=pooling)
 
 
+def _labels(given: Any) -> tuple[str, ...]:
+    """Names of the labels by number, of id2label in config.json."""
+    known = isinstance(given, dict) and set(given) == {str(number) for number in range(len(given))} and given
+    if not known or not all(isinstance(label, str | int) for label in given.values()):
+        raise ModelError(
+            f"config.json: found id2label {str(given)[:60]}, expected an object of names by number, from 0 on without "
+            "a gap; fix it, or leave it out where the model has no labels"
+        )
+    return tuple(str(given[str(number)]) for number in range(len(given)))
+
+
 def _read_config(folder: Path) -> Json:
-    path = folder / "config.json"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: {error}; expected a model folder, as cloze export makes") from None
-    if not isinstance(values, dict):
-        raise ModelError(f"{path}: found {type(values).__name__}, expected an object; fetch or export the model again")
-    return values
+    return read_object(folder / "config.json")
 
 
 @contextmanager
@@ -784,36 +821,13 @@ def _reading(folder: Path) -> Iterator[None]:
     """Turn errors that values of wrong types in a config.json cause in its readers into a ModelError."""
     try:
         yield
-    except (TypeError, AttributeError, LookupError) as error:
+    except ModelError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
         raise ModelError(
             f"{folder / 'config.json'}: found a value of another kind than its field's ({error}); fix "
             "it, or fetch or export the model again"
         ) from error
-
-
-def _read_weights(folder: Path) -> StateDict:
-    path = folder / "model.safetensors"
-    old = folder / "pytorch_model.bin"
-    if not path.is_file() and not old.is_file():
-        raise ModelError(f"{folder}: found neither model.safetensors nor pytorch_model.bin")
-    try:
-        return load_file(path) if path.is_file() else _read_old_weights(old)
-    except (OSError, RuntimeError, SafetensorError, EOFError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"{folder}: the weights cannot be read ({reason}); fetch or export them again") from None
-
-
-def _read_old_weights(path: Path) -> StateDict:
-    try:
-        weights: StateDict = torch.load(path, map_location="cpu", weights_only=True)
-        return weights
-    except OSError:
-        raise
-    except Exception as error:  # any error of the reader for a file that is not an archive of tensors
-        raise ModelError(
-            f"{path}: refused, it is damaged or holds more than weights ({type(error).__name__}); convert it to "
-            "safetensors"
-        ) from None
 
 
 class InFolders(nn.Module):
@@ -878,11 +892,21 @@ class InFolders(nn.Module):
         lacking = tuple(name for name in wanted if name not in fitting)
         broken = [name for name in lacking if name.startswith("bert.") and ".pooler." not in name]
         if broken:
-            raise ModelError(f"{source}: {broken[0]} is missing or misshapen, expected the whole encoder")
+            size = tuple(wanted[broken[0]])
+            raise ModelError(
+                f"{source}: found {_found(broken[0], weights)}, expected shape {size}; fetch the model again"
+            )
+        if extra := [name for name in weights.keys() - wanted.keys() - _POOLER if name.startswith("bert.")]:
+            raise ModelError(
+                f"{source}: found {min(extra)}, which a model of this config.json lacks ({len(extra)} such names), "
+                "expected those of its encoder; fix config.json, or fetch the model again"
+            )
         if lacking:
             if new_head_seed is None:
                 raise ModelError(
-                    f"{source}: found no {lacking[0]}, expected a {cls.__name__}; give new_head_seed to draw it"
+                    f"{source}: found {_found(lacking[0], weights)}, expected a {cls.__name__} with shape "
+                    f"{tuple(wanted[lacking[0]])} there; train one with `cloze finetune` (in Python new_head_seed of "
+                    "from_folder draws a random one)"
                 )
             init_weights(model, new_head_seed)
         found = {name.removeprefix(prefix): tensor for name, tensor in fitting.items()}

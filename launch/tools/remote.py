@@ -25,6 +25,7 @@ _PARTS = (
     "dropout",
     "embeddings",
     "encoder",
+    "files",
     "flash",
     "heads",
     "huggingface",

@@ -338,7 +338,7 @@ def pickles_as_weights_only(sources: Sources) -> list[str]:
         if name not in ("torch.load", "pickle.load", "pickle.loads"):
             continue
         given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-        if path not in ("launch/checkpoint/deepspeed_files.py", "model/huggingface.py"):
+        if path not in ("launch/checkpoint/deepspeed_files.py", "model/files.py"):
             found.append(f"{path}:{call.lineno} loads a pickle")
         elif given.get("weights_only") != "True":
             found.append(f"{path}:{call.lineno} loads more than weights")
@@ -595,9 +595,9 @@ LAWS: dict[Law, tuple[tuple[str, str], ...]] = {
         ("launch/run/planted.py", "import torch\ntorch.load('a', weights_only=True)"),
         ("launch/run/planted.py", "from pickle import loads"),
         ("launch/run/planted.py", "from torch import load\nload('a', weights_only=False)"),
-        ("model/huggingface.py", "import torch\ntorch.load('a')"),
-        ("model/huggingface.py", "from torch import load\nload('a', weights_only=False)"),
-        ("model/huggingface.py", "import torch\nread = torch.load\nread('a', weights_only=False)"),
+        ("model/files.py", "import torch\ntorch.load('a')"),
+        ("model/files.py", "from torch import load\nload('a', weights_only=False)"),
+        ("model/files.py", "import torch\nread = torch.load\nread('a', weights_only=False)"),
     ),
     no_shell_no_eval_no_unsafe_yaml: (
         ("launch/run/planted.py", "eval('1')"),

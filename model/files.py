@@ -1,0 +1,162 @@
+"""Reads the files of a model's folder, which may be damaged or made to harm: JSON, weights in one file or in shards."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from cloze.model.config import ModelError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # of weights that transformers has split: names of weights -> names of files
+OLD_WEIGHTS = "pytorch_model.bin"
+
+# Bounds of a JSON file: 4 million labels take 64 MB; a configuration is nested 5 deep.
+_MOST_BYTES = 64 << 20
+_MOST_LEVELS = 64
+_SHARD = re.compile(r"\w[\w.-]*\.safetensors")
+_NUMBERS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_INDICES = ("position_ids", "token_type_ids")  # whole numbers beside the weights in old folders
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The fields of a JSON file.
+
+    Raises:
+        ModelError: it is anything but a regular file of bounded size and depth that holds one object.
+    """
+    expected = "expected a model folder, as cloze export makes"
+    try:
+        if path.exists() and not path.is_file():
+            raise ModelError(f"{path}: found no regular file, {expected}")
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise ModelError(f"{path}: found {size:,} bytes, expected at most {_MOST_BYTES:,}; fetch the model again")
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ModelError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: {error}; {expected}") from None
+    if not isinstance(values, dict):
+        raise ModelError(f"{path}: found {type(values).__name__}, expected an object; fetch or export the model again")
+    if not _is_shallow(values):
+        raise ModelError(f"{path}: found values nested more than {_MOST_LEVELS} deep; fetch or export the model again")
+    return values
+
+
+def _is_shallow(value: Any) -> bool:
+    """Whether lists and objects are nested at most _MOST_LEVELS deep."""
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        level = [
+            part
+            for each in level
+            if isinstance(each, (dict, list))
+            for part in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return True
+    return False
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of a model folder as they are: of model.safetensors, else of the shards that its index names, else of
+    an old pytorch_model.bin, read with weights_only.
+
+    Raises:
+        ModelError: there are none, they are damaged, or they are no floating-point numbers.
+    """
+    path, old = folder / WEIGHTS, folder / OLD_WEIGHTS
+    try:
+        if path.is_file():
+            weights = load_file(path)
+        elif (folder / INDEX).exists():
+            weights = _read_shards(folder)
+        elif old.is_file():
+            weights = _read_old_weights(old)
+        else:
+            raise ModelError(f"{folder}: found neither {WEIGHTS} nor {INDEX} nor {OLD_WEIGHTS}")
+    except (OSError, RuntimeError, SafetensorError, EOFError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"{folder}: the weights cannot be read ({reason}); fetch or export them again") from None
+    _check_numbers(weights, folder)
+    return weights
+
+
+def shard_names(folder: Path) -> dict[str, set[str]]:
+    """The names of the weights in each of a folder's shards, as the index has them.
+
+    Raises:
+        ModelError: the index is damaged, or names a file outside the folder.
+    """
+    path = folder / INDEX
+    files = read_object(path).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise ModelError(f"{path}: found no weight_map, expected the file of each weight; fetch the model again")
+    found: dict[str, set[str]] = {}
+    for name, file in files.items():
+        if not isinstance(file, str) or not _SHARD.fullmatch(file):
+            raise ModelError(
+                f"{path}: weight_map: found {str(file)[:60]!r} for {name}, expected a *.safetensors file of the folder"
+            )
+        found.setdefault(file, set()).add(name)
+    return found
+
+
+def _read_shards(folder: Path) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = {}
+    for file, expected in sorted(shard_names(folder).items()):
+        if not (folder / file).is_file():
+            raise ModelError(f"{folder / file}: not found, expected a file that {INDEX} names; fetch the model again")
+        shard = load_file(folder / file)
+        if wrong := sorted(shard.keys() ^ expected):
+            there = "found" if wrong[0] in shard else "missing"
+            raise ModelError(
+                f"{folder / file}: {wrong[0]} is {there}, unlike in {INDEX} ({len(wrong)} such names); fetch the model "
+                "again"
+            )
+        weights |= shard
+    return weights
+
+
+def _read_old_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        weights: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        return weights
+    except OSError:
+        raise
+    except Exception as error:  # any error of the reader for a file that is not an archive of tensors
+        raise ModelError(
+            f"{path}: refused, it is damaged or holds more than weights ({type(error).__name__}); convert it to "
+            "safetensors"
+        ) from None
+
+
+def _check_numbers(weights: Any, folder: Path) -> None:
+    """Check that these are floating-point numbers by name. Whole numbers are quantised weights, whose scales are
+    elsewhere: read as weights they are a model that predicts noise.
+    """
+    if not isinstance(weights, dict):
+        raise ModelError(f"{folder}: found weights without names, expected those of a model")
+    for name, tensor in weights.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise ModelError(
+                f"{folder}: found {str(name)[:60]!r} that is no tensor, expected weights; convert the model"
+            )
+        if name.endswith(_INDICES):
+            continue
+        if tensor.dtype not in _NUMBERS or tensor.layout is not torch.strided:
+            found = str(tensor.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{folder}: found {name} of {found}, expected floating-point numbers (fp32, bf16, fp16, fp64): "
+                "quantised weights cannot be read; take the model as it was trained"
+            )
+        # A pickle can claim any shape for one number; finding that the numbers are finite would take forever.
+        if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+            raise ModelError(f"{folder}: found {name} with fewer numbers than its shape has; fetch the model again")

@@ -1,0 +1,204 @@
+"""Folders of models that are damaged, quantised, split or described wrongly: read as they are, or refused in a line."""
+
+import dataclasses
+import json
+import os
+import shutil
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from cloze.model.config import HeadConfig, ModelError
+from cloze.model.files import read_object
+from cloze.model.huggingface import copy_pretrained, load_head, load_pretrained, save_pretrained
+from cloze.model.tasks import ARCHITECTURES, BertForSequenceClassification
+from tests.model.model_batches import TINY, pretraining_model
+
+QUERY, KEY, VALUE = (f"bert.encoder.layer.0.attention.self.{part}.weight" for part in ("query", "key", "value"))
+SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("classifier")
+    BertForSequenceClassification(TINY, head=HeadConfig(("a", "b", "c"))).save(folder)
+    return folder
+
+
+def changed(classifier, folder, weights=(), **values):
+    """A copy with other weights or fields."""
+    shutil.copytree(classifier, folder, dirs_exist_ok=True)
+    if weights:
+        save_file(load_file(folder / "model.safetensors") | dict(weights), folder / "model.safetensors")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return folder
+
+
+def refused(folder, found):
+    with pytest.raises(ModelError, match=found) as caught:
+        load_head(folder)
+        BertForSequenceClassification.from_folder(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_weights_that_are_no_floating_point_numbers_are_refused(classifier, tmp_path, dtype):
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(classifier / "model.safetensors").items()}
+    refused(changed(classifier, tmp_path, weights), f"{str(dtype).removeprefix('torch.')}, expected floating-point")
+
+
+@pytest.mark.parametrize("name", [QUERY, "bert.encoder.layer.1.output.dense.weight", "classifier.bias"])
+def test_one_weight_of_whole_numbers_is_refused(classifier, tmp_path, name):
+    weights = {name: load_file(classifier / "model.safetensors")[name].to(torch.int8)}
+    refused(changed(classifier, tmp_path, weights), f"found {name} of int8")
+
+
+def test_a_pickled_weight_of_one_number_in_a_large_shape_is_refused_at_once(classifier, tmp_path):
+    weights = load_file(classifier / "model.safetensors")
+    changed(classifier, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(weights | {QUERY: torch.ones(1).expand(1 << 40)}, tmp_path / "pytorch_model.bin")
+    refused(tmp_path, f"found {QUERY} with fewer numbers than its shape has")
+    torch.save([1], tmp_path / "pytorch_model.bin")
+    refused(tmp_path, "weights without names")
+    torch.save({"a": [1]}, tmp_path / "pytorch_model.bin")
+    refused(tmp_path, "'a' that is no tensor")
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {QUERY: (33, 32), KEY: (31, 32)},
+        {QUERY: (64, 32), KEY: (0, 32)},
+        {QUERY: (32,), KEY: (32, 32, 1)},
+        {QUERY: (32, 32, 1), KEY: (32, 32, 1), VALUE: (32, 32, 1)},
+        {QUERY: ()},
+        {VALUE: (32, 31)},
+    ],
+)
+def test_queries_keys_and_values_are_checked_one_by_one(classifier, tmp_path, shapes):
+    assert TINY.hidden_size == 32
+    refused(changed(classifier, tmp_path, {name: torch.ones(shape) for name, shape in shapes.items()}), "found shape")
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 2, 2)])
+def test_tensors_of_no_and_three_dimensions_are_one_line_wherever_they_are(classifier, tmp_path, shape):
+    for name in load_file(classifier / "model.safetensors"):
+        refused(changed(classifier, tmp_path, {name: torch.ones(shape)}), "found .*shape")
+        shutil.copyfile(classifier / "model.safetensors", tmp_path / "model.safetensors")
+
+
+def test_segments_that_the_configuration_denies_are_refused(classifier, tmp_path):
+    refused(changed(classifier, tmp_path, type_vocab_size=0), f"{SEGMENTS}: found 2 segments")
+    zeros = torch.zeros_like(load_file(classifier / "model.safetensors")[SEGMENTS])
+    assert load_pretrained(changed(classifier, tmp_path, {SEGMENTS: zeros}, type_vocab_size=0))[0].type_vocab_size == 0
+
+
+@pytest.mark.parametrize("field, value", [("type_vocab_size", 0), ("num_hidden_layers", 2)])
+def test_parts_of_our_own_format_that_the_configuration_denies_are_refused(tmp_path, field, value):
+    config = dataclasses.replace(TINY, pooler=False)
+    save_pretrained(tmp_path, config, pretraining_model(config).state_dict())
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert values["model_type"] == "cloze"
+    (tmp_path / "config.json").write_text(json.dumps(values | {field: value}))
+    with pytest.raises(ModelError, match="which a model of this config.json lacks"):
+        ARCHITECTURES["BertForPreTraining"].from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        None,
+        {},
+        [],
+        ["a", "b", "c"],
+        3,
+        {"0": "a", "1": "a", "2": "b"},
+        {"0": "a", "1": "b", "3": "c"},
+        {"1": "a", "2": "b", "3": "c"},
+        {"x": "a", "y": "b", "z": "c"},
+        {"0": "a", "00": "b", "1": "c"},
+        {"0": None, "1": "b", "2": "c"},
+        {"0": ["a"], "1": "b", "2": "c"},
+    ],
+)
+def test_labels_without_names_or_numbers_are_refused(classifier, tmp_path, labels):
+    refused(changed(classifier, tmp_path, id2label=labels), "id2label|'a' twice")
+
+
+def test_labels_that_are_numbers_are_texts_here(classifier, tmp_path):
+    assert load_head(changed(classifier, tmp_path, id2label={"0": 1, "1": 2, "2": 3})).labels == ("1", "2", "3")
+
+
+@pytest.mark.parametrize("problem", ["sorting", 3, [], {}, True, "regression "])
+def test_an_unknown_problem_type_is_refused(classifier, tmp_path, problem):
+    refused(changed(classifier, tmp_path, problem_type=problem), "problem_type")
+
+
+def test_a_head_of_other_labels_is_described_as_it_is(classifier, tmp_path):
+    refused(
+        changed(classifier, tmp_path, id2label={"0": "a", "1": "b"}),
+        r"found classifier.weight of shape \(3, 32\), expected a BertForSequenceClassification with shape \(2, 32\)",
+    )
+
+
+def sharded(folder):
+    theirs = transformers.BertForSequenceClassification.from_pretrained(folder)
+    path = folder / "sharded"
+    theirs.save_pretrained(path, max_shard_size="30KB")
+    names = {each.name for each in path.iterdir()}
+    assert len(names) > 4 and "model.safetensors.index.json" in names and "model.safetensors" not in names
+    return path
+
+
+def test_a_folder_that_transformers_has_split_holds_the_same(classifier, tmp_path):
+    path = sharded(changed(classifier, tmp_path))
+    (config, weights), (same, parts) = load_pretrained(classifier), load_pretrained(path)
+    assert config == same and weights.keys() == parts.keys()
+    assert all(torch.equal(weights[name], parts[name]) for name in weights)
+    (path / "vocab.txt").write_text("[PAD]\n")
+    assert copy_pretrained(path, tmp_path / "copy") == []
+    assert load_pretrained(tmp_path / "copy")[1].keys() == weights.keys()
+
+
+def test_shards_that_do_not_fit_their_index_are_refused(classifier, tmp_path):
+    path = sharded(changed(classifier, tmp_path))
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    files = index["weight_map"]
+    first, last = min(files.values()), max(files.values())
+    name = next(name for name, file in files.items() if file == first)
+    for content, found in (
+        ({}, "no weight_map"),
+        ({"weight_map": []}, "no weight_map"),
+        ({"weight_map": {name: "../model.safetensors"}}, "expected a .*safetensors file of the folder"),
+        ({"weight_map": {name: "/etc/passwd"}}, "expected a .*safetensors file of the folder"),
+        ({"weight_map": {name: 3}}, "expected a .*safetensors file of the folder"),
+        ({"weight_map": files | {name: last}}, "is found|is missing"),
+        ({"weight_map": files | {"another": first}}, "another is missing"),
+        ({"weight_map": files | {"another": "model-9.safetensors"}}, "model-9.safetensors: not found"),
+    ):
+        (path / "model.safetensors.index.json").write_text(json.dumps(content))
+        refused(path, found)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_a_file_that_is_none_is_not_read(tmp_path, make):
+    make(tmp_path / "config.json")
+    with pytest.raises(ModelError, match="no regular file"):
+        read_object(tmp_path / "config.json")
+
+
+def test_a_configuration_has_bounds(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"a": ' + "[" * 63 + "]" * 63 + "}")
+    assert read_object(path)
+    path.write_text('{"a": ' + "[" * 64 + "]" * 64 + "}")
+    with pytest.raises(ModelError, match="nested more than"):
+        read_object(path)
+    with open(path, "wb") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(ModelError, match="68,157,440 bytes, expected at most"):
+        read_object(path)
