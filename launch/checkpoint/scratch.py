@@ -5,7 +5,6 @@ Each machine has the files of its own processes.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from cloze.launch.checkpoint.fetching import Files, owner_of
 from cloze.launch.checkpoint.state import CHECKSUMS, STATE, damage, describe, hash_of_files, read_state
 from cloze.launch.system import distributed
 from cloze.pipeline.storage import readable_errors, sha256_of
+from cloze.pipeline.untrusted import read_json
 
 # Additional entries of state.json: the start that saved the checkpoint, and the hash of the files of all processes
 # (`files_hash` is that of the files in this machine's folder).
@@ -43,7 +43,7 @@ def found_on(folders: list[Path], world_size: int, attempt: str) -> list[Found]:
             continue
         state = read_state(folder)
         if WHOLE in state and state["world_size"] == world_size and state[ATTEMPT] >= attempt:
-            checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+            checksums = read_json(folder / CHECKSUMS)
             files = {name: tuple(each) for name, each in checksums.items() if name != STATE}
             found.append(Found(state["step"], state[WHOLE], files))
     return found

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text, sha256_of
+from cloze.pipeline.untrusted import read_json
 
 CHECKSUMS = "checksums.json"
 STATE = "state.json"
@@ -52,7 +53,7 @@ class TrainState:
 def damage(folder: Path) -> str | None:
     """Why a published checkpoint is damaged, or None if every file is as it was written."""
     try:
-        checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        checksums = read_json(folder / CHECKSUMS)
         if STATE not in checksums:
             return f"{CHECKSUMS} does not list {STATE}"
         for name, (size, digest) in checksums.items():
@@ -93,4 +94,5 @@ def read_state(folder: Path) -> Fields:
     """state.json of a checkpoint: the fields of TrainState, `world_size`, `zero_stage`, `config_hash`, `files_hash` and
     `shaping` (what shapes the result, by dotted name: fields, and hashes of what was read); of a pretraining
     `manifest_hash`, `tokenizer_fingerprint` and `data_streams` as well."""
-    return json.loads((folder / STATE).read_text(encoding="utf-8"))
+    state: Fields = read_json(folder / STATE)
+    return state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.untrusted import load_json
 
 # BLiMP's 13 terms are 12 phenomena: the paper counts the two paradigms of s-selection as argument structure.
 _PHENOMENA = {"s-selection": "argument_structure"}
@@ -63,7 +63,7 @@ def read_pairs(folder: Path, every_nth: int = 1) -> list[Pair]:
 
 def _pair(line: bytes, name: str, place: str) -> Pair:
     try:
-        content = json.loads(line)
+        content = load_json(line)
         good, bad = content["sentence_good"], content["sentence_bad"]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -33,6 +34,7 @@ from cloze.launch.training.process import EXIT_COMPLETE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text
+from cloze.pipeline.untrusted import load_yaml
 
 PICTURE = "spread.png"
 # Fields that a grid may not set: they differ between runs anyway, or would make results incomparable.
@@ -118,7 +120,7 @@ def _name(settings: str, seed: int) -> str:
 
 def _begun_from(path: Path, model: str) -> dict[str, int]:
     """The checkpoint of a model from which an earlier run of this sweep began: there may be a newer one now."""
-    begun = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    begun: Any = load_yaml(path.read_text(encoding="utf-8"), name=str(path)) if path.is_file() else {}
     return {model: begun["model_step"]} if begun.get("model") == model and begun.get("model_step") is not None else {}
 
 

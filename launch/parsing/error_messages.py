@@ -13,7 +13,7 @@ import yaml
 from cloze.launch.parsing.fields import Described, describe, shown
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import Fields
-from cloze.pipeline.yaml_text import load_yaml
+from cloze.pipeline.untrusted import load_yaml
 
 _LONGEST = 80  # characters of a value that are quoted
 

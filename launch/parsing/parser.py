@@ -21,7 +21,7 @@ from cloze.launch.parsing.error_messages import check_file, explain
 from cloze.launch.parsing.fields import Described, describe
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import describe as cannot_be_read
-from cloze.pipeline.yaml_text import load_yaml
+from cloze.pipeline.untrusted import load_yaml
 from cloze.version import PACKAGE
 
 Config = TypeVar("Config")
@@ -196,7 +196,7 @@ def _listed(value: str) -> list[str]:
     found: object = None
     if value.startswith("["):
         with contextlib.suppress(yaml.YAMLError):
-            found = yaml.safe_load(value)
+            found = load_yaml(value)
     return found if isinstance(found, list) else [value]
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-
-import yaml
+from typing import Any
 
 from cloze.launch.config.model import ModelConfig
 from cloze.launch.parsing import words_first
@@ -12,6 +11,7 @@ from cloze.launch.predict.config import Input
 from cloze.launch.predict.rows import check_file
 from cloze.launch.pretrained.precheck import check_used
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.untrusted import load_yaml
 
 
 def check_inputs(config: Input) -> None:
@@ -40,10 +40,10 @@ def named_model(words: list[str]) -> ModelConfig:
             "cloze predict: found no model, expected its folder or name behind `predict`, or an operation: "
             "see cloze predict --help"
         )
-    found = {}
+    found: dict[str, Any] = {}
     for number, word in enumerate(ordered):
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and name in {field.name for field in fields(ModelConfig)} - {"model"}:
             given = value if equals else ordered[number + 1] if number + 1 < len(ordered) else "null"
-            found[name] = yaml.safe_load(given)
+            found[name] = load_yaml(given, name=word)
     return ModelConfig(ordered[0], **found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import itertools
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -20,6 +19,7 @@ from cloze.launch.texts import tables
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.untrusted import load_json
 
 _CONLL = (".conll", ".conllu", ".conll03", ".conll2003")
 _SQUAD = re.compile(rb'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
@@ -244,7 +244,7 @@ def _from_line(line: str, place: str, kind: type[Operation]) -> Row:
 def _from_json(line: str, place: str, kind: type[Operation]) -> Row:
     fields = kind.fields
     try:
-        content = json.loads(line)
+        content = load_json(line)
     except ValueError as error:
         raise UserError(f"{place}: found no JSON ({error}), expected an object with {fields[0]!r}") from error
     if not isinstance(content, dict) or not isinstance(content.get(fields[0]), str):

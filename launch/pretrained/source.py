@@ -22,7 +22,7 @@ from cloze.model.huggingface import OWN_MODEL_TYPE, StateDict, load_architecture
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
-from cloze.pipeline.yaml_text import load_yaml
+from cloze.pipeline.untrusted import load_yaml
 
 FINGERPRINT = "tokenizer_fingerprint"  # name of an entry of config.json
 REMOTE_CODE = "modeling_cloze.py"  # of an export

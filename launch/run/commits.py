@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import Fields
 from cloze.pipeline.stores.places import StorePath
+from cloze.pipeline.untrusted import load_json
 
 _FORMAT = 1
 
@@ -63,7 +64,7 @@ def read_commits(path: StorePath) -> dict[int, Commit]:
 def _parsed(path: StorePath, data: bytes) -> tuple[_Content, str]:
     """The content, and the unique mark of the write that made it."""
     try:
-        saved = json.loads(data)
+        saved = load_json(data)
         if saved["format"] == _FORMAT:
             commits = {int(step): Commit(**each) for step, each in saved["commits"].items()}
             return _Content(saved["owner"], int(saved["starts"]), commits), saved["mark"]

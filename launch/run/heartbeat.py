@@ -18,6 +18,7 @@ from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.untrusted import read_json
 
 # Phases of a step in their order.
 _ORDER = ("start", "evaluate", "save", "data", "collective", "compute", "ended", "failed")
@@ -209,6 +210,6 @@ class Heartbeat:
         if rank == self._environment.rank:
             self._write()
         try:
-            return json.loads(self._path(rank).read_text(encoding="utf-8"))
+            return read_json(self._path(rank))
         except (OSError, ValueError):
             return None

@@ -22,7 +22,7 @@ from cloze.pipeline.records import Fields
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import ASIDE, holding, publish_text, readable_errors
 from cloze.pipeline.stores.places import is_url
-from cloze.pipeline.yaml_text import load_yaml
+from cloze.pipeline.untrusted import load_json, load_yaml, read_json
 
 CONFIG = "config.yaml"
 DATA = "data.json"
@@ -117,10 +117,10 @@ def read_fields(path: Path) -> Fields:
                 raise UserError(f"run: found {found} {path.parent}, {expected}")
             text = path.read_text(encoding="utf-8")
             # JSON is not parsed as YAML, in which 1e-05 and NaN are strings.
-            content = json.loads(text) if path.suffix == ".json" else load_yaml(text, name=str(path))
+            content = load_json(text) if path.suffix == ".json" else load_yaml(text, name=str(path))
     except UserError:  # also a ValueError, but with its own message
         raise
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:
         kind = "JSON" if path.suffix == ".json" else "YAML"
         raise UserError(f"{path}: found what is no {kind}, {expected}") from error
     if not isinstance(content, dict):
@@ -404,8 +404,8 @@ def recording_failure(folder: Path) -> Iterator[None]:
 def read_status(folder: Path) -> Fields:
     """Content of status.json: state and step; empty where it is missing or damaged."""
     try:
-        status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        status = read_json(folder / STATUS)
+    except (OSError, ValueError):
         return {}
     if not isinstance(status, dict) or not isinstance(status.get("state"), str):
         return {}
@@ -415,8 +415,8 @@ def read_status(folder: Path) -> Fields:
 def num_starts(folder: Path) -> int:
     """How often the run has been started; 0 where it is not known, as for a run that an earlier version began."""
     try:
-        return int(json.loads((folder / SOFTWARE).read_text(encoding="utf-8")).get(STARTS, 0))
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return int(read_json(folder / SOFTWARE).get(STARTS, 0))
+    except (OSError, ValueError, AttributeError, TypeError):
         return 0
 
 
@@ -440,8 +440,8 @@ def metrics_of(line: bytes) -> Fields | None:
     line is damaged.
     """
     try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
+        values = load_json(line)
+    except ValueError:
         return None
     if not isinstance(values, dict) or type(values.get("step")) is not int:
         return None

@@ -25,6 +25,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text
+from cloze.pipeline.untrusted import read_json
 
 # Size of a tracker's queue in lines, enough for hours; when it is full, new lines are left out.
 _WAITING = 10_000
@@ -250,7 +251,7 @@ _noting = threading.Lock()  # several trackers write one file
 def tracked(folder: Path) -> dict[str, Fields]:
     """State of a run's trackers by name: the tracker's id of the run, and the last step sent of each curve."""
     try:
-        content = json.loads((folder / TRACKING).read_text(encoding="utf-8"))
+        content = read_json(folder / TRACKING)
         return content if isinstance(content, dict) else {}
     except (OSError, ValueError):
         return {}

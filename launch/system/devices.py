@@ -22,6 +22,7 @@ from cloze.launch.system.environment import cache_folder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import MicroBatch
 from cloze.pipeline.storage import publish_text
+from cloze.pipeline.untrusted import read_json
 
 FLASH_ATTENTION_3 = "FA3"  # torch's name of flash attention 3
 
@@ -406,7 +407,7 @@ def _file() -> Path:
 def _measured() -> dict[str, float]:
     """FLOP/s a GPU or a thread, by device and dtype, and bytes/s; empty where nothing was measured."""
     try:
-        content = json.loads(_file().read_text(encoding="utf-8"))
+        content = read_json(_file())
         return {name: float(rate) for name, rate in content.items()}
     # written by another version, or damaged: treated as missing
     except (OSError, ValueError, AttributeError, TypeError):

@@ -19,6 +19,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.untrusted import load_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -223,7 +224,7 @@ def parse_json(text: str) -> Any:
     Raises:
         ValueError: for half of a character ("\\ud83d") and a field that comes twice, too.
     """
-    value = json.loads(text, object_pairs_hook=_object)
+    value = load_json(text, _object)
     if "\\u" in text and (half := half_character(json.dumps(value, ensure_ascii=False))):
         raise ValueError(f"found {half}")
     return value

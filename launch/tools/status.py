@@ -23,6 +23,7 @@ from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.scratch import scratch_folder
+from cloze.pipeline.untrusted import read_json
 
 # A process writes its heartbeat every monitor.heartbeat_seconds (10 by default); clocks of hosts differ by seconds, and
 # shared folders show changes late.
@@ -293,9 +294,9 @@ def _heartbeats(folder: Path) -> list[Fields]:
     found = []
     for path in (folder / runs.HEARTBEATS).glob("rank-*.json"):
         try:
-            beat = json.loads(path.read_text(encoding="utf-8"))
+            beat = read_json(path)
             found.append({"time": float(beat["time"]), "phase": str(beat["phase"]), "since": float(beat["since"])})
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # it is being replaced, or was cut short
+        except (OSError, ValueError, KeyError, TypeError):  # it is being replaced, or was cut short
             continue
     return found
 

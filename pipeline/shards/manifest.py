@@ -15,6 +15,7 @@ from cloze.pipeline.records import Fields, SpecialTokens
 from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.places import Place, to_place
+from cloze.pipeline.untrusted import load_json
 
 FILE_NAME = "manifest.json"
 FORMAT_VERSION = 2
@@ -191,7 +192,7 @@ class Manifest:
         try:
             with readable_errors(path):
                 raw = shared.read(path)
-            content = json.loads(raw)
+            content = load_json(raw)
             version = content["format_version"]
             if version not in READABLE_VERSIONS:
                 readable = " or ".join(map(str, READABLE_VERSIONS))
@@ -208,7 +209,9 @@ class Manifest:
             blank = raw.replace(f'"sha256": "{manifest.sha256}"'.encode(), b'"sha256": ""')
             manifest.__dict__.update(own_hash=hashlib.sha256(blank).hexdigest(), hash=hashlib.sha256(raw).hexdigest())
             return manifest
-        except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except UserError:  # also a ValueError, but with its own message
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise UserError(f"{path}: damaged ({error!r}), expected a manifest; prepare the data again") from error
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import Fields
 from cloze.pipeline.stores.places import StorePath
+from cloze.pipeline.untrusted import load_json
 
 SECONDS = 30.0  # duration in seconds: a lease not renewed for that time counts as abandoned
 _RENEWALS, _RENEW_SECONDS = 6, 5.0  # renewals per duration, and their maximum interval in seconds
@@ -121,7 +122,7 @@ def _token_of(path: StorePath) -> str | None:
 
 def _read(path: StorePath) -> Fields:
     try:
-        return json.loads(path.read_bytes())
+        return load_json(path.read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
 

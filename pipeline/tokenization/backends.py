@@ -8,6 +8,7 @@ import tokenizers
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import ROLES, Fields
+from cloze.pipeline.untrusted import read_json
 
 HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
 _USUAL_NAMES = {  # tried in turn if no configuration names the token
@@ -23,15 +24,20 @@ def read_tokenizer_config(folder: Path) -> Fields:
     """The tokenizer's configuration files in a folder; empty if there are none.
 
     Raises:
-        UserError: for invalid JSON.
+        UserError: for invalid JSON, and JSON that is no object.
     """
     config: Fields = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             try:
-                config |= json.loads((folder / name).read_text(encoding="utf-8"))
-            except (ValueError, TypeError) as error:
+                content = read_json(folder / name)
+            except ValueError as error:
                 raise UserError(f"{folder / name}: isn't JSON: {error}; fix or remove it") from error
+            if not isinstance(content, dict):
+                raise UserError(
+                    f"{folder / name}: found {type(content).__name__}, expected an object; fix or remove the file"
+                )
+            config |= content
     return config
 
 

@@ -38,6 +38,7 @@ from cloze.pipeline.tokenization.backends import (
     stand_around_texts,
 )
 from cloze.pipeline.tokenization.words import WordSplitter, word_of
+from cloze.pipeline.untrusted import load_json
 
 _TABLE_WORDS = 1 << 20  # maximum words in the table, which is then cleared: some 200 MB with their strings
 _TABLE_LETTERS = 1 << 25  # the same for their characters, since noise has words of thousands
@@ -404,7 +405,7 @@ def copy_tokenizer(source: Tokenizer, folder: Place) -> None:
     )
     source.save(folder)
     if source.folder is not None and (described := source.folder / "tokenizer_config.json").is_file():
-        config = json.loads(described.read_text(encoding="utf-8"))
+        config = load_json(described.read_bytes())
         found = special_names(source.backend.get_vocab(), config)
         changed |= default_normalization(source.backend, config)
         # Names from special_tokens_map.json, which isn't copied.
