@@ -75,7 +75,7 @@ def test_a_stopped_process_is_named_and_the_run_goes_on_with_it(tmp_path):
     )
     assert "waited for: rank 1\n" in report
     # In the step, or in what follows it.
-    assert "rank 0, thread MainThread:" in report and "trainer.py" in report, "where the one that waits is"
+    assert "rank 0, thread MainThread:" in report and "loop.py" in report, "where the one that waits is"
     assert {(beat["step"], beat["phase"]) for beat in beats(run).values()} == {(400, "ended")}
 
 
