@@ -95,7 +95,7 @@ def _trained(variant: Variant, environment, sent: list[int]) -> dict:
     config = replace(config, train=replace(config.train, global_batch_size=3 * MICRO_STEPS * world_size))
     engine = Engine(build_model(config), config, deepspeed_config(config, world_size), torch.device("cpu"))
     if variant.by_deepspeed:
-        engine._deepspeed.enable_backward_allreduce, engine._summed = True, contextlib.nullcontext
+        engine._deepspeed.enable_backward_allreduce, engine._averaging_over_ranks = True, contextlib.nullcontext
     if variant.compiled:
         engine.model.bert.encoder.compile_layers("aot_eager")
     if variant.copies:

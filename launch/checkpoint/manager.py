@@ -184,7 +184,7 @@ class CheckpointManager:
     def _together(self, what: str) -> AbstractContextManager[None]:
         return distributed.together(what, self.folder, self.device)
 
-    def votes(self) -> int:
+    def publish_votes(self) -> int:
         """This rank's votes for `publish`, which all ranks call once the votes of all add up to the world size: 1 if
         this rank has finished or failed writing its part of an unpublished checkpoint.
         """

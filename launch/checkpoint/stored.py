@@ -266,14 +266,14 @@ class StoredCheckpoints(CheckpointManager):
         super()._make_room(engine, aside)
         aside.mkdir()  # DeepSpeed does not create it on every machine
 
-    def votes(self) -> int:
+    def publish_votes(self) -> int:
         """As in CheckpointManager; also 1 if a checkpoint waits and this rank has finished its upload. The world size,
         which makes all ranks publish at once, if an upload failed, another job has the run or the store is silent.
         """
         if not self._store_given_up and (self._thread.failure or self._run.lost() or self._run.away()):
             return self.environment.world_size
         if self._writing is not None:
-            return super().votes()
+            return super().publish_votes()
         return int(not self._store_given_up and self._next_upload is not None and self._thread.idle)
 
     @property

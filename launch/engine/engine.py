@@ -64,7 +64,7 @@ class Engine:
         self.stage = int(self._deepspeed.zero_optimization_stage())
         """Of ZeRO."""
         self._world_size: int = self._deepspeed.dp_world_size
-        self._step_ends = ExitStack()
+        self._until_step_end = ExitStack()
         self._copies: WeightCopies | None = None
         if self.stage == 0:
             self._deepspeed.enable_backward_allreduce = False  # `backward` sums
@@ -85,7 +85,7 @@ class Engine:
     def __call__(self, **inputs: Any) -> Any:
         """The model's output. Collective at stage 3."""
         if self._copies and self.model.training and not self._copies.active:
-            self._step_ends.enter_context(self._copies)  # weights are cast once for all passes of a step
+            self._until_step_end.enter_context(self._copies)  # weights are cast once for all passes of a step
         return self._deepspeed(**inputs)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -101,7 +101,7 @@ class Engine:
         # loss that is infinite or NaN makes the gradient NaN, whatever it was: so all ranks skip the step, and none
         # need ask. (0 times what is not finite is NaN: two kernels, where asking and filling takes eight.)
         share = loss.detach() * 0 + self._world_size
-        with self._summed() if last and self.stage == 0 else contextlib.nullcontext():
+        with self._averaging_over_ranks() if last and self.stage == 0 else contextlib.nullcontext():
             self._deepspeed.backward(loss * share, scale_wrt_gas=False)
         if not last:
             self._deepspeed.step()  # counts the micro-batch
@@ -117,7 +117,7 @@ class Engine:
         if self.stage == 0:
             norm = self._clip()
             self._deepspeed.step()
-            self._step_ends.close()
+            self._until_step_end.close()
             return Outcome(self._found_inf.double().reshape(1), norm, rate)
         self._deepspeed.step()
         optimizer = self._deepspeed.optimizer
@@ -127,9 +127,10 @@ class Engine:
         norm = self._deepspeed.get_global_grad_norm()
         return Outcome(skipped, 0.0 if norm is None else norm, rate, scale)
 
-    def _summed(self) -> AbstractContextManager[None]:
-        """Context around a backward after which gradients are averages over the ranks. In fine-tuning the trained
-        parameters may change from step to step.
+    def _averaging_over_ranks(self) -> AbstractContextManager[None]:
+        """Context around a backward that averages the gradients over the ranks: `backward` has multiplied the loss by
+        the world size, so that the averages are the sums. In fine-tuning the trained parameters may change from step to
+        step.
         """
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad and parameter.numel()]
         return averaged_gradients(trained, self._world_size, summing.BUCKET_BYTES)

@@ -74,6 +74,7 @@ class Loop:
             for watcher in self.watchers:
                 watcher.on_start(self._view())
             self.throughput.reset()
+            # What each of the three says is the same on all ranks: the state, `_exchange`, and `publish`.
             while not (self.completion or self.stopping or self.checkpoints.must_end):
                 self.step(stream)
             for watcher in reversed(self.watchers):
@@ -89,13 +90,13 @@ class Loop:
         for watcher in self.watchers:
             watcher.before_step(self._view())
         self.throughput.passes.start()
-        seen = self._show_batch(batch, totals) if self.objective.whole_batch else None
+        known = self._show_batch(batch, totals) if self.objective.whole_batch else None
         sums: Tensor | None = None
         for number, micro_batch in enumerate(batch.micro_batches):
             last = number == len(batch.micro_batches) - 1
             self._beat("compute")
             self.throughput.flops += self.flops(micro_batch)
-            loss, parts = self._loss(batch, number, totals, seen)
+            loss, parts = self._loss(batch, number, totals, known)
             if last:
                 self.throughput.passes.stop()  # in its backward the ranks meet
             self.engine.backward(loss, last=last)
@@ -127,17 +128,17 @@ class Loop:
             tokens=batch.num_tokens,
             stop_wishes=any(wish.stop for wish in wishes),
             save_wishes=any(wish.save for wish in wishes),
-            written_parts=self.checkpoints.votes(),
+            publish_votes=self.checkpoints.publish_votes(),
             seconds=time.monotonic() - self._began if self.environment.is_main else 0.0,
         )
         return StepTotals.exchange(self.objective.counts(batch.micro_batches), own, self.engine.device)
 
-    def _loss(self, batch: RankBatch, number: int, totals: StepTotals, seen: Any) -> tuple[Tensor, Tensor]:
+    def _loss(self, batch: RankBatch, number: int, totals: StepTotals, known: Any) -> tuple[Tensor, Tensor]:
         """Forward pass of a micro-batch.
 
         Args:
             number: of the micro-batch in the batch.
-            seen: the model's output, if it is known.
+            known: the model's output with its graph, if the objective was shown it already; None otherwise.
 
         Returns:
             The micro-batch's share of the loss, (), and its sums, float64: the objective's, then those of the sources.
@@ -145,13 +146,13 @@ class Loop:
         micro_batch = batch.micro_batches[number]
         if batch.sources is None:
             micro_batch = to_device(micro_batch, self.engine.device)
-            output = self._forward(number, micro_batch) if seen is None else seen
+            output = self._forward(number, micro_batch) if known is None else known
             return self.objective(output, micro_batch, totals.divisors)
         assert self.sources is not None, "batches of a mixture come with what measures its sources"
         # In the same copy to the device; none of the model's business.
         micro_batch = to_device(micro_batch | {"sources": batch.sources[number]}, self.engine.device)
         sources = micro_batch.pop("sources")
-        output = self._forward(number, micro_batch) if seen is None else seen
+        output = self._forward(number, micro_batch) if known is None else known
         loss, sums = self.objective(output, micro_batch, totals.divisors)
         return loss, torch.cat([sums, self.sources.sums(output, micro_batch, sources)])
 
@@ -180,17 +181,12 @@ class Loop:
         return outputs[0] if alone else None
 
     def _rate(self) -> float:
-        """The learning rate of the step, by its number or by the time used; the state then says how much that is.
-
-        A run with a time budget ends after the step that has seen it used up, so that its last rate is the schedule's
-        last one.
-        """
+        """The learning rate of the step, by its number or, with a time budget, by the time used."""
         train, progress = self.config.train, self.progress
         at: float = progress.state.step
         end: float = train.max_steps
         if train.budget_seconds is not None:
             at, end = progress.seconds, train.budget_seconds
-            progress.state = replace(progress.state, seconds=progress.seconds)
         return train.peak_rate * multiplier(self.config.schedule, at, end, progress.state.tokens)
 
     def _count(self, batch: RankBatch, totals: StepTotals, outcome: Outcome, sums: Tensor) -> Agreed:
@@ -205,6 +201,9 @@ class Loop:
             epoch=batch.epoch,
             samples_consumed=batch.position + batch.num_samples,
             tokens=progress.state.tokens + int(agreed.tokens),
+            # The time by which this step's rate was chosen: a run ends after the step that has seen its budget used
+            # up, so that its last rate is the schedule's last one.
+            seconds=progress.seconds if self.config.train.budget_seconds is not None else progress.state.seconds,
         )
         progress.add(skipped, state, batch.position)
         progress.seconds = agreed.seconds

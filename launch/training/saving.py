@@ -26,7 +26,7 @@ class Publishing(Callback):
 
     def on_step(self, run: RunView) -> None:
         assert run.agreed is not None, "a step was made"
-        if run.agreed.written_parts >= run.world_size:
+        if run.agreed.publish_votes >= run.world_size:
             with self._throughput.pause(run.state.step, "save"):
                 self._checkpoints.publish()
 

@@ -31,8 +31,8 @@ class Agreed:
     """Ranks that wish to stop."""
     save_wishes: float
     """Ranks that wish a checkpoint."""
-    written_parts: float
-    """Ranks that have written their part of a checkpoint (CheckpointManager.votes)."""
+    publish_votes: float
+    """Ranks that are ready to publish the checkpoint that is being written (CheckpointManager.publish_votes)."""
     seconds: float
     """Seconds of the run by rank 0's clock; 0 on the others."""
 
