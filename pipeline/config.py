@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 Objective = Literal["next_sentence", "sentence_order", "full_sentences", "single_sentences", "given_pairs"]
 PAIR_OBJECTIVES = ("next_sentence", "sentence_order", "given_pairs")

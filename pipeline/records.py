@@ -2,17 +2,11 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from cloze.pipeline import ragged
-
-Fields = dict[str, Any]
-"""Values by name, as JSON, YAML and keyword arguments have them."""
-MicroBatch = dict[str, Any]
-"""Arguments of a model's forward, as loading/collate.py makes them: tensors, and numbers of the host."""
 
 NO_LABEL = -100  # no next-sentence label; null in the shards
 

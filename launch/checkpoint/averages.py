@@ -10,7 +10,7 @@ import torch
 from cloze.launch.checkpoint.deepspeed_files import load_pickled
 from cloze.launch.checkpoint.state import read_state
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 # Name of a parameter -> offset of a flat fp32 part of it, and the part.
 Parts = dict[str, tuple[int, torch.Tensor]]

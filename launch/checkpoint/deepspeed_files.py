@@ -24,7 +24,7 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 from cloze.launch.checkpoint.state import read_state
 from cloze.launch.system.environment import forbid_pickled_code
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 # The classes besides tensors in DeepSpeed's files. A file with any other class is refused, by our loads and by
 # DeepSpeed's, as soon as this module is imported: Python programs are as safe as our commands.

@@ -15,7 +15,7 @@ from cloze.launch.run import runs
 from cloze.launch.run.commits import Commit, read_commits
 from cloze.launch.run.stored import COMMITS, fetch_description, fetch_objects
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.stores.places import StorePath
 from cloze.pipeline.stores.scratch import scratch_folder

@@ -12,7 +12,7 @@ from typing import IO, cast
 import torch
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors, sha256_of
 
 

@@ -35,7 +35,7 @@ from cloze.launch.run.stored import StoredRun
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors, sha256_of
 from cloze.pipeline.stores.places import StorePath
 

@@ -24,7 +24,7 @@ from cloze.launch.run.preemption import EXIT_REQUEUE
 from cloze.launch.system.console import Console, clock
 from cloze.launch.training.process import EXIT_COMPLETE
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.stores.places import is_url
 
 _CHECKPOINT = re.compile(r"step-(\d+)")

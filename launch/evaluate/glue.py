@@ -17,7 +17,7 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.environment import visible_gpus
 from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
 
 # GLUE's tasks by their names in `cloze finetune`; folders have these names or those of GLUE's archive (SST-2 is sst2).

@@ -9,8 +9,8 @@ from cloze.launch.evaluate.likelihood import num_tokens, pseudo_log_likelihoods
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.readers import plan, read
-from cloze.pipeline.records import Fields
 
 
 def read_lines(data: str, every_nth: int = 1) -> list[str]:

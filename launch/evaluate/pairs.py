@@ -13,7 +13,7 @@ import numpy as np
 from cloze.launch.evaluate.likelihood import num_tokens, pseudo_log_likelihoods
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.untrusted import load_json
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from cloze.launch.system.console import Console
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 
 _MEANS = ("mean_of_paradigms", "mean_of_phenomena")

@@ -19,7 +19,7 @@ from torch.nn import functional
 from cloze.launch.config import EmbeddingConfig
 from cloze.launch.system import distributed
 from cloze.model.sentences import SentenceOutput
-from cloze.pipeline.records import MicroBatch
+from cloze.pipeline.fields import MicroBatch
 
 
 class ContrastiveObjective:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.predicted import markdown
 from cloze.launch.system.console import figure
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 _WORST = 20
 _LONGEST = 300  # number of characters of a text that are shown

@@ -14,7 +14,7 @@ from cloze.launch.system.environment import Environment, processes_on_this_machi
 from cloze.launch.system.memory import available_bytes
 from cloze.launch.training.objective import ModelOutput
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields, MicroBatch
+from cloze.pipeline.fields import Fields, MicroBatch
 
 _IDS = ("input_ids", "token_type_ids", "position_ids")  # inputs of the encoder only
 

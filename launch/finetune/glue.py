@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cloze.launch.config import FinetuneConfig
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 # File names, header, numbering by row and rounding as nyu-mll/jiant writes them (jiant/scripts/postproc: GlueBenchmark,
 # get_glue_preds); the label forms are those of the training files.

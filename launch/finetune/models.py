@@ -14,8 +14,8 @@ from cloze.model.config import HeadConfig
 from cloze.model.initialization import init_weights
 from cloze.model.sentences import SentenceEncoder
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.loading.batches import RankBatch
-from cloze.pipeline.records import Fields
 
 
 def start_model(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.training.objective import ModelOutput
-from cloze.pipeline.records import MicroBatch
+from cloze.pipeline.fields import MicroBatch
 
 
 class FinetuningObjective:

@@ -32,8 +32,8 @@ from cloze.launch.training.process import Process
 from cloze.launch.training.recipe import Recipe
 from cloze.model.bert import BertPreTrained
 from cloze.model.flops import TokenCounts, num_parameters, training_flops
+from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.loading.batches import RankBatch
-from cloze.pipeline.records import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import copy_tokenizer
 
 

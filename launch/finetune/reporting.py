@@ -41,7 +41,7 @@ from cloze.launch.training.loop import Loop
 from cloze.launch.training.process import Process
 from cloze.model.bert import BertPreTrained
 from cloze.model.huggingface import save_pretrained
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 
 RESULTS = "results.json"

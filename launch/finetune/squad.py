@@ -15,7 +15,7 @@ import numpy as np
 
 from cloze.launch.texts.tables import parse_json, read_text
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = set(string.punctuation)

@@ -32,7 +32,7 @@ from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import visible_gpus
 from cloze.launch.training.process import EXIT_COMPLETE
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.untrusted import load_yaml
 

@@ -12,7 +12,7 @@ import yaml
 
 from cloze.launch.parsing.fields import Described, describe, shown
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.untrusted import load_yaml
 
 _LONGEST = 80  # characters of a value that are quoted

@@ -11,7 +11,7 @@ from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.decoding import answer_spans, null_score
 from cloze.launch.texts.encoding import Answering, Encoder, Encoding
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from cloze.launch.predict.operation import Operation, Result, Row
 from cloze.launch.predict.output import as_json, beside, encoded
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publishing
 
 _CHUNK = 4096  # number of rows that determine the columns of a table and their types

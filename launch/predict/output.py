@@ -17,7 +17,7 @@ from cloze.launch.predict.vectors import Attentions
 from cloze.launch.system.console import Output
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publishing
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)

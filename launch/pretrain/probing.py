@@ -27,9 +27,9 @@ from cloze.launch.system.environment import Environment, processes_on_this_machi
 from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
 from cloze.launch.training.objective import ModelOutput
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.loading.collate import concatenated
 from cloze.pipeline.loading.streams import RunMasking
-from cloze.pipeline.records import Fields, MicroBatch
 
 # Share of memory kept free for what the probe does not measure: NCCL's buffers of later collectives (evaluation,
 # checkpoints), workspaces of kernels chosen for other shapes, other processes on the GPU. Fragmentation is small: a

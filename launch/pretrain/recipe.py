@@ -34,8 +34,8 @@ from cloze.launch.training.process import Process
 from cloze.launch.training.recipe import Recipe
 from cloze.model.bert import BertPreTrained
 from cloze.model.flops import TokenCounts, encoder_weights, num_parameters
+from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.loading.batches import BatchStream
-from cloze.pipeline.records import MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from cloze.launch.pretrain.data import TrainingData
 from cloze.launch.training.objective import ModelOutput
 from cloze.model.bert import PreTrainingOutput
+from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.loading.mixture import MixtureOrder
-from cloze.pipeline.records import NO_LABEL, MicroBatch
+from cloze.pipeline.records import NO_LABEL
 
 # Sums of each source in this order; name of each mean, and the sums that it is computed from.
 _SUMS = ("mlm_loss", "masked", "mlm_correct", "next_sentence_loss", "pairs", "next_sentence_correct")

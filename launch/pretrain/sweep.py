@@ -36,7 +36,7 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, visible_gpus
 from cloze.launch.training.process import EXIT_COMPLETE
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.places import is_url
 

@@ -13,7 +13,7 @@ import uuid
 from dataclasses import asdict, dataclass
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.stores.places import StorePath
 from cloze.pipeline.untrusted import load_json
 

@@ -16,7 +16,7 @@ from cloze.launch.config import MonitorConfig
 from cloze.launch.run.runs import HEARTBEATS
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.untrusted import read_json
 

@@ -21,7 +21,7 @@ from torch.utils.tensorboard.summary import hparams
 from cloze.launch.run.runs import METRICS, kept_lines, lines_of
 from cloze.launch.run.trackers import TRACKERS, Tracking, tracked
 from cloze.launch.system.console import Console
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 
 _EMBEDDINGS = "word_embeddings"

@@ -18,7 +18,7 @@ from cloze.launch.config.marks import marked
 from cloze.launch.system.software import software
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import ASIDE, holding, publish_text, readable_errors
 from cloze.pipeline.stores.places import is_url

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING, kept_lines, lines_of
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.clients import ADVICE
 from cloze.pipeline.stores.places import StorePath

@@ -30,7 +30,7 @@ from cloze.launch.run.segments import LOG, LogReader, Shipper, add_unsent, fetch
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import holding, readable_errors
 from cloze.pipeline.stores.leases import Lease, Unchecked, leased
 from cloze.pipeline.stores.places import StorePath, is_url, to_output

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from cloze.launch.run.runs import TRACKING
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.untrusted import read_json
 

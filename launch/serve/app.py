@@ -17,7 +17,7 @@ from cloze.launch.serve.keys import read_keys
 from cloze.launch.serve.limits import Bounds, Traffic
 from cloze.launch.serve.schemas import Refusal, answer_model, request_model
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.version import __version__
 
 if TYPE_CHECKING:  # an extra, imported where it is used

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 Scope = Fields
 Message = Fields

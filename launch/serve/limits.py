@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cloze.launch.serve.asgi import App, Message, Receive, Scope, Send
 from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.keys import is_authorized
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 # Closing a socket with unread bytes resets the connection, and the response may be lost (RFC 9112, 9.6: half-close,
 # keep reading, then close; nginx's lingering_timeout is the same).

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from cloze.launch.predict.operation import Operation
 from cloze.launch.serve.config import ServeConfig
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 
 class Refusal(BaseModel):

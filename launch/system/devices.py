@@ -20,7 +20,7 @@ import torch.nn.attention
 from cloze.launch.system.data_sheets import DataSheet, find_data_sheet, is_slice
 from cloze.launch.system.environment import cache_folder
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import MicroBatch
+from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.untrusted import read_json
 

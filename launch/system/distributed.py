@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 from cloze.launch.system.devices import work_on
 from cloze.launch.system.environment import Environment, device_index, device_type
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 Number = TypeVar("Number", int, float)
 

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 BLANK = "[MASK]"

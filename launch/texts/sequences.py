@@ -8,8 +8,8 @@ import numpy as np
 
 from cloze.launch.texts.encoding import Truncation, windows
 from cloze.pipeline import ragged
+from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.loading.collate import concatenated
-from cloze.pipeline.records import MicroBatch
 from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 

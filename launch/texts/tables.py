@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cloze.launch.texts.encoding import half_character
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.untrusted import load_json
 

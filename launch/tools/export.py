@@ -24,7 +24,7 @@ from cloze.launch.tools.remote import write_remote_code
 from cloze.model.config import BertConfig
 from cloze.model.huggingface import cast_pretrained, check_finite, copy_pretrained, save_pretrained
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import ASIDE, readable_errors
 from cloze.pipeline.stores.places import is_url, to_place
 

@@ -18,7 +18,7 @@ from cloze.launch.tools.planning import assumptions
 from cloze.launch.tools.planning.config import PlanConfig
 from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, Step
 from cloze.launch.tools.planning.machines import find_machine
-from cloze.pipeline.records import Fields, MicroBatch
+from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import publish_text
 

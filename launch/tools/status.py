@@ -19,7 +19,7 @@ from cloze.launch.run.segments import LogReader, fetch_heartbeats
 from cloze.launch.run.stored import fetch_objects
 from cloze.launch.system.console import Console, clock, has_progress
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.scratch import scratch_folder

@@ -12,7 +12,7 @@ from cloze.launch.checkpoint.averages import Parts, average_content, average_fil
 from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed
 from cloze.launch.training.callbacks import Callback, RunView
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 
 class WeightAverage(Callback):

@@ -20,7 +20,7 @@ from cloze.launch.training.goals import ending, evaluated
 from cloze.launch.training.objective import MeasuredObjective
 from cloze.launch.training.progress import TrainProgress
 from cloze.launch.training.throughput import Throughput
-from cloze.pipeline.records import MicroBatch
+from cloze.pipeline.fields import MicroBatch
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from cloze.launch.training.schedules import multiplier
 from cloze.launch.training.throughput import Throughput
 from cloze.launch.training.totals import Agreed, StepTotals
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.loading.batches import RankBatch
-from cloze.pipeline.records import MicroBatch
 
 
 def dropout_seed(*key: int) -> int:

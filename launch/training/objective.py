@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
-from cloze.pipeline.records import MicroBatch
+from cloze.pipeline.fields import MicroBatch
 
 ModelOutput: TypeAlias = Any
 """What a model's forward returns, which only its objective knows."""

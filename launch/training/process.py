@@ -31,7 +31,7 @@ from cloze.launch.system.environment import (
 from cloze.launch.system.software import software
 from cloze.launch.training.goals import completion
 from cloze.launch.training.progress import TrainProgress
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 # File for a rank's last collectives, beside its heartbeat, when a collective of NCCL times out; the rank is appended.
 COLLECTIVES = "collectives-rank-"

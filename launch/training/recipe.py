@@ -21,8 +21,8 @@ from cloze.launch.training.evaluation import Measure
 from cloze.launch.training.loop import Loop
 from cloze.launch.training.objective import SourceSums, TrainingObjective
 from cloze.launch.training.process import Process
+from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.loading.batches import RankBatch
-from cloze.pipeline.records import Fields, MicroBatch
 
 
 class Recipe(ABC):

@@ -13,7 +13,7 @@ from cloze.launch.training.callbacks import Callback, RunView
 from cloze.launch.training.progress import Step, TrainProgress
 from cloze.launch.training.throughput import Throughput
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 TRACKERS = "trackers"  # entry of state.json: state of the trackers (run/trackers.py)
 

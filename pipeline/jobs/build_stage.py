@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from cloze.pipeline import ragged
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.reports import load_report, save_report
 from cloze.pipeline.jobs.tokenize_stage import load_tokenizer
-from cloze.pipeline.records import Fields, Masks, Samples
+from cloze.pipeline.records import Masks, Samples
 from cloze.pipeline.samples.masking import MaskingRules, draw_sets
 from cloze.pipeline.samples.samples import Documents, SampleBuilder
 from cloze.pipeline.shards.manifest import ShardInfo

@@ -20,6 +20,7 @@ import tokenizers
 
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.jobs.build_stage import BuildTask, ShardReport, build
 from cloze.pipeline.jobs.estimating import check_disk, estimate
 from cloze.pipeline.jobs.exchange_stage import FILES_AT_ONCE, ExchangeTask, Layout, exchange
@@ -31,7 +32,6 @@ from cloze.pipeline.jobs.tokenize_stage import Report, TokenizeTask, report_name
 from cloze.pipeline.progress import Progress, Silent
 from cloze.pipeline.readers import plan, remark_on_text
 from cloze.pipeline.readers.files import InputFile, Segment
-from cloze.pipeline.records import Fields
 from cloze.pipeline.samples.masking import check_words
 from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInfo, ShardTable, SplitInfo, entropy
 from cloze.pipeline.storage import alone, publish_text, readable_errors, remove_tree, sha256_of

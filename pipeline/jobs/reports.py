@@ -3,7 +3,7 @@
 import hashlib
 import json
 
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.places import Place
 

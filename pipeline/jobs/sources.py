@@ -11,8 +11,8 @@ import os
 from array import array
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.readers.files import TABLES, InputFile, Segment
-from cloze.pipeline.records import Fields
 from cloze.pipeline.storage import describe
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.reading import open_raw

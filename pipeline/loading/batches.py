@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.loading.collate import collate, collate_several, without_loss
 from cloze.pipeline.loading.streams import (
     MixedStreams,
@@ -22,7 +23,7 @@ from cloze.pipeline.loading.streams import (
     SampleStreams,
     masks_per_sample,
 )
-from cloze.pipeline.records import NO_LABEL, Fields, MicroBatch
+from cloze.pipeline.records import NO_LABEL
 from cloze.pipeline.shards.shards import ShardReader, Window
 
 _PREFETCHED = 4  # groups of batches that are prefetched

@@ -8,7 +8,8 @@ import torch
 
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import NO_LABEL, Fields, Masks, MicroBatch, Samples
+from cloze.pipeline.fields import Fields, MicroBatch
+from cloze.pipeline.records import NO_LABEL, Masks, Samples
 
 
 def concatenated(

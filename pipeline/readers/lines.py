@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_place
 from cloze.pipeline.readers.long_lines import LongLine, document_id
-from cloze.pipeline.records import Document, Fields
+from cloze.pipeline.records import Document
 
 MOST_PLACES = 1 << 40  # of a file in order keys: bytes of its text, or rows and their pieces
 LONGEST_JSON_LINE = 16 << 20  # bytes; a longer line is never held in memory as a whole

@@ -8,7 +8,8 @@ import numpy as np
 
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields, Masks, Samples, SpecialTokens
+from cloze.pipeline.fields import Fields
+from cloze.pipeline.records import Masks, Samples, SpecialTokens
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 

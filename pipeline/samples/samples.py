@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloze.pipeline.records import NO_LABEL, Fields, Samples, SpecialTokens
+from cloze.pipeline.fields import Fields
+from cloze.pipeline.records import NO_LABEL, Samples, SpecialTokens
 from cloze.pipeline.samples.assembly import assemble
 
 FOLLOWS, RANDOM = 0, 1

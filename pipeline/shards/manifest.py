@@ -11,7 +11,8 @@ from typing import overload
 import numpy as np
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields, SpecialTokens
+from cloze.pipeline.fields import Fields
+from cloze.pipeline.records import SpecialTokens
 from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.places import Place, to_place

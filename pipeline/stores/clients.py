@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 RETRIES = 10
 RETRY_SECONDS = 60.0  # total time of a request with its retries

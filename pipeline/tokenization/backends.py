@@ -7,7 +7,8 @@ from pathlib import Path
 import tokenizers
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import ROLES, Fields
+from cloze.pipeline.fields import Fields
+from cloze.pipeline.records import ROLES
 from cloze.pipeline.untrusted import read_json
 
 HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))

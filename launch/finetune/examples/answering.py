@@ -27,7 +27,7 @@ from cloze.model.heads import exponentials_by_group
 from cloze.model.tasks import SpanOutput, shared_softmax_losses
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields, MicroBatch
+from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 

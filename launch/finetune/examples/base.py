@@ -14,9 +14,10 @@ from cloze.launch.finetune.examples.predicted import Prediction
 from cloze.launch.system import distributed
 from cloze.launch.system.devices import to_device
 from cloze.launch.training.objective import ModelOutput
+from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.loading import order
 from cloze.pipeline.loading.batches import RankBatch, deal
-from cloze.pipeline.records import NO_LABEL, Fields, MicroBatch
+from cloze.pipeline.records import NO_LABEL
 
 
 class Examples(ABC):

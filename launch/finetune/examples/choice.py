@@ -14,7 +14,7 @@ from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_sequences
 from cloze.launch.texts.tables import Table
 from cloze.model.tasks import TaskOutput
-from cloze.pipeline.records import Fields, MicroBatch
+from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 

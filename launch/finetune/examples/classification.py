@@ -28,7 +28,7 @@ from cloze.model.config import HeadConfig
 from cloze.model.tasks import TaskOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields, MicroBatch
+from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 # Values of a column for unknown labels: test files of GLUE and SWAG that have a label column hold -1.

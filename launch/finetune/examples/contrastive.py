@@ -11,7 +11,7 @@ from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import Cut, Sequences, build_sequences
 from cloze.launch.texts.tables import Table
 from cloze.model.sentences import SentenceOutput
-from cloze.pipeline.records import Fields, MicroBatch
+from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 

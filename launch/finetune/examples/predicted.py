@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cloze.pipeline.records import Fields
+from cloze.pipeline.fields import Fields
 
 _MOST_CLASSES = 30  # a larger confusion matrix is unreadable: its largest cells are listed instead
 

@@ -22,7 +22,7 @@ from cloze.launch.texts.vectors import normalized
 from cloze.model.sentences import SentenceOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import Fields, MicroBatch
+from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 # Column names by which files with scores are recognized: STS-B as in GLUE, SICK as SemEval distributes it.

@@ -22,7 +22,8 @@ from cloze.model.config import HeadConfig
 from cloze.model.tasks import TaskOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import NO_LABEL, Fields, MicroBatch
+from cloze.pipeline.fields import Fields, MicroBatch
+from cloze.pipeline.records import NO_LABEL
 from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 

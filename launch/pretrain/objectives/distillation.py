@@ -17,7 +17,8 @@ from cloze.model.bert import BertForPreTraining, PreTrainingOutput
 from cloze.model.config import BertConfig
 from cloze.model.flops import TokenCounts, training_flops
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import NO_LABEL, MicroBatch
+from cloze.pipeline.fields import MicroBatch
+from cloze.pipeline.records import NO_LABEL
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.stores.places import Place, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer

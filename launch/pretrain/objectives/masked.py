@@ -10,7 +10,8 @@ from torch import Tensor
 
 from cloze.launch.pretrain.objectives.objective import Objective, Term
 from cloze.launch.training.objective import ModelOutput
-from cloze.pipeline.records import NO_LABEL, MicroBatch
+from cloze.pipeline.fields import MicroBatch
+from cloze.pipeline.records import NO_LABEL
 
 
 class MaskedTokens(Objective):

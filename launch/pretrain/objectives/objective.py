@@ -17,7 +17,7 @@ from cloze.launch.training.objective import ModelOutput
 from cloze.model.bert import BertForPreTraining, BertPreTrained, PreTrainingOutput
 from cloze.model.flops import TokenCounts, training_flops
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import MicroBatch
+from cloze.pipeline.fields import MicroBatch
 
 _Value = TypeVar("_Value")
 

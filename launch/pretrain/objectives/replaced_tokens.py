@@ -20,7 +20,8 @@ from cloze.model.heads import DetectionHead
 from cloze.model.sampling import draw_tokens, token_bits
 from cloze.model.tasks import BertForMaskedLM, detection_losses
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.records import NO_LABEL, MicroBatch
+from cloze.pipeline.fields import MicroBatch
+from cloze.pipeline.records import NO_LABEL
 
 GENERATOR = "generator."  # prefix of the names of its parameters
 

@@ -16,7 +16,8 @@ from cloze.model.bert import BertForPreTraining, PreTrainingOutput, encode_maske
 from cloze.model.config import BertConfig
 from cloze.model.embeddings import encoder_norm
 from cloze.model.flops import TokenCounts
-from cloze.pipeline.records import NO_LABEL, MicroBatch
+from cloze.pipeline.fields import MicroBatch
+from cloze.pipeline.records import NO_LABEL
 
 
 class SpanOutput(NamedTuple):

@@ -28,7 +28,7 @@ from cloze.model.config import BertConfig
 from cloze.model.copies import WeightCopies
 from cloze.model.encoder import EncoderLayer
 from cloze.model.flops import TokenCounts
-from cloze.pipeline.records import Fields, MicroBatch
+from cloze.pipeline.fields import Fields, MicroBatch
 
 # Operations without a kernel: allocation, and queries of tensors.
 _SILENT = {
