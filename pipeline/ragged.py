@@ -87,10 +87,16 @@ def to_arrow(values: np.ndarray, valid: np.ndarray | None = None) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
 
 
-def from_arrow(array: pa.Array) -> np.ndarray:
-    """The numbers of an Arrow array without nulls, over the same memory and without pandas (see `to_arrow`)."""
-    data = array.buffers()[1]
+def from_arrow(array: pa.Array, null: int | None = None) -> np.ndarray:
+    """The numbers of an Arrow array, over the same memory where it has no nulls and without pandas (see `to_arrow`).
+
+    Args:
+        null: stands for each null; None for an array without them.
+    """
     dtype = np.dtype(str(array.type))
+    if null is not None and array.null_count:
+        array = array.fill_null(to_arrow(np.array([null], dtype))[0])  # of a number it would make a `pa.scalar`
+    data = array.buffers()[1]
     if data is None:  # an empty array
         return np.empty(0, dtype)
     return np.frombuffer(data, dtype, count=len(array), offset=array.offset * dtype.itemsize)

@@ -41,7 +41,7 @@ def block_fault(batch: pa.RecordBatch, mask_set: int | None, vocab_size: int, ma
         return f"{SEGMENT_B_START}: found {second[row]} in a sample of {lengths[row]} tokens, expected at most that"
     labels = batch.column(NEXT_SENTENCE_LABEL)
     if labels.null_count < len(labels):
-        known = ragged.from_arrow(labels.fill_null(0))
+        known = ragged.from_arrow(labels, null=0)
         if known.min() < 0 or known.max() > 1:
             return f"{NEXT_SENTENCE_LABEL}: found {known.min()} to {known.max()}, expected 0, 1 or null"
     return None if mask_set is None else _masks_fault(batch, mask_set, lengths, vocab_size)

@@ -200,9 +200,7 @@ def _checksum(columns: Iterable[pa.Array]) -> int:
         if pa.types.is_list(column.type):
             crc = zlib.crc32(ragged.from_arrow(column.offsets).data, crc)
             column = column.values
-        elif column.null_count:
-            column = column.fill_null(0)
-        crc = zlib.crc32(ragged.from_arrow(column).data, crc)
+        crc = zlib.crc32(ragged.from_arrow(column, null=0).data, crc)
     return crc
 
 
@@ -625,5 +623,5 @@ def _flat(batches: list[pa.RecordBatch], name: str, dtype: DTypeLike) -> tuple[n
 
 def _column(batches: list[pa.RecordBatch], name: str, dtype: DTypeLike) -> np.ndarray:
     columns = [batch.column(name) for batch in batches]
-    values = [ragged.from_arrow(column.fill_null(NO_LABEL) if column.null_count else column) for column in columns]
+    values = [ragged.from_arrow(column, null=NO_LABEL) for column in columns]
     return np.concatenate(values or [np.empty(0, dtype)])

@@ -1,5 +1,8 @@
 """Rows of ragged arrays, taken in any order."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,3 +34,14 @@ def test_places_within_rows_whether_they_are_written_by_runs_or_not(runs, long_r
         patch.setattr(ragged, "_LONG_RUN", long_run)
         found = ragged.within(ragged.to_offsets(lengths))
     assert found.dtype == np.int64 and found.tolist() == [place for length in lengths for place in range(length)]
+
+
+def test_nulls_become_numbers_and_pandas_stays_unimported():
+    """pyarrow imports pandas, which takes as long as the rest of a small job, where a number becomes a scalar."""
+    code = (
+        "import sys, numpy as np; from cloze.pipeline.ragged import from_arrow, to_arrow\n"
+        "values = to_arrow(np.array([3, 9, 5], np.int8), np.array([True, False, True]))\n"
+        "print(from_arrow(values, null=-100), from_arrow(values[1:], null=0), 'pandas' in sys.modules)"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "[   3 -100    5] [0 5] False\n"
