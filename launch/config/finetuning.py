@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from cloze.launch.config.checks import at_least
 from cloze.launch.config.embedding import EmbeddingConfig
@@ -16,6 +16,7 @@ from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, Moni
 from cloze.launch.config.tasks import Task
 from cloze.launch.config.training import AUTO, TrainConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
 
 _LONG_TEXT = 512  # 128 + 382 and two special tokens: Sun et al. 2019, arXiv 1905.05583, section 5.3
 _WINDOW_STEP = 128  # BERT release, run_squad.py: doc_stride, a third of its max_seq_length
@@ -158,7 +159,7 @@ class FinetuneConfig(RunConfig, HubConfig):
     """What is partitioned across the processes."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     """Loss scale in fp16."""
-    deepspeed: dict[str, Any] = field(default_factory=dict)
+    deepspeed: Fields = field(default_factory=dict)
     """Further DeepSpeed settings, by DeepSpeed's names."""
 
     def __post_init__(self) -> None:

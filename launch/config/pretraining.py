@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from cloze.launch.config.checks import at_least
 from cloze.launch.config.data import DataSource, MixtureConfig
@@ -16,6 +16,7 @@ from cloze.launch.config.running import CheckpointConfig, DataCacheConfig, Evalu
 from cloze.launch.config.training import EmaConfig, MaskingConfig, TrainConfig
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class PretrainConfig(RunConfig):
     teacher's outputs for them (objective_options.teacher); replaced_tokens: ELECTRA's generator and discriminator
     (docs/recipes.md describes all three); or the dotted name of your own class, such as my_module.MyObjective, in a
     file of the current folder or installed (docs/python.md)."""
-    objective_options: dict[str, Any] = field(default_factory=dict)
+    objective_options: Fields = field(default_factory=dict)
     """Keyword arguments of the objective's class, besides the configuration."""
     callbacks: list[str] = field(default_factory=list, metadata=FREE)
     """Dotted names of your own classes that are called during the run (docs/python.md)."""
@@ -107,7 +108,7 @@ class PretrainConfig(RunConfig):
     """What is partitioned across the processes."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     """Loss scale in fp16."""
-    deepspeed: dict[str, Any] = field(default_factory=dict)
+    deepspeed: Fields = field(default_factory=dict)
     """Further DeepSpeed settings, by DeepSpeed's names; a setting that contradicts the fields above is refused."""
 
     def __post_init__(self) -> None:

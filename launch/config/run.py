@@ -9,6 +9,7 @@ from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, S
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.training import TrainConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
 
 
 class RunConfig:
@@ -31,7 +32,7 @@ class RunConfig:
     monitor: MonitorConfig
     zero: ZeroConfig
     loss_scale: LossScaleConfig
-    deepspeed: dict[str, Any]
+    deepspeed: Fields
 
 
 def check_sections(config: RunConfig) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -41,11 +42,11 @@ def evaluate(config: EvaluateConfig) -> int:
     folder, step = _model(config)
     if config.suite == "glue":
         return _fine_tune(config, folder, step, console)
-    texts = _texts(config)
+    measure = _suite(config, console)
     if config.every_checkpoint:
-        return _every_checkpoint(config, folder, texts, console)
+        return _every_checkpoint(config, folder, measure, console)
     began = time.monotonic()
-    result = _measure(config, Predictor.from_folder(folder, step), texts, console)
+    result = measure(Predictor.from_folder(folder, step))
     print_result(console, f"{config.suite}: {config.model}", result)
     console.say(f"measured in {clock(time.monotonic() - began)}")
     if config.json:
@@ -87,20 +88,24 @@ def _model(config: EvaluateConfig) -> tuple[Path, int | Literal["best"] | None]:
     return folder.resolve().parents[1], int(found[1])
 
 
-def _texts(config: EvaluateConfig) -> list[Any]:
+def _suite(config: EvaluateConfig, console: Console) -> Callable[[Predictor], Fields]:
+    """Read the suite's texts, and return what measures a model on them."""
     if config.suite == "lines":
-        return read_lines(config.data, config.every_nth)
-    return read_pairs(Path(config.data), config.every_nth)
+        lines = read_lines(config.data, config.every_nth)
 
+        def on_lines(predictor: Predictor) -> Fields:
+            predictor.require(Score())
+            bf16, progress = config.precision == "bf16", _Progress(console)
+            return score_lines(predictor.loaded, lines, max_length=config.max_length, bf16=bf16, progress=progress)
 
-def _measure(config: EvaluateConfig, predictor: Predictor, texts: list[Any], console: Console) -> Fields:
-    predictor.require(Score())
-    progress = _Progress(console)
-    if config.suite == "lines":
-        return score_lines(
-            predictor.loaded, texts, max_length=config.max_length, bf16=config.precision == "bf16", progress=progress
-        )
-    return accuracies(texts, score_pairs(predictor.loaded, texts, config.precision, progress))
+        return on_lines
+    pairs = read_pairs(Path(config.data), config.every_nth)
+
+    def on_pairs(predictor: Predictor) -> Fields:
+        predictor.require(Score())
+        return accuracies(pairs, score_pairs(predictor.loaded, pairs, config.precision, _Progress(console)))
+
+    return on_pairs
 
 
 class _Progress:
@@ -119,7 +124,9 @@ class _Progress:
         self.console.say(f"scored {done:,} of {total:,} tokens  {clock(left)} left")
 
 
-def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list[Any], console: Console) -> int:
+def _every_checkpoint(
+    config: EvaluateConfig, run: Path, measure: Callable[[Predictor], Fields], console: Console
+) -> int:
     """Evaluate the run's current checkpoints that have no result yet, oldest first; then write all curves again."""
     if not runs.is_pretraining(run):
         raise UserError(f"every_checkpoint: found {run}, which is no run of pretraining, expected one; leave it out")
@@ -136,7 +143,7 @@ def _every_checkpoint(config: EvaluateConfig, run: Path, texts: list[Any], conso
                 raise
             console.warn(f"{run}: the checkpoint of step {step} has been removed by the run since; skipped")
             continue
-        result = _measure(config, predictor, texts, console)
+        result = measure(predictor)
         write_json(path, {"step": step, "settings": settings, "result": result})
         console.say(
             f"step {step}  "

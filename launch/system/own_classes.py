@@ -78,7 +78,7 @@ def _module(field: str, name: str, module_name: str) -> object:
         raise UserError(f"{field}: found {name!r}, whose module fails{_place(error)}: {_said(error)}") from error
 
 
-def make(field: str, name: str, kind: type[Kind], config: Any, options: Mapping[str, Any]) -> Kind:
+def make(field: str, name: str, kind: type[Kind], config: object, options: Mapping[str, object]) -> Kind:
     """Make an instance of a class that `own_class` returned.
 
     Raises:

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any, Literal
+from collections.abc import Callable
+from types import FrameType
+from typing import Literal
 
 from cloze.launch.system.environment import child_variables, end_with, visible_gpus
 
@@ -60,7 +62,7 @@ class Children:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.heard: int | None = None
         """The signal that was handed on last."""
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> Children:
         heard = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)

@@ -6,7 +6,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from cloze.launch.system.distributed import HostCopy
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.callbacks import Callback, RunView
 from cloze.launch.training.goals import completion
-from cloze.launch.training.objective import SourceSums, TrainingObjective, WholeBatchObjective
+from cloze.launch.training.objective import ModelOutput, SourceSums, TrainingObjective, WholeBatchObjective
 from cloze.launch.training.progress import SkippedTooOften, Step, TrainProgress
 from cloze.launch.training.schedules import multiplier
 from cloze.launch.training.throughput import Throughput
@@ -133,7 +132,9 @@ class Loop:
         )
         return StepTotals.exchange(self.objective.counts(batch.micro_batches), own, self.engine.device)
 
-    def _loss(self, batch: RankBatch, number: int, totals: StepTotals, known: Any) -> tuple[Tensor, Tensor]:
+    def _loss(
+        self, batch: RankBatch, number: int, totals: StepTotals, known: ModelOutput | None
+    ) -> tuple[Tensor, Tensor]:
         """Forward pass of a micro-batch.
 
         Args:
@@ -156,14 +157,14 @@ class Loop:
         loss, sums = self.objective(output, micro_batch, totals.divisors)
         return loss, torch.cat([sums, self.sources.sums(output, micro_batch, sources)])
 
-    def _forward(self, number: int, micro_batch: MicroBatch) -> Any:
+    def _forward(self, number: int, micro_batch: MicroBatch) -> ModelOutput:
         """The model's output for a micro-batch on the device: the same however often, by the key of its dropout."""
         seed, step = self.config.seed, self.progress.state.step
         more = {"step_seed": dropout_seed(seed, step)} if self.objective.STEP_SEED else {}
         key = dropout_seed(seed, step, number, self.environment.rank)
         return self.engine(**micro_batch, dropout_seed=key, **more)
 
-    def _show_batch(self, batch: RankBatch, totals: StepTotals) -> Any:
+    def _show_batch(self, batch: RankBatch, totals: StepTotals) -> ModelOutput | None:
         """Show the objective the outputs of all micro-batches, computed without gradients. A lone micro-batch need not
         be computed again: its output is returned, with its graph. Collective.
         """

@@ -350,7 +350,8 @@ class ShardReader:
     def __init__(self, folder: str | Place, split: str = "train", check_sizes: bool = True, cache: Cache | None = None):
         self.folder = to_place(folder)
         self._cache = (cache or scratch_cache()) if isinstance(self.folder, StorePath) else None
-        self._ahead: dict[tuple[int, int | None], Future[Any]] = {}  # blocks (with a mask set) that are being fetched
+        # Blocks (with a mask set) that are being fetched.
+        self._ahead: dict[tuple[int, int | None], Future[pa.RecordBatch]] = {}
         self.split = split
         self.manifest = Manifest.load(folder)
         if split not in self.manifest.splits:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from cloze.launch.config import OptimizerConfig
 from cloze.launch.engine.optimizers.adam_family import Lamb, StableAdamW, UncorrectedAdamW
 from cloze.launch.engine.optimizers.deepspeed_adam import deepspeed_adam
-from cloze.launch.engine.optimizers.groups import parameter_groups
+from cloze.launch.engine.optimizers.groups import Group, parameter_groups
 from cloze.launch.engine.optimizers.muon import MuonWithAdamW
 
 __all__ = ["build_optimizer", "parameter_groups"]
@@ -31,7 +29,7 @@ def build_optimizer(
         UserError: DeepSpeed's kernel was chosen and cannot be built.
     """
     groups = parameter_groups(model, config)
-    common: dict[str, Any] = {"lr": learning_rate, "betas": tuple(config.betas), "eps": config.eps}
+    common: Group = {"lr": learning_rate, "betas": tuple(config.betas), "eps": config.eps}
     if config.implementation == "deepspeed":
         on_cpu = states_on_cpu or next(model.parameters()).device.type == "cpu"
         return deepspeed_adam(groups, on_cpu, bias_correction=config.bias_correction, **common)

@@ -45,7 +45,7 @@ class AdamFamily(Optimizer):
     _step_supports_amp_scaling = True  # torch's word for: `step` obeys `found_inf` by itself
     found_inf: Tensor | None = None
 
-    def __init__(self, params: ParamsT, *, lr: float, betas: tuple[float, float], eps: float, **more: Any) -> None:
+    def __init__(self, params: ParamsT, *, lr: float, betas: tuple[float, float], eps: float, **more: object) -> None:
         # fused: by it torch and DeepSpeed put a loaded `step` on the parameter's device.
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "fused": True, **more})
 
