@@ -1,12 +1,12 @@
 # make quickstart: the whole chain in minutes.   make test: the tests.   make env: the environment alone.
-# make bench: every benchmark, one report (some 20 minutes).
+# make bench: every benchmark, one report (some 20 minutes).   make docs: the documentation as a site, in build/docs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # As many tests at once as there are cores; not more than four, since many start processes of their own.
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4
 
-.PHONY: quickstart test test-slow bench lint env lock clean
+.PHONY: quickstart test test-slow bench lint docs env lock clean
 
 quickstart: env
 	$(BIN)/cloze quickstart --output runs/quickstart
@@ -24,6 +24,11 @@ lint: env
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: env
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env --jobs auto --conf-dir docs . build/docs
+	cp build/docs/README.html build/docs/index.html
+	@echo "open build/docs/index.html"
 
 env: $(VENV)/.installed
 

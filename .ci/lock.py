@@ -8,7 +8,7 @@ from importlib.metadata import distributions
 
 from packaging.specifiers import SpecifierSet
 
-OURS_AND_PIPS = {"cloze", "pip", "setuptools", "wheel"}
+OURS_AND_PIPS = {"cloze-bert", "pip", "setuptools", "wheel"}
 
 lines = []
 for distribution in distributions():

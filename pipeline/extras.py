@@ -5,13 +5,15 @@ import shlex
 from importlib import metadata
 from urllib.parse import unquote, urlsplit
 
+from cloze.version import DISTRIBUTION
+
 
 def how_to_install(extra: str) -> str:
     """The pip command that adds an extra to this installation, from its origin (PEP 610: direct_url.json): a checkout,
     a wheel or a repository; otherwise by name from the index.
     """
     try:
-        noted = metadata.distribution("cloze").read_text("direct_url.json")
+        noted = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:  # imported from a folder
         noted = None
     origin = json.loads(noted) if noted else {}
@@ -20,4 +22,4 @@ def how_to_install(extra: str) -> str:
         return f"pip install -e {shlex.quote(f'{unquote(urlsplit(url).path)}[{extra}]')}"
     if repository := origin.get("vcs_info"):
         url = f"{repository['vcs']}+{url}@{repository['commit_id']}"
-    return f"pip install {shlex.quote(f'cloze[{extra}]' + (f' @ {url}' if url else ''))}"
+    return f"pip install {shlex.quote(f'{DISTRIBUTION}[{extra}]' + (f' @ {url}' if url else ''))}"

@@ -11,6 +11,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from packaging.requirements import Requirement
 
 from cloze.pipeline.errors import UserError
+from cloze.version import DISTRIBUTION
 
 # What launch/engine/ replaces, calls or reads. Where another version calls a function by another name, a replacement
 # would have no effect, silently.
@@ -33,7 +34,7 @@ def check_deepspeed() -> None:
     what the repairs are made on.
     """
     try:
-        asked = [Requirement(text) for text in metadata.requires("cloze") or []]
+        asked = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
     except metadata.PackageNotFoundError:  # imported from a folder: nothing says what it asks for
         asked = []
     wanted = next((str(each.specifier) for each in asked if each.name == "deepspeed"), "a version that Cloze asks for")

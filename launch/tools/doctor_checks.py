@@ -34,6 +34,7 @@ from cloze.pipeline.jobs.verifying import check_shard
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import readable_errors, sync_folder
 from cloze.pipeline.stores.places import Place
+from cloze.version import DISTRIBUTION
 
 _GIB = 2**30
 # Three checkpoints of BERT-large (two kept, one being written): 16 bytes for each of 340 million parameters.
@@ -65,8 +66,8 @@ class Finding:
 
 def versions() -> list[Finding]:
     """Python, Cloze and what it needs, against the versions that it asks for."""
-    needed = [Requirement(text) for text in metadata.requires("cloze") or [] if "extra ==" not in text]
-    found, wrong = [f"Python {platform.python_version()}", f"cloze {metadata.version('cloze')}"], []
+    needed = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or [] if "extra ==" not in text]
+    found, wrong = [f"Python {platform.python_version()}", f"cloze {metadata.version(DISTRIBUTION)}"], []
     for requirement in needed:
         try:
             version = metadata.version(requirement.name)
@@ -76,7 +77,22 @@ def versions() -> list[Finding]:
         if version == "missing" or not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement.name}: found {version}, expected {requirement.specifier}")
     advice = f"{'; '.join(wrong)}; make env installs them"
-    return [Finding("versions", ", ".join(found), "problem" if wrong else "ok", advice if wrong else "", uniform=True)]
+    return [
+        Finding("versions", ", ".join(found), "problem" if wrong else "ok", advice if wrong else "", uniform=True),
+        *_stranger(),
+    ]
+
+
+def _stranger() -> list[Finding]:
+    """The distribution that PyPI knows as `cloze`: its files lie in the folder `cloze`, among ours, and which of two
+    files of one name is left depends on what was installed last.
+    """
+    try:
+        version = metadata.version("cloze")
+    except metadata.PackageNotFoundError:
+        return []
+    advice = f"uninstall both, then install {DISTRIBUTION} again: their folders have one name"
+    return [Finding("package", f"cloze {version}, which is not {DISTRIBUTION}", "problem", advice, uniform=True)]
 
 
 def device(device: torch.device) -> list[Finding]:

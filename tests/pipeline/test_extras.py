@@ -13,18 +13,18 @@ from cloze.pipeline import extras
             "pip install -e '/home/me/my cloze[serve]'",
         ),
         (
-            '{"url": "file:///w/cloze-0.1.0-py3-none-any.whl", "archive_info": {}}',
-            "pip install 'cloze[serve] @ file:///w/cloze-0.1.0-py3-none-any.whl'",
+            '{"url": "file:///w/cloze_bert-0.1.0-py3-none-any.whl", "archive_info": {}}',
+            "pip install 'cloze-bert[serve] @ file:///w/cloze_bert-0.1.0-py3-none-any.whl'",
         ),
         (
             '{"url": "https://host/cloze", "vcs_info": {"vcs": "git", "commit_id": "abc"}}',
-            "pip install 'cloze[serve] @ git+https://host/cloze@abc'",
+            "pip install 'cloze-bert[serve] @ git+https://host/cloze@abc'",
         ),
-        (None, "pip install 'cloze[serve]'"),
+        (None, "pip install 'cloze-bert[serve]'"),
     ],
 )
 def test_an_extra_is_added_to_what_is_installed(monkeypatch, noted, command):
-    """Cloze is on no index: `pip install cloze[serve]` would fail in a checkout."""
+    """Cloze is on no index: `pip install cloze-bert[serve]` would fail in a checkout."""
     monkeypatch.setattr(
         extras.metadata,
         "distribution",

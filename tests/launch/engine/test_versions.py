@@ -13,6 +13,7 @@ from packaging.specifiers import SpecifierSet
 from cloze.launch.engine import versions
 from cloze.launch.engine.versions import check_deepspeed
 from cloze.pipeline.errors import UserError
+from cloze.version import DISTRIBUTION
 from tests.launching import ROOT
 
 
@@ -28,7 +29,7 @@ def test_versions_of_the_range_pass(monkeypatch, version):
 
 def test_the_ranges_hold_two_minor_versions_and_what_ci_installs():
     """Clusters bring their own torch: what setup.cfg asks for is a range; constraints.txt pins one of it."""
-    asked = {each.name: each.specifier for each in map(Requirement, metadata.requires("cloze"))}
+    asked = {each.name: each.specifier for each in map(Requirement, metadata.requires(DISTRIBUTION))}
     pinned = dict(
         line.split(";")[0].strip().split("==") for line in (ROOT / "constraints.txt").read_text().split("\n") if line
     )

@@ -6,6 +6,7 @@ from cloze.launch.commands import parse
 from cloze.launch.tools import doctor_checks
 from cloze.launch.tools.doctor import merged
 from cloze.launch.tools.doctor_checks import Finding
+from cloze.version import DISTRIBUTION
 
 
 def test_a_gpu_without_bf16_is_reported_with_what_trains_on_it(monkeypatch):
@@ -29,3 +30,21 @@ def test_one_line_for_all_ranks():
     different = [[Finding("versions", "torch 1", uniform=True)], [Finding("versions", "torch 2", uniform=True)]]
     assert merged(different)[0].verdict == "problem"
     assert "torch 1" in merged(different)[0].found and "torch 2" in merged(different)[0].found
+
+
+def test_what_the_index_knows_by_the_imported_name_is_found(monkeypatch):
+    """PyPI's `cloze` is something unrelated, whose files lie in a folder of the same name."""
+    monkeypatch.setattr(doctor_checks.metadata, "requires", lambda name: [])
+    installed = {DISTRIBUTION: "0.1.0"}
+    monkeypatch.setattr(doctor_checks.metadata, "version", lambda name: named(installed, name))
+    assert [finding.check for finding in doctor_checks.versions()] == ["versions"]
+    installed["cloze"] = "0.11.0"
+    _, finding = doctor_checks.versions()
+    assert (finding.verdict, finding.found) == ("problem", "cloze 0.11.0, which is not cloze-bert")
+    assert "install cloze-bert again" in finding.advice
+
+
+def named(installed: dict[str, str], name: str) -> str:
+    if name not in installed:
+        raise doctor_checks.metadata.PackageNotFoundError(name)
+    return installed[name]
