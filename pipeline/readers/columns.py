@@ -9,8 +9,8 @@ import pyarrow as pa
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers import hub
 from cloze.pipeline.readers.files import InputFile, Segment
-from cloze.pipeline.readers.lines import MOST_PLACES, check_fields, in_pieces, order, valid
-from cloze.pipeline.readers.long_lines import document_id
+from cloze.pipeline.readers.json_lines import check_fields, document_id
+from cloze.pipeline.readers.lines import MOST_PLACES, in_pieces, order, valid
 from cloze.pipeline.records import Document
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.stores.reading import open_raw

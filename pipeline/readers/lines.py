@@ -1,16 +1,15 @@
 """Reads plain text, sentence pairs and JSON lines as documents."""
 
 import codecs
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.fields import Fields
 from cloze.pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_place
-from cloze.pipeline.readers.long_lines import LongLine, document_id
+from cloze.pipeline.readers.json_lines import field, no_json
+from cloze.pipeline.readers.json_lines import parse as parse_json
+from cloze.pipeline.readers.long_lines import LongLine
 from cloze.pipeline.records import Document
 
 MOST_PLACES = 1 << 40  # of a file in order keys: bytes of its text, or rows and their pieces
@@ -20,22 +19,6 @@ LONGEST_PIECE = 1 << 20
 _BLANK_LINES = re.compile(rb"\n[ \t\r]*\n")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MARK = b"\xef\xbb\xbf"  # a byte-order mark, which some editors put at the start
-
-
-class _Ambiguous(Fields):
-    """A JSON object with a repeated name, of which a dictionary would keep only the last value."""
-
-    def __init__(self, pairs: list[tuple[str, object]]):
-        super().__init__(pairs)
-        self.names = [name for name, _ in pairs]
-
-
-def _object(pairs: list[tuple[str, object]]) -> Fields:
-    made = dict(pairs)
-    return made if len(made) == len(pairs) else _Ambiguous(pairs)
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def read(segment: Segment, content: bytes | None = None) -> Iterator[Document]:
@@ -73,7 +56,8 @@ def _without_long_lines(segment: Segment, found: Iterator[Block]) -> Iterator[Bl
     last: Document | None = None  # the last piece so far, yielded after the rest of the line was checked
     for block in found:
         if block.piece == 1:
-            line, piece, last = LongLine(segment, block.offset, LONGEST_PIECE), 0, None
+            line, piece, last = LongLine(segment, block.offset, LONGEST_PIECE, LONGEST_JSON_LINE), 0, None
+            begin = block.offset
             characters, line_damaged = codecs.getincrementaldecoder("utf-8")(), False
         if block.piece:
             assert line is not None, "the first piece begins it"
@@ -84,7 +68,7 @@ def _without_long_lines(segment: Segment, found: Iterator[Block]) -> Iterator[Bl
                     yield last
                 piece += 1
                 data, damaged = _valid(segment, escaped, block.offset)
-                text, broken = _encode(segment, line.decode(data), block.offset)
+                text, broken = _encode(segment, line.decode(data), begin)
                 last = Document(order(segment, block.offset) + piece, text, line.id, piece, damaged or broken)
             if block.goes_on:
                 continue
@@ -155,44 +139,14 @@ def _json_documents(segment: Segment, block: Block, separator: re.Pattern[bytes]
             data, damaged = _valid(segment, line, offset)
             try:
                 # a byte order mark may follow where files were concatenated
-                record = _DECODER.decode(data.decode("utf-8-sig"))
+                record = parse_json(data.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}: byte {offset}: the line isn't JSON ({error}); fix it") from error
+                raise no_json(f"{path}: byte {offset}", error) from error
             text, name = field(record, config.text_field, config.id_field, f"{path}: byte {offset}")
             encoded, broken = _encode(segment, text, offset)
             place = order(segment, offset)
             yield from in_pieces(place, encoded, name, damaged or broken)
         offset += len(line) + 1
-
-
-def field(record: Any, text_field: str, id_field: str | None, where: str) -> tuple[str, str | None]:
-    """The text and the id of a record.
-
-    Raises:
-        UserError: that names the fields that are there.
-    """
-    if not isinstance(record, dict):
-        raise UserError(f"{where}: found {type(record).__name__}, expected an object with {text_field!r}")
-    check_fields(getattr(record, "names", record), text_field, id_field, where)
-    text = record[text_field]
-    if text is None:
-        text = ""  # a null counts as an empty document
-    if not isinstance(text, str):
-        raise UserError(f"{where}: {text_field}: found {type(text).__name__}, expected a string")
-    return text, None if id_field is None else document_id(record[id_field])
-
-
-def check_fields(found: Iterable[str], text_field: str, id_field: str | None, where: str) -> None:
-    """Raise UserError, naming the fields found, unless the text and id fields occur exactly once."""
-    found = list(found)
-    for name in (text_field, id_field):
-        if name is not None and found.count(name) > 1:
-            raise UserError(f"{where}: found {found.count(name)} fields {name!r}, expected one; rename the others")
-        if name is not None and name not in found:
-            raise UserError(
-                f"{where}: found no field {name!r}, there are {', '.join(map(repr, found)) or 'none'}; "
-                "choose with --source.text_field and --source.id_field"
-            )
 
 
 def in_pieces(place: int, text: bytes | memoryview, name: str | None, damaged: bool) -> Iterator[Document]:

@@ -1,16 +1,19 @@
-"""Reads the text of JSON lines that are too long for memory, piece by piece."""
+"""Reads JSON lines that are too long for memory, piece by piece.
+
+What is kept of such a line is the line without what stands in its long strings. At its end that is read as any other
+line is, so that a long line is refused for what a short one is refused for, in the same words.
+"""
 
 import json
 import re
 import sys
-from collections.abc import Iterator
-from json.decoder import scanstring  # type: ignore[attr-defined]  # its stub leaves it out
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers.files import Segment, between_characters
+from cloze.pipeline.readers.json_lines import document_id, field, no_json, parse
 
-_SPACES = re.compile(r"[ \t\n\r]*")
 _BODY = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of a JSON string, up to its quote or what there is
 _UNITS = re.compile(  # units that must not be cut: a byte, a surrogate pair, another \uXXXX, an escape of two
     rb"(?:[^\\]|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u]))"
@@ -18,114 +21,205 @@ _UNITS = re.compile(  # units that must not be cut: a byte, a surrogate pair, an
     re.DOTALL,
 )
 _LOOK_BACK = 4096
+_MARK = b"\xef\xbb\xbf"  # of the byte order
 
 
-def document_id(value: object) -> str | None:
-    """An id as text; None for null."""
-    return None if value is None else str(value)
-
-
-def _matched(pattern: re.Pattern[Any], text: Any, start: int = 0, stop: int = sys.maxsize) -> int:
+def _matched(pattern: re.Pattern[bytes], text: bytes, start: int = 0, stop: int = sys.maxsize) -> int:
     """End of the match of a pattern that always matches (possibly the empty string)."""
     found = pattern.match(text, start, stop)
     assert found is not None, pattern
     return found.end()
 
 
+def _characters(data: bytes) -> int:
+    return len(data) if data.isascii() else len(data.decode(errors="replace"))
+
+
 class LongLine:
     """One JSON object whose line is fed in parts; yields its text in pieces of at most `longest` bytes (encoded).
 
-    Everything before the text must be in the first part.
+    The id must stand before the text.
+
+    Args:
+        most: bytes that the line may have besides its long strings.
 
     Raises:
         UserError: it isn't JSON, or lacks the field.
     """
 
-    def __init__(self, segment: Segment, offset: int, longest: int):
+    def __init__(self, segment: Segment, offset: int, longest: int, most: int):
         self.where = f"{segment.file.path}: byte {offset}"
         self.config = segment.file.config
-        self.longest = longest
         self.id: str | None = None
-        self._held = b""
-        self._place = "before"  # before the "text", "inside" it, or "after" it
+        self._longest, self._most = longest, most
+        self._held = b""  # not looked at yet
+        self._begun = False
+        self._kept = bytearray()  # the line without its long strings
+        self._left_out: list[tuple[int, int]] = []  # where characters of it are missing in what is kept, and how many
+        self._kept_characters = self._characters = 0  # of what is kept, and of the line so far
+        self._depth = 0  # of objects and lists that are open
+        self._name: str | None = None  # the last field of the outermost object
+        self._in_string: str | None = None  # the one that is being read: a "name", the "text", or "another"
+        self._before = b""  # the last byte of it that is no space
+        self._texts = 0
+        self._id_late = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Take the next part of the line; yields the complete JSON-escaped pieces of text."""
-        if self._place == "after":
-            return
         self._held += data
-        if self._place == "before":
-            self._held = self._held[self._find_text() :]
-            self._place = "inside"
-        available = _matched(_BODY, self._held)
-        closed = self._held[available : available + 1] == b'"'
-        start = 0
-        while available - start > self.longest or (closed and start < available):
-            stop = min(start + self.longest, available)
-            if stop < available:
-                stop = start + self._safe_cut(self._held[start : stop + 1], self.longest)
-            yield self._held[start:stop]
-            start = stop
-        self._held = self._held[start:]
-        if closed:
-            self._held, self._place = b"", "after"
+        if not self._begun:
+            if len(self._held) < len(_MARK):
+                return
+            self._held, self._begun = self._held.removeprefix(_MARK), True
+        while self._held:
+            if self._in_string is None:
+                self._pass_structure()
+            elif (yield from self._pass_string()):
+                break  # until the next part comes
 
     def finish(self) -> None:
         """The line has ended.
 
         Raises:
-            UserError: the text hasn't.
+            UserError: it isn't what a short line must be.
         """
-        if self._place != "after":
-            raise UserError(f"{self.where}: the line isn't JSON (a string doesn't end); fix it")
+        if self._in_string is not None:
+            self._check(self._held, closed=False)
+        record = self._parse()
+        _, self.id = field(record, self.config.text_field, self.config.id_field, self.where)
+        if self._id_late:
+            name = self.config.id_field
+            raise UserError(f"{self.where}: found no {name!r} before the text of a long line; put it there")
 
     def decode(self, piece: bytes) -> str:
-        try:
-            return json.loads(b'"' + piece + b'"')
-        except ValueError as error:
-            raise UserError(f"{self.where}: the line isn't JSON ({error}); fix it") from error
+        """The text of a piece that `feed` has yielded last."""
+        return self._check(piece)
 
-    def _find_text(self) -> int:
-        """Offset of the text after its opening quote; also finds the id."""
-        text = self._held.decode(errors="surrogateescape")  # which keeps the places of bytes that aren't UTF-8
-        decoder = json.JSONDecoder()
-        id_missing = self.config.id_field is not None
+    def _pass_structure(self) -> None:
+        """Keep what stands before the next string, and say which string that is."""
+        stop = self._held.find(b'"') + 1
+        part = self._held[: stop or len(self._held)]
+        self._held = self._held[len(part) :]
+        self._keep(part)
+        self._depth += sum(part.count(each) for each in b"{[") - sum(part.count(each) for each in b"}]")
+        self._before = part.removesuffix(b'"').rstrip(b" \t\r")[-1:] or self._before
+        if not stop:
+            return
+        if self._depth == 1 and self._before in (b"{", b","):
+            self._in_string = "name"
+        elif self._depth == 1 and self._before == b":" and self._name == self.config.text_field:
+            self._texts += 1  # `finish` refuses a second one
+            self._id_late = self._id_late or not self._find_id()
+            self._in_string = "another" if self._id_late or self._texts > 1 else "text"
+        else:
+            self._in_string = "another"
+
+    def _pass_string(self) -> Generator[bytes, None, bool]:
+        """Pass a string, or what there is of it; yields the text's pieces, and returns whether more must come."""
+        available = _matched(_BODY, self._held)
+        closed = self._held[available : available + 1] == b'"'
+        is_id = self._depth == 1 and self._name is not None and self._name == self.config.id_field
+        if self._in_string == "name" or (is_id and self._in_string == "another"):
+            if not closed:
+                self._bound(len(self._held))
+                return True
+            body = self._held[:available]
+            text = self._check(body)
+            self._name = text if self._in_string == "name" else self._name
+            self._held = self._held[available:]
+            self._keep(body)
+        else:
+            start = 0
+            while available - start > self._longest or (closed and start < available):
+                stop = min(start + self._longest, available)
+                if stop < available:
+                    stop = start + self._safe_cut(self._held[start : stop + 1])
+                piece = self._held[start:stop]
+                if self._in_string == "text":
+                    yield piece
+                else:
+                    self._check(piece)
+                self._leave_out(piece)
+                start = stop
+            self._held = self._held[start:]
+        if closed:
+            self._keep(self._held[:1])
+            self._held, self._in_string, self._before = self._held[1:], None, b'"'
+        return not closed
+
+    def _find_id(self) -> bool:
+        """Take the id, which pieces of the text are given away with; whether the line names it so early."""
+        record, name = self._parse('"}'), self.config.id_field
+        if name is None:
+            return True
+        self.id = document_id(record.get(name))
+        return name in record
+
+    def _check(self, body: bytes, *, closed: bool = True) -> str:
+        """The characters of a string's next part, which begins where the line has been read to.
+
+        Raises:
+            UserError: they are no JSON string, or something before it is wrong.
+        """
+        text = body.decode(errors="replace")
         try:
-            place = _matched(_SPACES, text)
-            if text[place] != "{":
-                raise UserError(f"{self.where}: found no object, expected one with {self.config.text_field!r}")
-            place = _matched(_SPACES, text, place + 1)
-            while True:
-                key, place = scanstring(text, place + 1)
-                place = _matched(_SPACES, text, place) + 1  # behind the colon
-                place = _matched(_SPACES, text, place)
-                if key == self.config.text_field:
-                    break
-                value, place = decoder.raw_decode(text, place)
-                if key == self.config.id_field:
-                    self.id, id_missing = document_id(value), False
-                place = _matched(_SPACES, text, place) + 1  # behind the comma
-                place = _matched(_SPACES, text, place)
-            if text[place] != '"':
-                raise UserError(f"{self.where}: {key}: found no string")
-        except UserError:
+            return str(json.loads(f'"{text}"' if closed else f'"{text}'))
+        except json.JSONDecodeError as error:
+            wrong = self._error(error.msg, self._characters + error.pos - 1)
+            # What is kept ends with the quote that begins this string: it doesn't end, and that is the first mistake
+            # unless there is one before it.
+            self._parse(unless_open=None if error.msg.startswith("Unterminated") else wrong)
             raise
-        except (ValueError, IndexError) as error:
-            raise UserError(
-                f"{self.where}: found no field {self.config.text_field!r} at the beginning of a line of more than "
-                f"{len(self._held) >> 20} MB; put it before longer fields"
-            ) from error
-        if id_missing:
-            raise UserError(
-                f"{self.where}: found no {self.config.id_field!r} before the text of a long line; put it there"
-            )
-        return len(text[: place + 1].encode(errors="surrogateescape"))
 
-    def _safe_cut(self, data: bytes, limit: int) -> int:
-        """A place to cut at or before `limit`: after a space, else between characters and outside of an escape."""
+    def _parse(self, end: str = "", *, unless_open: UserError | None = None) -> Any:
+        """What is kept of the line, with `end` behind it, as a value.
+
+        Args:
+            unless_open: raised if nothing is wrong with it but that a string doesn't end.
+
+        Raises:
+            UserError: it isn't JSON, at the character that the error of a short line would name.
+        """
+        try:
+            return parse(self._kept.decode(errors="replace") + end)
+        except json.JSONDecodeError as error:
+            if unless_open and error.msg.startswith("Unterminated"):
+                raise unless_open from error
+            raise self._error(error.msg, error.pos + self._missing_before(error.pos)) from error
+        except (ValueError, RecursionError) as error:
+            raise no_json(self.where, error) from error
+
+    def _error(self, message: str, place: int) -> UserError:
+        return no_json(self.where, f"{message}: line 1 column {place + 1} (char {place})")
+
+    def _missing_before(self, place: int) -> int:
+        return sum(count for where, count in self._left_out if where <= place)
+
+    def _keep(self, part: bytes) -> None:
+        self._bound(len(part))
+        self._kept += part
+        count = _characters(part)
+        self._kept_characters += count
+        self._characters += count
+
+    def _leave_out(self, part: bytes) -> None:
+        count = _characters(part)
+        self._characters += count
+        if self._left_out and self._left_out[-1][0] == self._kept_characters:
+            count += self._left_out.pop()[1]
+        self._left_out.append((self._kept_characters, count))
+
+    def _bound(self, more: int) -> None:
+        if len(self._kept) + more > self._most:
+            raise UserError(
+                f"{self.where}: found a line with more than {self._most / 2**20:.3g} MB besides the strings in its "
+                "fields, expected less; leave out what is not needed"
+            )
+
+    def _safe_cut(self, data: bytes) -> int:
+        """A place to cut at or before `longest`: after a space, else between characters and outside of an escape."""
+        limit = self._longest
         if (space := data.rfind(b" ", max(0, limit - _LOOK_BACK), limit)) > 0:
             return space + 1
-        place = between_characters(data, _matched(_UNITS, data, 0, limit))
-        if place == 0:
-            raise UserError(f"{self.where}: found an escape that JSON doesn't have; fix it")
-        return place
+        # 0: an escape that JSON doesn't have, as which a cut anywhere is refused
+        return between_characters(data, _matched(_UNITS, data, 0, limit)) or limit

@@ -105,7 +105,7 @@ TESTED_IN = {
     "launch/engine/files.py": f"{L}/checkpoint/test_saving.py",
     "launch/engine/fragments.py": "tests/distributed/test_elastic.py",
     "pipeline/readers/compression.py": f"{P}/readers/test_readers.py",
-    "pipeline/readers/long_lines.py": f"{P}/readers/test_readers.py",
+    "pipeline/readers/json_lines.py": f"{P}/readers/test_readers.py",
     "launch/evaluate/command.py": f"{L}/evaluate/test_evaluate.py",
     "launch/evaluate/config.py": f"{L}/evaluate/test_evaluate.py",
     "launch/evaluate/glue.py": f"{L}/evaluate/test_evaluate.py",

@@ -311,23 +311,6 @@ def test_the_text_of_a_long_line_is_whole_whatever_stands_before_it(tmp_path, mo
         assert texts([tmp_path], encoding_errors="replace") == [text]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"other": "' + "x" * 3000 + '", "text": "y"}', "found no field 'text' at the beginning"),
-        ('{"text": "' + "x " * 2000 + "}", "a string doesn't end"),
-        ('{"text": "' + "x " * 2000 + '\\q"}', "isn't JSON"),
-        ("[" + "1, " * 2000 + "1]", "found no object"),
-    ],
-)
-def test_long_lines_that_are_wrong(tmp_path, monkeypatch, line, message):
-    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
-    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
-    (tmp_path / "a.jsonl").write_text('{"text": "first"}\n' + line + '\n{"text": "last"}\n')
-    with pytest.raises(UserError, match=message):
-        read([tmp_path])
-
-
 def test_encoding_errors_stop_or_are_replaced(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good\n\nb\xffd\n\nmore")
     with pytest.raises(UserError, match="byte 7: found byte 0xff"):
