@@ -28,8 +28,10 @@ REFUSALS: dict[int | str, Fields] = {
     status: {"model": Refusal, "description": reason}
     for status, reason in (
         (401, "The request brings no key of this server"),
+        (403, "A page of another site asks, and the server has no keys"),
         (408, "The body did not come in time"),
         (413, "The body is too large"),
+        (421, "The request is for another host, and the server has no keys"),
         (422, "The request cannot be answered"),
         (503, "The queue is full"),
     )
@@ -177,6 +179,13 @@ def _add_refusals(app: "FastAPI") -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         errors = error.errors()
+        if errors[0]["type"] == "json_invalid":
+            _, position = errors[0]["loc"]
+            said = (
+                f"body: found no valid JSON at character {position + 1} ({errors[0]['ctx']['error']}), "
+                'expected an object like {"inputs": ["a text"]}'
+            )
+            return JSONResponse({"detail": said}, 422)
         # A missing and an unknown field in the same object are probably a misspelled field.
         shown = [each for each in errors if each["loc"][:-1] == errors[0]["loc"][:-1]][:2]
         lines = (f"{'.'.join(map(str, each['loc'][1:])) or 'body'}: {each['msg']}" for each in shown)

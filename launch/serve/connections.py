@@ -1,12 +1,16 @@
-"""Limits on connections: their number, how long they may be idle, and which one is closed for a new one.
+"""Limits on connections: their number, how long they may be idle, which one is closed for a new one, and the time that
+parsing may take.
 
-uvicorn has no such limits: its limit_concurrency counts idle connections as active, and responds instead of closing.
+uvicorn has no such limits: its limit_concurrency counts idle connections as active, and responds instead of closing; it
+parses all of a socket's bytes at once, and 256 KiB of one-byte chunks take a second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import resource
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cloze.launch.serve.config import ServeConfig
@@ -19,6 +23,15 @@ else:
 
 # Open files besides the connections: weights, the tokenizer, libraries, the listening socket.
 _OTHER_FILES = 200
+# Processor time to parse a request and each of its bytes: several times what ordinary ones take. The third is the most
+# that a connection may save up, and what it gets at a time in the lane.
+_SECONDS_A_REQUEST = 0.001
+_SECONDS_A_BYTE = 0.05 / (1 << 20)
+_SLICE_SECONDS = 0.005
+# Bytes given to h11 at a time. It bounds heads between two reads only, and 256 KiB of short lines take 0.2 s at once.
+_PIECE_BYTES = 1 << 14
+# How much longer than a slice the lane waits after it: connections in the lane get a tenth of the time together.
+_REST = 9
 
 
 def make_room_for_files(config: ServeConfig) -> None:
@@ -47,23 +60,67 @@ class Holder(Protocol):
     def free(self, count: int) -> None: ...
 
 
+class _Lane:
+    """The connections whose bytes took longer to parse than their number allows: they are parsed in turn, a slice each,
+    in a tenth of the event loop's time.
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[_Bounded, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._free_at = 0.0
+
+    def __contains__(self, connection: _Bounded) -> bool:
+        return connection in self._turns
+
+    def join(self, connection: _Bounded, excess: float) -> None:
+        """Add a connection that took `excess` seconds more than it may; the lane rests for them too."""
+        self._turns[connection] = None
+        self._free_at = max(self._free_at, connection.loop.time()) + _REST * excess
+        self._plan(connection.loop)
+
+    def leave(self, connection: _Bounded) -> None:
+        self._turns.pop(connection, None)
+
+    def _plan(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is None and self._turns:
+            self._timer = loop.call_at(self._free_at, self._turn, loop)
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._free_at > loop.time():  # others have joined meanwhile
+            self._plan(loop)
+        elif self._turns:
+            connection = next(iter(self._turns))
+            self.leave(connection)
+            self._free_at = loop.time() + _REST * _SLICE_SECONDS
+            connection.take_turn()
+            self._plan(loop)
+
+
 class _Bounded(H11Protocol):
     """Mixin for uvicorn's h11 protocol that enforces the limits.
 
     Args:
         bounds: limits of the server.
         waiting: connections that wait for their client, longest waiting first.
+        lane: connections whose bytes take long to parse.
         request: the current request, whose memory is counted.
     """
 
     bounds: ServeConfig
     waiting: dict[_Bounded, None]
+    lane: _Lane
     request: Holder | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.app_state = {**self.app_state, "connection": self}
         self._deadline: asyncio.TimerHandle | None = None
+        self._credit = _SECONDS_A_REQUEST  # seconds that parsing may take
+        self._cut = False
+        self._next_event: Callable[[], Any] = self.conn.next_event
+        self.conn.next_event = self._next_if_paid  # type: ignore[method-assign]
 
     def connection_made(self, transport: Any) -> None:
         if len(self.connections) >= self.bounds.max_connections:
@@ -85,9 +142,44 @@ class _Bounded(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def data_received(self, data: bytes) -> None:
+        self._earn(len(data) * _SECONDS_A_BYTE)
+        for low in range(0, len(data), _PIECE_BYTES):
+            super().data_received(data[low : low + _PIECE_BYTES])
+
+    def _earn(self, seconds: float) -> None:
+        self._credit = min(self._credit + seconds, _SLICE_SECONDS)
+
+    def _next_if_paid(self) -> Any:
+        """The next event of h11; without credit NEED_DATA, at which uvicorn stops."""
+        import h11
+
+        if self._credit <= 0:
+            self._cut = True
+            return h11.NEED_DATA
+        began = time.thread_time()  # not the clock: the model's threads run as well
+        event = self._next_event()
+        self._credit -= time.thread_time() - began
+        return event
+
+    def take_turn(self) -> None:
+        """Parse for one slice, as the first in the lane."""
+        self._credit = _SLICE_SECONDS
+        self.handle_events()
+        if self not in self.lane and not self.flow.read_paused:
+            self.transport.resume_reading()
+
     def handle_events(self) -> None:
+        if self in self.lane or self.transport.is_closing():
+            return
         cycle = self.cycle
+        self._cut = False
         super().handle_events()
+        if self._cut and not self.transport.is_closing():
+            # The lane ends this pause, not uvicorn's flow control; if that needs one too, it pauses again at its turn.
+            self.transport.pause_reading()
+            self.flow.read_paused = False
+            self.lane.join(self, -self._credit)
         if self.cycle is not cycle:  # the headers are complete; the reader of the body has its own time limit
             self.cancel_deadline()
 
@@ -116,6 +208,7 @@ class _Bounded(H11Protocol):
 
     def on_response_complete(self) -> None:
         cycle = self.cycle
+        self._earn(_SECONDS_A_REQUEST)
         super().on_response_complete()
         # a client that does not read the rest must not keep the connection open forever
         if self.transport.is_closing():
@@ -136,6 +229,7 @@ class _Bounded(H11Protocol):
     def _end(self) -> None:
         self.cancel_deadline()
         self.waiting.pop(self, None)
+        self.lane.leave(self)
         self.connections.discard(self)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -154,4 +248,4 @@ def protocol(config: ServeConfig) -> type[asyncio.Protocol]:
     """
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    return type("Connection", (_Bounded, H11Protocol), {"bounds": config, "waiting": {}})
+    return type("Connection", (_Bounded, H11Protocol), {"bounds": config, "waiting": {}, "lane": _Lane()})

@@ -1,9 +1,10 @@
-"""API keys of the server, and when they are required."""
+"""Who may ask: API keys, when they are required, and what replaces them on this machine's own addresses."""
 
 import hashlib
 import hmac
 import ipaddress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cloze.launch.serve.asgi import Scope
 from cloze.launch.serve.config import ServeConfig
@@ -53,6 +54,18 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_local(address: str) -> bool:
+    """Whether an address (`//localhost:8000`, or with a scheme as in the header Origin) is one of this machine.
+
+    A page of another site cannot forge it: where the site's name was made to lead here (DNS rebinding), a browser still
+    sends the name.
+    """
+    try:
+        return _is_loopback(urlsplit(address).hostname or "")
+    except ValueError:
+        return False
 
 
 def is_authorized(scope: Scope, keys: list[bytes] | None) -> bool:

@@ -1,11 +1,12 @@
 """Limits on a request: bytes, times, API keys, clients that disconnect."""
 
 import asyncio
+import json
 from dataclasses import dataclass
 
 from cloze.launch.serve.asgi import App, Message, Receive, Scope, Send
 from cloze.launch.serve.config import ServeConfig
-from cloze.launch.serve.keys import is_authorized
+from cloze.launch.serve.keys import is_authorized, is_local
 from cloze.pipeline.fields import Fields
 
 # Closing a socket with unread bytes resets the connection, and the response may be lost (RFC 9112, 9.6: half-close,
@@ -39,6 +40,7 @@ class Bounds:
     """ASGI middleware before all others except CountRequests: reads the body, calls the application, sends its
     response.
 
+    - without keys on an address of this machine, a Host of another name is answered 421, an Origin of another site 403;
     - keys are required and the request has none: 401, and the body is not read;
     - a body of more than max_body_bytes is answered 413, one that takes longer than read_seconds 408;
     - bodies and responses of all requests hold at most max_bytes_in_flight: beyond, the connection of the longest
@@ -58,6 +60,8 @@ class Bounds:
         request = _Request(self._app, self._config, self._traffic, scope, receive, send)
         try:
             try:
+                if self._keys is None and not self._config.no_auth:
+                    _refuse_other_sites(scope)
                 if not is_authorized(scope, self._keys):
                     raise Refused(
                         401, "authorization: found no key of this server, expected `Authorization: Bearer KEY`"
@@ -70,6 +74,25 @@ class Bounds:
             await request.abort()
         finally:
             request.end()
+
+
+def _refuse_other_sites(scope: Scope) -> None:
+    """Refuse what a page of another site makes a browser on this machine send.
+
+    Raises:
+        Refused: the request has another Host or Origin than this machine.
+    """
+    given = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
+    host = next((value for name, value in given if name == b"host"), "")
+    advice = "give the server keys (api_key_file), or no_auth if a proxy checks who asks"
+    if not is_local(f"//{host}"):
+        raise Refused(
+            421,
+            f"host: found {host[:100]!r}, expected localhost or an address of this machine like 127.0.0.1; {advice}",
+        )
+    for name, origin in given:
+        if name == b"origin" and not is_local(origin):
+            raise Refused(403, f"origin: found {origin[:100]!r}, expected a page of this machine; {advice}")
 
 
 class _Request:
@@ -137,21 +160,20 @@ class _Request:
 
     async def _read(self) -> bytes | None:
         """The whole body; None if the client disconnected before its end."""
-        pieces, size = [], 0
+        body = bytearray()  # a list of pieces of a byte each would take 40 times as much memory
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 return None
             piece = message.get("body", b"")
-            pieces.append(piece)
-            size += len(piece)
-            if size > self._config.max_body_bytes:
+            body += piece
+            if len(body) > self._config.max_body_bytes:
                 raise Refused(
                     413, f"body: found more than {self._config.max_body_bytes} bytes; send fewer or shorter texts"
                 )
             self._hold(len(piece))
             if not message.get("more_body", False):
-                return b"".join(pieces)
+                return bytes(body)
 
     @staticmethod
     def _replayed(body: bytes, left: asyncio.Future[Message]) -> Receive:
@@ -208,7 +230,7 @@ class _Request:
         if self._started:  # a part of the response was sent already
             await self.abort()
             return
-        body = b'{"detail": "%b"}' % refused.line.encode()
+        body = json.dumps({"detail": refused.line}).encode()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),

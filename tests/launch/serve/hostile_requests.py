@@ -18,12 +18,20 @@ from tests.launch.serve.serving import connect, until_closed
 LARGE = json.dumps({"inputs": [" ".join(["cat"] * 46)] * 20}).encode()
 
 
-def post(path: str, body: bytes, size: int | None = None, host: str = "x") -> bytes:
+def post(path: str, body: bytes, size: int | None = None, host: str = "localhost") -> bytes:
     """The bytes of a request; size: its declared length, if that is wrong."""
     return (
         f"POST /{path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body) if size is None else size}\r\n\r\n"
     ).encode() + body
+
+
+def chunked(body: bytes) -> bytes:
+    """The bytes of a request for vectors, whose body comes in chunks of a byte."""
+    head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return (
+        head + b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    )
 
 
 # Half heads, bodies that do not end, answers that nobody reads, clients that leave.
@@ -76,7 +84,7 @@ def request(method: str, path: str, body: bytes) -> bytes:
     """The bytes of a request after whose answer the connection ends."""
     lines = [
         f"{method} /{path} HTTP/1.1",
-        "Host: x",
+        "Host: localhost",
         "Connection: close",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
@@ -89,10 +97,10 @@ HONEST = request("POST", "embed", b'{"inputs": ["the cat sat"]}')
 HOSTILE = (
     (b"\x00\xff\x13 garbage\r\n\r\n", {400}),
     (b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\n\r\n", {None, 400}),
-    (b"POST /embed HTTP/1.1\r\nHost: x\r\n" + b"X-Y: z\r\n" * 20_000 + b"\r\n", {None, 400}),
-    (b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", {400}),
-    (b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: five\r\n\r\n", {400}),
-    (b"POST /embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", {400}),
+    (b"POST /embed HTTP/1.1\r\nHost: localhost\r\n" + b"X-Y: z\r\n" * 20_000 + b"\r\n", {None, 400}),
+    (b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n", {400}),
+    (b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: five\r\n\r\n", {400}),
+    (b"POST /embed HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", {400}),
     (b"POST /embed HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", {400}),
     (request("GET", "embed", b""), {405}),
     (request("DELETE", "embed", b""), {405}),

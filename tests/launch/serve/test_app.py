@@ -22,6 +22,7 @@ from cloze.launch.predict.predictor import Predictor
 from cloze.launch.serve.app import build_app
 from cloze.launch.serve.config import ServeConfig
 from cloze.pipeline.errors import UserError
+from tests.launch.serve.hostile_requests import chunked
 from tests.launch.serve.serving import connect, read_meters, server, until_closed
 from tests.launch.tiny_models import labels, save_model
 
@@ -117,7 +118,7 @@ def test_the_operations_are_those_of_the_command_line(address, offline):
         ("/fill-mask", {"inputs": "[MASK]"}, 422, "valid list"),
         ("/similarity", {"inputs": ["alone"]}, 422, "inputs.0"),
         ("/embed", {"inputs": ["cat"], "layer": 4}, 422, "layer: found 4"),
-        ("/fill-mask", b"{not json", 422, "JSON"),
+        ("/fill-mask", b"{not json", 422, "body: found no valid JSON at character 2 (Expecting property name"),
         ("/embed", b'{"inputs": ["cat", "\\ud83d"]}', 422, "inputs.1"),
         ("/fill-mask", b"x" * 20001, 413, "more than 20000 bytes"),
         ("/embed", {"inputs": [{"txt": "cat"}]}, 422, "inputs.0.text: Field required; inputs.0.txt: Extra inputs"),
@@ -148,7 +149,7 @@ def test_a_classifier_of_pairs_refuses_a_single_text(tmp_path):
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(build_app(model, ServeConfig("model")))
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.post("/classify", json={"inputs": ["the cat sat"]})
 
     answer = asyncio.run(ask())
@@ -170,7 +171,7 @@ def test_every_answer_is_counted_by_its_status(offline, monkeypatch):
 
     async def ask() -> str:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             for path in ("/embed", "/no/such/path", "/nor/this"):
                 await client.post(path, content=b"y" * 1001)
             await client.post("/nothing", json={})
@@ -191,11 +192,22 @@ def test_every_answer_is_counted_by_its_status(offline, monkeypatch):
     }
 
 
+def test_a_body_in_tiny_chunks_and_requests_behind_it_are_answered(address):
+    """However slowly they are parsed, so that other clients do not wait."""
+    body = b" " * 4000 + b'{"inputs": ["cat"]}'
+    tiny = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with connect(address) as client:
+        client.sendall(chunked(body) * 2 + tiny * 100 + last)
+        answers = until_closed(client)
+    assert answers.count(b"HTTP/1.1 200 OK") == 103 and answers.count(b'"vector"') == 2 and b'"ready":true' in answers
+
+
 def test_a_body_without_a_length_is_bounded_and_its_client_may_end_it(address):
     """A connection closed on a client that still sends is reset, and the answer may be lost with it."""
     piece = b"1000\r\n%b\r\n" % (b"y" * 4096)
     with connect(address) as client:
-        client.sendall(b"POST /fill-mask HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + piece * 6)
+        client.sendall(b"POST /fill-mask HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + piece * 6)
         answer = client.recv(65536)
         assert answer.startswith(b"HTTP/1.1 413")
         for _ in range(20):
@@ -207,7 +219,7 @@ def test_a_body_without_a_length_is_bounded_and_its_client_may_end_it(address):
 
 def test_a_refused_client_that_never_ends_its_body_is_cut_off(address):
     with connect(address) as client:
-        client.sendall(b"POST /fill-mask HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b"y" * 30000)
+        client.sendall(b"POST /fill-mask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n" + b"y" * 30000)
         answer = until_closed(client)
     assert answer.startswith(b"HTTP/1.1 413") and b"more than 20000 bytes" in answer
 

@@ -21,7 +21,7 @@ def test_keys_are_asked_for_before_anything_is_read(folder, tmp_path):
     app = build_app(offline, ServeConfig(str(folder), host="0.0.0.0", api_key_file=str(path)))
 
     async def statuses() -> list[int]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://the-server") as client:
             found = []
             for key in (None, f"Bearer {KEY}x", f"Basic {KEY}", "Bearer # of the web shop", "Bearer ", f"Bearer {KEY}"):
                 headers = {"authorization": key} if key else {}
@@ -41,6 +41,42 @@ def test_keys_are_asked_for_before_anything_is_read(folder, tmp_path):
             return await statuses()
 
     assert asyncio.run(run()) == [401] * 10 + [200] * 6
+
+
+@pytest.mark.parametrize(
+    ("options", "headers", "status", "expected"),
+    [
+        ({}, {"host": "rebound.example:8000"}, 421, "host: found 'rebound.example:8000', expected localhost or an"),
+        ({}, {"host": 'a"b\\'}, 421, "host: found 'a\"b"),
+        ({}, {"host": "192.168.0.1"}, 421, "give the server keys (api_key_file)"),
+        ({}, {"host": "[::1"}, 421, "host: found '[::1'"),
+        (
+            {},
+            {"origin": "https://other.example"},
+            403,
+            "origin: found 'https://other.example', expected a page of this",
+        ),
+        ({}, {"origin": "null"}, 403, "origin: found 'null'"),
+        ({}, {"host": "LOCALHOST:8000", "origin": "http://127.0.0.1:8000"}, 200, None),
+        ({}, {"host": "[::1]:8000", "origin": "http://[::1]:8000"}, 200, None),
+        (
+            {"host": "0.0.0.0", "no_auth": True},
+            {"host": "models.example", "origin": "https://other.example"},
+            200,
+            None,
+        ),
+    ],
+)
+def test_a_page_of_another_site_gets_nothing_without_a_key(offline, options, headers, status, expected):
+    """A name that was made to lead to this machine (DNS rebinding) is in the header Host."""
+    app = build_app(offline, ServeConfig("model", **options))
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            return await client.get("/health", headers=headers)
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == status and (expected is None or expected in answer.json()["detail"]), answer.text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 
-from tests.launch.serve.hostile_requests import HOSTILE, ask_badly, embed, flood, peak_of, post
+from tests.launch.serve.hostile_requests import HOSTILE, ask_badly, chunked, embed, flood, peak_of, post
 from tests.launch.serve.serving import connect, read_meters, server, until_closed
 
 TEXT = "the cat sat on the mat and the sky is blue"
@@ -91,6 +91,24 @@ def test_bodies_that_wait_are_counted_together(attacked):
         assert ask(address) == 200
         assert clients[-1].send(b" ") and clients[7].send(b" "), "the newer ones are still there"
     wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] == 0)
+
+
+def test_bodies_in_tiny_chunks_take_a_bounded_share_of_the_loop(attacked):
+    """Another client is answered when a small part of them is parsed. Without the bound all of what one read of a
+    socket gives is parsed before: 80 000 chunks.
+    """
+    address, _ = attacked
+    wait_until(lambda: read_meters(address)["cloze_bytes_in_flight"] == 0)
+    with ExitStack() as stack, httpx.Client() as honest:
+        before = read_meters(address, honest)
+        assert before["cloze_bytes_in_flight"] == 0
+        for _ in range(4):
+            client = stack.enter_context(connect(address))
+            client.setblocking(False)
+            client.send(chunked(b" " * 30_000))
+        held = [read_meters(address, honest)["cloze_bytes_in_flight"] for _ in range(5)]
+        assert max(held) < 40_000, held
+        wait_until(lambda: read_meters(address, honest)["cloze_bytes_in_flight"] > max(held), 20)
 
 
 def test_an_answer_that_is_not_read_is_dropped_with_its_connection(attacked):

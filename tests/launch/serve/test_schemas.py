@@ -65,14 +65,14 @@ def test_answers_and_refusals_have_the_shapes_that_are_described(tmp_path, kind)
     app = build_app(model, ServeConfig("model", max_body_bytes=999))
 
     async def ask() -> None:
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x")
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
         async with app.router.lifespan_context(app), client:
             described = (await client.get("/openapi.json")).json()
             components = described["components"]["schemas"]
             assert not {"HTTPValidationError", "ValidationError"} & components.keys()
             for name, inputs in asked.items():
                 responses = described["paths"][f"/{name}"]["post"]["responses"]
-                assert responses.keys() == {"200", "401", "408", "413", "422", "503"}
+                assert responses.keys() == {"200", "401", "403", "408", "413", "421", "422", "503"}
                 for status, given in (("200", inputs), ("422", []), ("413", ["x" * 999])):
                     answer = await client.post(f"/{name}", json={"inputs": given} | OPTIONS.get(name, {}))
                     assert str(answer.status_code) == status, answer.text
