@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -37,10 +38,12 @@ from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInf
 from cloze.pipeline.storage import alone, publish_text, readable_errors, remove_tree, sha256_of
 from cloze.pipeline.stores.places import Place, StorePath, is_url, to_output, to_place
 from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokenizer
+from cloze.pipeline.untrusted import load_json
 
 # Version of the rules for words, sentences, samples and masks. Increased when the same input gives other ids or masks:
 # an interrupted run must not be finished with other rules.
 _RULES = 3
+_IDENTITY = "run.json"  # file of the work folder
 WORK_FOLDER = ".work"  # folder of stage 1 and the reports; removed when the manifest is published
 TOKENIZER_FOLDER = "tokenizer"
 _CLOCKS_APART = 600 * 10**9  # nanoseconds by which a store's clock may be ahead of this machine's
@@ -66,9 +69,9 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
         return complete
     if (remark := remark_on_text(files)) is not None:
         progress.note(remark)
-    _open_work(output, work, identity)
+    own = _open_work(output, work, identity)
     with alone(output, work / "lock", progress.note) as check:
-        _run(config, tokenizer, files, segments, work, progress, check)
+        _run(config, tokenizer, files, segments, own, progress, check)
     _remove_work(work, progress)
     return Manifest.load(output)
 
@@ -87,6 +90,7 @@ class _Run:
 
     Args:
         tasks: the segments of each task of stage 1.
+        work: the folder of its reports and parts.
         check: raises UserError if another command may have taken over the output.
     """
 
@@ -150,8 +154,8 @@ def _run(
         progress.note(f"the word table is off ({tokenizer.word_table_reason}): tokenizing runs at the library's speed")
     with open_executor(config) as executor:  # worker processes start while this one estimates
         if (expected := estimate(config, tokenizer, files, segments)) is not None:
-            if not isinstance(work, StorePath):
-                check_disk(expected, work.parent)
+            if isinstance(work, Path):
+                check_disk(expected, work.parents[1])
             progress.note(f"estimate: {expected}")
         copy_tokenizer(tokenizer, to_place(config.output) / TOKENIZER_FOLDER)  # workers read this copy
         run = _Run(config, tokenizer, files, segments, work, executor, progress, check)
@@ -264,26 +268,43 @@ def _difference(found: Fields, expected: Fields, name: str) -> str:
     return name + (values if len(values) < 160 else "")
 
 
-def _open_work(output: Place, work: Place, identity: Fields) -> None:
+def _open_work(output: Place, work: Place, identity: Fields) -> Place:
+    """Begin or continue a run. Returns the folder of its reports and parts, whose name says whose they are: none of
+    another run is taken for one of this.
+    """
+    own = work / f"run-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]}"
     with readable_errors(output):
         if not work.is_dir() and output.is_dir() and any(output.iterdir()):
             raise UserError(
                 f"output: {output} holds other files, expected a new or empty folder; choose another --output"
             )
-        if not isinstance(work, StorePath):
-            work.mkdir(parents=True, exist_ok=True)
-        identity_file = work / "run.json"
-        if identity_file.is_file():
-            found = json.loads(identity_file.read_text(encoding="utf-8"))
-            if found != identity:
-                different = next(name for name in {**identity, **found} if found.get(name) != identity.get(name))
-                what = _difference(found, identity, different)
-                raise UserError(
-                    f"output: {output} holds an interrupted run with another {what}; "
-                    "repeat that command, choose another --output, or remove the folder"
-                )
-        else:
-            publish_text(identity_file, json.dumps(identity))
+        found = _identity_of(work)
+        if found is None and work.is_dir() and any(each.name != own.name for each in work.iterdir() if each.is_dir()):
+            raise UserError(
+                f"output: {output} holds an interrupted run, whose command {work / _IDENTITY} should tell, but that is "
+                "missing or damaged; choose another --output, or remove the folder"
+            )
+        if found is not None and found != identity:
+            different = next(name for name in {**identity, **found} if found.get(name) != identity.get(name))
+            what = _difference(found, identity, different)
+            raise UserError(
+                f"output: {output} holds an interrupted run with another {what}; "
+                "repeat that command, choose another --output, or remove the folder"
+            )
+        if isinstance(own, Path):
+            own.mkdir(parents=True, exist_ok=True)
+        if found is None:
+            publish_text(work / _IDENTITY, json.dumps(identity))
+    return own
+
+
+def _identity_of(work: Place) -> Fields | None:
+    """What the run in a work folder is known by; None if that is missing or damaged."""
+    try:
+        found = load_json((work / _IDENTITY).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _tokenize(run: _Run, hashes: SourceHashes) -> tuple[Report, np.ndarray]:

@@ -48,7 +48,7 @@ def read_small(file: InputFile, start: int, stop: int) -> tuple[bytes, str] | No
             os.close(stream)
     except OSError as error:
         raise UserError(describe(error, file.path)) from error
-    if (len(data), status.st_size, status.st_mtime_ns) != (size, size, file.changed):
+    if (len(data), status.st_size, status.st_mtime_ns) != (size, size, file.changed) or _touched(file, status):
         raise _changed(file)
     return data, hashlib.sha256(data).hexdigest()
 
@@ -61,6 +61,7 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
     """
     digest, found = hashlib.sha256(), 0
     state: int | str = 0
+    touched = False
     try:
         if is_url(file.path):
             digest, found, state = _stored_piece(file.path, start, stop)
@@ -72,16 +73,24 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
                 while place < end and (data := os.pread(stream, min(end - place, _AT_ONCE), place)):
                     digest.update(data)
                     place += len(data)
-                state = max(state, os.fstat(stream).st_mtime_ns)
+                status = os.fstat(stream)
+                state, touched = max(state, status.st_mtime_ns), touched or _touched(file, status)
             finally:
                 os.close(stream)
             found += size
     except OSError as error:
         raise UserError(describe(error, file.path)) from error
     size = file.size if file.parts else found  # the size of a data set is not that of its files
-    if is_hashed(file) and (size, state) != (file.size, file.state):
+    if is_hashed(file) and ((size, state) != (file.size, file.state) or touched):
         raise _changed(file)
     return digest.hexdigest()
+
+
+def _touched(file: InputFile, status: os.stat_result) -> bool:
+    """Whether a file was touched since the run was planned. Whoever puts other content in its place can restore size
+    and time of change, but not the ctime.
+    """
+    return file.touched != 0 and status.st_ctime_ns > file.touched
 
 
 def _changed(file: InputFile) -> UserError:

@@ -30,6 +30,8 @@ class InputFile:
         changed: when, nanoseconds; 0 on the hub.
         parts: the files of a saved data set.
         content: what that of a store's object is known by; None elsewhere.
+        touched: when it was last changed in any way, its time of change included (ctime), nanoseconds; 0 if that is not
+            known.
     """
 
     number: int
@@ -44,6 +46,7 @@ class InputFile:
     rows: int = 0
     parts: tuple[str, ...] = ()
     content: str | None = None
+    touched: int = 0
 
     @property
     def state(self) -> int | str:

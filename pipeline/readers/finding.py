@@ -167,7 +167,8 @@ def _input_file(
         raise UserError(describe(error, path)) from error
     _check_file(path, status)
     name = checked_name(path[len(below) :].replace(os.sep, "/"))
-    return InputFile(number, source, path, name, form, packed, status.st_size, status.st_mtime_ns, config)
+    changed, touched = status.st_mtime_ns, status.st_ctime_ns
+    return InputFile(number, source, path, name, form, packed, status.st_size, changed, config, touched=touched)
 
 
 def _check_file(path: str, status: os.stat_result) -> None:

@@ -40,8 +40,12 @@ def find_datasets(entries: list[str], source: int, config: SourceConfig, first: 
             count, size, parts = data.num_shards, (split and split.num_bytes) or 0, ()
         if not count:
             raise UserError(f"input: found no rows in the data set {entry!r}, expected text")
-        changed = max((os.stat(part).st_mtime_ns for part in parts), default=0)
-        files.append(InputFile(number, source, path, name, "dataset", None, size, changed, config, count, parts))
+        found = [os.stat(part) for part in parts]
+        changed = max((status.st_mtime_ns for status in found), default=0)
+        touched = max((status.st_ctime_ns for status in found), default=0)
+        files.append(
+            InputFile(number, source, path, name, "dataset", None, size, changed, config, count, parts, touched=touched)
+        )
     return files
 
 

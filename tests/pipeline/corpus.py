@@ -5,7 +5,6 @@ import gzip
 import json
 import os
 import random
-from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -86,10 +85,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def count(folder: Path, pattern: str = "*") -> int:
-    """Number of files in a folder that may come and go meanwhile."""
-    with suppress(FileNotFoundError):
-        return len(fnmatch.filter(os.listdir(folder), pattern))
-    return 0
+    """Number of files below a folder that may come and go meanwhile."""
+    return len(fnmatch.filter((name for *_, names in os.walk(folder) for name in names), pattern))
 
 
 def as_format_1(folder: Path) -> dict:

@@ -83,7 +83,7 @@ def interrupted(folder: Path, name: str, monkeypatch, stage: str) -> Path:
         patch.setattr(preparing, stage, stop)
         with pytest.raises(KeyboardInterrupt):
             prepare(config(folder, name))
-    return folder / name / ".work"
+    return next((folder / name / ".work").glob("run-*"))
 
 
 @pytest.mark.parametrize(("limit", "workers"), [(3, 1), (2, 2)])

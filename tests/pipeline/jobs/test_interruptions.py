@@ -16,6 +16,7 @@ import pytest
 
 from cloze.launch.run.runs import LOCK, in_use, locked
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs import prepare as preparing
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.jobs.tokenize_stage import tokenize
 from cloze.pipeline.progress import Silent
@@ -63,7 +64,7 @@ def marks(paths: list[Path]) -> dict[Path, tuple[int, int]]:
 
 def complete(data: Path) -> list[Path]:
     """The reports of an interrupted run, and the shards that these name."""
-    reports = list((data / ".work").glob("[!.]*-*.json"))
+    reports = list((data / ".work").glob("run-*/[!.]*-*.json"))
     contents = [json.loads(path.read_text().splitlines()[1]) for path in reports]
     return reports + [data / shard["file"] for content in contents for shard in content.get("shards", [])]
 
@@ -158,9 +159,80 @@ def test_an_interrupted_run_of_another_command_is_refused(folder, monkeypatch):
     process.wait()
     with pytest.raises(UserError, match="interrupted run with another preparation.seed"):
         prepare(corpus.config(folder, [folder / "in"], output=str(folder / "mixed"), seed=9))
-    monkeypatch.setattr(np, "__version__", "1.0")  # other versions may give other bytes
-    with pytest.raises(UserError, match=r"another library versions.numpy \(.*, now '1.0'\)"):
-        prepare(corpus.config(folder, [folder / "in"], output=str(folder / "mixed")))
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "__version__", "1.0")  # other versions may give other bytes
+        with pytest.raises(UserError, match=r"another library versions.numpy \(.*, now '1.0'\)"):
+            prepare(corpus.config(folder, [folder / "in"], output=str(folder / "mixed")))
+
+
+@pytest.mark.parametrize("damage", ["removed", "empty", "half", "a list", "no text"])
+def test_without_what_tells_its_command_no_other_one_takes_over_a_run(folder, undisturbed, monkeypatch, damage):
+    """Its parts were once published as those of another corpus and seed."""
+    output = folder / f"nameless-{damage}"
+    configs = {seed: corpus.config(folder, [folder / "in"], output=str(output), seed=seed) for seed in (42, 9)}
+    with monkeypatch.context() as patch:
+        patch.setattr("cloze.pipeline.jobs.prepare.build", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(configs[42])
+    told = output / ".work/run.json"
+    content = told.read_bytes()
+    told.unlink()
+    if damage != "removed":
+        told.write_bytes({"empty": b"", "half": content[:99], "a list": b"[]", "no text": b"\xff"}[damage])
+    with pytest.raises(UserError, match="run.json should tell, but that is missing or damaged"):
+        prepare(configs[9])
+    reports = list((output / ".work").glob("run-*/task-*.json"))
+    kept = marks(reports)
+    with monkeypatch.context() as patch:
+        patch.setattr("cloze.pipeline.jobs.prepare.build", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(configs[42])
+        assert reports and marks(reports) == kept, "the same command takes over what is there"
+    assert told.read_bytes() == content
+    prepare(configs[42])
+    assert corpus.contents(output) == undisturbed
+
+
+def test_reports_of_another_run_that_lie_in_the_work_folder_are_not_taken(folder, undisturbed, monkeypatch):
+    """As if both were copied together: the folder of a run's reports has its name."""
+    output = folder / "together"
+    config = corpus.config(folder, [folder / "in"], output=str(folder / "first"))
+    with monkeypatch.context() as patch:
+        patch.setattr("cloze.pipeline.jobs.prepare.build", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(corpus.config(folder, [folder / "in"], output=str(output), seed=9))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config)
+    shutil.copytree(output / ".work", folder / "first/.work", dirs_exist_ok=True, ignore=lambda *_: ["run.json"])
+    prepare(config)
+    assert corpus.contents(folder / "first") == undisturbed
+
+
+def _interrupt(task: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_other_content_with_the_old_size_and_time_of_change_is_noticed(tmp_path, monkeypatch, size):
+    """Put in its place between the plan and the reading, by a tool that restores both."""
+    if size == "large":
+        monkeypatch.setattr("cloze.pipeline.readers.files.BLOCK_BYTES", 8)
+    path = tmp_path / "in/a.txt"
+    path.parent.mkdir()
+    path.write_text("the first text\n")
+    real = preparing._open_work
+
+    def replace(*given):
+        old = path.stat()
+        time.sleep(0.02)  # the clock of a file system may have ticks of ten milliseconds
+        path.write_text("another text..\n")
+        os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+        assert (path.stat().st_size, path.stat().st_mtime_ns) == (old.st_size, old.st_mtime_ns)
+        return real(*given)
+
+    monkeypatch.setattr(preparing, "_open_work", replace)
+    with pytest.raises(UserError, match="a.txt: changed while it was read"):
+        prepare(corpus.config(tmp_path, [path], output=str(tmp_path / "data")))
 
 
 def test_a_folder_with_other_files_is_refused(folder, tmp_path):
