@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cloze.launch.config.checks import at_least
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
@@ -11,9 +11,6 @@ from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ class Score(Operation):
         return SentenceScore(sum(values), sum(values) / len(values), tokens)
 
 
-def hidden_log_probabilities(model: Model, inputs: Fields, positions: "Tensor", hidden: "Tensor") -> "Tensor":
+def hidden_log_probabilities(model: Any, inputs: Fields, positions: Any, hidden: Any) -> Any:
     """Natural log-probabilities (N,) fp32 of the tokens `hidden` (N,) at the masked `positions` (N,) of concatenated
     `inputs`.
     """

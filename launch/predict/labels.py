@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cloze.launch.config.checks import at_least
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
@@ -12,9 +12,6 @@ from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ class Classify(Operation):
         return Labels(result, encodings[0].cut_tokens)
 
 
-def _probabilities(model: Model, logits: "Tensor") -> list[dict[str | None, list[float]]]:
+def _probabilities(model: Any, logits: Any) -> list[dict[str | None, list[float]]]:
     """Probabilities (for a regression values) of each row of logits, by label column; None: the only column."""
     logits = logits.float()
     if model.head.problem == "columns":
@@ -132,7 +129,7 @@ def _probabilities(model: Model, logits: "Tensor") -> list[dict[str | None, list
     return [{None: row} for row in activations[model.head.problem](logits).tolist()]
 
 
-def _classified(model: Model, vectors: "Sequence[Tensor]") -> list[dict[str | None, list[float]]]:
+def _classified(model: Any, vectors: Sequence[Any]) -> list[dict[str | None, list[float]]]:
     """The same for one text, from the vectors of its pieces."""
     import torch
 

@@ -50,7 +50,7 @@ class _Silent:
 
     running = False
 
-    def votes(self) -> int:
+    def publish_votes(self) -> int:
         return 0
 
     def __getattr__(self, name: str):
