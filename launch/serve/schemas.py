@@ -5,11 +5,15 @@ from typing import Annotated, Any, get_args, get_origin
 
 import numpy as np
 from docstring_parser import parse_from_object
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, create_model, model_validator
 
 from cloze.launch.predict.operation import Operation
 from cloze.launch.serve.config import ServeConfig
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
+
+# Unknown fields of an object that are named one by one. Pydantic notes each, in the event loop: 200,000 took 2 s.
+_MOST_UNKNOWN = 16
 
 
 class Refusal(BaseModel):
@@ -30,7 +34,7 @@ def request_model(operation: type[Operation], config: ServeConfig) -> type[BaseM
         parts[second] = (Annotated[list[text], Field(max_length=config.max_texts)], ...)
     elif operation.takes_pair != "never":
         parts[second] = (text, ...) if operation.takes_pair == "always" else (text | None, None)
-    each: Any = create_model(f"{name}Input", __config__=strict, **parts)
+    each: Any = create_model(f"{name}Input", __config__=strict, __validators__=_of_few(parts), **parts)
     if operation.takes_pair != "always" and not operation.takes_choices:
         each = Annotated[
             each,
@@ -41,7 +45,20 @@ def request_model(operation: type[Operation], config: ServeConfig) -> type[BaseM
     docs = _sentences(operation)
     options: Fields = {field.name: (field.type, _described(field, docs)) for field in dataclasses.fields(operation)}
     inputs = (list[each], Field(min_length=1, max_length=config.max_texts, description="Texts, or objects of texts."))
-    return create_model(f"{name}Request", __config__=strict, inputs=inputs, **options)
+    asked: Fields = {"inputs": inputs} | options
+    return create_model(f"{name}Request", __config__=strict, __validators__=_of_few(asked), **asked)
+
+
+def _of_few(known: Fields) -> Fields:
+    """The validators of an object that may have some more fields than the known ones, each of which is then named."""
+    most = len(known) + _MOST_UNKNOWN
+
+    def few(given: object) -> object:
+        if isinstance(given, dict) and len(given) > most:
+            raise UserError(f"found {len(given):,} fields, expected at most {len(known)}: {', '.join(known)}")
+        return given
+
+    return {"few": model_validator(mode="before")(few)}
 
 
 def answer_model(operation: type[Operation]) -> type[BaseModel]:

@@ -4,10 +4,12 @@ import asyncio
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from cloze.launch.predict.predictor import OPERATIONS, Predictor
 from cloze.launch.serve.app import build_app
 from cloze.launch.serve.config import ServeConfig
+from cloze.launch.serve.schemas import request_model
 from tests.launch.tiny_models import TAGS, labels, save_model
 
 KINDS = {  # class, its fields, the operations that only it has
@@ -83,3 +85,20 @@ def test_answers_and_refusals_have_the_shapes_that_are_described(tmp_path, kind)
 
 def test_every_operation_is_checked():
     assert {name for *_, asked in KINDS.values() for name in asked} == OPERATIONS.keys()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_so_many_unknown_fields_are_one_mistake_and_few_are_named(inside):
+    """Each was noted by itself before the answer: 200,000 of them held all other requests for two seconds."""
+    model = request_model(OPERATIONS["embed"], ServeConfig(model="m"))
+
+    def mistakes(count: int) -> list[dict]:
+        unknown = {f"f{number}": 1 for number in range(count)}
+        with pytest.raises(ValidationError) as refused:
+            model.model_validate({"inputs": [{"text": "a", **unknown}]} if inside else {"inputs": ["a"], **unknown})
+        return refused.value.errors()
+
+    assert [each["loc"][-1] for each in mistakes(2)] == ["f0", "f1"]
+    (mistake,) = mistakes(100_000)
+    assert "found 100,001 fields, expected at most" in mistake["msg"]
+    assert mistake["msg"].endswith(": text, pair" if inside else "") and ("inputs" in mistake["msg"]) != inside
