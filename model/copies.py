@@ -19,7 +19,7 @@ class Copied(nn.Module):
 
     _copies: _Copies | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """As nn.Module, hooks and compiled code included, which see the copies as if they were the parameters."""
         if self._copies is None:
             return super().__call__(*args, **kwargs)

@@ -50,7 +50,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def _is_shallow(value: Any) -> bool:
+def _is_shallow(value: object) -> bool:
     """Whether lists and objects are nested at most _MOST_LEVELS deep."""
     level = [value]
     for _ in range(_MOST_LEVELS):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from cloze.model.config import BertConfig
 
@@ -28,7 +27,7 @@ class TokenCounts:
         return cls(sum(lengths), sum(length * length for length in lengths), masked)
 
     @classmethod
-    def of_micro_batch(cls, micro_batch: Mapping[str, Any]) -> TokenCounts:
+    def of_micro_batch(cls, micro_batch: Mapping[str, Tensor]) -> TokenCounts:
         """Counts of a concatenated micro-batch, as forward takes it; without `labels` (N,), masked is 0."""
         lengths = micro_batch["sequence_offsets"].long().diff()
         masked = len(micro_batch["labels"]) if "labels" in micro_batch else 0

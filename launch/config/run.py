@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import Field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
@@ -19,7 +19,7 @@ class RunConfig:
     """
 
     if TYPE_CHECKING:  # each kind of run is a dataclass; jsonargparse would read the annotation as a field
-        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+        __dataclass_fields__: ClassVar[dict[str, Field[object]]]
 
     output: str
     seed: int

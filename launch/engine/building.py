@@ -85,9 +85,9 @@ class NotingDict(dict[str, Any]):
         super().__init__(
             {name: NotingDict(value) if isinstance(value, dict) else value for name, value in values.items()}
         )
-        self.asked: set[Any] = set()
+        self.asked: set[object] = set()
 
-    def __getitem__(self, name: Any) -> Any:
+    def __getitem__(self, name: str) -> Any:
         self.asked.add(name)
         return super().__getitem__(name)
 
@@ -95,10 +95,10 @@ class NotingDict(dict[str, Any]):
         self.asked.add(name)
         return super().__contains__(name)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[str]:
         return super().__iter__()  # so that `**section` asks for each name, instead of copying all at once
 
-    def get(self, name: Any, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         self.asked.add(name)
         return super().get(name, default)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -69,6 +69,8 @@ def read_squad(path: str | Path) -> tuple[list[str], list[Question], bool]:
     return contexts, questions, known
 
 
+Kind = TypeVar("Kind")
+
 _KINDS = {
     dict: "an object",
     list: "a list",
@@ -80,7 +82,7 @@ _KINDS = {
 }
 
 
-def _field(path: Path, place: str, holder: object, name: str, kind: type) -> Any:
+def _field(path: Path, place: str, holder: object, name: str, kind: type[Kind]) -> Kind:
     """A field of an object of the file.
 
     Raises:
@@ -106,7 +108,8 @@ def _not_squad(path: Path, place: str, found: str, expected: str) -> UserError:
 
 
 def _start(path: Path, place: str, answer: Fields) -> int:
-    value = _field(path, place, answer, "answer_start", object)
+    _field(path, place, answer, "answer_start", object)
+    value = answer["answer_start"]
     try:
         return int(value)
     except (TypeError, ValueError, OverflowError) as error:

@@ -23,7 +23,7 @@ class Described:
     """Its type; for a section the section's dataclass."""
     sentence: str
     """The sentence under it in its dataclass."""
-    default: Any
+    default: object
     """dataclasses.MISSING if it must be given."""
 
     @property

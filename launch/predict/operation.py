@@ -97,7 +97,7 @@ class Operation:
     """
 
     if TYPE_CHECKING:  # each subclass is a dataclass; jsonargparse would read the annotation as a field
-        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
 
     name: ClassVar[str]
     head: ClassVar[str | None] = None

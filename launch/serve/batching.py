@@ -11,7 +11,7 @@ computed no faster than they are converted to JSON; until then later requests st
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -215,7 +215,7 @@ def _check(limit: str, found: int, what: str, limits: ServeConfig) -> None:
         )
 
 
-def _write(operation: Operation, rows: list[Row], results: list[Any]) -> bytes:
+def _write(operation: Operation, rows: list[Row], results: Sequence[object]) -> bytes:
     return f"[{', '.join(_json(as_json(operation, *pair)) for pair in zip(rows, results, strict=True))}]".encode()
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from typing import Any
+from types import FrameType
 
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.finding import model_path
@@ -43,7 +43,7 @@ def serve(config: ServeConfig) -> int:
     app = build_app(Predictor.from_folder(model_path(config)), config)
 
     class Server(uvicorn.Server):
-        def handle_exit(self, number: int, frame: Any) -> None:
+        def handle_exit(self, number: int, frame: FrameType | None) -> None:
             if not app.state.stopping:
                 # Threads that run the model cannot be cancelled, and Python waits for them before it exits.
                 last = threading.Timer(config.grace_seconds + _ENDING_SECONDS, _end_without_threads, (config,))

@@ -76,7 +76,7 @@ def answer_model(operation: type[Operation]) -> type[BaseModel]:
     return create_model(f"{name}Answer", **fields)
 
 
-def _as_json(kind: Any) -> Any:
+def _as_json(kind: object) -> object:
     """The type of the JSON value that `launch.predict.operation.plain` makes of a value of this type."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return create_model(kind.__name__, __doc__=kind.__doc__, **_fields(kind))

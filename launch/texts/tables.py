@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cloze.launch.texts.encoding import half_character
 from cloze.pipeline.errors import UserError
@@ -218,7 +218,7 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
             ) from error
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str) -> object:
     """What JSON holds.
 
     Raises:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable
-from typing import Any
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -24,7 +23,7 @@ def _object(pairs: list[tuple[str, object]]) -> Fields:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
-def parse(line: str) -> Any:
+def parse(line: str) -> object:
     """The value of a line.
 
     Raises:
@@ -44,7 +43,7 @@ def document_id(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def field(record: Any, text_field: str, id_field: str | None, where: str) -> tuple[str, str | None]:
+def field(record: object, text_field: str, id_field: str | None, where: str) -> tuple[str, str | None]:
     """The text and the id of a record.
 
     Raises:

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -243,7 +243,7 @@ class _Shard:
     """
 
     def __init__(self, file: pa.OSFile | CachedFile, head: np.ndarray, mask_sets: int):
-        self._file: Any = file
+        self._file = file
         self._head = head
         self._stored = isinstance(file, CachedFile)
         encoded = pa.ipc.open_file(_footer(file) if isinstance(file, CachedFile) else file).metadata[_INDEX.encode()]

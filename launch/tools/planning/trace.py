@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -122,7 +123,7 @@ class _Recorder(TorchDispatchMode):
         self._held -= size
 
     def __torch_dispatch__(
-        self, function: Any, types: object, args: tuple[Any, ...] = (), kwargs: Fields | None = None
+        self, function: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Fields | None = None
     ) -> object:
         result = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
@@ -214,7 +215,7 @@ def _bytes(tensor: Tensor) -> int:
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
-def _written(function: Any, args: tuple[Any, ...]) -> list[Tensor]:
+def _written(function: OpOverload, args: tuple[Any, ...]) -> list[Tensor]:
     return [
         leaf
         for argument, value in zip(function._schema.arguments, args, strict=False)
@@ -285,7 +286,7 @@ def efficient_sdpa(
 def _as_on_gpu(has_flash: bool) -> Iterator[None]:
     """Let the model do what it does on a GPU: the places where it asks for its device, answered for one."""
 
-    def select(name: str, config: BertConfig, hidden: Tensor, *rest: Any) -> str:
+    def select(name: str, config: BertConfig, hidden: Tensor, *rest: bool) -> str:
         seen: Any = _OnGpu(hidden, hidden.dtype)
         return choose(name, config, seen, *rest)
 
