@@ -272,7 +272,7 @@ class FindWord(OfLayer):
     def _places(self, tokenizer: Tokenizer, encoding: Encoding) -> list[tuple[int, int]]:
         """Token ranges (end exclusive) of whole words with the word's tokens."""
         # With a tokenizer that includes the space before a word, the word has other tokens without a space.
-        written = [self.word, f" {self.word}"] if tokenizer.space_begins_word else [self.word]
+        written = [self.word, f" {self.word}"] if tokenizer.first_word_differs else [self.word]
         forms = [list(ids) for ids in dict.fromkeys(tuple(tokenizer.encode(form)) for form in written)]
         return [
             (place, place + len(ids))

@@ -111,7 +111,7 @@ def build(task: BuildTask) -> ShardReport:
         samples, flow = builder.build(documents, draws)
         key = _number((preparation["seed"], _MASKS, task.split, task.number, pair_set))
         begins = None
-        if tokenizer.space_begins_word and preparation["mask_sets"] and preparation["masking"]["strategy"] != "token":
+        if tokenizer.first_word_differs and preparation["mask_sets"] and preparation["masking"]["strategy"] != "token":
             begins = builder.build(_marks(documents), draws)[0].input_ids == _BEGINS
         masks = draw_sets(rules, samples, key, preparation["mask_sets"], begins)
         name = f"shard-{task.number:05d}" + (f"-pairs-{pair_set}" if pair_sets > 1 else "")

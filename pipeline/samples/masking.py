@@ -74,11 +74,10 @@ def check_words(strategy: str, tokenizer: Tokenizer) -> None:
     rules = tokenizer.backend.pre_tokenizer
     if kind == "WordLevel" and rules is not None and len(rules.pre_tokenize_str("ab")) > 1:
         kind = "characters"
-    marked = any(token.startswith(("Ġ", "▁")) for token in tokenizer.tokens)
-    if kind in ("characters", "Unigram") or (kind == "BPE" and not marked):
+    if kind == "characters" or (kind in ("BPE", "Unigram") and not tokenizer.space_begins_word):
         raise UserError(
             f"masking.strategy: found {strategy} with a tokenizer of kind {kind}, expected one whose tokens say where "
-            "words begin (WordPiece, words, byte-level BPE); choose token, or another --tokenizer"
+            "words begin (WordPiece, words, byte-level BPE, SentencePiece's ▁); choose token, or another --tokenizer"
         )
 
 

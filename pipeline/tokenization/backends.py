@@ -125,10 +125,30 @@ def wordpiece_backend(
     return backend
 
 
+def byte_level(backend: tokenizers.Tokenizer) -> bool:
+    """Whether the characters of tokens stand for bytes, as in RoBERTa's BPE."""
+    return any(part.startswith("Ġ") for part in parts(backend, "a a"))
+
+
 def space_begins_word(backend: tokenizers.Tokenizer) -> bool:
-    """Whether tokens include the space before a word, as in byte-level BPE."""
+    """Whether tokens include the space before a word: as `Ġ` (byte-level BPE) or as `▁` (SentencePiece)."""
     rules = backend.pre_tokenizer
-    return rules is not None and rules.pre_tokenize_str("a a")[-1][1] == (1, 3)
+    marked = rules is not None and rules.pre_tokenize_str("a a")[-1][1] == (1, 3)
+    return marked or any("▁" in part for part in parts(backend, "a a"))
+
+
+def adds_space(backend: tokenizers.Tokenizer) -> bool:
+    """Whether the first word of a text is encoded like one after a space, as SentencePiece's models do by default."""
+    return "".join(parts(backend, "a")).startswith(("Ġ", "▁"))
+
+
+def parts(backend: tokenizers.Tokenizer, text: str) -> list[str]:
+    """What the normaliser and the pre-tokenizer make of a text, before the model sees it."""
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    if backend.pre_tokenizer is None:
+        return [text]
+    return [part for part, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
 
 
 def add_special_tokens(backend: tokenizers.Tokenizer, names: dict[str, str]) -> None:
@@ -150,9 +170,8 @@ def put_around_texts(backend: tokenizers.Tokenizer, names: dict[str, str]) -> No
     b = [{"Sequence": {"id": "B", "type_id": 1}}, _special(last, 1)]
     ids = {name: {"id": name, "ids": [backend.token_to_id(name)], "tokens": [name]} for name in (first, last)}
     processor = {"type": "TemplateProcessing", "single": a, "pair": a + b, "special_tokens": ids}
-    if space_begins_word(backend):  # offsets exclude the spaces before words
-        added = backend.pre_tokenizer.pre_tokenize_str("a")[0][0] != "a"
-        trim = {"type": "ByteLevel", "add_prefix_space": added, "trim_offsets": True, "use_regex": True}
+    if byte_level(backend):  # offsets exclude the spaces before words
+        trim = {"type": "ByteLevel", "add_prefix_space": adds_space(backend), "trim_offsets": True, "use_regex": True}
         processor = {"type": "Sequence", "processors": [trim, processor]}
     # From JSON, since the library's constructor interprets names with a colon or a dollar.
     empty = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())

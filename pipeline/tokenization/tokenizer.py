@@ -28,16 +28,19 @@ from cloze.pipeline.stores.places import Place, to_place
 from cloze.pipeline.stores.reading import fetched
 from cloze.pipeline.tokenization.backends import (
     HUGGING_FACE_NAMES,
+    adds_space,
+    byte_level,
     default_normalization,
     from_tokenizer_json,
     from_vocab_txt,
+    parts,
     put_around_texts,
     read_tokenizer_config,
     space_begins_word,
     special_names,
     stand_around_texts,
 )
-from cloze.pipeline.tokenization.words import WordSplitter, word_of
+from cloze.pipeline.tokenization.words import WordSplitter, begins_word, word_of
 from cloze.pipeline.untrusted import load_json
 
 _TABLE_WORDS = 1 << 20  # maximum words in the table, which is then cleared: some 200 MB with their strings
@@ -209,22 +212,23 @@ class Tokenizer:
 
     @cached_property
     def space_begins_word(self) -> bool:
-        """Whether tokens include the space before a word, as in byte-level BPE (`Ġyork`)."""
+        """Whether tokens include the space before a word: `Ġyork` in byte-level BPE, `▁york` in SentencePiece."""
         return space_begins_word(self.backend)
 
     @cached_property
+    def first_word_differs(self) -> bool:
+        """Whether a word at the beginning of a text has other tokens than after a space, as in RoBERTa."""
+        return self.space_begins_word and not adds_space(self.backend)
+
+    @cached_property
     def continues_word(self) -> np.ndarray:
-        model, rules = json.loads(self.backend.to_str())["model"], self.backend.pre_tokenizer
-        byte_level = rules is not None and any(part.startswith("Ġ") for part, _ in rules.pre_tokenize_str("a a"))
-        text_of = tokenizers.decoders.ByteLevel() if byte_level else None
+        model, of_bytes = json.loads(self.backend.to_str())["model"], byte_level(self.backend)
         continues = np.zeros(self.vocab_size, bool)
         for token, number in self.backend.get_vocab(with_added_tokens=True).items():
             if model["type"] == "WordPiece":
                 continues[number] = token.startswith(model["continuing_subword_prefix"])
-            elif model["type"] == "BPE":
-                # A token with leading white space begins a word.
-                begins = text_of.decode([token])[:1].isspace() if text_of else token.startswith(("Ġ", "▁"))
-                continues[number] = not begins
+            elif model["type"] in ("BPE", "Unigram"):
+                continues[number] = not begins_word(token, of_bytes)
         continues[self.special_tokens.ids] = False
         return continues
 
@@ -252,10 +256,21 @@ class Tokenizer:
             LocatedTokens(
                 self._as_text[np.array(each.ids, np.int64)].tolist(),
                 _trimmed(text, each.offsets),
-                [word == before for before, word in itertools.pairwise([None, *each.word_ids])],
+                self._continues(each),
             )
             for text, each in zip(texts, encoded, strict=True)
         ]
+
+    def _continues(self, encoded: tokenizers.Encoding) -> list[bool]:
+        """Whether each token goes on with the word of the one before; by the tokens if the rules cut no words."""
+        if self._cuts_words:
+            return [word == before for before, word in itertools.pairwise([None, *encoded.word_ids])]
+        return [number > 0 and bool(self.continues_word[token]) for number, token in enumerate(encoded.ids)]
+
+    @cached_property
+    def _cuts_words(self) -> bool:
+        """Whether the normaliser and pre-tokenizer divide words; Gemma's and Llama 2's models get a text whole."""
+        return len(parts(self.backend, "a a")) > 1
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of texts, flat (T,), and offsets (N+1,) int64; the same ids as the plain tokenizer's."""
@@ -280,7 +295,7 @@ class Tokenizer:
         。 that it doesn't isolate.
         """
         if not self.word_table:
-            return self.encode_plainly(_sentences(data, bounds.tolist()))
+            return self.encode_plainly(_sentences(data, bounds.tolist(), self.first_word_differs))
         keys, word, starts = self._splitter.distinct(data, bounds[:-1])
         rows = self._rows(keys)
         lengths = self._lengths[rows]
@@ -363,14 +378,16 @@ def _trimmed(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]
     return trimmed
 
 
-def _sentences(data: bytes, bounds: list[int]) -> list[str]:
-    """The pieces of a text without surrounding white space, but with a space before a sentence inside a paragraph: for
-    byte-level models a word after a space is another token than one at the beginning.
+def _sentences(data: bytes, bounds: list[int], spaces: bool) -> list[str]:
+    """The pieces of a text without surrounding white space.
+
+    Args:
+        spaces: keep a space before a sentence inside a paragraph, where its first word is another token after one.
     """
     texts = []
     for low, high in zip(bounds[:-1], bounds[1:], strict=True):
         text = data[low:high].decode().strip()
-        texts.append(f" {text}" if text and low and data[low - 1] == 0x20 else text)
+        texts.append(f" {text}" if spaces and text and low and data[low - 1] == 0x20 else text)
     return texts
 
 

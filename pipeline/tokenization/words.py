@@ -1,6 +1,7 @@
 """Divides text into words with array operations, where the tokenizer's rules divide it; counts distinct words."""
 
 import json
+import unicodedata
 
 import numpy as np
 import pyarrow as pa
@@ -8,12 +9,59 @@ import pyarrow.compute  # noqa: F401  here, not when the first word is looked up
 import tokenizers
 
 from cloze.pipeline import ragged
+from cloze.pipeline.tokenization.backends import parts
 
 _SPACE, _LETTER, _ISOLATED, _ISOLATED_REST, _UNASKED = range(5)  # classes of bytes and characters
 _CONTEXT_FREE_NORMALIZERS = {"BertNormalizer", "Lowercase", "NFD", "StripAccents"}
 _WORD_PRE_TOKENIZERS = {"BertPreTokenizer", "WhitespaceSplit"}
 _NO_CUTS = np.empty(0, np.int64)
 _MASKS = np.array([(1 << 8 * length) - 1 for length in range(8)], np.uint64)
+
+
+# Scripts that put no space between words, with their punctuation: Thai and Lao, Burmese, Khmer, Chinese and Japanese.
+_UNSPACED = (
+    (0x0E00, 0x0EFF),
+    (0x1000, 0x109F),
+    (0x1780, 0x17FF),
+    (0x2E80, 0x312F),
+    (0x31A0, 0xA4CF),
+    (0xF900, 0xFAFF),
+    (0xFE30, 0xFE4F),
+    (0xFF00, 0xFF9F),
+    (0x1AFF0, 0x1B16F),
+    (0x20000, 0x3FFFF),
+)
+# The bytes that byte-level BPE writes as themselves; the others are U+0100 and following, in order (GPT-2, 2019).
+_PLAIN_BYTES = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTE_OF = {chr(byte): byte for byte in _PLAIN_BYTES} | {
+    chr(0x100 + number): byte for number, byte in enumerate(sorted(set(range(256)) - set(_PLAIN_BYTES)))
+}
+
+
+def begins_word(token: str, bytes_as_characters: bool) -> bool:
+    """Whether a token of BPE or Unigram begins a word: with white space (`Ġ`, `▁`), or in a script without spaces,
+    where each token is a word, unless it continues a character (combining marks, bytes inside).
+
+    Args:
+        bytes_as_characters: the token is one of a byte-level model.
+    """
+    first = last = token[:1]
+    if bytes_as_characters and first:
+        data = bytes(_BYTE_OF.get(each, 0) for each in token[:4])
+        size = 1 + (data[0] >= 0xC0) + (data[0] >= 0xE0) + (data[0] >= 0xF0)
+        # What a character's first bytes alone may become, from the first to the last one.
+        first, last = (data[:size].ljust(size, end).decode(errors="ignore") for end in (b"\x80", b"\xbf"))
+    if not first or not last:
+        return False
+    if first != last:
+        return _is_unspaced(first) and _is_unspaced(last)
+    if first == "▁" or first.isspace():
+        return True
+    return _is_unspaced(first) and not unicodedata.category(first).startswith("M")
+
+
+def _is_unspaced(character: str) -> bool:
+    return any(low <= ord(character) <= high for low, high in _UNSPACED)
 
 
 def word_of(key: int | str) -> str:
@@ -109,9 +157,7 @@ class WordSplitter:
 
     def parts(self, text: str) -> list[str]:
         """The words of a text by the tokenizer's own normaliser and pre-tokenizer."""
-        if self.backend.normalizer is not None:
-            text = self.backend.normalizer.normalize_str(text)
-        return [part for part, _ in self.backend.pre_tokenizer.pre_tokenize_str(text)]
+        return parts(self.backend, text)
 
     def _why_not(self) -> str:
         content = json.loads(self.backend.to_str())

@@ -210,7 +210,7 @@ class TagExamples(Examples):
 
     def _as_in_text(self, tokenizer: Tokenizer) -> list[str]:
         """Words as in running text: for byte-level tokenizers the space before a word is a part of it."""
-        if self.by_character or not tokenizer.space_begins_word:
+        if self.by_character or not tokenizer.first_word_differs:
             return self._sentences.words
         begins = set(self._sentences.bounds.tolist())
         return [word if number in begins else f" {word}" for number, word in enumerate(self._sentences.words)]
