@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloze.launch.config import CompletionConfig
+from cloze.launch.system.references import load
 from cloze.pipeline.errors import UserError
 
 if TYPE_CHECKING:  # imported where it is used: worker processes import this module too, and parse nothing
@@ -42,7 +42,8 @@ class Command:
     main: tuple[str, ...] = ()
     """What `--help` shows beside the fields that must be given: what most runs need or many change."""
     listed: tuple[tuple[str, str], ...] = ()
-    """Fields whose values can be listed, though their types don't, each with the `module:name` of a table of them."""
+    """Fields whose values can be listed, though their types don't, each with the `module:name` of a table of them,
+    whose values may say what they are (`about`)."""
     examples: tuple[str, ...] = ()
     """Command lines, as they are typed."""
 
@@ -59,6 +60,7 @@ def _prediction(help: str, config: str, main: str, *examples: str) -> Command:
     )
 
 
+_OBJECTIVES = ("objective", "cloze.launch.pretrain.objectives.table:OBJECTIVES")
 _RUN_FIELDS = (
     "train.max_steps",
     "train.global_batch_size",
@@ -127,6 +129,7 @@ COMMANDS = {
         "cloze.launch.config:PretrainConfig",
         configs="pretrain",
         prepares=True,
+        listed=(_OBJECTIVES,),
         trains=True,
         checks="cloze.launch.pretrain.precheck:check_inputs",
         main=(
@@ -150,6 +153,7 @@ COMMANDS = {
         "cloze.launch.config:SweepConfig",
         configs="pretrain",
         prepares=True,
+        listed=(_OBJECTIVES,),
         main=("grid", "run", "model", "processes", *_RUN_FIELDS),
         examples=(
             "cloze sweep --config small --data runs/shards --output runs/rates --grid learning_rate=1e-3,2e-3 seed=1,2",
@@ -162,6 +166,7 @@ COMMANDS = {
         "cloze.launch.config:DeepSpeedConfig",
         configs="pretrain",
         prepares=True,
+        listed=(_OBJECTIVES,),
         main=("processes", *_RUN_FIELDS, "zero.stage"),
         examples=("cloze deepspeed-config --config bert-base-phase1 --processes 8",),
     ),
@@ -172,7 +177,7 @@ COMMANDS = {
         configs="pretrain",
         prepares=True,
         checks="cloze.launch.pretrain.precheck:check_inputs",
-        listed=(("device", "cloze.launch.system.data_sheets:NAMES"),),
+        listed=(_OBJECTIVES, ("device", "cloze.launch.system.data_sheets:NAMES")),
         main=("device", "gpus", "data", "model", *_RUN_FIELDS, "zero.stage", "price_per_hour"),
         examples=("cloze plan --config bert-base-phase1 --device a100-80gb --gpus 8 --price_per_hour 2",),
     ),
@@ -337,12 +342,6 @@ COMMANDS = {
 }
 
 
-def load(reference: str) -> Any:
-    """What `module:name` names."""
-    module, name = reference.split(":")
-    return getattr(importlib.import_module(module), name)
-
-
 def build_parser(name: str) -> jsonargparse.ArgumentParser:
     """The parser of a command."""
     from cloze.launch import parsing  # not at the top: worker processes import this module too, and parse nothing
@@ -374,7 +373,7 @@ def _page(name: str) -> parsing.Page:
         row.words,
         row.short,
         row.configs,
-        {field: list(load(table)) for field, table in row.listed},
+        {field: load(table) for field, table in row.listed},
     )
 
 

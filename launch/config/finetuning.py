@@ -51,9 +51,7 @@ class FinetuneConfig(RunConfig, HubConfig):
     """A fine-tuning run."""
 
     task: str
-    """The task. For your own data: classification, pair-classification, regression, pair-regression, multi-label,
-    label-columns, ner, pos, squad, squad2, multiple-choice or embed (vectors of texts); for a known data set: sst2,
-    cola, mnli, qnli, rte, wnli, qqp, mrpc, stsb, sick-entailment, sick-relatedness, swag or rocstories."""
+    """The task: a kind of prediction for your own data, or a known data set (docs/finetune.md)."""
     model: str
     """A Cloze run, a Hugging Face folder or hub name; for random weights: a file in configs/model/ or its name."""
     train_file: str = field(metadata=FREE)

@@ -78,11 +78,8 @@ class PretrainConfig(RunConfig):
     model: BertConfig = field(default_factory=BertConfig, metadata=FIXED)
     """Shape of the model: a file in configs/model/ or single fields."""
     objective: str = "masked"
-    """Training objective. masked: masked tokens, and next sentences if the data has pairs; span_boundary: as masked,
-    and each masked token is also predicted from the tokens around its span; distillation: masked tokens, and a
-    teacher's outputs for them (objective_options.teacher); replaced_tokens: ELECTRA's generator and discriminator
-    (docs/recipes.md describes all three); or the dotted name of your own class, such as my_module.MyObjective, in a
-    file of the current folder or installed (docs/python.md)."""
+    """Training objective, one of those of docs/recipes.md; or the dotted name of your own class, such as
+    my_module.MyObjective, in a file of the current folder or installed (docs/python.md)."""
     objective_options: Fields = field(default_factory=dict)
     """Keyword arguments of the objective's class, besides the configuration."""
     callbacks: list[str] = field(default_factory=list, metadata=FREE)

@@ -109,7 +109,7 @@ def _function(name: str, words: dict[str, list[str]], otherwise: str = "") -> li
 def _flags(page: Page) -> Iterator[_Flag]:
     brief = {whole: short for short, whole in page.short}
     for field in describe(page.config).values():
-        values = page.listed.get(field.name) or _values(field)
+        values = list(page.listed.get(field.name, ())) or _values(field)
         files = field.takes_files and field.name not in page.listed
         if field.name == page.words or (field.default is MISSING and not takes_flags(page.name)):
             if values:

@@ -32,8 +32,8 @@ class Page:
     words: str | None = None
     short: tuple[tuple[str, str], ...] = ()
     configs: str = ""
-    listed: Mapping[str, list[str]] = field(default_factory=dict)
-    """Fields whose values can be listed, though their types don't."""
+    listed: Mapping[str, Iterable[str]] = field(default_factory=dict)
+    """Fields whose values can be listed, though their types don't; a mapping's values may say what they are."""
 
 
 def explain_command(page: Page, topic: str = "") -> str:
@@ -139,11 +139,16 @@ def _entries(page: Page, fields: Iterable[Described]) -> list[str]:
             last = each.name.rpartition(".")[2]
             sentence = f"{each.sentence} {_file_sentence(last)}"
         else:
-            values = page.listed.get(each.name, [])
-            listed = f" One of: {', '.join(values)}." if set(values) - set(re.findall(r"[\w-]+", each.sentence)) else ""
-            sentence = f"{_plain(each)}{listed} {_remark(each)}".rstrip()
+            sentence = f"{_plain(each)}{_listed(page.listed.get(each.name, ()))} {_remark(each)}".rstrip()
         lines += _entry(name, sentence)
     return lines
+
+
+def _listed(values: Iterable[str]) -> str:
+    """The values of a table, each with what is said of it there."""
+    said = [getattr(values[name], "about", "") if isinstance(values, Mapping) else "" for name in values]
+    found = [f"{name}: {about}" if about else name for name, about in zip(values, said, strict=True)]
+    return f" One of: {('; ' if any(said) else ', ').join(found)}." if found else ""
 
 
 def _plain(described: Described) -> str:

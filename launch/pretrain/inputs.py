@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.data import TrainingData, open_data, run_masking
 from cloze.launch.pretrain.objectives import Objective
-from cloze.launch.pretrain.objectives.table import make_objective, objective_facts
+from cloze.launch.pretrain.objectives.making import make_objective, objective_facts
 from cloze.launch.run import runs
 from cloze.launch.system.own_classes import make, own_class
 from cloze.launch.training.callbacks import Callback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,42 +13,36 @@ from rich.markup import escape
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-# Scalars of a progress line: name in the metrics, label, format.
-_COLUMNS = (
-    ("train/loss", "loss", "{:.4f}"),
-    ("train/mlm_loss", "mlm", "{:.4f}"),
-    ("train/next_sentence_loss", "nsp", "{:.4f}"),
-    ("train/next_token_loss", "next token", "{:.4f}"),
-    ("train/learning_rate", "rate", "{:.2e}"),
-    ("train/gradient_norm", "norm", "{:.2f}"),
-    ("train/loss_spike", "SPIKE", "{:.2f} x the median"),
-    ("speed/tokens_per_second", "tokens/s", "{:,.0f}"),
-    ("speed/mfu", "MFU", "{:.1%}"),
-    ("validation/loss", "validation loss", "{:.4f}"),
-    ("validation/mlm_loss", "mlm", "{:.4f}"),
-    ("validation/mlm_accuracy", "mlm accuracy", "{:.4f}"),
-    ("validation/next_sentence_loss", "nsp", "{:.4f}"),
-    ("validation/next_sentence_accuracy", "nsp accuracy", "{:.4f}"),
-    *(
-        (f"validation/{name}", name.replace("_", " "), "{:.4f}")
-        for name in (
-            "accuracy",
-            "accuracy_mean",
-            "f1",
-            "f1_micro",
-            "f1_macro",
-            "exact_match",
-            "matthews_correlation",
-            "pearson",
-            "spearman",
-            "precision",
-            "recall",
-            "ndcg_at_10",
-            "recall_at_1",
-            "recall_at_10",
-        )
-    ),
+# What says the same as another value, or is one of many: perplexities, averages, columns, parts of SQuAD's questions.
+_LEFT_OUT = r"loss$|\w*perplexity$|ema_|accuracy_(?!mean)|recall_at_5$|exact$|total$|HasAns_|NoAns_"
+# Scalars of a progress line in their order: pattern of the name in the metrics, label of what the pattern's group
+# matches, format. Terms of objectives and metrics of tasks follow from their names.
+_COLUMNS = tuple(
+    (re.compile(pattern), label, form)
+    for pattern, label, form in (
+        (r"train/loss", "loss", "{:.4f}"),
+        (r"train/(\w+)_loss", "{}", "{:.4f}"),
+        (r"train/learning_rate", "rate", "{:.2e}"),
+        (r"train/gradient_norm", "norm", "{:.2f}"),
+        (r"train/loss_spike", "SPIKE", "{:.2f} x the median"),
+        (r"speed/tokens_per_second", "tokens/s", "{:,.0f}"),
+        (r"speed/mfu", "MFU", "{:.1%}"),
+        (r"validation/loss", "validation loss", "{:.4f}"),
+        (rf"validation/(?!{_LEFT_OUT})(\w+?)(?:_loss)?", "{}", "{:.4f}"),
+    )
 )
+_SHORT = {"next_sentence": "nsp", "next_sentence_accuracy": "nsp accuracy"}
+
+
+def _columns(scalars: Mapping[str, float | None]) -> list[str]:
+    """The values that a progress line shows, each with its label."""
+    found = []
+    for pattern, label, form in _COLUMNS:
+        for name, value in scalars.items():
+            if value is not None and (match := pattern.fullmatch(name)):
+                words = [_SHORT.get(part, part.replace("_", " ")) for part in match.groups()]
+                found.append(f"{label.format(*words)} {form.format(value)}")
+    return found
 
 
 # Scalars of which there is one for each source of a mixture, or validation set; so many of them have a place in a line.
@@ -57,7 +52,7 @@ _MOST_SOURCES = 6
 
 def has_progress(scalars: Mapping[str, float | None]) -> bool:
     """Whether a progress line would show any of these values."""
-    return any(scalars.get(name) is not None for name, _, _ in _COLUMNS)
+    return bool(_columns(scalars))
 
 
 def figure(value: float) -> str:
@@ -140,8 +135,8 @@ class Console:
             scalars: values by name; None stands for a value that was not finite.
             seconds_left: None: estimated from earlier lines if `estimate` is true.
         """
+        parts = _columns(scalars)
         scalars = {name: value for name, value in scalars.items() if value is not None}
-        parts = [f"{label} {form.format(scalars[name])}" for name, label, form in _COLUMNS if name in scalars]
         sources = [(name.rsplit("/", 1)[1], value) for name, value in scalars.items() if name.startswith(_BY_SOURCE)]
         parts += [f"{name} {value:.4f}" for name, value in sources[:_MOST_SOURCES]]
         now = time.monotonic()

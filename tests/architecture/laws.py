@@ -30,11 +30,15 @@ LATE_IMPORTS = {
     ("launch/commands.py", "cloze.launch.parsing"): "worker processes import the command line too, and parse nothing",
     ("launch/predict/__init__.py", "cloze.launch.predict.predictor"): "the options of commands are read without torch",
     ("launch/predict/vectors.py", "cloze.model.sentences"): "the options of commands are read without torch",
+    (
+        "launch/pretrain/objectives/__init__.py",
+        "cloze.launch.pretrain.objectives.objective",
+    ): "help reads the table alone",
     ("launch/pretrained/finding.py", "cloze.launch.checkpoint"): "a model's folder does not wait for DeepSpeed",
 }
 # Files that import modules by names that are values; elsewhere the name is a literal.
 IMPORTS_BY_VALUE = {
-    "launch/commands.py": "the table of commands names functions, whose modules are imported when a command is run",
+    "launch/system/references.py": "tables name functions and classes, whose modules are imported when they are used",
     "launch/system/own_classes.py": "users name classes of their own",
 }
 # Files that import a module by a literal name, since nothing in it is used, or it may be missing.

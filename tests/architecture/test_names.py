@@ -88,7 +88,6 @@ TESTED_IN = {
     "launch/texts/vectors.py": f"{L}/finetune/examples/test_contrastive.py",
     # The server and the smaller commands.
     "launch/serve/command.py": f"{L}/serve/test_app.py",
-    "launch/system/console.py": f"{P}/test_progress.py",
     "launch/system/software.py": f"{L}/tools/test_export.py",
     "launch/tools/data.py": f"{P}/jobs/test_inspecting.py",
     "launch/tools/quickstart.py": "tests/end_to_end/test_chain.py",
@@ -113,7 +112,7 @@ TESTED_IN = {
     "launch/evaluate/report.py": f"{L}/evaluate/test_evaluate.py",
     "launch/pretrain/objectives/distillation.py": f"{L}/pretrain/test_objectives.py",
     "launch/pretrain/objectives/objective.py": f"{L}/pretrain/test_objectives.py",
-    "launch/pretrain/objectives/table.py": f"{L}/pretrain/test_objectives.py",
+    "launch/pretrain/objectives/making.py": f"{L}/pretrain/test_objectives.py",
 }
 # Tests of what several modules do together.
 BEHAVIOURS = {

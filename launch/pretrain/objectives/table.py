@@ -1,57 +1,24 @@
-"""The table of objectives by name; a user's own objective by its dotted name."""
+"""The table of objectives by name. It imports none of them: `--help` lists them without torch."""
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-from pathlib import Path
+from cloze.launch.system.references import Entry
 
-from cloze.launch.config import PretrainConfig
-from cloze.launch.pretrain.objectives.distillation import Distillation
-from cloze.launch.pretrain.objectives.masked import MaskedTokens, NextTokensFirst
-from cloze.launch.pretrain.objectives.objective import Objective
-from cloze.launch.pretrain.objectives.replaced_tokens import ReplacedTokens
-from cloze.launch.pretrain.objectives.span_boundary import SpanBoundary
-from cloze.launch.system.own_classes import make, own_class
-from cloze.pipeline.errors import UserError
-
-OBJECTIVES: dict[str, type[Objective]] = {
-    "masked": MaskedTokens,
-    "span_boundary": SpanBoundary,
-    "distillation": Distillation,
-    "replaced_tokens": ReplacedTokens,
+OBJECTIVES = {
+    "masked": Entry(
+        "cloze.launch.pretrain.objectives.masked:MaskedTokens",
+        "masked tokens, and next sentences if the data has pairs",
+    ),
+    "span_boundary": Entry(
+        "cloze.launch.pretrain.objectives.span_boundary:SpanBoundary",
+        "as masked, and each masked token is also predicted from the tokens around its span",
+    ),
+    "distillation": Entry(
+        "cloze.launch.pretrain.objectives.distillation:Distillation",
+        "masked tokens, and a teacher's outputs for them (objective_options.teacher)",
+    ),
+    "replaced_tokens": Entry(
+        "cloze.launch.pretrain.objectives.replaced_tokens:ReplacedTokens",
+        "ELECTRA's generator and discriminator",
+    ),
 }
-
-
-def make_objective(config: PretrainConfig) -> Objective:
-    """The objective that the configuration names, with its options.
-
-    Raises:
-        UserError: there is no such objective, the class is not an Objective, lacks a method, or does not take the
-        options.
-    """
-    if "." in config.objective:
-        kind = own_class("objective", config.objective, Objective, "TERMS")  # type: ignore[type-abstract]  # a base
-    elif config.objective in OBJECTIVES:
-        kind = OBJECTIVES[config.objective]
-    else:
-        raise UserError(
-            f"objective: found {config.objective!r}, expected {' or '.join(OBJECTIVES)}, or the dotted "
-            "name of a class of your own, as my_module.MyObjective"
-        )
-    if until := config.masking.next_tokens_until:
-        if kind is not MaskedTokens:
-            raise UserError(
-                f"masking.next_tokens_until: found {until} with objective {config.objective}, expected 0, "
-                "or objective masked"
-            )
-        kind = NextTokensFirst
-    return make("objective", config.objective, kind, config, config.objective_options)
-
-
-def objective_facts(objective: Objective) -> dict[str, str]:
-    """Facts that a resume compares: those of the objective, and the SHA-256 of the file of a user's own objective."""
-    facts, kind = objective.facts(), type(objective)
-    if kind not in (*OBJECTIVES.values(), NextTokensFirst):
-        facts["objective_source"] = hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()
-    return facts

@@ -14,7 +14,7 @@ from cloze.launch.config import BatchArithmetic, PretrainConfig
 from cloze.launch.engine.optimizers import build_optimizer
 from cloze.launch.engine.summing import BUCKET_BYTES, groups
 from cloze.launch.pretrain.objectives import Objective
-from cloze.launch.pretrain.objectives.table import make_objective
+from cloze.launch.pretrain.objectives.making import make_objective
 from cloze.launch.pretrain.probing import MASKED_MARGIN, SPARE_SHARE
 from cloze.launch.tools.planning.assumptions import COLLECTIVE, COLLECTIVE_PROCESSORS, COLLECTIVE_SECONDS
 from cloze.launch.tools.planning.machines import Machine

@@ -12,7 +12,7 @@ import transformers
 
 from cloze.launch import cli
 from cloze.launch.config import EmaConfig, PretrainConfig, TrainConfig, ZeroConfig
-from cloze.launch.pretrain.objectives.table import make_objective
+from cloze.launch.pretrain.objectives.making import make_objective
 from cloze.launch.pretrain.probing import SPARE_SHARE
 from cloze.launch.pretrained.loading import load_model
 from cloze.launch.system import devices
