@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloze.launch.config import CompletionConfig
+from cloze.launch.predict.table import OPERATIONS, OperationEntry
 from cloze.launch.system.references import load
 from cloze.pipeline.errors import UserError
 
@@ -48,15 +49,15 @@ class Command:
     """Command lines, as they are typed."""
 
 
-def _prediction(help: str, config: str, main: str, *examples: str) -> Command:
+def _prediction(entry: OperationEntry) -> Command:
     return Command(
-        help,
+        entry.about,
         "cloze.launch.predict.command:predict",
-        f"cloze.launch.predict.config:{config}",
+        entry.command,
         words="text",
         checks="cloze.launch.predict.precheck:check_inputs",
-        main=("text", *main.split(), "file", "text_columns", "output"),
-        examples=examples,
+        main=("text", *entry.main, "file", "text_columns", "output"),
+        examples=entry.examples,
     )
 
 
@@ -233,61 +234,7 @@ COMMANDS = {
             "cloze finetune ner --model bert-base-cased --train train.conll --validation dev.conll --output runs/ner",
         ),
     ),
-    "predict fill-mask": _prediction(
-        "fill the blanks of texts",
-        "FillMaskConfig",
-        "top_k",
-        "cloze predict fill-mask runs/small 'The capital of [MASK] is Paris.'",
-    ),
-    "predict classify": _prediction(
-        "label texts or pairs of texts",
-        "ClassifyConfig",
-        "pair top_k",
-        "cloze predict classify runs/own 'a fine film'",
-        "cloze predict classify runs/own --file new.csv --output results.csv",
-    ),
-    "predict tag": _prediction(
-        "tag the words of texts: entities, parts of speech",
-        "TagConfig",
-        "aggregation",
-        "cloze predict tag runs/ner 'Ada Lovelace lived in London.'",
-    ),
-    "predict answer": _prediction(
-        "answer questions from a text",
-        "AnswerConfig",
-        "context top_k",
-        "cloze predict answer runs/squad 'Who came?' --context 'Ada came at noon.'",
-    ),
-    "predict choose": _prediction(
-        "choose the best continuation of a text",
-        "ChooseConfig",
-        "",
-        "cloze predict choose runs/swag 'She opened the door.' 'It was raining.' 'Doors are eaten.'",
-    ),
-    "predict similarity": _prediction(
-        "compare texts by similarity",
-        "SimilarityConfig",
-        "pooling",
-        "cloze predict similarity runs/small 'a cat' 'a dog' 'a car'",
-    ),
-    "predict embed": _prediction(
-        "one vector for each text",
-        "EmbedConfig",
-        "pair pooling dimensions",
-        "cloze predict embed runs/small --file texts.txt --output vectors.npy",
-    ),
-    "predict features": _prediction(
-        "vectors of tokens or of a word, a picture of attention",
-        "FeaturesConfig",
-        "word attention",
-        "cloze predict features runs/small 'the bank of a river' --word bank",
-    ),
-    "predict score": _prediction(
-        "rank texts by their probability",
-        "ScoreConfig",
-        "",
-        "cloze predict score runs/small 'the cat sat' 'the cat sitted'",
-    ),
+    **{f"predict {name}": _prediction(entry) for name, entry in OPERATIONS.items() if entry.command},
     "evaluate": Command(
         "evaluate a model on a suite",
         "cloze.launch.evaluate.command:evaluate",
@@ -310,7 +257,7 @@ COMMANDS = {
     "tokenize": Command(
         "show a model's inputs for texts",
         "cloze.launch.predict.tokenize:tokenize",
-        "cloze.launch.predict.config:TokenizeConfig",
+        "cloze.launch.predict.tokens:TokenizeConfig",
         words="text",
         main=("text", "pair", "file"),
         checks="cloze.launch.predict.precheck:check_inputs",

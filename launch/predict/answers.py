@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from cloze.launch.config.checks import at_least
+from cloze.launch.predict.config import Input, typed_text
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value, plain
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.decoding import answer_spans, null_score
 from cloze.launch.texts.encoding import Answering, Encoder, Encoding
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
 
@@ -102,3 +104,16 @@ class AnswerQuestion(Operation):
             Span(row.second[start:end], start, end, score, float(share))
             for ((start, end), score), share in zip(best[: self.top_k], weights / weights.sum(), strict=False)
         ]
+
+
+@dataclass(frozen=True)
+class AnswerConfig(AnswerQuestion, Input):
+    """Answer questions from a text; the texts on the command line are the questions."""
+
+    context: str | None = typed_text()
+    """Text in which the questions on the command line are answered."""
+
+    def second_text(self) -> str | None:
+        if self.context is None:
+            raise UserError("context: found none, expected --context with the text in which the question is answered")
+        return self.context

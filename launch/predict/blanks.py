@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cloze.launch.config.checks import at_least
+from cloze.launch.predict.config import Input
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
@@ -69,6 +70,11 @@ class FillMask(Operation):
 
 
 @dataclass(frozen=True)
+class FillMaskConfig(FillMask, Input):
+    """Fill the blanks of texts."""
+
+
+@dataclass(frozen=True)
 class TokenScore:
     """A token and its log-probability given the rest of the sentence."""
 
@@ -116,6 +122,11 @@ class Score(Operation):
         names = loaded.tokenizer.tokens
         tokens = [TokenScore(names[_hidden(each)], value) for each, value in zip(encodings, values, strict=True)]
         return SentenceScore(sum(values), sum(values) / len(values), tokens)
+
+
+@dataclass(frozen=True)
+class ScoreConfig(Score, Input):
+    """Rank texts by how probable the model finds them."""
 
 
 def hidden_log_probabilities(model: Any, inputs: Fields, positions: Any, hidden: Any) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cloze.launch.predict.config import Input
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
@@ -72,3 +73,13 @@ class Choose(Operation):
         order = sorted(range(len(chances)), key=lambda number: -chances[number])
         ranking = [Choice(row.choices[number], number, chances[number]) for number in order]
         return Ranking(ranking, sum(each.cut_tokens for each in encodings))
+
+
+@dataclass(frozen=True)
+class ChooseConfig(Choose, Input):
+    """Choose the best continuation of a text: on the command line and in a line (with tabs) a text, then its
+    choices.
+    """
+
+    def given(self) -> Iterator[Row]:
+        yield Row(self.text[0], choices=tuple(self.text[1:]))

@@ -6,13 +6,14 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloze.launch.predict.config import FeaturesConfig, Input, ScoreConfig
+from cloze.launch.predict.blanks import ScoreConfig
+from cloze.launch.predict.config import Input
 from cloze.launch.predict.files import write_results
 from cloze.launch.predict.operation import Result, Row, plain
 from cloze.launch.predict.output import as_json, draw_attention, encoded, print_table, wants_table
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.rows import read_rows
-from cloze.launch.predict.vectors import WordInContext
+from cloze.launch.predict.vectors import FeaturesConfig, WordInContext
 from cloze.launch.pretrained.finding import model_path
 from cloze.launch.system.console import Console, counting, figure
 from cloze.pipeline.errors import UserError

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from cloze.launch.predict.precheck import named_model
+from cloze.launch.predict.table import OPERATIONS
 from cloze.launch.pretrained.finding import model_path
 from cloze.launch.run import runs
 from cloze.model.tasks import saved_class
-
-_OPERATIONS = {
-    "BertForPreTraining": "fill-mask",
-    "BertForMaskedLM": "fill-mask",
-    "BertForSequenceClassification": "classify",
-    "BertForTokenClassification": "tag",
-    "BertForQuestionAnswering": "answer",
-    "BertForMultipleChoice": "choose",
-}
 
 
 def operation_for(words: list[str]) -> str:
@@ -31,4 +23,5 @@ def operation_for(words: list[str]) -> str:
     if runs.is_pretraining(folder):
         # The outputs of ELECTRA's discriminator are for its training only.
         return "embed" if runs.fields_of(folder).get("objective") == "replaced_tokens" else "fill-mask"
-    return _OPERATIONS.get(saved_class(runs.model_folder(folder)).__name__, "embed")
+    model = saved_class(runs.model_folder(folder)).__name__
+    return next((name for name, entry in OPERATIONS.items() if model in entry.models), "embed")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloze.launch.config.checks import at_least
+from cloze.launch.predict.config import PairInput
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
@@ -111,6 +112,11 @@ class Classify(Operation):
                 labels.sort(key=lambda label: -label.score)
             result += labels[: self.top_k]
         return Labels(result, encodings[0].cut_tokens)
+
+
+@dataclass(frozen=True)
+class ClassifyConfig(Classify, PairInput):
+    """Label texts or pairs of texts."""
 
 
 def _probabilities(model: Any, logits: Any) -> list[dict[str | None, list[float]]]:

@@ -20,6 +20,7 @@ from cloze.launch.predict.choices import Choice, Choose
 from cloze.launch.predict.labels import Classify, Label
 from cloze.launch.predict.operation import Batch, Operation, Result, Row, Value
 from cloze.launch.predict.rows import given_rows, listed
+from cloze.launch.predict.table import OPERATIONS
 from cloze.launch.predict.tags import Tag, TagWords
 from cloze.launch.predict.tokens import Tokenize, Tokens
 from cloze.launch.predict.vectors import (
@@ -219,7 +220,7 @@ class Predictor:
 
     def abilities(self) -> list[str]:
         """Names of the operations that this model supports."""
-        return [name for name, operation in OPERATIONS.items() if self.has_head(operation)]
+        return [name for name, entry in OPERATIONS.items() if self.has_head(entry.load())]
 
     def prepare(self, operation: Operation, row: Row) -> Iterator[Encoding]:
         """Encode one text; needs no device.
@@ -305,22 +306,3 @@ def batches(lengths: Sequence[int], batch_tokens: int = BATCH_TOKENS) -> Iterato
         tokens += lengths[place]
     if batch:
         yield batch
-
-
-OPERATIONS: dict[str, type[Operation]] = {
-    operation.name: operation
-    for operation in (
-        FillMask,
-        Classify,
-        TagWords,
-        AnswerQuestion,
-        Choose,
-        Compare,
-        Embed,
-        Features,
-        FindWord,
-        Score,
-        Attend,
-        Tokenize,
-    )
-}

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from cloze.launch.predict.config import Input
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
@@ -77,6 +78,11 @@ class TagWords(Operation):
             for label, score, start, end in tags
             if label != self.ignored_label
         ]
+
+
+@dataclass(frozen=True)
+class TagConfig(TagWords, Input):
+    """Tag the words of texts."""
 
 
 @dataclass(frozen=True)

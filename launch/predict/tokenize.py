@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cloze.launch.predict.config import TokenizeConfig
 from cloze.launch.predict.files import write_results
 from cloze.launch.predict.output import as_json, encoded, print_table, wants_table
 from cloze.launch.predict.rows import read_rows
-from cloze.launch.predict.tokens import encode_whole, tokens_of
+from cloze.launch.predict.tokens import TokenizeConfig, encode_whole, tokens_of
 from cloze.launch.pretrained.finding import model_path
 from cloze.launch.run import runs
 from cloze.launch.texts.encoding import TRUNCATION

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cloze.launch.predict.config import PairInput
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.texts.encoding import Encoder, Encoding, Truncation
@@ -38,6 +39,11 @@ class Tokenize(Operation):
 
     def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]) -> Tokens:
         return tokens_of(loaded.tokenizer, encodings[0], loaded.config.segments)
+
+
+@dataclass(frozen=True)
+class TokenizeConfig(Tokenize, PairInput):
+    """The inputs of a model for texts: tokens, ids, segments, mask, and the characters of each token."""
 
 
 def encode_whole(tokenizer: Tokenizer, row: Row, words: Literal["characters"] | None) -> Encoding:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from cloze.launch.predict.config import Input, PairInput, typed_text
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value, shown_vector
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
@@ -108,6 +109,17 @@ class Embed(Pooled):
 
 
 @dataclass(frozen=True)
+class EmbedConfig(Embed, PairInput):
+    """One vector for each text."""
+
+    outputs = (*Input.outputs, ".npy")
+
+    output: str | None = None
+    """File for the vectors: *.npy, an array (texts, hidden) fp32; *.parquet, *.csv, *.tsv: with the input table's
+    columns; *.jsonl: JSON objects; null: they are printed."""
+
+
+@dataclass(frozen=True)
 class Similarity:
     """Cosine of the vectors of two texts."""
 
@@ -132,6 +144,18 @@ class Compare(Pooled):
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]
     ) -> Similarity:
         return Similarity(cosine(*map(self.cut, values)), sum(each.cut_tokens for each in encodings))
+
+
+@dataclass(frozen=True)
+class SimilarityConfig(Compare, Input):
+    """Compare texts: on the command line the first one with each of the others, in a file the two texts of each
+    line.
+    """
+
+    def given(self) -> Iterator[Row]:
+        if len(self.text) == 1:
+            raise UserError("text: found one text, expected at least two to compare")
+        yield from (Row(self.text[0], other) for other in self.text[1:])
 
 
 def cosine(left: np.ndarray, right: np.ndarray) -> float:
@@ -171,6 +195,25 @@ class Features(OfLayer):
     ) -> TokenVectors:
         names = loaded.tokenizer.tokens
         return TokenVectors([names[token] for token in encodings[0].ids], encodings[0].offsets, values[0])
+
+
+@dataclass(frozen=True)
+class FeaturesConfig(Features, PairInput):
+    """A vector for each token, or for all occurrences of a word."""
+
+    word: str | None = typed_text()
+    """Print only the vectors of this word, each with its cosine to the word's static vector and to the other
+    vectors."""
+    attention: str | None = None
+    """Image file (*.png, *.pdf, *.svg) for the attention heads of the single text that is given."""
+
+    def __post_init__(self) -> None:
+        if self.output and (self.word or self.attention):
+            raise UserError(
+                f"output: found {self.output} with {'word' if self.word else 'attention'}, expected null: "
+                "the vectors of all tokens are written; leave --output out"
+            )
+        super().__post_init__()
 
 
 @dataclass(frozen=True)

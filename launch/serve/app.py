@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloze.launch.predict.operation import Operation, Row
-from cloze.launch.predict.predictor import OPERATIONS, Predictor
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.predict.table import OPERATIONS
 from cloze.launch.serve.asgi import App, Message, Receive, Scope, Send
 from cloze.launch.serve.batching import Batcher, QueueFull
 from cloze.launch.serve.config import ServeConfig
@@ -122,7 +123,8 @@ def build_app(predictor: Predictor, config: ServeConfig) -> Any:
     # added last, so that it is the outer one
     app.add_middleware(CountRequests, counter=meters.requests, operations=predictor.abilities())
     app.state.stopping, app.state.traffic = False, traffic
-    for operation in OPERATIONS.values():
+    for entry in OPERATIONS.values():
+        operation = entry.load()
         if predictor.has_head(operation):
             _add_operation(app, operation, config, batcher, meters)
         else:

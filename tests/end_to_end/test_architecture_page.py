@@ -5,7 +5,7 @@ import re
 import pytest
 
 from cloze.launch.config.tasks import TASKS
-from cloze.launch.predict.predictor import OPERATIONS
+from cloze.launch.predict.table import OPERATIONS
 from cloze.launch.pretrain.objectives.table import OBJECTIVES
 from cloze.launch.training.schedules import SHAPES
 from cloze.pipeline.readers.lines import PARSERS

@@ -6,7 +6,8 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from cloze.launch.predict.predictor import OPERATIONS, Predictor
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.predict.table import OPERATIONS
 from cloze.launch.serve.app import build_app
 from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.schemas import request_model
@@ -90,7 +91,7 @@ def test_every_operation_is_checked():
 @pytest.mark.parametrize("inside", [False, True])
 def test_so_many_unknown_fields_are_one_mistake_and_few_are_named(inside):
     """Each was noted by itself before the answer: 200,000 of them held all other requests for two seconds."""
-    model = request_model(OPERATIONS["embed"], ServeConfig(model="m"))
+    model = request_model(OPERATIONS["embed"].load(), ServeConfig(model="m"))
 
     def mistakes(count: int) -> list[dict]:
         unknown = {f"f{number}": 1 for number in range(count)}

@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from cloze.launch.predict.config import Input
+from cloze.launch.predict.operation import Operation
+from cloze.launch.predict.table import OPERATIONS
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.table import OBJECTIVES
 from cloze.launch.system.references import load
@@ -15,11 +18,20 @@ def test_an_objective_of_the_table_is_there(name):
     assert issubclass(OBJECTIVES[name].load(), Objective)
 
 
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_of_the_table_has_its_name_and_a_command_of_its_options(name):
+    entry = OPERATIONS[name]
+    operation = entry.load()
+    assert issubclass(operation, Operation) and operation.name == name
+    assert not entry.command or {operation, Input} <= {*load(entry.command).__mro__}
+
+
 def test_a_name_that_is_not_there_is_an_error():
     with pytest.raises(AttributeError, match="absent"):
         load("cloze.launch.system.references:absent")
 
 
-def test_a_table_is_read_without_torch():
-    code = "import sys, cloze.launch.pretrain.objectives.table as t; assert t.OBJECTIVES and 'torch' not in sys.modules"
+@pytest.mark.parametrize("table", ["pretrain.objectives.table", "predict.table"])
+def test_a_table_is_read_without_what_it_names(table):
+    code = f"import sys, cloze.launch.{table}; assert not {{'torch', 'numpy'}} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
