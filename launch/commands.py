@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from cloze.launch.config import CompletionConfig
 from cloze.launch.predict.table import OPERATIONS, OperationEntry
-from cloze.launch.system.references import load
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.references import load
 
 if TYPE_CHECKING:  # imported where it is used: worker processes import this module too, and parse nothing
     import jsonargparse
@@ -61,6 +61,7 @@ def _prediction(entry: OperationEntry) -> Command:
     )
 
 
+_FORMATS = ("source.format", "cloze.pipeline.formats:CHOICES")
 _OBJECTIVES = ("objective", "cloze.launch.pretrain.objectives.table:OBJECTIVES")
 _RUN_FIELDS = (
     "train.max_steps",
@@ -77,6 +78,7 @@ COMMANDS = {
         "cloze.launch.tools.data:vocab",
         "cloze.pipeline.config:PrepareConfig",
         configs="prepare",
+        listed=(_FORMATS,),
         main=(
             "input",
             "output",
@@ -93,6 +95,7 @@ COMMANDS = {
         "cloze.launch.tools.data:prepare",
         "cloze.pipeline.config:PrepareConfig",
         configs="prepare",
+        listed=(_FORMATS,),
         main=(
             "input",
             "output",

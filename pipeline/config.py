@@ -32,10 +32,8 @@ def is_word(name: str) -> bool:
 class SourceConfig:
     """How the input files are read."""
 
-    format: Literal["auto", "text", "file", "lines", "pairs", "jsonl", "parquet", "dataset"] = "auto"
-    """Form of the input. auto: by name (.jsonl, .parquet, else text); text: documents between blank lines; file: one
-    document per file; lines: one sentence per line, blank line between documents; pairs: A<tab>B per line; jsonl;
-    parquet; dataset: names of folders of `datasets.save_to_disk` or of data sets on the hub (NAME or NAME@REVISION)."""
+    format: str = "auto"
+    """Form of the input."""
     text_field: str = "text"
     """Field of JSONL, Parquet and data sets that holds the text; a name."""
     id_field: str | None = None

@@ -146,7 +146,8 @@ def _entries(page: Page, fields: Iterable[Described]) -> list[str]:
 
 def _listed(values: Iterable[str]) -> str:
     """The values of a table, each with what is said of it there."""
-    said = [getattr(values[name], "about", "") if isinstance(values, Mapping) else "" for name in values]
+    rows = values if isinstance(values, Mapping) else dict.fromkeys(values)
+    said = [each if isinstance(each, str) else getattr(each, "about", "") for each in rows.values()]
     found = [f"{name}: {about}" if about else name for name, about in zip(values, said, strict=True)]
     return f" One of: {('; ' if any(said) else ', ').join(found)}." if found else ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cloze.launch.system.references import Entry
+from cloze.pipeline.references import Entry
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from array import array
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.readers.files import TABLES, InputFile, Segment
+from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.storage import describe
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.reading import open_raw
@@ -168,7 +168,7 @@ class SourceHashes:
     def _piece_bytes(self, file: InputFile) -> int:
         """Piece size: for plain text what each task reads, for other formats equal shares."""
         count = self._counts[file.number]
-        if count == 1 or file.compression or file.format in TABLES:
+        if count == 1 or file.compression or file.has_rows:
             return -(-_size(file) // count)
         return self._spans[file.number]
 

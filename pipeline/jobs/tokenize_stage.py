@@ -14,6 +14,7 @@ import numpy as np
 from cloze.pipeline import ragged
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.formats import FORMATS
 from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.reports import load_report, save_report
 from cloze.pipeline.jobs.sources import hash_piece, read_small
@@ -97,7 +98,7 @@ def part_name(task: int, part: int) -> str:
 
 def splitter_of(file: InputFile, config: PrepareConfig) -> str:
     """The sentence splitter for a file's documents: that of its format, or the configured one."""
-    return file.format if file.format in ("lines", "pairs") else config.sentences.splitter
+    return FORMATS[file.format].splitter or config.sentences.splitter
 
 
 @lru_cache(maxsize=1)  # one tokenizer per worker, with its table of words

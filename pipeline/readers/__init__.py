@@ -4,9 +4,12 @@ from collections.abc import Iterator
 
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.readers import columns, hub, lines
-from cloze.pipeline.readers.files import TABLES, InputFile, Segment
+from cloze.pipeline.formats import CHOICES, FORMATS
+from cloze.pipeline.readers import hub
+from cloze.pipeline.readers.columns import Rows
+from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.readers.finding import find_files
+from cloze.pipeline.readers.lines import Texts
 from cloze.pipeline.records import Document
 
 # Of plain text or Parquet: small inputs are divided finely, so that workers end together; large ones are not, since
@@ -24,11 +27,13 @@ def plan(config: PrepareConfig) -> tuple[list[InputFile], list[list[Segment]]]:
     Depends on the files alone, never on workers.
 
     Raises:
-        UserError: an input is missing or empty.
+        UserError: an input is missing or empty, or there is no such format.
     """
     files: list[InputFile] = []
     written = [folder for folder in (config.output, config.tokenizer) if folder]  # by this run, or by one before it
     for number, part in enumerate(config.all_sources):
+        if part.source.format not in CHOICES:
+            raise UserError(f"source.format: found {part.source.format!r}, expected one of: {', '.join(CHOICES)}")
         if part.source.format == "dataset":
             files += hub.find_datasets(part.input, number, part.source, first=len(files))
         else:
@@ -40,14 +45,15 @@ def plan(config: PrepareConfig) -> tuple[list[InputFile], list[list[Segment]]]:
     size = min(most, max(least, sum(file.size for file in files if not file.compression) // _SEGMENTS))
     segments = []
     for file in files:
-        if file.format in TABLES:
-            segments += columns.segments(file, size)
+        reader: Texts | Rows = FORMATS[file.format].load()
+        if isinstance(reader, Rows):
+            segments += reader.segments(file, size)
         elif file.compression:
             stripes = min(-(-_TASKS_OF_FEW_FILES // compressed), -(-file.size // _STRIPE_BYTES))
             segments += [
                 Segment(file, stripe, stripes, weight=file.size // stripes) for stripe in range(max(1, stripes))
             ]
-        elif file.format == "file":
+        elif reader.separator is None:
             segments.append(Segment(file, 0, 1, weight=file.size))
         else:
             segments += [
@@ -103,4 +109,5 @@ def read_segment(segment: Segment, content: bytes | None = None) -> Iterator[Doc
     Args:
         content: all bytes of its file, if it is small and they were read already.
     """
-    return columns.read(segment) if segment.file.format in TABLES else lines.read(segment, content)
+    reader: Texts | Rows = FORMATS[segment.file.format].load()
+    return reader.read(segment, content)

@@ -1,8 +1,8 @@
 """Rows of tables to documents: Parquet files, and data sets of the `datasets` library (hub.py)."""
 
 import io
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -23,11 +23,35 @@ _PIECES = 12  # bits of an order key for the pieces of a row, below those for th
 _MOST_ROWS = MOST_PLACES >> _PIECES
 
 
-def segments(file: InputFile, target_bytes: int) -> list[Segment]:
-    """Row groups of a Parquet file, rows of a saved data set, or stream shards of one on the hub."""
-    if file.format == "parquet":
-        return _row_groups(file, target_bytes)
-    return hub.segments(file, target_bytes)
+@dataclass(frozen=True)
+class Rows:
+    """The reader of a table's rows.
+
+    Args:
+        segments: the segments of a file, of about so many bytes.
+        rows: batches of rows of a segment, each with the place of its first.
+    """
+
+    segments: Callable[[InputFile, int], list[Segment]]
+    rows: Callable[[Segment], Iterator[tuple[int, pa.RecordBatch]]]
+
+    def read(self, segment: Segment, content: bytes | None = None) -> Iterator[Document]:
+        """Documents of a segment, with their row in the file as place. A long text is never copied as a whole."""
+        config = segment.file.config
+        for start, rows in self.rows(segment):
+            if start + len(rows) > _MOST_ROWS:
+                raise UserError(
+                    f"{segment.file.path}: found row {_MOST_ROWS:,}, expected at most {_MOST_ROWS:,} rows in a file or "
+                    "data set; divide it"
+                )
+            for place, text, name in _values(rows, segment, config.text_field, config.id_field, start):
+
+                def where(_: int, row: int = place) -> str:
+                    return f"row {row}"
+
+                for document in in_pieces(order(segment, place << _PIECES), text, name, damaged=False):
+                    data, damaged = valid(segment, document.text, where)
+                    yield replace(document, text=data, damaged=damaged)
 
 
 def _row_groups(file: InputFile, target_bytes: int) -> list[Segment]:
@@ -49,25 +73,6 @@ def _row_groups(file: InputFile, target_bytes: int) -> list[Segment]:
 def _source(path: str) -> str | io.RawIOBase:
     """The argument for Arrow: a path, or a file object for an object in a store."""
     return open_raw(path) if is_url(path) else path
-
-
-def read(segment: Segment) -> Iterator[Document]:
-    """Documents of a segment, with their row in the file as place. A long text is never copied as a whole."""
-    config = segment.file.config
-    for start, rows in _parquet_rows(segment) if segment.file.format == "parquet" else hub.rows(segment):
-        if start + len(rows) > _MOST_ROWS:
-            raise UserError(
-                f"{segment.file.path}: found row {_MOST_ROWS:,}, expected at most {_MOST_ROWS:,} rows in a file or "
-                "data set; divide it"
-            )
-        for place, text, name in _values(rows, segment, config.text_field, config.id_field, start):
-
-            def where(_: int, row: int = place) -> str:
-                return f"row {row}"
-
-            for document in in_pieces(order(segment, place << _PIECES), text, name, damaged=False):
-                data, damaged = valid(segment, document.text, where)
-                yield replace(document, text=data, damaged=damaged)
 
 
 def _values(
@@ -118,3 +123,6 @@ def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
                 place += len(batch)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: can't be read as Parquet: {' '.join(str(error).split())}") from error
+
+
+PARQUET, DATA_SETS = Rows(_row_groups, _parquet_rows), Rows(hub.segments, hub.rows)

@@ -1,5 +1,6 @@
 """Input files, opened and cut into blocks."""
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from cloze.pipeline.storage import describe
 from cloze.pipeline.stores.places import is_url
 
 BLOCK_BYTES = 1 << 20
-TABLES = ("parquet", "dataset")  # formats with rows; positions in other formats are bytes
 NEWLINE = re.compile(rb"\n")  # behind which lines end
 LONGEST_LINE = 16 << 20  # of pairs, which must be held in memory; its arrays take some thirty times as much
 
@@ -32,6 +32,7 @@ class InputFile:
         content: what that of a store's object is known by; None elsewhere.
         touched: when it was last changed in any way, its time of change included (ctime), nanoseconds; 0 if that is not
             known.
+        has_rows: whether positions in it are rows; otherwise they are bytes.
     """
 
     number: int
@@ -47,6 +48,7 @@ class InputFile:
     parts: tuple[str, ...] = ()
     content: str | None = None
     touched: int = 0
+    has_rows: bool = False
 
     @property
     def state(self) -> int | str:
@@ -56,12 +58,7 @@ class InputFile:
     @property
     def is_small(self) -> bool:
         """Whether it is a local file of at most one block."""
-        return (
-            self.size <= BLOCK_BYTES
-            and self.compression is None
-            and self.format not in TABLES
-            and not is_url(self.path)
-        )
+        return self.size <= BLOCK_BYTES and self.compression is None and not self.has_rows and not is_url(self.path)
 
 
 @dataclass(frozen=True)
@@ -218,3 +215,17 @@ def between_characters(data: bytes, place: int) -> int:
         if data[first] & 0xC0 != 0x80:
             return first
     return place  # not UTF-8: any place
+
+
+def checked_name(name: str) -> str:
+    """A name that the manifest can hold.
+
+    Raises:
+        UserError: for one that isn't UTF-8: names are bytes to the system.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(name).decode(errors="backslashreplace")
+        raise UserError(f"input: found the name '{shown}', expected one in UTF-8; rename the file") from error
+    return name

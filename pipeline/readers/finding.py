@@ -8,23 +8,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.formats import FORMATS
 from cloze.pipeline.readers import compression
-from cloze.pipeline.readers.files import InputFile
+from cloze.pipeline.readers.columns import Rows
+from cloze.pipeline.readers.files import InputFile, checked_name
 from cloze.pipeline.storage import describe, readable_errors
 from cloze.pipeline.stores.clients import ObjectInfo
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 
-_FORMATS: dict[str, Literal["jsonl", "parquet"]] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-}
 # tables that would otherwise be read as lines of text, with quotes, headers and other columns
 _TABLES = (".csv", ".tsv", ".xlsx")
 _MAGIC = re.compile(r"[*?[]")
@@ -150,10 +144,12 @@ def _input_file(
         is_file: whether it is known to be a file and not a link.
     """
     form, packed = _format(path, config)
+    rows = isinstance(FORMATS[form].load(), Rows)
     if stored is not None:
         name = path.removeprefix(below)
+        size, changed, content = stored.size, stored.changed, stored.content
         return InputFile(
-            number, source, path, name, form, packed, stored.size, stored.changed, config, content=stored.content
+            number, source, path, name, form, packed, size, changed, config, content=content, has_rows=rows
         )
     try:
         if not is_file:
@@ -167,8 +163,8 @@ def _input_file(
         raise UserError(describe(error, path)) from error
     _check_file(path, status)
     name = checked_name(path[len(below) :].replace(os.sep, "/"))
-    changed, touched = status.st_mtime_ns, status.st_ctime_ns
-    return InputFile(number, source, path, name, form, packed, status.st_size, changed, config, touched=touched)
+    size, changed, touched = status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return InputFile(number, source, path, name, form, packed, size, changed, config, touched=touched, has_rows=rows)
 
 
 def _check_file(path: str, status: os.stat_result) -> None:
@@ -193,21 +189,7 @@ def _format(path: str, config: SourceConfig) -> tuple[str, str | None]:
             f"{path}: found a table ({kind}), expected text, JSON lines or Parquet; write its column of texts as "
             "one of these, or give --source.format lines to read each line as it is"
         )
-    return _FORMATS.get(kind, "text"), packed
-
-
-def checked_name(name: str) -> str:
-    """A name that the manifest can hold.
-
-    Raises:
-        UserError: for one that isn't UTF-8: names are bytes to the system.
-    """
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        shown = os.fsencode(name).decode(errors="backslashreplace")
-        raise UserError(f"input: found the name '{shown}', expected one in UTF-8; rename the file") from error
-    return name
+    return next((name for name, form in FORMATS.items() if kind in form.suffixes), "text"), packed
 
 
 def _status(path: Path | str) -> os.stat_result:

@@ -12,8 +12,7 @@ import pyarrow as pa
 from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
-from cloze.pipeline.readers.files import InputFile, Segment
-from cloze.pipeline.readers.finding import checked_name
+from cloze.pipeline.readers.files import InputFile, Segment, checked_name
 from cloze.pipeline.storage import readable_errors
 
 _SAVED_ROWS = 50_000  # rows of a saved data set in one segment
@@ -44,7 +43,9 @@ def find_datasets(entries: list[str], source: int, config: SourceConfig, first: 
         changed = max((status.st_mtime_ns for status in found), default=0)
         touched = max((status.st_ctime_ns for status in found), default=0)
         files.append(
-            InputFile(number, source, path, name, "dataset", None, size, changed, config, count, parts, touched=touched)
+            InputFile(
+                number, source, path, name, "dataset", None, size, changed, config, count, parts, None, touched, True
+            )
         )
     return files
 

@@ -3,7 +3,7 @@
 import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_place
@@ -21,61 +21,134 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _MARK = b"\xef\xbb\xbf"  # a byte-order mark, which some editors put at the start
 
 
-def read(segment: Segment, content: bytes | None = None) -> Iterator[Document]:
-    """Documents of a segment.
+@dataclass(frozen=True)
+class Texts:
+    """The reader of plain text, and of what is divided at a separator as text is.
 
     Args:
-        content: all bytes of its file, if it is small and they were read already.
-
-    Raises:
-        UserError: for bytes that aren't UTF-8 (unless replaced) or a malformed line.
+        separator: what stands between two documents; None: a file is one.
     """
-    form = segment.file.format
-    separators = {"file": None, "text": _BLANK_LINES, "lines": _BLANK_LINES}
-    separator = separators.get(form, NEWLINE)
-    longest = {"pairs": None, "jsonl": LONGEST_JSON_LINE}.get(form, LONGEST_PIECE)
-    parse = PARSERS.get(form, _texts)
-    found = _without_mark(blocks(segment, separator, longest) if content is None else [Block(0, content)])
-    for block in _without_long_lines(segment, found) if form == "jsonl" else found:
-        if isinstance(block, Document):
+
+    separator: re.Pattern[bytes] | None = NEWLINE
+
+    @property
+    def longest(self) -> int | None:
+        """Bytes of the longest piece of a document; None: a document is held as a whole."""
+        return LONGEST_PIECE
+
+    def read(self, segment: Segment, content: bytes | None = None) -> Iterator[Document]:
+        """Documents of a segment.
+
+        Args:
+            content: all bytes of its file, if it is small and they were read already.
+
+        Raises:
+            UserError: for bytes that aren't UTF-8 (unless replaced) or a malformed line.
+        """
+        found = blocks(segment, self.separator, self.longest) if content is None else [Block(0, content)]
+        for block in self.without_long_lines(segment, _without_mark(found)):
+            if isinstance(block, Document):
+                yield block
+            else:
+                yield from self.parse(segment, block)
+
+    def without_long_lines(self, segment: Segment, found: Iterator[Block]) -> Iterator[Block | Document]:
+        """The blocks, with documents in place of what is too long for `parse`: by default nothing is."""
+        return found
+
+    def parse(self, segment: Segment, block: Block) -> Iterator[Document]:
+        """Documents of a block, which ends at a separator."""
+        starts = [0, *(match.end() for match in self.separator.finditer(block.data))] if self.separator else [0]
+        for number, (start, stop) in enumerate(zip(starts, [*starts[1:], len(block.data)], strict=True)):
+            if data := block.data[start:stop]:
+                in_pieces = number == 0 and block.piece
+                text, damaged = _valid(segment, data, block.offset + start)
+                if in_pieces or not data.isspace():
+                    # Blank lines before a document may be in another block or segment: its place is its first letter.
+                    place = order(segment, block.offset + start + len(data) - len(data.lstrip()))
+                    yield Document(place, text, piece=block.piece if in_pieces else 0, damaged=damaged)
+
+
+@dataclass(frozen=True)
+class Pairs(Texts):
+    """The reader of lines of two segments with a tab between them."""
+
+    @property
+    def longest(self) -> None:
+        return None
+
+    def parse(self, segment: Segment, block: Block) -> Iterator[Document]:
+        offset = block.offset
+        for line in block.data.split(b"\n"):
+            if line.strip():
+                if line.count(b"\t") != 1:
+                    raise UserError(
+                        f"{segment.file.path}: byte {offset}: found {line.count(9)} tabs in {line[:40]!r}, expected "
+                        "one between the two segments of a pair; fix the line"
+                    )
+                text, damaged = _valid(segment, line.rstrip(b"\r"), offset)
+                yield Document(order(segment, offset), text, damaged=damaged)
+            offset += len(line) + 1
+
+
+@dataclass(frozen=True)
+class JsonLines(Texts):
+    """The reader of lines of JSON objects."""
+
+    @property
+    def longest(self) -> int:
+        return LONGEST_JSON_LINE
+
+    def without_long_lines(self, segment: Segment, found: Iterator[Block]) -> Iterator[Block | Document]:
+        """Blocks of whole JSON lines, and the documents of lines that are too long for memory."""
+        line, piece = None, 0
+        last: Document | None = None  # the last piece so far, yielded after the rest of the line was checked
+        for block in found:
+            if block.piece == 1:
+                line, piece, last = LongLine(segment, block.offset, LONGEST_PIECE, LONGEST_JSON_LINE), 0, None
+                begin = block.offset
+                characters, line_damaged = codecs.getincrementaldecoder("utf-8")(), False
+            if block.piece:
+                assert line is not None, "the first piece begins it"
+                end = len(block.data) if block.goes_on else (block.data + b"\n").find(b"\n")
+                line_damaged |= _damages(segment, characters, block.data[:end], block.offset, final=not block.goes_on)
+                for escaped in line.feed(block.data[:end]):
+                    if last is not None:
+                        yield last
+                    piece += 1
+                    data, damaged = _valid(segment, escaped, block.offset)
+                    text, broken = _encode(segment, line.decode(data), begin)
+                    last = Document(order(segment, block.offset) + piece, text, line.id, piece, damaged or broken)
+                if block.goes_on:
+                    continue
+                line.finish()
+                last = last or Document(order(segment, block.offset), b"", line.id)  # an empty text counts as one piece
+                yield replace(last, damaged=last.damaged or line_damaged)
+                block = Block(block.offset + end, block.data[end:])
             yield block
-        else:
-            yield from parse(segment, block, separator)
+
+    def parse(self, segment: Segment, block: Block) -> Iterator[Document]:
+        config, path = segment.file.config, segment.file.path
+        offset = block.offset
+        for line in block.data.split(b"\n"):
+            if line and not line.isspace():
+                data, damaged = _valid(segment, line, offset)
+                try:
+                    # a byte order mark may follow where files were concatenated
+                    record = parse_json(data.decode("utf-8-sig"))
+                except (ValueError, RecursionError) as error:
+                    raise no_json(f"{path}: byte {offset}", error) from error
+                text, name = field(record, config.text_field, config.id_field, f"{path}: byte {offset}")
+                encoded, broken = _encode(segment, text, offset)
+                place = order(segment, offset)
+                yield from in_pieces(place, encoded, name, damaged or broken)
+            offset += len(line) + 1
 
 
 def _without_mark(found: Iterable[Block]) -> Iterator[Block]:
     for block in found:
         if block.offset == 0 and block.data.startswith(_MARK):
             block.data = b" " * len(_MARK) + block.data[len(_MARK) :]  # offsets do not change
-        yield block
-
-
-def _without_long_lines(segment: Segment, found: Iterator[Block]) -> Iterator[Block | Document]:
-    """Blocks of whole JSON lines, and the documents of lines that are too long for memory."""
-    line, piece = None, 0
-    last: Document | None = None  # the last piece so far, yielded after the rest of the line was checked
-    for block in found:
-        if block.piece == 1:
-            line, piece, last = LongLine(segment, block.offset, LONGEST_PIECE, LONGEST_JSON_LINE), 0, None
-            begin = block.offset
-            characters, line_damaged = codecs.getincrementaldecoder("utf-8")(), False
-        if block.piece:
-            assert line is not None, "the first piece begins it"
-            end = len(block.data) if block.goes_on else (block.data + b"\n").find(b"\n")
-            line_damaged |= _damages(segment, characters, block.data[:end], block.offset, final=not block.goes_on)
-            for escaped in line.feed(block.data[:end]):
-                if last is not None:
-                    yield last
-                piece += 1
-                data, damaged = _valid(segment, escaped, block.offset)
-                text, broken = _encode(segment, line.decode(data), begin)
-                last = Document(order(segment, block.offset) + piece, text, line.id, piece, damaged or broken)
-            if block.goes_on:
-                continue
-            line.finish()
-            last = last or Document(order(segment, block.offset), b"", line.id)  # an empty text counts as one piece
-            yield replace(last, damaged=last.damaged or line_damaged)
-            block = Block(block.offset + end, block.data[end:])
         yield block
 
 
@@ -103,50 +176,6 @@ def order(segment: Segment, place: int) -> int:
             f"{segment.file.path}: found a document behind {MOST_PLACES >> 40} TiB, expected a shorter file; divide it"
         )
     return segment.file.number * MOST_PLACES | place
-
-
-def _texts(segment: Segment, block: Block, separator: re.Pattern[bytes] | None) -> Iterator[Document]:
-    starts = [0, *(match.end() for match in separator.finditer(block.data))] if separator else [0]
-    for number, (start, stop) in enumerate(zip(starts, [*starts[1:], len(block.data)], strict=True)):
-        if data := block.data[start:stop]:
-            in_pieces = number == 0 and block.piece
-            text, damaged = _valid(segment, data, block.offset + start)
-            if in_pieces or not data.isspace():
-                # Blank lines before a document may be in another block or segment: its place is its first letter.
-                place = order(segment, block.offset + start + len(data) - len(data.lstrip()))
-                yield Document(place, text, piece=block.piece if in_pieces else 0, damaged=damaged)
-
-
-def _pairs(segment: Segment, block: Block, separator: re.Pattern[bytes] | None) -> Iterator[Document]:
-    offset = block.offset
-    for line in block.data.split(b"\n"):
-        if line.strip():
-            if line.count(b"\t") != 1:
-                raise UserError(
-                    f"{segment.file.path}: byte {offset}: found {line.count(9)} tabs in {line[:40]!r}, expected one "
-                    "between the two segments of a pair; fix the line"
-                )
-            text, damaged = _valid(segment, line.rstrip(b"\r"), offset)
-            yield Document(order(segment, offset), text, damaged=damaged)
-        offset += len(line) + 1
-
-
-def _json_documents(segment: Segment, block: Block, separator: re.Pattern[bytes] | None) -> Iterator[Document]:
-    config, path = segment.file.config, segment.file.path
-    offset = block.offset
-    for line in block.data.split(b"\n"):
-        if line and not line.isspace():
-            data, damaged = _valid(segment, line, offset)
-            try:
-                # a byte order mark may follow where files were concatenated
-                record = parse_json(data.decode("utf-8-sig"))
-            except (ValueError, RecursionError) as error:
-                raise no_json(f"{path}: byte {offset}", error) from error
-            text, name = field(record, config.text_field, config.id_field, f"{path}: byte {offset}")
-            encoded, broken = _encode(segment, text, offset)
-            place = order(segment, offset)
-            yield from in_pieces(place, encoded, name, damaged or broken)
-        offset += len(line) + 1
 
 
 def in_pieces(place: int, text: bytes | memoryview, name: str | None, damaged: bool) -> Iterator[Document]:
@@ -207,8 +236,4 @@ def _bad_encoding(segment: Segment, where: str, what: str) -> UserError:
     )
 
 
-# Parser of a format's blocks, which end at the format's separator; other formats are plain text.
-PARSERS: dict[str, Callable[[Segment, Block, re.Pattern[bytes] | None], Iterator[Document]]] = {
-    "jsonl": _json_documents,
-    "pairs": _pairs,
-}
+PARAGRAPHS, WHOLE_FILES, PAIRS, JSON_LINES = Texts(_BLANK_LINES), Texts(None), Pairs(), JsonLines()

@@ -38,7 +38,7 @@ LATE_IMPORTS = {
 }
 # Files that import modules by names that are values; elsewhere the name is a literal.
 IMPORTS_BY_VALUE = {
-    "launch/system/references.py": "tables name functions and classes, whose modules are imported when they are used",
+    "pipeline/references.py": "tables name functions and classes, whose modules are imported when they are used",
     "launch/system/own_classes.py": "users name classes of their own",
 }
 # Files that import a module by a literal name, since nothing in it is used, or it may be missing.

@@ -8,7 +8,7 @@ from cloze.launch.config.tasks import TASKS
 from cloze.launch.predict.table import OPERATIONS
 from cloze.launch.pretrain.objectives.table import OBJECTIVES
 from cloze.launch.training.schedules import SHAPES
-from cloze.pipeline.readers.lines import PARSERS
+from cloze.pipeline.formats import FORMATS
 from tests.launch.tiny_models import save_model
 from tests.launching import ROOT
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def tables():
     """What an example adds is gone after it."""
-    found = (TASKS, OPERATIONS, OBJECTIVES, SHAPES, PARSERS)
+    found = (TASKS, OPERATIONS, OBJECTIVES, SHAPES, FORMATS)
     before = [dict(table) for table in found]
     yield
     for table, kept in zip(found, before, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloze.launch.system.references import Entry
+from cloze.pipeline.references import Entry
 
 OBJECTIVES = {
     "masked": Entry(

@@ -96,8 +96,8 @@ def test_fields_may_be_given_as_yaml_itself():
         ("prepare --mixture [{input:\u00a03}]", "--mixture: found 3 for input, expected one or more texts"),
         ("prepare --mixture [{weigth:\u00a01}]", "--mixture: found weigth, which is no field of it, expected"),
         (
-            "prepare --mixture [{source:\u00a0{format:\u00a0x}}]",
-            "--mixture: found x for source.format, expected one of: ",
+            "prepare --mixture [{source:\u00a0{encoding_errors:\u00a0x}}]",
+            "--mixture: found x for source.encoding_errors, expected one of: ",
         ),
         ("pretrain --schedule.name liner", "found liner, expected one of: linear, cosine,"),
         ("pretrain --schedule.name liner", "did you mean linear?"),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from cloze.pipeline import readers
 from cloze.pipeline.config import PrepareConfig, SourceConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.formats import FORMATS
 from cloze.pipeline.readers import columns, files, lines
 from tests.pipeline import corpus
 
@@ -32,17 +33,17 @@ def texts(inputs, **source) -> list[str]:
     return [document.text.decode().strip() for document in read(inputs, **source)]
 
 
-def test_a_place_that_an_order_key_has_no_bits_for_is_refused(tmp_path, monkeypatch):
+def test_a_place_that_an_order_key_has_no_bits_for_is_refused(tmp_path):
     """The key of row 2^28 of a file, or of a byte behind 1 TiB, would be one of the next file."""
     parquet.write_table(pa.table({"text": ["one", "two"]}), tmp_path / "a.parquet")
     _, ((segment,),) = readers.plan(PrepareConfig(input=[str(tmp_path / "a.parquet")]))
     rows = pa.RecordBatch.from_pydict({"text": ["one", "two"]})
-    monkeypatch.setattr(columns, "_parquet_rows", lambda _: iter([((1 << 28) - 2, rows)]))
-    last = [document.order for document in columns.read(segment)][-1]
+    table = columns.Rows(columns.PARQUET.segments, lambda _: iter([((1 << 28) - 2, rows)]))
+    last = [document.order for document in table.read(segment)][-1]
     assert last < lines.order(replace(segment, file=replace(segment.file, number=1)), 0)
-    monkeypatch.setattr(columns, "_parquet_rows", lambda _: iter([((1 << 28) - 1, rows)]))
+    table = columns.Rows(columns.PARQUET.segments, lambda _: iter([((1 << 28) - 1, rows)]))
     with pytest.raises(UserError, match="a.parquet: found row 268,435,456, expected at most .* divide it$"):
-        list(columns.read(segment))
+        list(table.read(segment))
     assert lines.order(segment, (1 << 40) - 1) == (1 << 40) - 1
     with pytest.raises(UserError, match="a.parquet: found a document behind 1 TiB, expected a shorter file; divide it"):
         lines.order(segment, 1 << 40)
@@ -69,6 +70,41 @@ def compress(path, data: bytes) -> None:
     compressor = COMPRESSORS.get(path.suffix, bytes)
     half = len(data) // 2
     path.write_bytes(b"".join(map(compressor, (data[:half], b"", data[half:]))))
+
+
+def data_set(made: list[str]):
+    return pytest.importorskip("datasets").Dataset.from_dict({"text": made})
+
+
+WRITERS = {
+    "text": lambda folder, made: (folder / "a").write_text("\n\n".join(made)),
+    "file": lambda folder, made: [(folder / f"{number}").write_text(text) for number, text in enumerate(made)],
+    "lines": lambda folder, made: (folder / "a").write_text("\n\n".join(made)),
+    "pairs": lambda folder, made: (folder / "a").write_text("\n".join(made)),
+    "jsonl": lambda folder, made: (folder / "a").write_text("".join(json.dumps({"text": t}) + "\n" for t in made)),
+    "parquet": lambda folder, made: parquet.write_table(pa.table({"text": made}), folder / "a"),
+    "dataset": lambda folder, made: (
+        pytest.importorskip("datasets").Dataset.from_dict({"text": made}).save_to_disk(folder)
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_has_the_documents_of_json_lines(tmp_path, form):
+    made = ["one a\tline two", "two\tthree", "four, é中\tfive"]  # what each can hold
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "own").mkdir()
+    WRITERS["jsonl"](tmp_path / "lines", made)
+    WRITERS[form](tmp_path / "own", made)
+    assert texts([tmp_path / "own"], format=form) == texts([tmp_path / "lines"], format="jsonl") == made
+    for suffix in FORMATS[form].suffixes:
+        (tmp_path / f"a{suffix}").write_bytes(next((tmp_path / "own").iterdir()).read_bytes())
+        assert texts([tmp_path / f"a{suffix}"]) == made, "by its name alone"
+
+
+def test_an_unknown_format_is_refused(tmp_path):
+    with pytest.raises(UserError, match="source.format: found 'jsnl', expected one of: auto, text, "):
+        read([tmp_path], format="jsnl")
 
 
 @pytest.mark.parametrize("suffix", ["", *COMPRESSORS])

@@ -10,7 +10,7 @@ from cloze.launch.predict.operation import Operation
 from cloze.launch.predict.table import OPERATIONS
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.table import OBJECTIVES
-from cloze.launch.system.references import load
+from cloze.pipeline.references import load
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -28,10 +28,10 @@ def test_an_operation_of_the_table_has_its_name_and_a_command_of_its_options(nam
 
 def test_a_name_that_is_not_there_is_an_error():
     with pytest.raises(AttributeError, match="absent"):
-        load("cloze.launch.system.references:absent")
+        load("cloze.pipeline.references:absent")
 
 
-@pytest.mark.parametrize("table", ["pretrain.objectives.table", "predict.table"])
+@pytest.mark.parametrize("table", ["launch.pretrain.objectives.table", "launch.predict.table", "pipeline.formats"])
 def test_a_table_is_read_without_what_it_names(table):
-    code = f"import sys, cloze.launch.{table}; assert not {{'torch', 'numpy'}} & sys.modules.keys()"
+    code = f"import sys, cloze.{table}; assert not {{'torch', 'numpy', 'pyarrow'}} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
