@@ -256,7 +256,7 @@ def baseline(setting: Setting, data: Path) -> float:
     """The metric of always giving the most frequent label of the training file; 0 where that says nothing."""
     if setting.metric != "accuracy":
         return 0.0
-    from cloze.launch.config.tasks import TASKS
+    from cloze.launch.finetune.tasks import TASKS
     from cloze.launch.texts.tables import read_table
 
     task = TASKS[setting.task]

@@ -292,7 +292,7 @@ def similarity(run: Path, data: Path, drawn: bool = False) -> float:
     import numpy as np
     from scipy.stats import spearmanr
 
-    from cloze.launch.config.tasks import TASKS
+    from cloze.launch.finetune.tasks import TASKS
     from cloze.launch.predict.predictor import Predictor
     from cloze.launch.texts.tables import read_table
     from cloze.model.initialization import init_weights

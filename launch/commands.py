@@ -219,7 +219,7 @@ COMMANDS = {
         prepares=True,
         trains=True,
         checks="cloze.launch.finetune.precheck:check_inputs",
-        listed=(("task", "cloze.launch.config.tasks:TASKS"),),
+        listed=(("task", "cloze.launch.finetune.tasks:TASKS"),),
         main=(
             "text_columns",
             "label_columns",

@@ -19,7 +19,6 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
 _LONG_TEXT = 512  # 128 + 382 and two special tokens: Sun et al. 2019, arXiv 1905.05583, section 5.3
-_WINDOW_STEP = 128  # BERT release, run_squad.py: doc_stride, a third of its max_seq_length
 
 
 # Peak rates by the parameters of the encoder's layers, for models of fewer: BERT's own 2e-5 to 5e-5 (Devlin et al.
@@ -221,13 +220,13 @@ class FinetuneConfig(RunConfig, HubConfig):
             raise UserError("epochs: found null without train.max_steps, expected one of them")
 
     def for_task(
-        self, task: Task, positions: int, pooling: Literal["cls", "mean", "max"] | None = None
+        self, task: Task, positions: int, pooling: Literal["pooler", "cls", "mean", "max"] = "pooler"
     ) -> FinetuneConfig:
         """With the metric's name and, unless given, the maximum length and pooling by task and model.
 
         Args:
             positions: number of positions of the model.
-            pooling: pooling of the model's text vectors; None if it was not trained for vectors.
+            pooling: what pools a text's vectors if the configuration does not say.
 
         Raises:
             UserError: the given length is larger, or leaves no room for a tail; or evaluations are set twice.
@@ -253,10 +252,9 @@ class FinetuneConfig(RunConfig, HubConfig):
                 f"head_tokens: found {self.head_tokens} with max_length {length}, expected less than "
                 f"{length - 2}, so that there is room for the tail; lower it, or raise --max_length"
             )
-        step = self.window_step or (min(_WINDOW_STEP, length // 3) if task.kind == "answering" else length // 2 - 1)
-        learned: Literal["pooler", "cls", "mean", "max"] = (pooling or "mean") if task.kind == "embedding" else "pooler"
+        step = self.window_step or (min(task.window_step, length // 3) if task.window_step else length // 2 - 1)
         return replace(
-            self, max_length=length, window_step=step, evaluation=evaluation, pooling=self.pooling or learned
+            self, max_length=length, window_step=step, evaluation=evaluation, pooling=self.pooling or pooling
         )
 
     @property

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from cloze.launch.config.tasks import TASKS
 from cloze.launch.evaluate.config import EvaluateConfig
+from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.run import runs
 from cloze.launch.run.sweeps import Run, run_all
 from cloze.launch.system.console import Console

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloze.launch.config import FinetuneConfig
-from cloze.launch.config.tasks import Task, find_task
+from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.glue import submission_names
-from cloze.launch.finetune.kinds import check_columns, check_fields, check_shape, measured_task, read_examples
+from cloze.launch.finetune.kind import Kind
+from cloze.launch.finetune.kinds import check_fields, read_examples
+from cloze.launch.finetune.tasks import KINDS, find_task
 from cloze.launch.pretrained.source import Source, find_source
 from cloze.launch.training.facts import origin_of_rate
 from cloze.model.bert import BertPreTrained
@@ -27,6 +29,7 @@ class Job:
     config: FinetuneConfig
     """With what files and model decide filled in."""
     task: Task
+    kind: Kind
     source: Source
     architecture: type[BertPreTrained]
     head: HeadConfig | None
@@ -60,17 +63,17 @@ def read_job(config: FinetuneConfig) -> Job:
     """
     task = find_task(config.task)
     submission_names(config)  # errors in the columns are raised before anything is read
+    kind: Kind = KINDS[task.kind].load()
     check_fields(config, task)
-    check_columns(config, task)
-    task = measured_task(config, task)
+    kind.check_columns(config, task)
+    task = kind.measured(config, task)
     source = find_source(config)
     shape, given = source.config, config.train.learning_rate
     size = encoder_weights(shape)
-    if task.kind == "embedding":
-        check_shape(config, shape, len(config.text_columns) == 1)
-    config = config.for_task(task, shape.max_position_embeddings, source.pooling).for_size(size)
+    kind.check_model(config, shape)
+    config = config.for_task(task, shape.max_position_embeddings, kind.pooling(source.pooling)).for_size(size)
     rate = origin_of_rate(given, size)
     architecture, head, train, validation, test = read_examples(
         config, task, source.tokenizer, shape.segments, shape.hidden_size
     )
-    return Job(config.for_units(len(train)), task, source, architecture, head, train, validation, test, rate)
+    return Job(config.for_units(len(train)), task, kind, source, architecture, head, train, validation, test, rate)

@@ -12,13 +12,10 @@ from pathlib import Path
 from cloze.launch.checkpoint import CheckpointManager, TrainState
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.engine.engine import Engine
-from cloze.launch.finetune.contrastive import ContrastiveObjective
 from cloze.launch.finetune.examples.base import ExampleStream
-from cloze.launch.finetune.examples.contrastive import ContrastiveExamples
 from cloze.launch.finetune.features import encode_once
 from cloze.launch.finetune.job import Job, read_job
 from cloze.launch.finetune.models import freeze, start_model, unfreezing
-from cloze.launch.finetune.objective import FinetuningObjective
 from cloze.launch.finetune.reporting import Evaluation, report, where
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
@@ -69,11 +66,7 @@ class Finetuning(Recipe):
     def __init__(self, job: Job, rank: int) -> None:
         self.job = job
         self.config, self.facts = job.config, job.facts
-        self.objective: TrainingObjective
-        if isinstance(job.train, ContrastiveExamples):
-            self.objective = ContrastiveObjective(job.config.embedding, job.train.group_size, rank)
-        else:
-            self.objective = FinetuningObjective(job.train)
+        self.objective: TrainingObjective = job.kind.objective(job.config, job.train, rank)
         self._train = job.train
         """What the model is trained on: the examples, or features of them."""
         self._model_step = job.source.step
@@ -173,4 +166,4 @@ class Finetuning(Recipe):
         return report(self.job, self._model_step, loop, process, stop)
 
     def last_lines(self, process: Process) -> list[str]:
-        return where(self.config, self.job.task, process.stored)
+        return where(self.config, self.job.task, self.job.kind, process.stored)

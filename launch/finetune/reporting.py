@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +19,9 @@ from cloze.launch.config.tasks import Task
 from cloze.launch.engine.engine import Engine
 from cloze.launch.finetune import error_analysis
 from cloze.launch.finetune.examples.base import Examples, predict
-from cloze.launch.finetune.examples.tagging import TagExamples
 from cloze.launch.finetune.glue import submission, submission_names
 from cloze.launch.finetune.job import Job
-from cloze.launch.finetune.kinds import answering_of, columns_of_task, truncation_of
+from cloze.launch.finetune.kind import Kind
 from cloze.launch.finetune.models import head_options
 from cloze.launch.pretrained.source import FINGERPRINT, warn_of_own_format
 from cloze.launch.run import runs
@@ -34,9 +32,6 @@ from cloze.launch.run.stored import StoredRun
 from cloze.launch.system import distributed
 from cloze.launch.system.console import figure
 from cloze.launch.system.environment import Environment
-from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, described
-from cloze.launch.texts.tables import COLUMNS
-from cloze.launch.texts.vectors import VECTORS, Vectors
 from cloze.launch.training.loop import Loop
 from cloze.launch.training.process import Process
 from cloze.model.bert import BertPreTrained
@@ -172,25 +167,15 @@ def _send(run: StoredRun, patience: Patience, beat: Callable[[], None]) -> None:
         patience(partial(run.send, path))
 
 
-# The command for predictions of the model by the kind of its task.
-_QUESTIONS = {
-    "answering": 'predict answer {run} "QUESTION" --context "TEXT"',
-    "tagging": 'predict tag {run} "TEXT"',
-    "choice": 'predict choose {run} "TEXT" "CHOICE" "CHOICE"',
-    "embedding": 'predict similarity {run} "TEXT" "TEXT"',
-}
-
-
-def where(config: FinetuneConfig, task: Task, run: StoredRun | None) -> list[str]:
+def where(config: FinetuneConfig, task: Task, kind: Kind, run: StoredRun | None) -> list[str]:
     """The last lines of a run: the paths of its model, results and mistakes, and a command to use the model."""
     output = run.place if run else Path(config.output)
-    pair = "" if task.kind == "choice" or len(config.text_columns or task.texts) < 2 else ' --pair "SECOND TEXT"'
-    asked = _QUESTIONS.get(task.kind, 'predict classify {run} "TEXT"' + pair)
+    command = kind.next_command(config, task).format(run=shlex.quote(str(output)))
     return [
         f"model     {output / runs.MODEL}",
         f"results   {output / RESULTS}, {output / PREDICTIONS / 'validation.jsonl'}",
         f"mistakes  {output / PREDICTIONS / 'validation-mistakes.md'}",
-        f"next      cloze {asked.format(run=shlex.quote(str(output)))}",
+        f"next      cloze {command}",
     ]
 
 
@@ -221,19 +206,6 @@ def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
     encoded.
     """
     notes: Fields = {"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint}
-    if truncation := truncation_of(job.config, job.task):
-        if isinstance(job.train, TagExamples) and job.train.by_character:
-            truncation = replace(truncation, words="characters")
-        notes[TRUNCATION] = described(truncation)
-    if columns := columns_of_task(job.config, job.task):
-        notes[COLUMNS] = {name: value for name, value in asdict(columns).items() if value}
-    if job.task.kind == "answering":
-        notes[ANSWERING] = asdict(answering_of(job.config))
-    architecture = type(model).__name__
-    if job.task.kind == "embedding":  # a bare encoder for other libraries
-        pooling = job.config.pooling
-        assert pooling is not None and pooling != "pooler", "check_fields refuses it"
-        architecture, notes[VECTORS] = "BertModel", asdict(Vectors(pooling, normalize=True))
     aside = output / (runs.MODEL + ".tmp")
     shutil.rmtree(aside, ignore_errors=True)
     with readable_errors(aside):
@@ -242,9 +214,9 @@ def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
             model.config,
             model.state_dict(),
             output / runs.TOKENIZER,
-            architecture=architecture,
+            architecture=job.kind.saved_as(model),
             head=job.head,
-            notes=notes,
+            notes=notes | job.kind.notes(job.config, job.task, job.train),
         )
         shutil.rmtree(output / runs.MODEL, ignore_errors=True)
         os.replace(aside, output / runs.MODEL)

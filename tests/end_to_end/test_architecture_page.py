@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from cloze.launch.config.tasks import TASKS
+from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.predict.table import OPERATIONS
 from cloze.launch.pretrain.objectives.table import OBJECTIVES
 from cloze.launch.training.schedules import SHAPES

@@ -8,8 +8,8 @@ import shlex
 import pytest
 
 from cloze.launch.commands import parse
-from cloze.launch.config.tasks import TASKS
 from cloze.launch.finetune.job import read_job
+from cloze.launch.finetune.tasks import TASKS
 from tests.launch.finetune.examples.test_answering import squad
 from tests.launch.finetune.examples.test_classification import GLUE
 from tests.launch.finetune.small import write_tsv

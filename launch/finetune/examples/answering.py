@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from cloze.launch.config import FinetuneConfig
+from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.predicted import Answer
+from cloze.launch.finetune.kind import Kind, Read
 from cloze.launch.finetune.squad import (
     Question,
     best_threshold,
@@ -21,10 +23,10 @@ from cloze.launch.finetune.squad import (
     squad_scores,
 )
 from cloze.launch.texts.decoding import answer_spans, counts_once, null_score
-from cloze.launch.texts.encoding import windows
+from cloze.launch.texts.encoding import ANSWERING, Answering, windows
 from cloze.launch.texts.sequences import Sequences
 from cloze.model.heads import exponentials_by_group
-from cloze.model.tasks import SpanOutput, shared_softmax_losses
+from cloze.model.tasks import BertForQuestionAnswering, SpanOutput, shared_softmax_losses
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
@@ -287,3 +289,28 @@ class AnswerExamples(Examples):
 
 def _right(question: Question) -> list[str]:
     return [text for text, _ in question.answers]
+
+
+class QuestionAnswering(Kind):
+    """A span of a text that answers a question."""
+
+    fields = ("answer_softmax", "answer_units")
+    question = 'predict answer {run} "QUESTION" --context "TEXT"'
+
+    def truncation(self, config: FinetuneConfig) -> None:
+        return None  # long texts are read in windows
+
+    def read(self, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, hidden_size: int) -> Read:
+        def examples(path: str) -> AnswerExamples:
+            return AnswerExamples(path, config, tokenizer, config.task == "squad2")
+
+        train, validation, *test = [examples(path) for path in (config.train_file, config.validation, *config.test)]
+        return BertForQuestionAnswering, None, train, validation, test
+
+    def notes(self, config: FinetuneConfig, task: Task, train: AnswerExamples) -> Fields:
+        """How answers are found, too."""
+        found = Answering(*config.lengths, config.max_answer_tokens, config.task == "squad2")
+        return super().notes(config, task, train) | {ANSWERING: asdict(found)}
+
+
+ANSWERS = QuestionAnswering()

@@ -6,14 +6,17 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.classification import has_labels, label_of, number_of, predicted, text_of
 from cloze.launch.finetune.examples.predicted import OneClass
+from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_sequences
-from cloze.launch.texts.tables import Table
-from cloze.model.tasks import TaskOutput
+from cloze.launch.texts.tables import Columns, Table, read_table
+from cloze.model.tasks import BertForMultipleChoice, TaskOutput
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -100,3 +103,39 @@ class ChoiceExamples(Examples):
             )
             described.append(entry | ({"label": self._labels[self._true[number]]} if self.labelled else {}))
         return described
+
+
+class MultipleChoice(Kind):
+    """One of several texts that continues another."""
+
+    fields = (*TABLE_FIELDS, "choice_columns", "labels")
+    question = 'predict choose {run} "TEXT" "CHOICE" "CHOICE"'
+
+    def check(self, config: FinetuneConfig, task: Task) -> None:
+        if len(config.label_columns) > 1:
+            raise UserError(f"label_columns: found {', '.join(config.label_columns)}, expected one: the right choice")
+
+    def columns(self, config: FinetuneConfig, task: Task) -> Columns:
+        prefix = (task.choice_prefix,) if task.choice_prefix else ()
+        return Columns(tuple(config.text_columns) or task.texts, tuple(config.choice_columns) or task.choices, prefix)
+
+    def read(self, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, hidden_size: int) -> Read:
+        shared = tuple(config.text_columns) or task.texts
+        choices = tuple(config.choice_columns) or task.choices
+        (target,) = config.label_columns or task.targets
+        labels = tuple(config.labels) or task.labels or tuple(str(number) for number in range(len(choices)))
+        if len(labels) != len(choices):
+            raise UserError(
+                f"choice_columns: found {len(choices)} ({', '.join(choices)}) with {len(labels)} labels "
+                f"({', '.join(labels)}), expected as many; name them with --labels"
+            )
+
+        def examples(path: str) -> ChoiceExamples:
+            table = read_table(path, (), "", config.skip_malformed_rows, labels)
+            return ChoiceExamples(table, task, shared, choices, target, labels, tokenizer, self.truncation(config))
+
+        train, validation, *test = [examples(path) for path in (config.train_file, config.validation, *config.test)]
+        return BertForMultipleChoice, None, train, validation, test
+
+
+CHOICE = MultipleChoice()

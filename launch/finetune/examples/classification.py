@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune import scoring
 from cloze.launch.finetune.examples.base import Examples
@@ -21,11 +23,12 @@ from cloze.launch.finetune.examples.predicted import (
     OneClass,
     Prediction,
 )
+from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_pieces, build_sequences
-from cloze.launch.texts.tables import Row, Table
+from cloze.launch.texts.tables import Columns, Row, Table, read_table
 from cloze.model.config import HeadConfig
-from cloze.model.tasks import TaskOutput
+from cloze.model.tasks import BertForSequenceClassification, TaskOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
@@ -75,6 +78,13 @@ class TextExamples(Examples):
 
     averaged: Mapping[str, str]
     """What metrics are averaged over, where their names do not say."""
+    several_columns = True
+    """Whether there may be several columns of targets."""
+
+    @staticmethod
+    def are_numbers(targets: tuple[str, ...]) -> bool:
+        """Whether the columns hold numbers, and no labels."""
+        return False
 
     def __init__(
         self,
@@ -185,6 +195,8 @@ class TextExamples(Examples):
 class ClassExamples(TextExamples):
     """One class of several."""
 
+    several_columns = False
+
     kind = OneClass
 
     @property
@@ -278,6 +290,10 @@ class LabelExamples(TextExamples):
     }
 
     @staticmethod
+    def are_numbers(targets: tuple[str, ...]) -> bool:
+        return len(targets) > 1  # a column of 0 and 1 for each label
+
+    @staticmethod
     def find_head(
         task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
     ) -> HeadConfig:
@@ -330,6 +346,10 @@ class NumberExamples(TextExamples):
         return dict.fromkeys(self._task.metrics, "mean over columns") if len(self._columns) > 1 else {}
 
     @staticmethod
+    def are_numbers(targets: tuple[str, ...]) -> bool:
+        return True
+
+    @staticmethod
     def find_head(
         task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
     ) -> HeadConfig:
@@ -369,15 +389,6 @@ class NumberExamples(TextExamples):
 
     def _probabilities(self, scores: np.ndarray) -> Fields:
         return {}
-
-
-PROBLEMS: dict[str, type[TextExamples]] = {
-    "classification": ClassExamples,
-    "columns": ColumnExamples,
-    "multi_label": LabelExamples,
-    "regression": NumberExamples,
-}
-"""By the kind of a task."""
 
 
 def _shares(scores: np.ndarray, labels: tuple[str, ...]) -> dict[str, float]:
@@ -455,3 +466,82 @@ def number_of(
             f"set: {shown}; {fix}"
         )
     return labels.index(label)
+
+
+class Texts(Kind):
+    """A class, a number, labels or a class of each column for a text or a pair of texts.
+
+    Args:
+        examples: those of the problem type of its head.
+        fields: further fields that it reads.
+    """
+
+    question = 'predict classify {run} "TEXT"'
+
+    def __init__(self, examples: type[TextExamples], *fields: str) -> None:
+        self.examples = examples
+        self.fields = ("pooling", "keep", "read_layers", *TABLE_FIELDS, *fields)  # type: ignore[misc]
+
+    def check(self, config: FinetuneConfig, task: Task) -> None:
+        if config.read_layers != "last" and config.pooling in (None, "pooler"):
+            raise UserError(
+                f"pooling: found pooler with read_layers {config.read_layers}, expected cls, mean or max: the "
+                "pooler was made for the last layer; add --pooling cls"
+            )
+        texts = tuple(config.text_columns) or task.texts
+        if config.keep == "pieces" and len(texts) > 1:
+            raise UserError(
+                f"keep: found pieces with a pair of texts ({', '.join(texts)}), expected one text; take head, "
+                "tail or head_tail"
+            )
+
+    def columns(self, config: FinetuneConfig, task: Task) -> Columns:
+        return Columns(tuple(config.text_columns) or task.texts, header=task.header)
+
+    def next_command(self, config: FinetuneConfig, task: Task) -> str:
+        pair = ' --pair "SECOND TEXT"' if len(config.text_columns or task.texts) > 1 else ""
+        return self.question + pair
+
+    def read(self, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, hidden_size: int) -> Read:
+        texts = tuple(config.text_columns) or task.texts
+        targets = tuple(config.label_columns) or task.targets
+        if not targets:
+            raise UserError(f"label_columns: found none, expected the label columns of {config.task}; name them")
+        if len(texts) > 2:
+            raise UserError(f"text_columns: found {len(texts)} columns, expected one, or two for pairs")
+        length, step = config.lengths
+        if config.keep == "pieces" and step > length - 2:
+            raise UserError(
+                f"window_step: found {step}, expected at most {length - 2}, the "
+                "tokens of a piece beside [CLS] and [SEP], so that every token is in a piece"
+            )
+        if len(targets) > 1 and not self.examples.several_columns:
+            raise UserError(
+                f"label_columns: found {len(targets)} columns, expected one; label-columns is the task of several"
+            )
+
+        labels = None if self.examples.are_numbers(targets) else tuple(config.labels) or task.labels
+
+        def table(path: str) -> Table:
+            return read_table(path, task.header, texts[0], config.skip_malformed_rows, labels)
+
+        def examples(read: Table) -> TextExamples:
+            measured, columns = task, (texts, targets)
+            if task.diagnostic and set(task.diagnostic) <= set(read.columns):
+                measured = replace(task, metrics=(*task.metrics, "matthews_correlation"))
+                columns = task.diagnostic[:2], task.diagnostic[2:]
+            return self.examples(read, measured, *columns, head, tokenizer, self.truncation(config))
+
+        train = table(config.train_file)
+        head = self.examples.find_head(task, targets, train, config.labels, config.pooling or "pooler")
+        head = replace(head, layers=config.read_layers)
+        if config.keep == "pieces":
+            head = replace(head, pieces=config.piece_pooling, piece_length=length, piece_step=step)
+        test = [examples(table(path)) for path in config.test]
+        return BertForSequenceClassification, head, examples(train), examples(table(config.validation)), test
+
+
+CLASSIFICATION = Texts(ClassExamples, "labels")
+REGRESSION = Texts(NumberExamples)
+MULTI_LABEL = Texts(LabelExamples, "labels")
+LABEL_COLUMNS = Texts(ColumnExamples)

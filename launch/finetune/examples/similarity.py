@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,14 +12,19 @@ import torch
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune import scoring
+from cloze.launch.finetune.contrastive import ContrastiveObjective
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.classification import number_in, predicted
-from cloze.launch.finetune.examples.contrastive import distinct_texts
+from cloze.launch.finetune.examples.contrastive import ContrastiveExamples, distinct_texts
 from cloze.launch.finetune.examples.predicted import Ranks
+from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
 from cloze.launch.texts.encoding import Truncation
-from cloze.launch.texts.tables import Table, missing_columns, open_table
-from cloze.launch.texts.vectors import normalized
-from cloze.model.sentences import SentenceOutput
+from cloze.launch.texts.tables import Table, missing_columns, open_table, read_table
+from cloze.launch.texts.vectors import VECTORS, Vectors, normalized
+from cloze.launch.training.objective import TrainingObjective
+from cloze.model.bert import BertPreTrained
+from cloze.model.config import BertConfig
+from cloze.model.sentences import POOLINGS, SentenceEncoder, SentenceOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
@@ -254,3 +259,98 @@ def read_vectors(
 def metrics_of(columns: FileColumns) -> tuple[str, ...]:
     """Metrics of a file with these columns; the first one selects the best checkpoint."""
     return scoring.RETRIEVAL if columns.score is None else _SCORED_METRICS
+
+
+class Embedding(Kind):
+    """Nothing but vectors of texts, which are alike where the texts are."""
+
+    fields = ("pooling", "embedding", *TABLE_FIELDS)
+    question = 'predict similarity {run} "TEXT" "TEXT"'
+
+    def check(self, config: FinetuneConfig, task: Task) -> None:
+        """Raise UserError for settings by which a headless encoder has nothing to train, or no vector."""
+        if config.pooling == "pooler":
+            raise UserError(
+                f"pooling: found pooler with the task {config.task}, expected one of {', '.join(POOLINGS)}: "
+                "sentence-transformers has no pooler"
+            )
+        if config.freeze in ("encoder", "below_0"):
+            raise UserError(
+                f"freeze: found {config.freeze} with the task {config.task}, expected none or below_1 and "
+                "more: there is no head that could learn instead"
+            )
+        if config.unfreeze_every_epochs is not None:
+            raise UserError(
+                f"unfreeze_every_epochs: found {config.unfreeze_every_epochs:g} with the task {config.task}, "
+                "expected null: there is no head that learns at first"
+            )
+        if len(config.label_columns) > 1:
+            raise UserError(
+                f"label_columns: found {', '.join(config.label_columns)} with the task {config.task}, expected "
+                "one: that of the scores"
+            )
+        if config.train.global_batch_size < 2:
+            raise UserError(
+                f"train.global_batch_size: found {config.train.global_batch_size} with the task {config.task}, "
+                "expected at least 2: the other rows of a batch are what a row is distinguished from"
+            )
+
+    def check_model(self, config: FinetuneConfig, shape: BertConfig) -> None:
+        """Raise UserError for sizes not below that of the model's vectors, and for dropout pairs without dropout."""
+        for size in config.embedding.dimensions:
+            if size >= shape.hidden_size:
+                raise UserError(
+                    f"embedding.dimensions: found {size}, expected less than {shape.hidden_size}, the size of "
+                    "the model's vectors, which is always trained"
+                )
+        rates = (
+            [config.dropout]
+            if config.dropout is not None
+            else [shape.hidden_dropout_prob, shape.attention_output_dropout, shape.attention_probs_dropout_prob]
+        )
+        if len(config.text_columns) == 1 and not any(rates):
+            raise UserError(
+                f"dropout: found 0 with one column of texts ({config.text_columns[0]}), expected more: dropout "
+                "alone makes a text's two vectors differ; add --dropout 0.1"
+            )
+
+    def check_columns(self, config: FinetuneConfig, task: Task) -> None:
+        check_files(config, task)
+
+    def measured(self, config: FinetuneConfig, task: Task) -> Task:
+        return replace(task, metrics=metrics_of(columns_in(config, task, config.validation)))
+
+    def pooling(self, learned: Literal["cls", "mean", "max"] | None) -> Literal["cls", "mean", "max"]:
+        return learned or "mean"
+
+    def read(self, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, hidden_size: int) -> Read:
+        truncation = self.truncation(config)
+        assert truncation is not None, "`check_fields` refuses pieces"
+
+        def table(path: str) -> Table:
+            return read_table(path, (), "", config.skip_malformed_rows)
+
+        columns = tuple(config.text_columns) or task.texts
+        train = ContrastiveExamples(table(config.train_file), columns, tokenizer, truncation)
+        validation, *test = [
+            read_vectors(table(path), config, task, tokenizer, truncation) for path in (config.validation, *config.test)
+        ]
+        for examples in (train, validation, *test):
+            examples.width = hidden_size
+        return SentenceEncoder, None, train, validation, test
+
+    def objective(self, config: FinetuneConfig, train: ContrastiveExamples, rank: int) -> TrainingObjective:
+        return ContrastiveObjective(config.embedding, train.group_size, rank)
+
+    def saved_as(self, model: BertPreTrained) -> str:
+        """A bare encoder, for other libraries."""
+        return "BertModel"
+
+    def notes(self, config: FinetuneConfig, task: Task, train: ContrastiveExamples) -> Fields:
+        """How vectors are made, too."""
+        assert config.pooling is not None and config.pooling != "pooler", "`check` refuses it"
+        vectors = Vectors(config.pooling, normalize=True)
+        return super().notes(config, task, train) | {VECTORS: asdict(vectors)}
+
+
+EMBEDDING = Embedding()

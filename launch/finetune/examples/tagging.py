@@ -11,15 +11,17 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.predicted import Tags
+from cloze.launch.finetune.kind import Kind, Read
 from cloze.launch.finetune.schemes import OUTSIDE, PREFIXES, split_tag, to_iob2
-from cloze.launch.texts.encoding import characters
+from cloze.launch.texts.encoding import TRUNCATION, characters, described
 from cloze.launch.texts.sequences import Sequences
 from cloze.launch.texts.tables import read_text
 from cloze.model.config import HeadConfig
-from cloze.model.tasks import TaskOutput
+from cloze.model.tasks import BertForTokenClassification, TaskOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
@@ -300,3 +302,35 @@ def entity_scores(true: list[list[str]], guessed: list[list[str]]) -> dict[str, 
             )
             for name in ("f1", "precision", "recall")
         }
+
+
+class Tagging(Kind):
+    """A class for each word of a sentence."""
+
+    fields = ("read_layers", "labels")
+    question = 'predict tag {run} "TEXT"'
+
+    def read(self, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, hidden_size: int) -> Read:
+        read_file = read_conll if task.metrics[0] == "accuracy" else read_entities
+        sentences = read_file(config.train_file)
+        head = find_tags(sentences, config.labels)
+        if config.read_layers != "last":
+            head = replace(head, layers=config.read_layers, pooling="cls")  # nothing is pooled; cls works for any model
+
+        def examples(read: Sentences) -> TagExamples:
+            return TagExamples(read, task, head, tokenizer, config.lengths[0], sentences.by_character)
+
+        test = [examples(read_file(path)) for path in config.test]
+        return BertForTokenClassification, head, examples(sentences), examples(read_file(config.validation)), test
+
+    def notes(self, config: FinetuneConfig, task: Task, train: TagExamples) -> Fields:
+        """What texts are cut into, too: characters where the training file has one a line."""
+        notes = super().notes(config, task, train)
+        if train.by_character:
+            truncation = self.truncation(config)
+            assert truncation is not None, "sentences are not read in pieces"
+            notes[TRUNCATION] = described(replace(truncation, words="characters"))
+        return notes
+
+
+TAGGING = Tagging()

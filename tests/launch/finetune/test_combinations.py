@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
-from cloze.launch.config.tasks import find_task
+from cloze.launch.finetune.tasks import find_task
 from cloze.model.config import BertConfig
 from cloze.model.flops import encoder_weights
 from cloze.pipeline.errors import UserError

@@ -14,10 +14,10 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
-from cloze.launch.config.tasks import find_task
 from cloze.launch.finetune.features import encode_once
 from cloze.launch.finetune.kinds import read_examples
 from cloze.launch.finetune.models import start_model, unfreezing
+from cloze.launch.finetune.tasks import find_task
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.runs import read_metrics

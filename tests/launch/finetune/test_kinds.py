@@ -6,9 +6,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from cloze.launch.commands import parse
-from cloze.launch.config.tasks import find_task
 from cloze.launch.finetune.kinds import read_examples
 from cloze.launch.finetune.models import start_model
+from cloze.launch.finetune.tasks import find_task
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.runs import read_metrics
 from cloze.launch.training.schedules import multiplier

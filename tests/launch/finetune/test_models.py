@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cloze.launch.commands import parse
-from cloze.launch.config.tasks import find_task
 from cloze.launch.finetune.kinds import read_examples
 from cloze.launch.finetune.models import start_model
+from cloze.launch.finetune.tasks import find_task
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.runs import read_metrics
 from tests.launch.finetune.running import finetune

@@ -10,9 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from cloze.launch.cli import main
+from cloze.launch.finetune.tasks import KINDS, TASKS
 from cloze.launch.predict.operation import Row
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.tags import TagWords, _entities, _entity
+from tests.launch.finetune.examples import test_contrastive
 from tests.launch.finetune.running import finetune, lines
 from tests.launch.finetune.small import GOOD, OTHERS, sentence, write_tsv
 from tests.launch.serve.serving import server
@@ -62,6 +64,20 @@ CASES = {  # task -> header, rows, overrides
         ("--label_columns", "size", "kind"),
     ),
 }
+
+
+# Of each kind of task what trains it, saves it and predicts with it.
+PREDICTED = {
+    **{TASKS[task].kind: "test_texts_and_pairs" for task in CASES},
+    "tagging": "test_tags",
+    "answering": "test_answers",
+    "choice": "test_choices_by_command_python_and_http",
+    "embedding": "test_the_pooling_is_kept_and_sentence_transformers_gives_the_same_vectors",
+}
+
+
+def test_every_kind_is_predicted():
+    assert PREDICTED.keys() == KINDS.keys() and {*PREDICTED.values()} <= globals().keys() | {*dir(test_contrastive)}
 
 
 @pytest.mark.parametrize("task", CASES)

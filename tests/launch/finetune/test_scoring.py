@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cloze.launch.config.metrics import MEASURES
-from cloze.launch.config.tasks import TASKS
 from cloze.launch.finetune import scoring
+from cloze.launch.finetune.tasks import TASKS
 
 
 def test_ranks_and_what_is_made_of_them():

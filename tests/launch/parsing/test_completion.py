@@ -8,7 +8,7 @@ import pytest
 
 from cloze.launch.cli import main
 from cloze.launch.commands import COMMANDS
-from cloze.launch.config.tasks import TASKS
+from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.parsing import shipped
 
 

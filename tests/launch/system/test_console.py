@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloze.launch.config.tasks import TASKS
+from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.pretrain.objectives.table import OBJECTIVES
 from cloze.launch.system.console import Console, has_progress
 

@@ -13,10 +13,10 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
-from cloze.launch.config.tasks import find_task
 from cloze.launch.finetune.error_analysis import page
 from cloze.launch.finetune.examples.answering import AnswerExamples
 from cloze.launch.finetune.squad import read_squad
+from cloze.launch.finetune.tasks import find_task
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.run.runs import read_metrics
 from cloze.launch.texts.encoding import windows as windows_of

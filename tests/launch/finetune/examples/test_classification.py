@@ -16,8 +16,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Text
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.config import FinetuneConfig
-from cloze.launch.config.tasks import TASKS, find_task
 from cloze.launch.finetune.kinds import read_examples
+from cloze.launch.finetune.tasks import TASKS, find_task
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.runs import read_metrics
 from cloze.launch.texts.encoding import Encoder, Truncation

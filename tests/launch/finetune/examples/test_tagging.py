@@ -16,9 +16,9 @@ from transformers import (
 
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
-from cloze.launch.config.tasks import find_task
 from cloze.launch.finetune.examples.tagging import TagExamples, find_tags, read_conll, read_entities
 from cloze.launch.finetune.models import start_model
+from cloze.launch.finetune.tasks import find_task
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.texts.encoding import Encoder

@@ -1,0 +1,135 @@
+"""The interface of kinds of tasks: which fields they read, what their files hold, what is trained, saved and said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar, Literal
+
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.config.tasks import Task
+from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.objective import FinetuningObjective
+from cloze.launch.texts.encoding import TRUNCATION, Truncation, described
+from cloze.launch.texts.tables import COLUMNS, Columns, missing_columns, open_table
+from cloze.launch.training.objective import TrainingObjective
+from cloze.model.bert import BertPreTrained
+from cloze.model.config import BertConfig, HeadConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, Sequence[Examples]]
+"""The model's class, its head, and the examples of the training, validation and test files."""
+TABLE_FIELDS = ("text_columns", "label_columns", "skip_malformed_rows")
+"""Fields that all kinds read whose files are tables."""
+
+
+class Kind:
+    """A kind of task: one instance for all runs."""
+
+    fields: ClassVar[tuple[str, ...]] = ()
+    """Those of the fields in `kinds.py`, which only some kinds read, that it reads."""
+    question: ClassVar[str]
+    """The command for a prediction of the run `{run}`, without `cloze`."""
+
+    def check(self, config: FinetuneConfig, task: Task) -> None:
+        """Raise UserError for fields that contradict each other; reads nothing."""
+
+    def check_model(self, config: FinetuneConfig, shape: BertConfig) -> None:
+        """Raise UserError for fields that do not fit the model."""
+
+    def columns(self, config: FinetuneConfig, task: Task) -> Columns | None:
+        """The columns of a run's texts; None for files that are not tables, or whose columns differ."""
+        return None
+
+    def check_columns(self, config: FinetuneConfig, task: Task) -> None:
+        """Raise UserError for all columns missing from the first rows of the files, before anything is loaded."""
+        if columns := self.columns(config, task):
+            _check_columns(config, task, columns)
+
+    def measured(self, config: FinetuneConfig, task: Task) -> Task:
+        """The task with the metrics of its validation file, if they depend on the file's columns.
+
+        Raises:
+            UserError: the columns of the file do not fit the task.
+        """
+        return task
+
+    def pooling(self, learned: Literal["cls", "mean", "max"] | None) -> Literal["pooler", "cls", "mean", "max"]:
+        """What pools a text's vectors if the run does not say.
+
+        Args:
+            learned: pooling of the model's text vectors; None if it was not trained for vectors.
+        """
+        return "pooler"
+
+    def truncation(self, config: FinetuneConfig) -> Truncation | None:
+        """How a run truncates long texts (for tagging: splits sentences between words); None if it truncates nothing
+        (pieces, windows).
+        """
+        return None if config.keep == "pieces" else Truncation(config.lengths[0], config.keep, config.head_tokens)
+
+    def read(self, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, hidden_size: int) -> Read:
+        """What is trained, and on what.
+
+        Args:
+            hidden_size: size of the model's vectors.
+
+        Raises:
+            UserError: a file does not hold what the task needs.
+        """
+        raise NotImplementedError
+
+    def objective(self, config: FinetuneConfig, train: Any, rank: int) -> TrainingObjective:
+        """The loss over the training examples that `read` has returned."""
+        return FinetuningObjective(train)
+
+    def next_command(self, config: FinetuneConfig, task: Task) -> str:
+        """The command for a prediction, with `{run}` for the run."""
+        return self.question
+
+    def saved_as(self, model: BertPreTrained) -> str:
+        """The class that the saved model names."""
+        return type(model).__name__
+
+    def notes(self, config: FinetuneConfig, task: Task, train: Any) -> Fields:
+        """What the saved model says of its texts, beside its configuration.
+
+        Args:
+            train: the training examples that `read` has returned.
+        """
+        notes: Fields = {}
+        if truncation := self.truncation(config):
+            notes[TRUNCATION] = described(truncation)
+        if columns := self.columns(config, task):
+            notes[COLUMNS] = {name: value for name, value in asdict(columns).items() if value}
+        return notes
+
+
+def _check_columns(config: FinetuneConfig, task: Task, columns: Columns) -> None:
+    """Raise UserError for all columns missing from the first rows of a table's files."""
+    targets = tuple(config.label_columns) or task.targets
+    lacking: dict[tuple[Any, Any], list[str]] = {}  # files by their missing columns
+    for path in (config.train_file, config.validation, *config.test):
+        reading = open_table(path, columns.header, columns.texts[0], config.skip_malformed_rows)
+        first = next(reading.rows)
+        found = reading.columns or tuple(first.values)
+        if path in config.test and task.diagnostic and set(task.diagnostic) <= set(found):
+            continue
+        needed = {
+            "text_columns": columns.texts + columns.prefix,
+            "choice_columns": columns.choices,
+            "label_columns": () if path in config.test else targets,
+        }
+        missing = {field: [name for name in names if name not in found] for field, names in needed.items()}
+        if any(missing.values()):
+            finding = tuple(found), tuple((field, tuple(names)) for field, names in missing.items() if names)
+            lacking.setdefault(finding, []).append(str(path))
+    if lacking:
+        raise UserError(
+            "; ".join(
+                str(missing_columns(", ".join(paths), found, dict(missing)))
+                for (found, missing), paths in lacking.items()
+            )
+        )
