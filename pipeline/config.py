@@ -75,14 +75,16 @@ class SentencesConfig:
 class VocabularyConfig:
     """What `cloze vocab` trains."""
 
-    model: Literal["wordpiece", "words", "bytes", "characters"] = "wordpiece"
-    """wordpiece: BERT's; words: whole words split at white space; bytes: byte-level BPE, as in RoBERTa; characters."""
+    model: Literal["wordpiece", "words", "bytes", "characters", "unigram"] = "wordpiece"
+    """wordpiece: BERT's; words: whole words split at white space; bytes: byte-level BPE, as in RoBERTa; characters;
+    unigram: pieces with scores and a ▁ for each space, as in XLM-R."""
     lowercase: bool = True
     """Whether case is removed; true or false (bytes always keep it)."""
     strip_accents: bool | None = None
     """Whether accents are removed; true, false, or null: same as lowercase."""
     alphabet: int = 1000
-    """Number of characters that wordpiece keeps, the most frequent first; 1 to 60000 (Chinese needs about 7000)."""
+    """Number of characters that wordpiece and unigram keep, the most frequent first; 1 to 60000 (Chinese needs about
+    7000)."""
     min_frequency: int = 2
     """Minimum occurrences of a word or pair in the vocabulary; at least 1."""
     pad_token: str = "[PAD]"

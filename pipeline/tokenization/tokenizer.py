@@ -352,7 +352,7 @@ class Tokenizer:
             word = word.lower()
         if self._whole_words is not None:  # such a model may lack an unknown token
             return [self._whole_words.get(word, self.special_tokens.unknown)]
-        return [piece.id for piece in model.tokenize(word)]
+        return [piece.id for piece in model.tokenize(self._splitter.prefix + word)]
 
     def _forget_words(self) -> None:
         self._words: dict[int | str, int] = {}
@@ -362,7 +362,9 @@ class Tokenizer:
 
     def _why_no_word_table(self) -> str:
         content = json.loads(self.backend.to_str())
-        if content["model"]["type"] not in _WORD_MODELS:
+        if content["model"]["type"] not in _WORD_MODELS and (
+            not self._splitter.prefix or content["model"].get("dropout")
+        ):
             return f"model {content['model']['type']}"
         if any(not token["special"] for token in content["added_tokens"]):
             return "added tokens that aren't special"

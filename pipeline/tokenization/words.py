@@ -9,10 +9,12 @@ import pyarrow.compute  # noqa: F401  here, not when the first word is looked up
 import tokenizers
 
 from cloze.pipeline import ragged
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.tokenization.backends import parts
 
 _SPACE, _LETTER, _ISOLATED, _ISOLATED_REST, _UNASKED = range(5)  # classes of bytes and characters
 _CONTEXT_FREE_NORMALIZERS = {"BertNormalizer", "Lowercase", "NFD", "StripAccents"}
+_COMPOSING_NORMALIZERS = {"NFC", "NFKC", "NFKD"}  # free of context at white space, not around isolated characters
 _WORD_PRE_TOKENIZERS = {"BertPreTokenizer", "WhitespaceSplit"}
 _NO_CUTS = np.empty(0, np.int64)
 _MASKS = np.array([(1 << 8 * length) - 1 for length in range(8)], np.uint64)
@@ -74,11 +76,13 @@ class WordSplitter:
 
     For each character the tokenizer is tested once with the character between two letters. A character that is neither
     white space nor isolated stays in the word: fewer divisions are always safe. reason: why this tokenizer's words
-    can't be found this way; empty if they can.
+    can't be found this way; empty if they can. prefix: `▁` if the pre-tokenizer cuts at white space and puts it before
+    each word, else empty.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer):
         self.backend = backend
+        self.prefix = "▁" if _marks_each_word(json.loads(backend.to_str())["pre_tokenizer"]) else ""
         self.reason = self._why_not()
         self._classes = np.full(0x110000, _UNASKED, np.uint8)
         self._byte_classes = np.full(256, _LETTER, np.uint8)  # bytes from 128 on get the class of their character
@@ -150,7 +154,9 @@ class WordSplitter:
         return classes
 
     def _ask(self, character: str) -> int:
-        parts = self.parts(f"a{character}b")
+        if character == self.prefix:  # alone it is a word; in a word it is a space
+            return _LETTER
+        parts = [part.removeprefix(self.prefix) for part in self.parts(f"a{character}b")]
         if len(parts) >= 2 and parts[0] == "a" and parts[-1] == "b":
             return _SPACE if len(parts) == 2 else _ISOLATED
         return _LETTER
@@ -161,10 +167,19 @@ class WordSplitter:
 
     def _why_not(self) -> str:
         content = json.loads(self.backend.to_str())
-        kind = (content["pre_tokenizer"] or {}).get("type")
+        kind = "WhitespaceSplit" if self.prefix else (content["pre_tokenizer"] or {}).get("type")
         if kind not in _WORD_PRE_TOKENIZERS:
             return f"pre-tokenizer {kind}"
         normalizer = content["normalizer"] or {"type": "Sequence", "normalizers": []}
         parts = normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
-        foreign = [part["type"] for part in parts if part["type"] not in _CONTEXT_FREE_NORMALIZERS]
+        safe = _CONTEXT_FREE_NORMALIZERS | (_COMPOSING_NORMALIZERS if kind == "WhitespaceSplit" else set())
+        foreign = [part["type"] for part in parts if part["type"] not in safe]
         return f"normalizer {', '.join(foreign)}" if foreign else ""
+
+
+def _marks_each_word(pre_tokenizer: Fields | None) -> bool:
+    """Whether a pre-tokenizer cuts at white space and then puts `▁` before each word, as XLM-R's does."""
+    steps = (pre_tokenizer or {}).get("pretokenizers", [])
+    if [step["type"] for step in steps] != ["WhitespaceSplit", "Metaspace"]:
+        return False
+    return steps[1]["replacement"] == "▁" and steps[1]["prepend_scheme"] == "always"

@@ -267,7 +267,7 @@ def test_whole_words_of_a_tokenizer_without_words_are_refused(tmp_path, strategy
     prepare(corpus.config(tmp_path, [path], masking=masking))
 
 
-@pytest.mark.parametrize("model", ["wordpiece", "words", "bytes", "characters"])
+@pytest.mark.parametrize("model", ["wordpiece", "words", "bytes", "characters", "unigram"])
 def test_literal_special_tokens_stay_text_up_to_the_shards(tmp_path, model):
     """Also with a vocabulary that was trained on them: special tokens stand where samples have them, and nowhere."""
     texts = [

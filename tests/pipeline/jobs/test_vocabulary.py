@@ -45,7 +45,7 @@ def test_wordpiece_is_what_the_library_learns_from_the_text(folder):
     ]
 
 
-@pytest.mark.parametrize("model", ["wordpiece", "words", "bytes", "characters"])
+@pytest.mark.parametrize("model", ["wordpiece", "words", "bytes", "characters", "unigram"])
 def test_workers_do_not_change_it(folder, tmp_path, model):
     words = VocabularyConfig(model=model)
     one = train_vocabulary(config(folder, output=str(tmp_path / "one"), vocab_size=400, vocabulary=words))
@@ -68,6 +68,18 @@ def test_bytes_know_every_text_and_decode_to_it(folder):
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.special_tokens.unknown not in tokenizer.encode(text)
     assert len(tokenizer.encode(" kalo")) < 5  # merges were learned
+
+
+def test_unigram_pieces_have_scores_and_their_words_a_table(folder):
+    unigram = VocabularyConfig(model="unigram")
+    tokenizer = train_vocabulary(config(folder, "unigram", vocab_size=300, vocabulary=unigram))
+    again = train_vocabulary(config(folder, "again", vocab_size=300, vocabulary=unigram))
+    assert tokenizer.vocab_size == 300 and tokenizer.fingerprint == again.fingerprint
+    texts = [*corpus.documents(20, seed=9), "Kalo ﬁ x´y ▁ka ▁ \u00a0\u0301a ｶﾞ a\u3000b \ufdfa", "[MASK] <s> 🙂\u0301"]
+    (ids, offsets), plain = tokenizer.encode_batch(texts), tokenizer.encode_plainly(texts)
+    assert tokenizer.word_table and ids.tolist() == plain[0].tolist() and offsets.tolist() == plain[1].tolist()
+    assert len(ids) < 0.5 * sum(map(len, texts))
+    assert tokenizer.decode(tokenizer.encode("kalo ren")) == "kalo ren"
 
 
 def test_characters(folder):

@@ -20,6 +20,7 @@ from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.sentences import SPLITTERS
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.pipeline import corpus
+from tests.pipeline.families import family
 
 ODD = [
     "\u0000",
@@ -77,6 +78,9 @@ ODD = [
     "\ue000",
     "\U000e0001",
     "\U00020000",
+    "▁",
+    "´",
+    "\ufdfa",
     "\u2e5d",
     "\u1b7d",
 ]
@@ -90,6 +94,7 @@ TEXTS = st.lists(
 ).map("".join)
 KINDS = [(True, None), (True, False), (False, None), (False, True)]
 TOKENIZERS = {kind: corpus.tokenizer(*kind, extra=("中", "é", "##é", "ß", "。", "がか")) for kind in KINDS}
+TOKENIZERS["▁"] = family("Unigram")
 
 
 def assert_same_ids(tokenizer: Tokenizer, texts: list[str]) -> None:
@@ -99,14 +104,14 @@ def assert_same_ids(tokenizer: Tokenizer, texts: list[str]) -> None:
     assert np.array_equal(ids, plain)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZERS)
 @settings(max_examples=150)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=8))
 def test_ids_are_the_plain_tokenizers(kind, texts):
     assert_same_ids(TOKENIZERS[kind], texts)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZERS)
 def test_every_odd_character_alone_between_letters_and_in_pairs(kind):
     texts = [f"{left}{odd}{right}" for odd in ODD for left in ("", "a", " ", ".") for right in ("", "b", " ", "\u0301")]
     texts += [first + second for first in ODD for second in ODD]
@@ -114,7 +119,7 @@ def test_every_odd_character_alone_between_letters_and_in_pairs(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZERS)
 def test_every_code_point(kind):
     codes = [code for code in range(0x20000) if not 0xD800 <= code < 0xE000]
     assert_same_ids(TOKENIZERS[kind], [f"a{chr(code)}b {chr(code)}" for code in codes])
