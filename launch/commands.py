@@ -74,7 +74,7 @@ _RUN_FIELDS = (
 
 COMMANDS = {
     "vocab": Command(
-        "train a vocabulary on raw text",
+        "train a vocabulary on raw text, or extend one",
         "cloze.launch.tools.data:vocab",
         "cloze.pipeline.config:PrepareConfig",
         configs="prepare",
@@ -88,7 +88,10 @@ COMMANDS = {
             "source.format",
             "source.text_field",
         ),
-        examples=("cloze vocab --config books --input 'books-*.jsonl.gz' --output runs/vocab --vocab_size 8192",),
+        examples=(
+            "cloze vocab --config books --input 'books-*.jsonl.gz' --output runs/vocab --vocab_size 8192",
+            "cloze vocab --extend runs/small-hf --input texts/ --vocabulary.add 2000 --output runs/vocab-2",
+        ),
     ),
     "prepare": Command(
         "convert raw text to shards",

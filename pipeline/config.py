@@ -97,6 +97,8 @@ class VocabularyConfig:
     """Name of the token that ends a segment; letters or digits with marks around them."""
     mask_token: str = "[MASK]"
     """Name of the mask token; letters or digits with marks around them."""
+    add: int = 0
+    """With extend: number of tokens that are added, at most; at least 1."""
     special_order: list[Literal["pad", "unknown", "classification", "separator", "mask"]] = field(
         default_factory=lambda: ["pad", "unknown", "classification", "separator", "mask"]
     )
@@ -264,6 +266,9 @@ class PrepareConfig:
     """For prepare: folder of a tokenizer, its tokenizer.json, or a vocab.txt; or its URL."""
     vocab_size: int = 30522
     """For vocab: number of entries, special tokens included; at least 6."""
+    extend: str | None = None
+    """For vocab: folder of a tokenizer, a model or a run whose vocabulary gets the words of the input that it cuts into
+    many pieces (vocabulary.add), instead of a new vocabulary."""
     max_length: int = 128
     """Longest sample in tokens, special tokens included; from 8 to 32768."""
     more_lengths: list[int] = field(default_factory=list)
@@ -303,6 +308,8 @@ class PrepareConfig:
                 _require(8 <= value <= 1 << 15, name, value, "8 to 32768")
         lengths = self.lengths
         _require(len(set(lengths)) == len(lengths), "more_lengths", self.more_lengths, "each length once")
+        add = self.vocabulary.add
+        _require(add >= 1 if self.extend else add == 0, "vocabulary.add", add, "at least 1 with extend, else 0")
         _require(1 <= self.mask_sets <= 1000, "mask_sets", self.mask_sets, "1 to 1000")
         _require(0 <= self.seed < 1 << 63, "seed", self.seed, "0 to 2^63 - 1")
         _require(1 <= self.workers <= 1024, "workers", self.workers, "1 to 1024")

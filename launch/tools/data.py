@@ -16,14 +16,16 @@ from rich.text import Text
 from cloze.launch.system.console import Output
 from cloze.pipeline.config import InspectConfig, PrepareConfig, VerifyConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.extending import ADDED, Extension
 from cloze.pipeline.jobs.inspecting import DecodedSample, Inspection, facts
 from cloze.pipeline.jobs.inspecting import inspect as inspect_data
 from cloze.pipeline.jobs.prepare import prepare as prepare_data
 from cloze.pipeline.jobs.verifying import verify as verify_data
-from cloze.pipeline.jobs.vocabulary import train_vocabulary
+from cloze.pipeline.jobs.vocabulary import extend_vocabulary, train_vocabulary
 from cloze.pipeline.shards.manifest import Manifest
 
 _SECONDS_A_LINE = 30  # seconds between lines if no progress bar can be drawn
+_ADDED_SHOWN = 20
 _STYLES = {"plain": "", "special": "dim", "masked": "bold green", "random": "bold red", "kept": "bold yellow"}
 
 
@@ -93,15 +95,33 @@ def _rates(seconds: float, documents: int, tokens: int) -> str:
 
 
 def vocab(config: PrepareConfig) -> None:
-    """Train a vocabulary and print its size and fingerprint."""
+    """Train or extend a vocabulary and print its size and fingerprint, and what was added."""
     began = time.monotonic()
     with Bars() as bars:
-        tokenizer = train_vocabulary(config, bars)
+        if config.extend:
+            extension = extend_vocabulary(config, bars)
+            tokenizer = extension.tokenizer
+            _show_extension(extension, config)
+        else:
+            tokenizer = train_vocabulary(config, bars)
     specials = ", ".join(f"{name} {tokenizer.tokens.index(name)}" for name in tokenizer.names.values())
     print(
         f"{config.output}: {tokenizer.vocab_size:,} entries ({specials}) in {time.monotonic() - began:.1f} s, "
         f"fingerprint {tokenizer.fingerprint[:12]}"
     )
+
+
+def _show_extension(extension: Extension, config: PrepareConfig) -> None:
+    shown = extension.added[:_ADDED_SHOWN]
+    table = Table(title=f"{len(extension.added):,} tokens added, the best {len(shown)}", title_justify="left")
+    for name in ("token", "saved tokens", "count", "was cut into"):
+        table.add_column(name, justify="right" if name in ("saved tokens", "count") else "left")
+    for each in shown:
+        table.add_row(escape(each.token), f"{each.saved:,}", f"{each.count:,}", escape(" ".join(each.pieces)))
+    output = Output()
+    output.print(table)
+    before, after = (tokens / extension.words for tokens in (extension.tokens_before, extension.tokens_after))
+    print(f"tokens per word of the text: {before:.3f} before, {after:.3f} after; all tokens: {config.output}/{ADDED}")
 
 
 def prepare(config: PrepareConfig) -> None:

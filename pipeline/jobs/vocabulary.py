@@ -20,6 +20,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from cloze.pipeline.config import PrepareConfig, VocabularyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.executors import open_executor, run_tasks
+from cloze.pipeline.jobs.extending import ADDED, Extension, extend, tokenizer_to_extend
 from cloze.pipeline.progress import Progress, Silent
 from cloze.pipeline.readers import plan, read
 from cloze.pipeline.readers.files import Segment
@@ -48,6 +49,8 @@ class CountTask:
     segments: list[Segment]
     config: VocabularyConfig
     folder: str
+    extend: str | None = None
+    """The tokenizer whose rules divide words; None: those of the kind of vocabulary."""
 
 
 def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) -> Tokenizer:
@@ -60,15 +63,7 @@ def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) ->
     """
     progress = progress or Silent()
     output = _open_output(config)
-    _, tasks = plan(config)
-    with alone(output, output / _LOCK, progress.note):
-        try:
-            counts = _count_all(config, tasks, progress)
-        finally:
-            if not isinstance(output, StorePath):  # in a store the lease deletes its object itself
-                (output / _LOCK).unlink()
-    if not counts:
-        raise UserError("input: found no word in it, expected text; look at --source.format and text_field")
+    counts = _counted(config, output, progress)
     names = config.vocabulary.special_tokens
     progress.stage("train", 1, "vocabulary")
     backend = _TRAINERS[config.vocabulary.model](config, counts, names)
@@ -89,11 +84,47 @@ def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) ->
     return Tokenizer.from_folder(output)
 
 
+def extend_vocabulary(config: PrepareConfig, progress: Progress | None = None) -> Extension:
+    """Add the words of `config.input` that the tokenizer `config.extend` cuts into pieces; writes `config.output`.
+
+    Raises:
+        UserError: the tokenizer can't be extended, the folder holds other files, or the text has nothing to add.
+    """
+    progress = progress or Silent()
+    old = tokenizer_to_extend(config.extend or "")
+    output = _open_output(config)
+    counts = _counted(config, output, progress)
+    progress.stage("extend", 1, "vocabulary")
+    with readable_errors(output):
+        extension = extend(old, counts, config.vocabulary.add, config.vocabulary.min_frequency, output)
+    progress.advance(1, 0, 0)
+    if len(extension.added) < config.vocabulary.add:
+        progress.note(
+            f"{len(extension.added)} tokens were added, not {config.vocabulary.add}: the text has no more that occur "
+            f"{config.vocabulary.min_frequency} times"
+        )
+    return extension
+
+
+def _counted(config: PrepareConfig, output: Place, progress: Progress) -> dict[str, int]:
+    """Counts of the words of the input; alone in the output folder."""
+    _, tasks = plan(config)
+    with alone(output, output / _LOCK, progress.note):
+        try:
+            counts = _count_all(config, tasks, progress)
+        finally:
+            if not isinstance(output, StorePath):  # in a store the lease deletes its object itself
+                (output / _LOCK).unlink()
+    if not counts:
+        raise UserError("input: found no word in it, expected text; look at --source.format and text_field")
+    return counts
+
+
 def _open_output(config: PrepareConfig) -> Place:
     if not config.output:
         raise UserError("output: found none, expected a folder to write; name one with --output")
     output = to_output(config.output)
-    ours = {*FILES, _LOCK}
+    ours = {*FILES, ADDED, _LOCK}
     with readable_errors(output):
         if not isinstance(output, StorePath):
             output.mkdir(parents=True, exist_ok=True)
@@ -108,7 +139,9 @@ def _count_all(config: PrepareConfig, tasks: list[list[Segment]], progress: Prog
     weights = [sum(segment.weight for segment in task) for task in tasks]
     progress.stage("count words", sum(weights), "bytes")
     with _work_folder(to_place(config.output)) as folder:
-        jobs = [CountTask(n, task, config.vocabulary, str(folder.resolve())) for n, task in enumerate(tasks)]
+        jobs = [
+            CountTask(n, task, config.vocabulary, str(folder.resolve()), config.extend) for n, task in enumerate(tasks)
+        ]
         results: dict[int, Place] = {}
 
         def on_result(number: int, result: tuple[Place, int]) -> None:
@@ -141,8 +174,11 @@ def _work_folder(output: Place) -> Iterator[Place]:
 
 def count_words(task: CountTask) -> tuple[Place, int]:
     """Count normalised words into a file; returns it and the number of documents."""
-    backend = tokenizers.Tokenizer(models.WordLevel({}, unk_token="[UNK]"))
-    _set_rules(backend, task.config)
+    if task.extend:
+        backend = tokenizer_to_extend(task.extend).backend
+    else:
+        backend = tokenizers.Tokenizer(models.WordLevel({}, unk_token="[UNK]"))
+        _set_rules(backend, task.config)
     splitter = WordSplitter(backend)
     raw: Counter[Any] = Counter()
     chunk: list[bytes] = []

@@ -1,0 +1,120 @@
+"""Extended vocabularies: fewer tokens for the text's words, and old texts, ids and files as they were."""
+
+import json
+from collections import Counter
+
+import pytest
+import tokenizers
+
+from cloze.launch.cli import main
+from cloze.pipeline.config import PrepareConfig, VocabularyConfig
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.extending import ADDED
+from cloze.pipeline.jobs.vocabulary import extend_vocabulary
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from tests.pipeline import corpus
+from tests.pipeline.families import LINES, family
+
+EXTENDABLE = ["Unigram", "Unigram, no spaces cut", "byte-level BPE", "Chinese WordPiece"]
+DOMAIN = [
+    "Transformers tokenize tokenizers, and transformers learn.",
+    "Токенизаторы режут слова.",
+    "猫は猫を読みました。",
+] * 9
+
+
+def config(folder, kind, add=30, **changes) -> PrepareConfig:
+    family(kind).save(folder / "old")
+    (folder / "in.txt").write_text("\n\n".join([*LINES, *DOMAIN]), encoding="utf-8")
+    values = {"input": [str(folder / "in.txt")], "extend": str(folder / "old"), "output": str(folder / "new")}
+    return PrepareConfig(**{**values, "vocabulary": VocabularyConfig(add=add), **changes})
+
+
+@pytest.mark.parametrize("kind", EXTENDABLE)
+def test_words_of_the_text_need_fewer_tokens_and_old_ids_stay(tmp_path, kind):
+    extension = extend_vocabulary(config(tmp_path, kind))
+    old, new = family(kind), Tokenizer.from_folder(tmp_path / "new")
+    assert new.fingerprint == extension.tokenizer.fingerprint
+    assert new.tokens[: old.vocab_size] == old.tokens and new.names == old.names
+    assert new.vocab_size == old.vocab_size + len(extension.added)
+    assert new.backend.normalizer is None or new.backend.normalizer.normalize_str("a") == "a"
+    texts = [*LINES, *DOMAIN]
+    counts = Counter(new.encode_batch(texts)[0].tolist())
+    saved = len(old.encode_batch(texts)[0]) - counts.total()
+    assert saved == extension.tokens_before - extension.tokens_after > 100
+    for each in extension.added:
+        assert each.count == counts[new.tokens.index(each.token)], each
+        joined = each.pieces[0] + "".join(piece.removeprefix("##") for piece in each.pieces[1:])
+        assert joined == each.token and set(each.pieces) <= set(old.tokens)
+    assert [each.saved for each in extension.added] == sorted((each.saved for each in extension.added), reverse=True)
+    bare = tokenizers.Tokenizer.from_file(str(tmp_path / "new/tokenizer.json"))
+    for text in texts:
+        assert new.encode(text) == bare.encode(text, add_special_tokens=False).ids
+
+
+def test_special_tokens_behind_a_unigram_model_keep_their_ids(tmp_path):
+    """DeBERTa's mask has an id behind the model's list, in which new pieces get theirs."""
+    content = json.loads(family("Unigram").backend.to_str())
+    listed = content["model"]["vocab"]
+    assert listed[4][0] == "[MASK]"
+    listed[4][0] = "▁other"
+    mask = next(token for token in content["added_tokens"] if token["content"] == "[MASK]")
+    mask["id"] = len(listed)
+    backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+    old = Tokenizer(backend, corpus.NAMES)
+    given = config(tmp_path, "Unigram")
+    old.save(tmp_path / "old")
+    extend_vocabulary(given)
+    new = Tokenizer.from_folder(tmp_path / "new")
+    assert new.special_tokens.mask == old.special_tokens.mask == len(listed)
+    assert new.tokens[: old.vocab_size] == old.tokens and new.vocab_size > old.vocab_size
+    assert new.special_tokens.mask not in new.encode("a [MASK] b")
+
+
+def test_a_vocabulary_is_extended_twice_and_workers_do_not_change_it(tmp_path):
+    extend_vocabulary(config(tmp_path, "byte-level BPE", add=10))
+    first = Tokenizer.from_folder(tmp_path / "new")
+    again = config(tmp_path, "byte-level BPE", extend=str(tmp_path / "new"), output=str(tmp_path / "twice"))
+    extend_vocabulary(again)
+    twice = Tokenizer.from_folder(tmp_path / "twice")
+    assert twice.tokens[: first.vocab_size] == first.tokens and twice.vocab_size == first.vocab_size + 30
+    extend_vocabulary(config(tmp_path, "byte-level BPE", add=10, output=str(tmp_path / "two"), workers=2))
+    assert corpus.contents(tmp_path / "two") == corpus.contents(tmp_path / "new")
+
+
+def test_the_command_lists_what_it_adds(tmp_path, capsys):
+    given = config(tmp_path, "Chinese WordPiece")
+    words = ["vocab", "--extend", given.extend, "--input", *given.input, "--output", given.output]
+    assert main([*words, "--vocabulary.add", "5"]) == 0
+    output = capsys.readouterr().out
+    assert "5 tokens added" in output and "tokens per word of the text" in output
+    rows = [line.split("\t") for line in (tmp_path / "new" / ADDED).read_text(encoding="utf-8").splitlines()]
+    assert rows[0] == ["token", "saved_tokens", "count", "pieces"] and len(rows) == 6
+    assert all(int(saved) == int(count) * (len(pieces.split()) - 1) for _, saved, count, pieces in rows[1:])
+    assert main(words) == 2
+    assert "vocabulary.add: found 0, expected at least 1 with extend, else 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("BPE with ▁", "BPE in .* without a pre-tokenizer that cuts words"),
+        ("words", "WordLevel in .*, whose words"),
+    ],
+)
+def test_what_cannot_be_extended_is_refused_by_name(tmp_path, kind, message):
+    given = config(tmp_path, "Unigram" if kind == "words" else kind)
+    if kind == "words":
+        words = VocabularyConfig(model="words")
+        main(["vocab", "--input", given.input[0], "--output", str(tmp_path / "old"), "--vocabulary.model", words.model])
+    with pytest.raises(UserError, match=f"extend: found a tokenizer of kind {message}"):
+        extend_vocabulary(given)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_text_without_anything_to_join_is_refused(tmp_path):
+    given = config(tmp_path, "byte-level BPE")
+    (tmp_path / "in.txt").write_text("q")
+    with pytest.raises(UserError, match="input: found no pieces that stand together 2 times"):
+        extend_vocabulary(given)
+    assert not list((tmp_path / "new").iterdir())
