@@ -6,6 +6,7 @@ The same steps by a plain loop in torch, over the micro-batches of all ranks, ar
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -23,10 +24,10 @@ SAVED = 3
 CLIPPING = 0.1
 
 
-def config_of(stage: int, precision: str, world_size: int):
+def config_of(stage: int, precision: str, world_size: int, optimizer: str = "adamw"):
     """A small model without dropout, so that the reference need not draw the same."""
     config = configuration(
-        Case(stage, precision=precision, hidden_dropout=0.0, attention_dropout=0.0, world_size=world_size)
+        Case(stage, optimizer, precision=precision, hidden_dropout=0.0, attention_dropout=0.0, world_size=world_size)
     )
     train = replace(config.train, global_batch_size=3 * MICRO_STEPS * world_size, gradient_clipping=CLIPPING)
     return replace(config, train=train)
@@ -75,8 +76,6 @@ def contract_main(precisions: list[tuple[int, str]], folder: Path, _command: lis
 
 def _trained(stage: int, precision: str, environment, folder: Path) -> dict:
     from cloze.launch.checkpoint.deepspeed_files import load_pickled
-    from cloze.launch.checkpoint.saving import BackgroundWriter
-    from cloze.launch.system import distributed
 
     config = config_of(stage, precision, environment.world_size)
     engine = _engine(config, environment)
@@ -84,10 +83,7 @@ def _trained(stage: int, precision: str, environment, folder: Path) -> dict:
     found: dict = {"dtype": str(engine.dtype), "precision": engine.precision, "outcomes": [], "weights": []}
     for step, rate in enumerate(RATES):
         if step == SAVED:
-            writer, place = BackgroundWriter(), folder / f"{stage}-{precision}"
-            engine.save(place, writer.submit)
-            writer.result(place)
-            distributed.barrier()
+            _save(engine, place := folder / f"{stage}-{precision}")
             found["files"] = sorted(path.name for path in place.iterdir())
         outcome = _step(engine, config, environment, step, rate, seen)
         found["outcomes"].append((float(outcome.skipped), float(outcome.gradient_norm), outcome.rate))
@@ -118,12 +114,12 @@ def _engine(config, environment):
     return engine
 
 
-def _step(engine, config, environment, step: int, rate: float, seen=None):
-    for micro_step in range(MICRO_STEPS):
+def _step(engine, config, environment, step: int, rate: float, seen=None, micro_steps: int = MICRO_STEPS):
+    for micro_step in range(micro_steps):
         loss = losses_of(engine, config, environment.rank, step, micro_step)
         if step == POISONED and environment.rank == environment.world_size - 1 and micro_step == 0:
             loss = loss + float("inf")
-        engine.backward(loss, last=micro_step == MICRO_STEPS - 1)
+        engine.backward(loss, last=micro_step == micro_steps - 1)
     if seen is None:
         return engine.step(rate)
     seen.sums = [0.0, 0.0]
@@ -149,3 +145,121 @@ class _Seen:
     def after(self, parts) -> None:
         pairs = zip(parts, self._before, strict=True)
         self.sums[1] += sum(float((weight - before).double().square().sum()) for (_, weight, _), before in pairs)
+
+
+# ---- whole tensors, divided among the ranks ------------------------------------------------------------------------
+
+WHOLE = "lamb", "muon", "stable_adamw"
+"""Optimizers that update whole tensors."""
+RUNS = (0, 2), (1, 2), (0, 1), (2, 1), (2, 2)
+"""Stages and numbers of micro-batches of a step: at stage 2 the ranks sum after each."""
+
+
+def plain_division(name: str, world_size: int, micro_steps: int, *, ranks_first: bool) -> dict[str, torch.Tensor]:
+    """Weights after all steps, by one process with the optimizer alone.
+
+    Args:
+        ranks_first: whether the gradients of a micro-batch are added over the ranks before those of the next.
+    """
+    from cloze.launch.engine.optimizers import build_optimizer
+    from cloze.launch.pretrain.first_model import build_model
+
+    torch.set_num_threads(1)
+    config = config_of(0, "fp32", world_size, name)
+    model = build_model(config)
+    optimizer = build_optimizer(model, config.optimizer, 1.0)
+    parameters = list(model.parameters())
+
+    def gradients(rank: int, step: int, micro_steps: range) -> list[torch.Tensor]:
+        optimizer.zero_grad()
+        for micro_step in micro_steps:
+            losses_of(model, config, rank, step, micro_step).backward()
+        return [each.grad.clone() for each in parameters]
+
+    for step, rate in enumerate(RATES):
+        parts = [range(number, number + 1) for number in range(micro_steps)] if ranks_first else [range(micro_steps)]
+        sums: list[torch.Tensor] | None = None
+        for part in parts:
+            of_ranks = [gradients(rank, step, part) for rank in range(world_size)]
+            added = [torch.stack(each).sum(0) if len(each) > 2 else sum(each) for each in zip(*of_ranks, strict=True)]
+            sums = added if sums is None else [before + now for before, now in zip(sums, added, strict=True)]
+        for parameter, gradient in zip(parameters, sums, strict=True):
+            parameter.grad = gradient
+        torch.nn.utils.clip_grad_norm_(parameters, CLIPPING)
+        if step != POISONED:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["lr_scale"]
+            optimizer.step()
+    return {name: each.detach().clone() for name, each in model.named_parameters()}
+
+
+def division_main(folder: Path, _command: list[str]) -> int:
+    """Trains with each optimizer that needs whole tensors, at each stage; saves what `loads_main` reads."""
+    with joined() as (environment, _):
+        found = {}
+        for name, (stage, micro_steps) in product(WHOLE, RUNS):
+            config = config_of(stage, "fp32", environment.world_size, name)
+            train = replace(config.train, global_batch_size=3 * micro_steps * environment.world_size)
+            engine = _engine(replace(config, train=train), environment)
+            gradients = _noted_gradients(engine)
+            for step, rate in enumerate(RATES):
+                _step(engine, config, environment, step, rate, micro_steps=micro_steps)
+            if micro_steps == 2:
+                _save(engine, folder / f"{name}-{stage}")
+            found[name, stage, micro_steps] = {
+                "weights": {name: each.detach().clone() for name, each in engine.model.named_parameters()},
+                "states": _states(engine),
+                "gradients": gradients,
+                "owners": engine._division.owners if engine._division else None,
+                "fragments": [each.name for each in engine.fragments()],
+            }
+            engine.close()
+        torch.save(found, folder / f"{environment.rank}-of-{environment.world_size}.pt")
+    return 0
+
+
+def loads_main(source: Path, folder: Path, _command: list[str]) -> int:
+    """Loads what `division_main` saved at each stage, here at each stage."""
+    from cloze.launch.checkpoint.deepspeed_files import load_pickled
+
+    with joined() as (environment, _):
+        found = {}
+        for name, saved, stage in product(WHOLE, (0, 1, 2), (0, 1, 2)):
+            engine = _engine(config_of(stage, "fp32", environment.world_size, name), environment)
+            assert engine.load(source / f"{name}-{saved}", load_pickled, len(RATES) - 1)
+            weights = {name: each.detach().clone() for name, each in engine.model.named_parameters()}
+            found[name, saved, stage] = {"weights": weights, "states": _states(engine)}
+            engine.close()
+        torch.save(found, folder / f"{environment.rank}-of-{environment.world_size}.pt")
+    return 0
+
+
+def _noted_gradients(engine) -> list[list[str]]:
+    """Names of the parameters that have a gradient when it is clipped, in each step from now on."""
+    clip, noted = engine._clip, []
+
+    def note_and_clip() -> torch.Tensor:
+        noted.append([name for name, each in engine.model.named_parameters() if each.grad is not None])
+        return clip()
+
+    engine._clip = note_and_clip
+    return noted
+
+
+def _save(engine, place: Path) -> None:
+    from cloze.launch.checkpoint.saving import BackgroundWriter
+    from cloze.launch.system import distributed
+
+    writer = BackgroundWriter()
+    engine.save(place, writer.submit)
+    writer.result(place)
+    distributed.barrier()
+
+
+def _states(engine) -> dict[str, dict[str, torch.Tensor]]:
+    """This rank's optimizer states by the names of the parameters."""
+    from cloze.launch.engine.fragments import base_optimizer
+
+    names = {each: name for name, each in engine.model.named_parameters()}
+    states = base_optimizer(engine._deepspeed).state
+    return {names[each]: {key: value.clone() for key, value in state.items()} for each, state in states.items()}

@@ -21,7 +21,7 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-from cloze.launch.checkpoint.state import read_state
+from cloze.launch.checkpoint.state import read_state, sharding_stage
 from cloze.launch.system.environment import forbid_pickled_code
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -112,7 +112,7 @@ def convert_to_universal(folder: Path, target: Path) -> None:
                     # expects of newer files.
                     num_extract_workers=1,
                     num_merge_workers=1,
-                    inject_missing_state=read_state(folder)["zero_stage"] < 3,
+                    inject_missing_state=sharding_stage(read_state(folder)) < 3,
                 )
             )
     except (MemoryError, OSError):
@@ -132,7 +132,7 @@ def convert_to_universal(folder: Path, target: Path) -> None:
 
 def whole_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Whole fp32 weights of a checkpoint of any ZeRO stage."""
-    stage = read_state(folder)["zero_stage"]
+    stage = sharding_stage(read_state(folder))
     # At stage 3 a process has a part of each tensor; below, whole ones, but at stages 1 and 2 in the run's precision.
     weights = {} if stage == 3 else load_pickled(folder / "mp_rank_00_model_states.pt")["module"]
     if stage:

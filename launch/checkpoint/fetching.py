@@ -21,7 +21,7 @@ from cloze.pipeline.stores.places import StorePath
 from cloze.pipeline.stores.scratch import scratch_folder
 
 INDEX = "index.json"
-_OWNER = re.compile(r"(?:.*_)?pp_rank_(\d+)_.*|(?:ema-)?rank-(\d+)\.pt")
+_OWNER = re.compile(r"(?:.*_)?pp_rank_(\d+)_.*|(?:(?:ema-)?rank|optimizer)-(\d+)\.pt")
 
 # Name of a file -> its size and SHA-256.
 Files = dict[str, tuple[int, str]]
@@ -33,7 +33,7 @@ def step_place(place: StorePath, step: int) -> StorePath:
 
 
 def owner_of(name: str) -> int | None:
-    """The rank that wrote a file and alone needs it at the same world size; None: all ranks need the file."""
+    """The rank that wrote a file and alone needs it at the same world size and stage; None: all ranks need the file."""
     found = _OWNER.fullmatch(name)
     return int(found[1] or found[2]) if found else None
 

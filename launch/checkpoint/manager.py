@@ -23,7 +23,7 @@ from cloze.launch.checkpoint.deepspeed_files import (
     whole_weights,
 )
 from cloze.launch.checkpoint.saving import BackgroundWriter
-from cloze.launch.checkpoint.state import TrainState, damage, describe, read_state
+from cloze.launch.checkpoint.state import TrainState, damage, describe, read_state, sharding_stage
 from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
@@ -308,7 +308,7 @@ class CheckpointManager:
     def is_elastic(self, step: int) -> bool:
         """Whether a checkpoint was saved at another world size, so that it must be converted."""
         state = self.state(step)
-        return state["zero_stage"] > 0 and state["world_size"] != self.environment.world_size
+        return sharding_stage(state) > 0 and state["world_size"] != self.environment.world_size
 
     def _universal(self, step: int) -> Path:
         # Removed after loading; with this suffix the next save removes it if the process dies before.
@@ -345,8 +345,8 @@ class CheckpointManager:
         """
         folder = self.path(step)
         state = read_state(folder)
-        world_size, stage = state["world_size"], state["zero_stage"]
-        if stage != engine.stage:
+        world_size, stage = state["world_size"], sharding_stage(state)
+        if stage != engine.sharding_stage:
             raise UserError(
                 f"{folder}: found a checkpoint of zero.stage {stage}, expected "
                 f"{engine.stage}; continue with --zero.stage {stage}"

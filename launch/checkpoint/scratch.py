@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from cloze.launch.checkpoint.fetching import Files, owner_of
-from cloze.launch.checkpoint.state import CHECKSUMS, STATE, damage, describe, hash_of_files, read_state
+from cloze.launch.checkpoint.state import CHECKSUMS, STATE, damage, describe, hash_of_files, read_state, saved_alike
 from cloze.launch.system import distributed
 from cloze.pipeline.storage import readable_errors, sha256_of
 from cloze.pipeline.untrusted import read_json
@@ -33,16 +33,16 @@ class Found:
     files: Files
 
 
-def found_on(folders: list[Path], world_size: int, attempt: str) -> list[Found]:
-    """The checkpoints in these folders that are undamaged and were saved at the same world size by a start not older
-    than `attempt`.
+def found_on(folders: list[Path], world_size: int, stage: int | None, attempt: str) -> list[Found]:
+    """The checkpoints in these folders that are undamaged and were saved at the same world size and stage by a start
+    not older than `attempt`.
     """
     found = []
     for folder in folders:
         if damage(folder) is not None:
             continue
         state = read_state(folder)
-        if WHOLE in state and state["world_size"] == world_size and state[ATTEMPT] >= attempt:
+        if WHOLE in state and saved_alike(state, world_size, stage) and state[ATTEMPT] >= attempt:
             checksums = read_json(folder / CHECKSUMS)
             files = {name: tuple(each) for name, each in checksums.items() if name != STATE}
             found.append(Found(state["step"], state[WHOLE], files))

@@ -91,8 +91,23 @@ def hash_of_files(checksums: dict[str, tuple[int, str]]) -> str:
 
 
 def read_state(folder: Path) -> Fields:
-    """state.json of a checkpoint: the fields of TrainState, `world_size`, `zero_stage`, `config_hash`, `files_hash` and
-    `shaping` (what shapes the result, by dotted name: fields, and hashes of what was read); of a pretraining
-    `manifest_hash`, `tokenizer_fingerprint` and `data_streams` as well."""
+    """state.json of a checkpoint: the fields of TrainState, `world_size`, `zero_stage`, `sharding_stage`,
+    `config_hash`, `files_hash` and `shaping` (what shapes the result, by dotted name: fields, and hashes of what was
+    read); of a pretraining `manifest_hash`, `tokenizer_fingerprint` and `data_streams` as well."""
     state: Fields = read_json(folder / STATE)
     return state
+
+
+def saved_alike(state: Fields, world_size: int, stage: int | None) -> bool:
+    """Whether each of so many ranks needs no files of a checkpoint but those that it wrote itself, and those of all.
+
+    Args:
+        stage: of ZeRO; None: any.
+    """
+    return state["world_size"] == world_size and stage in (None, state["zero_stage"])
+
+
+def sharding_stage(state: Fields) -> int:
+    """ZeRO stage at which DeepSpeed cut the tensors of a checkpoint, by its state.json; files from before optimizers
+    were divided by whole tensors have one stage for both."""
+    return int(state["sharding_stage"] if "sharding_stage" in state else state["zero_stage"])

@@ -26,7 +26,7 @@ import torch
 from cloze.launch.checkpoint.fetching import INDEX, Files, missing_part, owner_of, read_index, step_place
 from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.checkpoint.scratch import ATTEMPT, WHOLE, Found, found_on, take_shared, whole_on_all
-from cloze.launch.checkpoint.state import TrainState, describe, hash_of_files, read_state
+from cloze.launch.checkpoint.state import TrainState, describe, hash_of_files, read_state, saved_alike
 from cloze.launch.checkpoint.transfer import Damaged, StoreThread, fetch, upload
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run.commits import Commit, TakenOver, is_first
@@ -62,6 +62,9 @@ def _files_of(parts: list[str]) -> Files:
 class StoredCheckpoints(CheckpointManager):
     """The checkpoints of a run in a store. This machine's scratch holds them in the usual layout, without the files of
     other machines.
+
+    Args:
+        stage: of ZeRO in this run; None: that of whatever is read.
     """
 
     def __init__(
@@ -74,9 +77,10 @@ class StoredCheckpoints(CheckpointManager):
         keep_last: int = 2,
         warn: Callable[[str], None] = print,
         say: Callable[[str], None] = print,
+        stage: int | None = None,
     ) -> None:
         super().__init__(folder, environment, device, keep_last=keep_last, warn=warn)
-        self._run, self._say = run, say
+        self._run, self._say, self._stage = run, say, stage
         self._place = run.checkpoints
         self._patience = Patience(run.patience_seconds, warn, run.ended)
         self._thread = StoreThread(run.ended)
@@ -170,7 +174,7 @@ class StoredCheckpoints(CheckpointManager):
         newer = [self.path(step) for step in reversed(super().steps()) if step > newest]
         with self._together("look at scratch"), readable_errors(self.folder):
             if self.leads:
-                found = found_on(newer, self.environment.world_size, self._committed.get(newest, ""))
+                found = found_on(newer, self.environment.world_size, self._stage, self._committed.get(newest, ""))
         sent = distributed.gather_texts(json.dumps([asdict(each) for each in found]), self.device)
         by_machine = [[Found(**each) for each in json.loads(sent[min(ranks)])] for ranks in self._ranks_by_machine]
         whole = whole_on_all(by_machine, self._ranks_by_machine)
@@ -224,7 +228,8 @@ class StoredCheckpoints(CheckpointManager):
             For each rank the damage of its share; empty if there is none.
         """
         state = index["state"]
-        whole = whole or state["world_size"] != self.environment.world_size  # each machine then converts the checkpoint
+        # Of another world size or stage, ranks need files that others wrote.
+        whole = whole or not saved_alike(state, self.environment.world_size, self._stage)
         files = {
             name: tuple(each)
             for name, each in sorted(index["files"].items())

@@ -16,7 +16,8 @@ class OptimizerConfig:
 
     name: Literal["adamw", "lamb", "muon", "stable_adamw"] = field(default="adamw", metadata=FIXED)
     """adamw; lamb: for batches of tens of thousands; muon: for the encoder's matrices, with adamw for the rest;
-    stable_adamw: each tensor's update is clipped. All but adamw work on whole tensors and need zero.stage 0."""
+    stable_adamw: each tensor's update is clipped. All but adamw update whole tensors, which zero.stage 1 and 2 divide
+    among the processes."""
     implementation: Literal["torch", "deepspeed"] = field(default="torch", metadata=FIXED)
     """Source of the kernels: torch's fused ones, or for adamw DeepSpeed's, which are compiled at the first start."""
     bias_correction: bool = True

@@ -34,16 +34,22 @@ class RunConfig:
     loss_scale: LossScaleConfig
     deepspeed: Fields
 
+    @property
+    def sharding_stage(self) -> int:
+        """ZeRO stage at which DeepSpeed cuts tensors into parts: 0 for optimizers that need them whole, whose work is
+        divided by tensors (launch/engine/division.py)."""
+        return 0 if self.optimizer.whole_tensors else self.zero.stage
+
 
 def check_sections(config: RunConfig) -> None:
     """Raise UserError for values of different sections of a run that contradict each other."""
     if config.train.precision == "fp16" and config.optimizer.whole_tensors:
         raise UserError(
             f"optimizer.name: found {config.optimizer.name} with train.precision fp16, expected adamw: it "
-            "needs zero.stage 0, and fp16 any other; use --train.precision bf16, or fp32 on a GPU "
+            "needs whole tensors, which DeepSpeed's fp16 cuts into parts; use --train.precision bf16, or fp32 on a GPU "
             "without bf16"
         )
-    if config.train.precision == "fp16" and config.zero.stage == 0:
+    if config.train.precision == "fp16" and config.sharding_stage == 0:
         # DeepSpeed accumulates fp16 gradients in fp32 only where it partitions (engine.py,
         # _do_optimizer_sanity_check); with one process stage 1 partitions nothing away.
         raise UserError(
@@ -55,11 +61,16 @@ def check_sections(config: RunConfig) -> None:
             "train.compile: found true at zero.stage 3, expected stage 0 to 2, where a layer's weights "
             "stay in place; compiled code would keep those that stage 3 takes away"
         )
-    if config.optimizer.whole_tensors and config.zero.stage:
+    if config.optimizer.whole_tensors and config.zero.stage == 3:
         raise UserError(
-            f"optimizer.name: found {config.optimizer.name} at zero.stage {config.zero.stage}, expected "
-            "adamw: it measures whole tensors, of which each process would hold a part; use "
-            "--zero.stage 0"
+            f"optimizer.name: found {config.optimizer.name} at zero.stage 3, expected stage 0 to 2: it works on whole "
+            "tensors, of which each process would hold a part; use --zero.stage 2, which divides optimizer states and "
+            "gradients: by `cloze plan` 1.5 billion parameters fit on eight GPUs of 24 GB, 5 billion on 80 GB; or adamw"
+        )
+    if config.optimizer.whole_tensors and config.zero.offload_optimizer:
+        raise UserError(
+            f"zero.offload_optimizer: found true with optimizer.name {config.optimizer.name}, expected false: only "
+            "adamw's step runs in host memory; use adamw, or more GPUs, which divide the optimizer's states"
         )
     if config.train.time_budget_hours is not None:
         if (warmup := config.schedule.warmup_steps) is not None:

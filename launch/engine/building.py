@@ -17,6 +17,7 @@ from torch import nn
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.config import Settings
 from cloze.launch.engine.optimizers import build_optimizer
+from cloze.launch.engine.optimizers.groups import Group
 from cloze.launch.engine.repairs import (
     forget_left_world,
     grow_scale_after_step,
@@ -28,12 +29,13 @@ from cloze.pipeline.errors import UserError
 
 
 def build_deepspeed(
-    model: nn.Module, config: RunConfig, settings: Settings, device: torch.device
+    model: nn.Module, config: RunConfig, settings: Settings, device: torch.device, groups: list[Group] | None = None
 ) -> deepspeed.DeepSpeedEngine:
     """Wrap the model; its parameters move to `device` and, for bf16 and fp16 above stage 0, become 16-bit.
 
     Args:
         settings: DeepSpeed's, made by `deepspeed_config`.
+        groups: what the optimizer updates; None: all of the model's parameters.
 
     Raises:
         UserError: an untested DeepSpeed, fp16 on a device that has none, or DeepSpeed refuses what the section
@@ -51,7 +53,7 @@ def build_deepspeed(
     forget_left_world()
     make_groups_with_timeout()
     on_cpu = "offload_optimizer" in settings["zero_optimization"]
-    optimizer = build_optimizer(model, config.optimizer, config.train.peak_rate, states_on_cpu=on_cpu)
+    optimizer = build_optimizer(model, config.optimizer, config.train.peak_rate, states_on_cpu=on_cpu, groups=groups)
     try:
         # Without device_rank it takes the GPU numbered LOCAL_RANK, also where each process sees one GPU alone.
         engine, *_ = deepspeed.initialize(

@@ -48,12 +48,13 @@ def deepspeed_config(config: RunConfig, world_size: int, *, load_universal: bool
     Args:
         load_universal: whether the engine will load a checkpoint that was converted for another number of processes.
 
-    bf16 without partitioning runs as torch autocast over fp32 parameters, because DeepSpeed has no bf16 parameters
-    with fp32 accumulation at stage 0. Elsewhere parameters are 16-bit with fp32 master copies in the optimizer, and
-    gradients are accumulated and reduced in fp32: both of DeepSpeed's defaults would be the model's dtype.
+    bf16 without partitioning, also where whole tensors are divided (division.py), runs as torch autocast over fp32
+    parameters, because DeepSpeed has no bf16 parameters with fp32 accumulation at stage 0. Elsewhere parameters are
+    16-bit with fp32 master copies in the optimizer, and gradients are accumulated and reduced in fp32: both of
+    DeepSpeed's defaults would be the model's dtype.
     """
     batch = BatchArithmetic.of(config.train, world_size)
-    precision, stage = config.train.precision, config.zero.stage
+    precision, stage = config.train.precision, config.sharding_stage
     result: Settings = {
         "train_batch_size": batch.global_batch_size,
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,

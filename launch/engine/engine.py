@@ -18,10 +18,14 @@ from cloze.launch.config import RunConfig
 from cloze.launch.engine import summing
 from cloze.launch.engine.building import build_deepspeed
 from cloze.launch.engine.config import PRECISIONS, Settings
-from cloze.launch.engine.files import CheckpointFiles, Read, Submit
+from cloze.launch.engine.division import Division
+from cloze.launch.engine.files import CheckpointFiles, Content, Read, Submit
 from cloze.launch.engine.fragments import Fragment, UpdatedParts, base_optimizer, master_fragments
+from cloze.launch.engine.optimizers import parameter_groups
 from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
+from cloze.launch.engine.states import OWNERS, load_states, submit_states
 from cloze.launch.engine.summing import averaged_gradients
+from cloze.launch.system import distributed
 from cloze.model.copies import WeightCopies
 
 # Name of a parameter, and flat parts of its fp32 master and of its gradient.
@@ -45,7 +49,8 @@ class Outcome:
 class Engine:
     """Trains a model: forward, backward, step. DeepSpeed computes, partitions and communicates.
 
-    At stage 0 gradients are summed (summing.py), clipped and skipped here; above DeepSpeed's optimizers do so.
+    Where DeepSpeed does not partition, gradients are summed (summing.py), clipped and skipped here, and optimizers that
+    need whole tensors are divided among the ranks by tensors (division.py); elsewhere DeepSpeed's optimizers do so.
 
     Args:
         model: moves to `device`; for bf16 and fp16 above stage 0 its parameters become 16-bit.
@@ -60,13 +65,21 @@ class Engine:
         self.model: Any = model
         """Has an encoder `bert`, in fine-tuning as in pretraining."""
         self.device = device
-        self._deepspeed = build_deepspeed(model, config, settings, device)
-        self.stage = int(self._deepspeed.zero_optimization_stage())
-        """Of ZeRO."""
+        self._division: Division | None = None
+        if config.zero.stage > config.sharding_stage:
+            groups = parameter_groups(model, config.optimizer)
+            self._division = Division(model, groups, config.zero.stage, *distributed.place())
+        groups_of_rank = self._division.owned_groups if self._division else None
+        self._deepspeed = build_deepspeed(model, config, settings, device, groups_of_rank)
+        self.sharding_stage = int(self._deepspeed.zero_optimization_stage())
+        """ZeRO stage of DeepSpeed, which cuts tensors into parts; 0: every process has each weight whole."""
+        self.stage = self._division.stage if self._division else self.sharding_stage
+        """What is divided among the processes, in parts or by whole tensors, as in `zero.stage`."""
+        self._config = config
         self._world_size: int = self._deepspeed.dp_world_size
         self._until_step_end = ExitStack()
         self._copies: WeightCopies | None = None
-        if self.stage == 0:
+        if self.sharding_stage == 0:
             self._deepspeed.enable_backward_allreduce = False  # `backward` sums
             self._clipping = config.train.gradient_clipping or float("inf")
             self._found_inf = torch.zeros((), device=device)
@@ -101,7 +114,8 @@ class Engine:
         # loss that is infinite or NaN makes the gradient NaN, whatever it was: so all ranks skip the step, and none
         # need ask. (0 times what is not finite is NaN: two kernels, where asking and filling takes eight.)
         share = loss.detach() * 0 + self._world_size
-        with self._averaging_over_ranks() if last and self.stage == 0 else contextlib.nullcontext():
+        meet = self.sharding_stage == 0 and (last or self.stage == 2)
+        with self._averaging_over_ranks() if meet else contextlib.nullcontext():
             self._deepspeed.backward(loss * share, scale_wrt_gas=False)
         if not last:
             self._deepspeed.step()  # counts the micro-batch
@@ -114,10 +128,12 @@ class Engine:
         """
         for group in self._deepspeed.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
-        if self.stage == 0:
+        if self.sharding_stage == 0:
             norm = self._clip()
             self._deepspeed.step()
             self._until_step_end.close()
+            if self._division:
+                self._division.share()
             return Outcome(self._found_inf.double().reshape(1), norm, rate)
         self._deepspeed.step()
         optimizer = self._deepspeed.optimizer
@@ -132,13 +148,19 @@ class Engine:
         the world size, so that the averages are the sums. In fine-tuning the trained parameters may change from step to
         step.
         """
+        if self._division:
+            return self._division.averaging(summing.BUCKET_BYTES)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad and parameter.numel()]
         return averaged_gradients(trained, self._world_size, summing.BUCKET_BYTES)
 
     def _clip(self) -> Tensor:
         """Clip the gradients, note whether they are finite, and return their norm before that."""
         parameters = list(self.model.parameters())
-        norm = nn.utils.clip_grad_norm_(parameters, self._clipping)
+        if self._division:
+            norm = self._division.gradient_norm()
+            nn.utils.clip_grads_with_norm_(parameters, self._clipping, norm)
+        else:
+            norm = nn.utils.clip_grad_norm_(parameters, self._clipping)
         self._found_inf.copy_(~norm.isfinite())
         if not self._optimizer_skips and self._found_inf.item():
             # On a CPU there is nothing to wait for; DeepSpeed's kernels on a GPU know nothing of `found_inf`.
@@ -154,8 +176,16 @@ class Engine:
         Args:
             submit: is given live tensors: copies them before it returns.
         """
-        self._deepspeed.checkpoint_engine = CheckpointFiles(submit=submit)
+        division = self._division
+
+        def submit_file(content: Content, path: Path) -> None:
+            # Of the divided optimizer DeepSpeed sees the main rank's part alone.
+            submit(content | {"optimizer": None, OWNERS: division.owners} if division else content, path)
+
+        self._deepspeed.checkpoint_engine = CheckpointFiles(submit=submit_file)
         self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
+        if division:
+            submit_states(base_optimizer(self._deepspeed), self._names(), division, folder, submit)
 
     def load(self, folder: Path, read: Read, optimizer_steps: int) -> bool:
         """Take weights and optimizer states from a checkpoint's folder, but no constants: those are the
@@ -166,25 +196,48 @@ class Engine:
             read: reads a file, and refuses what is neither a tensor nor a plain value.
             optimizer_steps: steps that the optimizer states must be of.
         """
-        self._deepspeed.checkpoint_engine = CheckpointFiles(read=read)
+        content: Content = {}
+
+        def read_file(path: str) -> Content:
+            content.update(found := read(path))
+            return found
+
+        self._deepspeed.checkpoint_engine = CheckpointFiles(read=read_file)
         # DeepSpeed prints what it loads, on every rank.
         with (
             kept_hyper_parameters(self._deepspeed, optimizer_steps),
             padding_can_be_loaded(self._deepspeed),
             contextlib.redirect_stdout(io.StringIO()),
         ):
-            path, _ = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
+            path, _ = self._deepspeed.load_checkpoint(
+                str(folder.parent), tag=folder.name, load_optimizer_states=self.sharding_stage > 0
+            )
+            if path is not None and self.sharding_stage == 0:
+                self._load_states(content, folder, read)
         return path is not None
+
+    def _load_states(self, content: Content, folder: Path, read: Read) -> None:
+        """Take the optimizer's states, DeepSpeed's file of the model having been read."""
+        optimizer = base_optimizer(self._deepspeed)
+        if self._division or OWNERS in content:
+            groups = parameter_groups(self.model, self._config.optimizer)
+            load_states(optimizer, self._names(), content, groups, folder, read)
+        else:
+            optimizer.load_state_dict(content["optimizer"])
+
+    def _names(self) -> dict[Tensor, str]:
+        return {parameter: name for name, parameter in self.model.named_parameters()}
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
     def fragments(self) -> Iterator[Fragment]:
         """The fp32 master weights that this process updates, by the names of the parameters."""
-        return master_fragments(self._deepspeed)
+        found = master_fragments(self._deepspeed)
+        return (each for each in found if self._division is None or self._division.owns(each.name))
 
     def full_parameter(self, parameter: nn.Parameter) -> Tensor:
         """A copy of a parameter in fp32 on the host, gathered from all ranks where it is partitioned. Collective."""
-        with deepspeed.zero.GatheredParameters([parameter], enabled=self.stage == 3):
+        with deepspeed.zero.GatheredParameters([parameter], enabled=self.sharding_stage == 3):
             return parameter.detach().float().cpu().clone()
 
     @torch.no_grad()
@@ -192,7 +245,7 @@ class Engine:
         """Give a parameter values, all of them, flat, on every process; its master stays as it is. Collective at stage
         3.
         """
-        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self.stage == 3):
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self.sharding_stage == 3):
             parameter.copy_(values.view(parameter.shape))
 
     @contextlib.contextmanager
@@ -233,7 +286,7 @@ class Engine:
         names = {dtype: name for name, dtype in PRECISIONS.items()}
         kept, updated = (
             "+".join(sorted({names[tensor.dtype] for tensor in tensors}))
-            for tensors in (self.model.parameters(), (fragment.values for fragment in self.fragments()))
+            for tensors in (self.model.parameters(), (each.values for each in master_fragments(self._deepspeed)))
         )
         text = f"{names[self.dtype]} products, {kept} parameters"
         return text if kept == updated else f"{text} with {updated} master copies"

@@ -1,9 +1,9 @@
-"""The sum of gradients over the ranks at ZeRO stage 0, overlapped with the last backward of a step."""
+"""The sum of gradients over the ranks where parameters are whole, overlapped with the last backward of a step."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 
 import torch
@@ -18,21 +18,26 @@ from cloze.launch.system import distributed
 BUCKET_BYTES = 64 << 20
 # Number of fp32 elements in one vectorized load of a GPU, to which gradients are aligned in a bucket.
 _ALIGNED = 4
+# Buckets whose sums are under way while backward goes on, where gradients are freed after them: one is being sent, and
+# one waits, so that the network is never idle.
+IN_FLIGHT = 2
 
 
 @contextlib.contextmanager
-def averaged_gradients(parameters: Sequence[nn.Parameter], world_size: int, size: int) -> Iterator[None]:
-    """Context around the last backward of a step, after which gradients are averages over the ranks, and none is
-    missing.
+def averaged_gradients(
+    parameters: Sequence[nn.Parameter], world_size: int, size: int, kept: Set[nn.Parameter] | None = None
+) -> Iterator[None]:
+    """Context around the last backward of a step, after which gradients are averages over the ranks, and none that is
+    kept is missing.
 
     Args:
-        parameters: as for GradientSums, like size.
+        parameters: as for GradientSums, like size and kept.
     """
     if world_size == 1:
         yield
         complete(parameters)
         return
-    sums = GradientSums(parameters, world_size, size)
+    sums = GradientSums(parameters, world_size, size, kept)
     with sums.sending():
         yield
     sums.finish()
@@ -48,10 +53,15 @@ class GradientSums:
     Args:
         parameters: the trained parameters, in the order of the model.
         size: bytes from which on a bucket takes no further parameter.
+        kept: parameters whose gradients this rank needs; those of others are freed as soon as they are summed. None:
+            all.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], world_size: int, size: int) -> None:
-        self._world_size, self._num_sent = world_size, 0
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], world_size: int, size: int, kept: Set[nn.Parameter] | None = None
+    ) -> None:
+        self._world_size, self._kept = world_size, kept
+        self._num_sent = self._num_finished = 0
         self._buckets = [_Bucket(group) for group in reversed(groups(parameters, size))]
 
     @contextlib.contextmanager
@@ -81,13 +91,19 @@ class GradientSums:
     def _send_next(self) -> None:
         self._buckets[self._num_sent].send()
         self._num_sent += 1
+        if self._kept is not None and self._num_sent - self._num_finished > IN_FLIGHT:
+            self._finish_next()
+
+    def _finish_next(self) -> None:
+        self._buckets[self._num_finished].finish(self._world_size, self._kept)
+        self._num_finished += 1
 
     def finish(self) -> None:
         """After backward: send the remaining buckets, wait for all sums and divide them by the world size."""
         while self._num_sent < len(self._buckets):
             self._send_next()
-        for bucket in self._buckets:
-            bucket.finish(self._world_size)
+        while self._num_finished < len(self._buckets):
+            self._finish_next()
 
 
 def groups(parameters: Sequence[nn.Parameter], size: int) -> list[list[nn.Parameter]]:
@@ -130,7 +146,7 @@ class _Bucket:
 
     @property
     def is_sent(self) -> bool:
-        return self._flat is not None
+        return self._wait is not None
 
     @torch.no_grad()
     def send(self) -> None:
@@ -143,8 +159,15 @@ class _Bucket:
             parameter.grad = part.view(parameter.shape)
         self._wait = distributed.begin_sum(self._flat)
 
-    def finish(self, world_size: int) -> None:
-        """Wait for the sum (on a GPU only its stream waits, not the host) and divide it."""
+    @torch.no_grad()
+    def finish(self, world_size: int, kept: Set[nn.Parameter] | None) -> None:
+        """Wait for the sum (on a GPU only its stream waits, not the host), divide it, and free what is not kept."""
         assert self._flat is not None and self._wait is not None, "it was sent"
         self._wait()
         self._flat.mul_(1.0 / world_size)
+        if kept is None:
+            return
+        for parameter in self.parameters:  # a view would keep the whole buffer
+            gradient = parameter.grad
+            parameter.grad = gradient.clone() if gradient is not None and parameter in kept else None
+        self._flat = None

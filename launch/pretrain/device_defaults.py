@@ -40,7 +40,7 @@ def resolve_compile(config: PretrainConfig, device: torch.device, console: Conso
         return config
     kept = runs.device_facts(Path(config.output)).get("compile")
     kept = distributed.from_main(_NOTHING_KEPT if kept is None else _YES if kept else _NO, device)
-    wanted = kept == _YES if kept else config.train.compiles(attention_kernel(config, device), config.zero.stage)
+    wanted = kept == _YES if kept else config.train.compiles(attention_kernel(config, device), config.sharding_stage)
     lacking = _lacking(device) if wanted else None
     # All ranks or none: compiled layers round differently, and different GPUs may choose differently.
     others = torch.tensor([float(not wanted), float(lacking is not None)], device=device)

@@ -300,7 +300,12 @@ def _refuse_another(
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) == now.get(name):
             continue
-        if states and name == "train.precision" and config.zero.stage > 0 and "bf16" in (before.get(name), now[name]):
+        if (
+            states
+            and name == "train.precision"
+            and config.sharding_stage > 0
+            and "bf16" in (before.get(name), now[name])
+        ):
             new = (
                 ", or begin a new run with its weights by --init_from and another --output"
                 if isinstance(config, PretrainConfig)

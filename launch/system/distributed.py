@@ -150,6 +150,20 @@ def begin_sum(values: torch.Tensor) -> Callable[[], object]:
     return dist.all_reduce(values, async_op=True).wait
 
 
+def begin_broadcast(values: torch.Tensor, source: int) -> Callable[[], object]:
+    """Start sending `values` of one rank to all, in place, and return immediately.
+
+    Returns:
+        A function that waits for them, as for `begin_sum`.
+    """
+    return dist.broadcast(values, src=source, async_op=True).wait
+
+
+def place() -> tuple[int, int]:
+    """This process's rank, and the number of processes."""
+    return dist.get_rank(), dist.get_world_size()
+
+
 def from_main(value: Number, device: torch.device) -> Number:
     """Rank 0's number on every rank, exactly; on the other ranks only the type of the argument is used."""
     box = torch.tensor([value], dtype=torch.float64 if isinstance(value, float) else torch.int64, device=device)

@@ -18,7 +18,7 @@ from cloze.pipeline.fields import Fields
 class WeightAverage(Callback):
     """After each step average = decay × average + (1 - decay) × weights, in fp32, of the optimizer's masters.
 
-    Each process keeps the average of the weights that it updates: at `zero.stage` 0 of all, above of its partition.
+    Each process keeps the average of the weights that it updates: at `zero.stage` 0 of all, above of its part.
 
     Args:
         decay: 0 to below 1.
@@ -44,16 +44,16 @@ class WeightAverage(Callback):
                 self._masters.append(part)
                 self._starts[name], self._averages[name] = start, part.float().clone()
 
-    def load(self, folder: Path, elastic: bool) -> bool:
+    def load(self, folder: Path, alike: bool) -> bool:
         """Load the average of a checkpoint. If it has none, start from the current weights and return False.
 
         Args:
-            elastic: whether the checkpoint was saved at another world size.
+            alike: whether it was saved at this world size and stage, so that this rank's file has all that it needs.
         """
         self.begin()
         if not has_average(folder):
             return False
-        for name, start, part in read_parts(folder, None if elastic else self._rank):
+        for name, start, part in read_parts(folder, self._rank if alike else None):
             if name not in self._averages:
                 continue
             own, begin = self._averages[name], self._starts[name]

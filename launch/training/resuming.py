@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cloze.launch.checkpoint import CheckpointManager, StoredCheckpoints
+from cloze.launch.checkpoint.state import saved_alike
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
@@ -37,6 +38,7 @@ def open_checkpoints(
             keep_last=keep_last,
             say=process.console.say,
             warn=process.console.warn,
+            stage=config.zero.stage,
         )
     else:
         checkpoints = CheckpointManager(
@@ -94,6 +96,6 @@ def resume(
     state, rank_states = checkpoints.load(engine, step)
     progress.resume(state, [saved["window"] for saved in rank_states])
     if average:
-        elastic = checkpoints.state(step)["world_size"] != process.environment.world_size
-        if not average.load(checkpoints.path(step), elastic):
+        alike = saved_alike(checkpoints.state(step), process.environment.world_size, engine.stage)
+        if not average.load(checkpoints.path(step), alike):
             process.console.warn(f"step {step} holds no moving average of the weights: one begins with them here")

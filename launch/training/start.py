@@ -126,7 +126,8 @@ class Training:
         curves = Curves(config, recipe.objective, recipe.sources, progress, throughput, console, metrics, watchers)
         profiler = StepProfiler(Path(config.output), config.monitor.profile_steps, environment.rank, process.device)
         facts = {
-            "zero_stage": config.zero.stage,
+            "zero_stage": self.engine.stage,
+            "sharding_stage": self.engine.sharding_stage,
             "config_hash": runs.config_hash(config),
             "shaping": runs.shaping_of(config, recipe.facts),
             **recipe.facts,

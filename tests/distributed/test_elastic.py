@@ -10,6 +10,7 @@ import shutil
 import pytest
 
 from cloze.launch import cli
+from cloze.launch.checkpoint.manager import read_weights
 from tests.engine_reports import resumes_main, told
 from tests.forked import ForkedRun
 from tests.launching import curve, finish, pretrain_arguments, train, weights
@@ -127,6 +128,24 @@ def test_bf16(data, tmp_path, stage):
     assert distance(weights(two), weights(changed)) <= 2 * fresh
     assert 0 < losses_apart(two, tmp_path / "one") < 0.01
     assert losses_apart(two, changed) <= 2 * losses_apart(two, tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["lamb", "muon", "stable_adamw"])
+def test_whole_tensors_at_another_stage(data, tmp_path, optimizer):
+    """2 ranks at stage 2, 1 at stage 0, 2 at stage 1, with a moving average: the weights of 2 ranks at stage 0."""
+    fixed = ("--optimizer.name", optimizer, "--ema.decay", "0.9")
+    train(data, tmp_path / "two", *RUN, *fixed, processes=2)
+    changed = tmp_path / "changed"
+    for stage, steps, processes in (("2", 5, 2), ("0", 10, 1), ("1", 15, 2)):
+        output = train(data, changed, *RUN, *fixed, "--zero.stage", stage, processes=processes)
+        assert steps == 5 or f"resumed from step {steps - 5} " in output
+        assert "converting" not in output
+        forget_after(changed, steps)
+    assert_same_curve(tmp_path / "two", changed, 1e-4)
+    for ema in (False, True):
+        left, right = (read_weights(run, ema=ema)[1] for run in (tmp_path / "two", changed))
+        assert distance(left, right) <= (1e-3 if optimizer == "muon" else 1e-5)
 
 
 def losses_apart(left, right) -> float:

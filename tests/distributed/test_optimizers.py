@@ -19,8 +19,9 @@ CASES = [
         marks=slow,
     ),
     pytest.param("UncorrectedAdamW", "3", ("--optimizer.bias_correction", "false"), id="uncorrected-3", marks=slow),
-    pytest.param("Lamb", "0", ("--optimizer.name", "lamb"), id="lamb", marks=slow),
-    pytest.param("StableAdamW", "0", ("--optimizer.name", "stable_adamw"), id="stable_adamw", marks=slow),
+    pytest.param("MuonWithAdamW", "2", ("--optimizer.name", "muon", "--ema.decay", "0.9"), id="muon-2", marks=slow),
+    pytest.param("Lamb", "1", ("--optimizer.name", "lamb", "--train.precision", "bf16"), id="lamb-1", marks=slow),
+    pytest.param("StableAdamW", "2", ("--optimizer.name", "stable_adamw"), id="stable_adamw-2", marks=slow),
     pytest.param("AdamW", "2", ("--zero.offload_optimizer", "true"), id="offload", marks=slow),
     pytest.param(
         "AdamW",

@@ -81,7 +81,11 @@ def error_of(capsys, *arguments) -> str:
         (["--model.max_position_embeddings", "16"], "model.max_position_embeddings: found 16, expected at least 32"),
         (["--schedule.warmup_steps", "2000"], "schedule.warmup_steps: found 2000, expected at most train.max_steps"),
         (["--optimizer.betas", "[0.9]"], "optimizer.betas: found [0.9]"),
-        (["--optimizer.name", "lamb", "--zero.stage", "2"], "expected adamw: it measures whole tensors"),
+        (["--optimizer.name", "lamb", "--zero.stage", "3"], "found lamb at zero.stage 3, expected stage 0 to 2"),
+        (
+            ["--optimizer.name", "muon", "--zero.stage", "2", "--zero.offload_optimizer", "true"],
+            "zero.offload_optimizer: found true with optimizer.name muon",
+        ),
         (["--optimizer.name", "lamb", "--train.precision", "fp16"], "found lamb with train.precision fp16, expected"),
         (["--optimizer.name", "muon", "--optimizer.implementation", "deepspeed"], "optimizer.implementation: found"),
         (["--optimizer.name", "muon", "--optimizer.bias_correction", "false"], "optimizer.bias_correction: found"),

@@ -15,20 +15,26 @@ __all__ = ["build_optimizer", "parameter_groups"]
 
 
 def build_optimizer(
-    model: nn.Module, config: OptimizerConfig, learning_rate: float, *, states_on_cpu: bool = False
+    model: nn.Module,
+    config: OptimizerConfig,
+    learning_rate: float,
+    *,
+    states_on_cpu: bool = False,
+    groups: list[Group] | None = None,
 ) -> torch.optim.Optimizer:
-    """The optimizer that `config` names, over the model's parameter groups.
+    """The optimizer that `config` names, over the model's parameter groups, or over others.
 
     Each group carries its `weight_decay`, and as `lr_scale` the share of the learning rate that it gets
     (`Engine.step`).
 
     Args:
         states_on_cpu: whether ZeRO keeps the states in host memory, so that the step must run there.
+        groups: None: all of the model's.
 
     Raises:
         UserError: DeepSpeed's kernel was chosen and cannot be built.
     """
-    groups = parameter_groups(model, config)
+    groups = parameter_groups(model, config) if groups is None else groups
     common: Group = {"lr": learning_rate, "betas": tuple(config.betas), "eps": config.eps}
     if config.implementation == "deepspeed":
         on_cpu = states_on_cpu or next(model.parameters()).device.type == "cpu"

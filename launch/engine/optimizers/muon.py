@@ -58,6 +58,8 @@ class MuonWithAdamW(Optimizer):
     def _step_muon(self, inner: Muon) -> None:
         """torch's Muon knows no `found_inf`."""
         params = [p for group in inner.param_groups for p in group["params"] if p.grad is not None]
+        if not params:  # another rank's, or of a skipped step
+            return
         momenta = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in params]
         with undone(self.found_inf, [*params, *momenta], [p.grad for p in params if p.grad is not None]):
             inner.step()

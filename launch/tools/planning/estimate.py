@@ -11,14 +11,15 @@ from itertools import accumulate
 import torch
 
 from cloze.launch.config import BatchArithmetic, PretrainConfig
-from cloze.launch.engine.optimizers import build_optimizer
+from cloze.launch.engine.division import SENT_ALONE_BYTES, Division
+from cloze.launch.engine.optimizers import build_optimizer, parameter_groups
 from cloze.launch.engine.summing import BUCKET_BYTES, groups
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.making import make_objective
 from cloze.launch.pretrain.probing import MASKED_MARGIN, SPARE_SHARE
 from cloze.launch.tools.planning.assumptions import COLLECTIVE, COLLECTIVE_PROCESSORS, COLLECTIVE_SECONDS
 from cloze.launch.tools.planning.machines import Machine
-from cloze.launch.tools.planning.memory import Memory, memory, traffic, weights_are_16_bit
+from cloze.launch.tools.planning.memory import Memory, divided_memory, memory, traffic, weights_are_16_bit
 from cloze.launch.tools.planning.roofline import Cost, cost, kernel_seconds
 from cloze.launch.tools.planning.trace import Batch, ModelRun, Trace, kernel_of, trace_micro_step, trace_optimizer
 from cloze.pipeline.errors import UserError
@@ -139,6 +140,20 @@ class Step:
         return self.tokens / self.seconds
 
 
+@dataclass(frozen=True)
+class Divided:
+    """The largest shares of the processes among whom an optimizer's work is divided by whole tensors."""
+
+    slowest: Trace
+    """The step of the process whose share costs most."""
+    parameters: int
+    """Of the process that has most."""
+    states: int
+    """Bytes of its optimizer states and its part of the moving average."""
+    messages: int
+    """Broadcasts of new weights in a step."""
+
+
 @lru_cache(maxsize=256)
 def _micro_trace(run: ModelRun, batch: Batch) -> Trace:
     return trace_micro_step(run, batch)
@@ -155,7 +170,7 @@ class Estimator:
     def run(self, stage: int) -> ModelRun:
         """The ModelRun at a ZeRO stage."""
         train, machine = self.config.train, self.cluster.machine
-        halved = weights_are_16_bit(train.precision, stage)
+        halved = self._halved(stage)
         dtype = {"fp16": torch.float16, "fp32": None}.get(train.precision, torch.bfloat16)
         return ModelRun(
             self.config.model,
@@ -167,6 +182,13 @@ class Estimator:
             autocast=None if halved else dtype,
             objective=self.objective,
         )
+
+    def _sharding(self, stage: int) -> int:
+        """The stage at which DeepSpeed cuts tensors into parts, as `RunConfig.sharding_stage`."""
+        return 0 if self.config.optimizer.whole_tensors else stage
+
+    def _halved(self, stage: int) -> bool:
+        return weights_are_16_bit(self.config.train.precision, self._sharding(stage))
 
     @cached_property
     def objective(self) -> Objective:
@@ -205,34 +227,79 @@ class Estimator:
         return trace_optimizer(self.run(0), partial(build_optimizer, config=config, learning_rate=1e-3))
 
     @property
+    def _average_bytes(self) -> int:
+        """Bytes of the moving average for each parameter."""
+        return 0 if self.config.ema.decay is None else 4
+
+    @property
     def _states(self) -> int:
         """Bytes of states of all parameters: the optimizer's, and the moving average."""
-        return self._optimizer[1] + (0 if self.config.ema.decay is None else 4 * self.parameters)
+        return self._optimizer[1] + self._average_bytes * self.parameters
+
+    @cached_property
+    def _divided(self) -> Divided:
+        config, processes = replace(self.config.optimizer, implementation="torch"), self.cluster.processes
+
+        def division(model: torch.nn.Module, rank: int = 0) -> Division:
+            return Division(model, parameter_groups(model, config), 1, rank, processes)
+
+        def build(model: torch.nn.Module, rank: int) -> torch.optim.Optimizer:
+            return build_optimizer(model, config, 1e-3, groups=division(model, rank).owned_groups)
+
+        with torch.device("meta"):
+            model = self.objective.build_model()
+        of_all, costs, sizes, small = division(model), [0.0] * processes, [0] * processes, set()
+        parameters = dict(model.named_parameters())
+        for name, owner in of_all.owners.items():
+            costs[owner] += of_all.costs[name]
+            sizes[owner] += parameters[name].numel()
+            if parameters[name].nbytes < SENT_ALONE_BYTES:
+                small.add(owner)
+        alone = sum(parameters[name].nbytes >= SENT_ALONE_BYTES for name in of_all.owners)
+        run, most = self.run(0), max(sizes)
+        slowest, _ = trace_optimizer(run, partial(build, rank=costs.index(max(costs))))
+        _, states = trace_optimizer(run, partial(build, rank=sizes.index(most)))
+        return Divided(slowest, most, states + self._average_bytes * most, alone + len(small))
 
     def memory(self, stage: int, micro_batch_size: int) -> Memory:
         """Peak memory of a process, with sequences of maximum length."""
         trace = _micro_trace(self.run(stage), self.lengths.largest(micro_batch_size))
-        zero = self.config.zero
-        needed = memory(
-            stage,
-            self.parameters,
-            self.cluster.processes,
-            trace.peak_bytes,
-            precision=self.config.train.precision,
-            states=self._states,
-            on_gpu=not self.cluster.machine.is_cpu,
-            offload_optimizer=zero.offload_optimizer,
-            offload_parameters=zero.offload_parameters,
-        )
-        width = 2 if weights_are_16_bit(self.config.train.precision, stage) else 4
+        zero, on_gpu = self.config.zero, not self.cluster.machine.is_cpu
+        if stage > self._sharding(stage):
+            batch = BatchArithmetic.of(
+                replace(self.config.train, micro_batch_size=micro_batch_size), self.cluster.processes
+            )
+            needed = divided_memory(
+                stage,
+                self.parameters,
+                self._divided.parameters,
+                self.cluster.processes,
+                trace.peak_bytes,
+                states=self._divided.states,
+                accumulates=batch.gradient_accumulation_steps > 1,
+                on_gpu=on_gpu,
+            )
+        else:
+            needed = memory(
+                stage,
+                self.parameters,
+                self.cluster.processes,
+                trace.peak_bytes,
+                precision=self.config.train.precision,
+                states=self._states,
+                on_gpu=on_gpu,
+                offload_optimizer=zero.offload_optimizer,
+                offload_parameters=zero.offload_parameters,
+            )
+        width = 2 if self._halved(stage) else 4
         return replace(needed, weights=needed.weights + width * self.frozen_parameters)
 
     def checkpoint_bytes(self, stage: int) -> int:
         """fp32 weights and optimizer states of all processes; at stages 1 and 2 also the weights by which forward
         computes, in a file of their own."""
         computing = 0
-        if stage in (1, 2):
-            computing = 2 if weights_are_16_bit(self.config.train.precision, stage) else 4
+        if self._sharding(stage) in (1, 2):
+            computing = 2 if self._halved(stage) else 4
         return (4 + computing) * self.parameters + self._states
 
     def fits(self, needed: Memory) -> bool:
@@ -269,13 +336,16 @@ class Estimator:
         sequences = self.lengths.typical(batch.micro_batch_size)
         run = self.run(stage)
         trace = _micro_trace(run, sequences)
-        micro = cost(machine, trace, compiled=train.compiles(kernel_of(run), stage))
-        optimizer = cost(machine, self._optimizer[0])
-        if stage:  # its own share of the weights, in few flat tensors
+        micro = cost(machine, trace, compiled=train.compiles(kernel_of(run), self._sharding(stage)))
+        divided = stage > self._sharding(stage)
+        optimizer = cost(machine, self._divided.slowest if divided else self._optimizer[0])
+        if self._sharding(stage):  # its own share of the weights, in few flat tensors
             seconds = optimizer.device_seconds / self.cluster.processes
             optimizer = replace(optimizer, device_seconds=seconds, seconds=seconds)
         communication, waiting = self._communication(stage, batch, trace, micro)
-        passes = self._gradient_bytes(stage) / machine.bandwidth + cost(machine, Trace(trace.once)).device_seconds
+        passes = (
+            self._gradient_bytes(stage, batch) / machine.bandwidth + cost(machine, Trace(trace.once)).device_seconds
+        )
         seconds = batch.gradient_accumulation_steps * micro.seconds + optimizer.seconds + passes + waiting
         needed = self.memory(stage, batch.micro_batch_size)
         tokens = train.global_batch_size * self.lengths.mean
@@ -287,6 +357,13 @@ class Estimator:
     def _communication(self, stage: int, batch: BatchArithmetic, trace: Trace, micro: Cost) -> tuple[float, float]:
         """Seconds of communication in a step, and the seconds by which it makes the step longer."""
         cluster = self.cluster
+        if stage > self._sharding(stage):
+            summed, waiting = self._communication(0, batch, trace, micro)
+            times = batch.gradient_accumulation_steps if stage == 2 else 1
+            shared = 0.0
+            if cluster.processes > 1:  # each process sends on, or takes, every weight
+                shared = cluster.collective_seconds(4 * self.parameters, self._divided.messages)
+            return times * summed + shared, times * waiting + shared
         if stage or cluster.machine.is_cpu or cluster.processes == 1:
             sent, count = traffic(
                 stage,
@@ -310,17 +387,21 @@ class Estimator:
         backward = sum(by_kernel[trace.forward :]) / sum(by_kernel) * micro.seconds
         return sum(sums), waited_for(sums, parts, backward)
 
-    def _gradient_bytes(self, stage: int) -> float:
+    def _gradient_bytes(self, stage: int, batch: BatchArithmetic) -> float:
         """Moved by the norm (read), clipping (read, written) and, of several processes, the copy of all gradients into
         buffers, their division and, from stage 1 on, the copy back.
         """
+        if stage > self._sharding(stage):
+            copies = 4 * 4 * self.parameters if self.cluster.processes > 1 else 0
+            times = batch.gradient_accumulation_steps if stage == 2 else 1
+            return (3 + 2 * times) * 4 * self._divided.parameters + times * copies
         size = 4 * self.parameters / (self.cluster.processes if stage else 1)
         return size * (3 + ((6 if stage else 4) if self.cluster.processes > 1 else 0))
 
     def stages(self) -> list[int]:
         """The ZeRO stages that the optimizer and the precision allow."""
-        if self.config.optimizer.name != "adamw":
-            return [0]
+        if self.config.optimizer.whole_tensors:
+            return [0, 1, 2]
         return [stage for stage in range(4) if stage or self.config.train.precision != "fp16"]
 
     def micro_batch_size(self, stage: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from cloze.launch.engine.summing import BUCKET_BYTES, IN_FLIGHT
 from cloze.launch.tools.planning.assumptions import (
     BUCKET_ELEMENTS,
     COLLECTIVE_BUFFER_BYTES,
@@ -84,6 +85,31 @@ def memory(
         bucket = _bucket(stage, count, activations, halved)
     system = CONTEXT_BYTES + (COLLECTIVE_BUFFER_BYTES if processes > 1 else 0) if on_gpu else CPU_CONTEXT_BYTES
     return Memory(model + masters, gradients, moments, activations, bucket, system)
+
+
+def divided_memory(
+    stage: int,
+    count: int,
+    owned: int,
+    processes: int,
+    activations: int,
+    *,
+    states: int,
+    accumulates: bool,
+    on_gpu: bool,
+) -> Memory:
+    """Memory of one process where whole tensors are divided (launch/engine/division.py): fp32 weights are whole.
+
+    Args:
+        count: parameters of the model. owned: those that this process updates. states: bytes of their optimizer states.
+        accumulates: whether a step has several micro-batches.
+    """
+    # Stage 2 frees what others own while backward goes on; the sums of earlier micro-batches lie beside the new ones.
+    gradients = 4 * count if stage < 2 else 4 * owned * (1 + accumulates)
+    # At stage 2 one bucket is filled while others are sent; at stage 1 gradients move into what is sent.
+    buckets = min(4 * count, (1 + IN_FLIGHT) * BUCKET_BYTES) if stage == 2 and processes > 1 else 0
+    system = CONTEXT_BYTES + (COLLECTIVE_BUFFER_BYTES if processes > 1 else 0) if on_gpu else CPU_CONTEXT_BYTES
+    return Memory(4 * count, gradients, states, activations, buckets, system)
 
 
 def _bucket(stage: int, count: int, activations: int, halved: bool) -> int:

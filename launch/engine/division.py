@@ -1,0 +1,159 @@
+"""Division of an optimizer's work among the ranks by whole tensors: `zero.stage` 1 and 2 of Muon, LAMB and StableAdamW.
+
+DeepSpeed partitions flat vectors of all parameters, of which these optimizers can't update a part: they measure or
+orthogonalize whole tensors. Here each parameter has an owner, the only rank that keeps its optimizer states, that clips
+its gradient and that updates it; the owner then broadcasts the new weights. torch's ZeroRedundancyOptimizer divides in
+the same way, but keeps every gradient on every rank and clips all of them there, and one rank collects all states for a
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from cloze.launch.engine.optimizers.groups import Group
+from cloze.launch.engine.summing import averaged_gradients
+from cloze.launch.system import distributed
+
+# FLOPs of matrix products that take as long as the update of one element, which moves seven fp32 numbers: about 140 on
+# a CPU core (28 bytes at 20 GB/s, 100 GFLOP/s) and 4,000 on an H100 (3.3 TB/s, 500 TFLOP/s in bf16). In between, so
+# that neither divides badly; not measured at the start, since every machine must come to the same owners.
+_FLOPS_PER_ELEMENT = 750.0
+# Newton-Schulz iterations of torch.optim.Muon.
+_MUON_ITERATIONS = 5
+# Bytes from which on a weight is sent from where it lies; smaller ones are sent together, one message an owner, since
+# they would cost a latency each: a BERT has some ten of them a layer.
+SENT_ALONE_BYTES = 1 << 20
+
+
+def update_cost(shape: Sequence[int], muon: bool) -> float:
+    """Cost of updating a parameter, in updates of one element.
+
+    Args:
+        muon: whether Muon orthogonalizes it (arXiv 2502.16982): in each iteration three products, of a matrix of
+            `low` × `high` two of low × low × high and one of low × low × low.
+    """
+    cost = float(math.prod(shape))
+    if muon:
+        low, high = sorted(shape)
+        cost += _MUON_ITERATIONS * (4.0 * low * low * high + 2.0 * low**3) / _FLOPS_PER_ELEMENT
+    return cost
+
+
+def owners(costs: dict[str, float], world_size: int) -> dict[str, int]:
+    """Rank that owns each parameter: the most expensive first, each to the rank with the least so far (Graham 1969:
+    the largest sum is at most 4/3 of the best possible one).
+
+    Args:
+        costs: by name; from shapes alone, so that all ranks, and all runs with these shapes, come to the same.
+    """
+    loads = [0.0] * world_size
+    found = dict.fromkeys(costs, 0)
+    for name in sorted(costs, key=lambda name: (-costs[name], name)):
+        rank = min(range(world_size), key=loads.__getitem__)
+        found[name] = rank
+        loads[rank] += costs[name]
+    return found
+
+
+class Division:
+    """Which parameters this rank updates, and the exchange of gradients and weights with those that update the others.
+
+    Args:
+        model: its parameters are whole on every rank.
+        groups: the optimizer's, over all trained parameters.
+        stage: 1: optimizer states are divided, and gradients from the sum over the ranks to the end of the step.
+            2: gradients are summed over the ranks, and divided, after each micro-batch.
+    """
+
+    def __init__(self, model: nn.Module, groups: list[Group], stage: int, rank: int, world_size: int) -> None:
+        self.stage, self.rank, self._world_size = stage, rank, world_size
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
+        self._groups = groups
+        muon = {self._names[parameter]: group["muon"] for group in groups for parameter in group["params"]}
+        self._parameters = {name: each for each, name in self._names.items() if name in muon and each.numel()}
+        self.costs = {name: update_cost(each.shape, muon[name]) for name, each in self._parameters.items()}
+        """Cost of updating each trained parameter, by its name, in the order of the model."""
+        self.owners = owners(self.costs, world_size)
+        """Rank that updates each trained parameter, by its name."""
+        self._owned = [each for name, each in self._parameters.items() if self.owners[name] == rank]
+
+    def owns(self, name: str) -> bool:
+        """Whether this rank updates a parameter."""
+        return self.owners.get(name) == self.rank
+
+    @property
+    def owned_groups(self) -> list[Group]:
+        """The optimizer's groups with this rank's parameters alone; some may be empty."""
+        return [
+            {**group, "params": [each for each in group["params"] if self.owns(self._names[each])]}
+            for group in self._groups
+        ]
+
+    @contextmanager
+    def averaging(self, size: int) -> Iterator[None]:
+        """Context around a backward, after which gradients are averages over the ranks, and only the owner's are left.
+
+        At stage 2 they are added to those of the step's earlier micro-batches. Collective.
+
+        Args:
+            size: bytes of a bucket, as for `averaged_gradients`.
+        """
+        earlier: list[Tensor | None] = []
+        if self.stage == 2:
+            earlier = [each.grad for each in self._owned]
+            for each in self._owned:
+                each.grad = None
+        with averaged_gradients(list(self._parameters.values()), self._world_size, size, kept=set(self._owned)):
+            yield
+        for parameter, gradient in zip(self._owned, earlier, strict=False):
+            if gradient is not None and parameter.grad is not None:
+                parameter.grad.add_(gradient)
+
+    def gradient_norm(self) -> Tensor:
+        """Norm of the gradient of all parameters, with the bits of `torch.nn.utils.get_total_norm` over all of them.
+        Collective."""
+        norms = torch.zeros(len(self._parameters), device=next(iter(self._parameters.values())).device)
+        places = [place for place, name in enumerate(self._parameters) if self.owns(name)]
+        gradients = [each.grad for each in self._owned if each.grad is not None]
+        assert len(gradients) == len(places), "each trained parameter has a gradient after `averaging`"
+        if gradients:
+            norms[places] = torch.stack(torch._foreach_norm(gradients))
+        norm: Tensor = torch.linalg.vector_norm(distributed.reduce_sum(norms))  # sums of one number and zeros are exact
+        return norm
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Gradients of this rank's parameters."""
+        return [each.grad for each in self._owned if each.grad is not None]
+
+    @torch.no_grad()
+    def share(self) -> None:
+        """Give the weights that this rank has updated to the others, and take theirs. Collective."""
+        if self._world_size == 1:
+            return
+        waits: list[Callable[[], object]] = []
+        together: list[list[nn.Parameter]] = [[] for _ in range(self._world_size)]
+        for name, parameter in self._parameters.items():
+            owner = self.owners[name]
+            if parameter.nbytes >= SENT_ALONE_BYTES and parameter.is_contiguous():
+                waits.append(distributed.begin_broadcast(parameter.detach(), owner))
+            else:
+                together[owner].append(parameter)
+        messages: list[tuple[list[nn.Parameter], Tensor]] = []
+        for owner, parameters in enumerate(together):
+            if parameters:
+                message = torch.cat([each.detach().flatten() for each in parameters])
+                waits.append(distributed.begin_broadcast(message, owner))
+                if owner != self.rank:
+                    messages.append((parameters, message))
+        for wait in waits:
+            wait()
+        for parameters, message in messages:
+            for parameter, part in zip(parameters, message.split([each.numel() for each in parameters]), strict=True):
+                parameter.copy_(part.view(parameter.shape))
