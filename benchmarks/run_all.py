@@ -72,6 +72,12 @@ TABLE = {
         300,
         bars=("*",),
     ),
+    "divided_optimizer": Entry(
+        "An optimizer's work divided among ranks: the slowest one's as a multiple of its share",
+        ("divided_optimizer.py", "--ranks", "2", "--layers", "4", "--width", "128", "--json", "FIGURES"),
+        200,
+        bars=("*",),
+    ),
     "loading": Entry(
         "Loading on one process, against `datasets`",
         ("loading.py", "--quick", "--json", "FIGURES"),

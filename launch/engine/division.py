@@ -20,10 +20,10 @@ from cloze.launch.engine.optimizers.groups import Group
 from cloze.launch.engine.summing import averaged_gradients
 from cloze.launch.system import distributed
 
-# FLOPs of matrix products that take as long as the update of one element, which moves seven fp32 numbers: about 140 on
-# a CPU core (28 bytes at 20 GB/s, 100 GFLOP/s) and 4,000 on an H100 (3.3 TB/s, 500 TFLOP/s in bf16). In between, so
-# that neither divides badly; not measured at the start, since every machine must come to the same owners.
-_FLOPS_PER_ELEMENT = 750.0
+# FLOPs of matrix products that take as long as the update of one element, which moves seven fp32 numbers: on a GPU 28
+# bytes at 3.3 TB/s and 500 TFLOP/s in bf16 (an H100; an A100's are in proportion), on a core of a CPU 28 bytes at 20
+# GB/s and 100 GFLOP/s. Not measured at the start, since every rank must come to the same owners.
+_FLOPS_PER_ELEMENT = {True: 4000.0, False: 140.0}  # on a GPU, or on a CPU
 # Newton-Schulz iterations of torch.optim.Muon.
 _MUON_ITERATIONS = 5
 # Bytes from which on a weight is sent from where it lies; smaller ones are sent together, one message an owner, since
@@ -31,7 +31,7 @@ _MUON_ITERATIONS = 5
 SENT_ALONE_BYTES = 1 << 20
 
 
-def update_cost(shape: Sequence[int], muon: bool) -> float:
+def update_cost(shape: Sequence[int], muon: bool, *, on_gpu: bool) -> float:
     """Cost of updating a parameter, in updates of one element.
 
     Args:
@@ -41,7 +41,7 @@ def update_cost(shape: Sequence[int], muon: bool) -> float:
     cost = float(math.prod(shape))
     if muon:
         low, high = sorted(shape)
-        cost += _MUON_ITERATIONS * (4.0 * low * low * high + 2.0 * low**3) / _FLOPS_PER_ELEMENT
+        cost += _MUON_ITERATIONS * (4.0 * low * low * high + 2.0 * low**3) / _FLOPS_PER_ELEMENT[on_gpu]
     return cost
 
 
@@ -69,15 +69,20 @@ class Division:
         groups: the optimizer's, over all trained parameters.
         stage: 1: optimizer states are divided, and gradients from the sum over the ranks to the end of the step.
             2: gradients are summed over the ranks, and divided, after each micro-batch.
+        on_gpu: whether the optimizer runs on GPUs.
     """
 
-    def __init__(self, model: nn.Module, groups: list[Group], stage: int, rank: int, world_size: int) -> None:
+    def __init__(
+        self, model: nn.Module, groups: list[Group], stage: int, rank: int, world_size: int, *, on_gpu: bool
+    ) -> None:
         self.stage, self.rank, self._world_size = stage, rank, world_size
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._groups = groups
         muon = {self._names[parameter]: group["muon"] for group in groups for parameter in group["params"]}
         self._parameters = {name: each for each, name in self._names.items() if name in muon and each.numel()}
-        self.costs = {name: update_cost(each.shape, muon[name]) for name, each in self._parameters.items()}
+        self.costs = {
+            name: update_cost(each.shape, muon[name], on_gpu=on_gpu) for name, each in self._parameters.items()
+        }
         """Cost of updating each trained parameter, by its name, in the order of the model."""
         self.owners = owners(self.costs, world_size)
         """Rank that updates each trained parameter, by its name."""

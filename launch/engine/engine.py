@@ -68,7 +68,9 @@ class Engine:
         self._division: Division | None = None
         if config.zero.stage > config.sharding_stage:
             groups = parameter_groups(model, config.optimizer)
-            self._division = Division(model, groups, config.zero.stage, *distributed.place())
+            self._division = Division(
+                model, groups, config.zero.stage, *distributed.place(), on_gpu=device.type == "cuda"
+            )
         groups_of_rank = self._division.owned_groups if self._division else None
         self._deepspeed = build_deepspeed(model, config, settings, device, groups_of_rank)
         self.sharding_stage = int(self._deepspeed.zero_optimization_stage())

@@ -238,10 +238,11 @@ class Estimator:
 
     @cached_property
     def _divided(self) -> Divided:
-        config, processes = replace(self.config.optimizer, implementation="torch"), self.cluster.processes
+        config, processes = self.config.optimizer, self.cluster.processes
+        on_gpu = not self.cluster.machine.is_cpu
 
         def division(model: torch.nn.Module, rank: int = 0) -> Division:
-            return Division(model, parameter_groups(model, config), 1, rank, processes)
+            return Division(model, parameter_groups(model, config), 1, rank, processes, on_gpu=on_gpu)
 
         def build(model: torch.nn.Module, rank: int) -> torch.optim.Optimizer:
             return build_optimizer(model, config, 1e-3, groups=division(model, rank).owned_groups)

@@ -96,9 +96,10 @@ def test_a_checkpoint_is_loaded_at_any_stage_and_by_any_number_of_ranks(ranks, w
             assert _equal(rank[name, saved, stage]["weights"], found[0][name, saved, 2]["weights"])
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("muon", [False, True])
 @pytest.mark.parametrize("world_size", [2, 4, 8])
-def test_the_work_is_balanced(muon, world_size):
+def test_the_work_is_balanced(world_size, muon, on_gpu):
     """Within a tenth of the mean for BERT-large, as far as its largest tensor allows; alike however names are given."""
     large = BertConfig.preset("large")
     width, inner = large.hidden_size, large.intermediate_size
@@ -106,7 +107,10 @@ def test_the_work_is_balanced(muon, world_size):
     for layer in range(24):
         shapes |= {f"{layer}.qkv": (3 * width, width), f"{layer}.out": (width, width)}
         shapes |= {f"{layer}.up": (inner, width), f"{layer}.down": (width, inner), f"{layer}.bias": (width,)}
-    costs = {name: update_cost(shape, muon and name != "word" and len(shape) == 2) for name, shape in shapes.items()}
+    costs = {
+        name: update_cost(shape, muon and name != "word" and len(shape) == 2, on_gpu=on_gpu)
+        for name, shape in shapes.items()
+    }
     table = owners(costs, world_size)
     loads = [sum(cost for name, cost in costs.items() if table[name] == rank) for rank in range(world_size)]
     mean = sum(loads) / world_size
@@ -116,7 +120,8 @@ def test_the_work_is_balanced(muon, world_size):
 
 def test_cost_counts_the_products_of_an_iteration():
     """Of a 2 × 3 matrix: A = X Xᵀ (2·2·2·3), A A (2·2·2·2), and its product with X (2·2·2·3), five times."""
-    assert update_cost((2, 3), False) == 6
-    assert update_cost((2, 3), True) == pytest.approx(6 + 5 * (24 + 16 + 24) / 750)
-    assert update_cost((3, 2), True) == update_cost((2, 3), True)
-    assert update_cost((), False) == 1 == math.prod(())
+    assert update_cost((2, 3), False, on_gpu=True) == 6
+    for on_gpu, flops in ((True, 4000), (False, 140)):
+        assert update_cost((2, 3), True, on_gpu=on_gpu) == pytest.approx(6 + 5 * (24 + 16 + 24) / flops)
+        assert update_cost((3, 2), True, on_gpu=on_gpu) == update_cost((2, 3), True, on_gpu=on_gpu)
+    assert update_cost((), False, on_gpu=False) == 1 == math.prod(())
