@@ -16,7 +16,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from cloze.launch.engine.optimizers.groups import Group
+from cloze.launch.config import RunConfig
+from cloze.launch.engine.optimizers.groups import Group, parameter_groups
 from cloze.launch.engine.summing import averaged_gradients
 from cloze.launch.system import distributed
 
@@ -76,10 +77,10 @@ class Division:
         self, model: nn.Module, groups: list[Group], stage: int, rank: int, world_size: int, *, on_gpu: bool
     ) -> None:
         self.stage, self.rank, self._world_size = stage, rank, world_size
-        self._names = {parameter: name for name, parameter in model.named_parameters()}
+        self.names = {parameter: name for name, parameter in model.named_parameters()}
         self._groups = groups
-        muon = {self._names[parameter]: group["muon"] for group in groups for parameter in group["params"]}
-        self._parameters = {name: each for each, name in self._names.items() if name in muon and each.numel()}
+        muon = {self.names[parameter]: group["muon"] for group in groups for parameter in group["params"]}
+        self._parameters = {name: each for each, name in self.names.items() if name in muon and each.numel()}
         self.costs = {
             name: update_cost(each.shape, muon[name], on_gpu=on_gpu) for name, each in self._parameters.items()
         }
@@ -87,6 +88,14 @@ class Division:
         self.owners = owners(self.costs, world_size)
         """Rank that updates each trained parameter, by its name."""
         self._owned = [each for name, each in self._parameters.items() if self.owners[name] == rank]
+
+    @classmethod
+    def of(cls, model: nn.Module, config: RunConfig, device: torch.device) -> Division | None:
+        """That of a run between the processes that have met; None where DeepSpeed divides, or nothing is divided."""
+        if config.zero.stage == config.sharding_stage:
+            return None
+        groups, place = parameter_groups(model, config.optimizer), distributed.place()
+        return cls(model, groups, config.zero.stage, *place, on_gpu=device.type == "cuda")
 
     def owns(self, name: str) -> bool:
         """Whether this rank updates a parameter."""
@@ -96,7 +105,7 @@ class Division:
     def owned_groups(self) -> list[Group]:
         """The optimizer's groups with this rank's parameters alone; some may be empty."""
         return [
-            {**group, "params": [each for each in group["params"] if self.owns(self._names[each])]}
+            {**group, "params": [each for each in group["params"] if self.owns(self.names[each])]}
             for group in self._groups
         ]
 
@@ -120,8 +129,8 @@ class Division:
             if gradient is not None and parameter.grad is not None:
                 parameter.grad.add_(gradient)
 
-    def gradient_norm(self) -> Tensor:
-        """Norm of the gradient of all parameters, with the bits of `torch.nn.utils.get_total_norm` over all of them.
+    def clip(self, limit: float) -> Tensor:
+        """As `torch.nn.utils.clip_grad_norm_` over all parameters, with its bits: each rank measures and clips its own.
         Collective."""
         norms = torch.zeros(len(self._parameters), device=next(iter(self._parameters.values())).device)
         places = [place for place, name in enumerate(self._parameters) if self.owns(name)]
@@ -130,12 +139,8 @@ class Division:
         if gradients:
             norms[places] = torch.stack(torch._foreach_norm(gradients))
         norm: Tensor = torch.linalg.vector_norm(distributed.reduce_sum(norms))  # sums of one number and zeros are exact
+        nn.utils.clip_grads_with_norm_(self._owned, limit, norm)
         return norm
-
-    @property
-    def gradients(self) -> list[Tensor]:
-        """Gradients of this rank's parameters."""
-        return [each.grad for each in self._owned if each.grad is not None]
 
     @torch.no_grad()
     def share(self) -> None:

@@ -19,13 +19,12 @@ from cloze.launch.engine import summing
 from cloze.launch.engine.building import build_deepspeed
 from cloze.launch.engine.config import PRECISIONS, Settings
 from cloze.launch.engine.division import Division
-from cloze.launch.engine.files import CheckpointFiles, Content, Read, Submit
+from cloze.launch.engine.files import CheckpointFiles, Read, Submit
 from cloze.launch.engine.fragments import Fragment, UpdatedParts, base_optimizer, master_fragments
 from cloze.launch.engine.optimizers import parameter_groups
 from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
-from cloze.launch.engine.states import OWNERS, load_states, submit_states
+from cloze.launch.engine.states import load_states, submit_states, submitting_model
 from cloze.launch.engine.summing import averaged_gradients
-from cloze.launch.system import distributed
 from cloze.model.copies import WeightCopies
 
 # Name of a parameter, and flat parts of its fp32 master and of its gradient.
@@ -65,14 +64,9 @@ class Engine:
         self.model: Any = model
         """Has an encoder `bert`, in fine-tuning as in pretraining."""
         self.device = device
-        self._division: Division | None = None
-        if config.zero.stage > config.sharding_stage:
-            groups = parameter_groups(model, config.optimizer)
-            self._division = Division(
-                model, groups, config.zero.stage, *distributed.place(), on_gpu=device.type == "cuda"
-            )
-        groups_of_rank = self._division.owned_groups if self._division else None
-        self._deepspeed = build_deepspeed(model, config, settings, device, groups_of_rank)
+        self._division = Division.of(model, config, device)
+        groups = self._division.owned_groups if self._division else None
+        self._deepspeed = build_deepspeed(model, config, settings, device, groups)
         self.sharding_stage = int(self._deepspeed.zero_optimization_stage())
         """ZeRO stage of DeepSpeed, which cuts tensors into parts; 0: every process has each weight whole."""
         self.stage = self._division.stage if self._division else self.sharding_stage
@@ -158,11 +152,8 @@ class Engine:
     def _clip(self) -> Tensor:
         """Clip the gradients, note whether they are finite, and return their norm before that."""
         parameters = list(self.model.parameters())
-        if self._division:
-            norm = self._division.gradient_norm()
-            nn.utils.clip_grads_with_norm_(parameters, self._clipping, norm)
-        else:
-            norm = nn.utils.clip_grad_norm_(parameters, self._clipping)
+        divided = self._division
+        norm = divided.clip(self._clipping) if divided else nn.utils.clip_grad_norm_(parameters, self._clipping)
         self._found_inf.copy_(~norm.isfinite())
         if not self._optimizer_skips and self._found_inf.item():
             # On a CPU there is nothing to wait for; DeepSpeed's kernels on a GPU know nothing of `found_inf`.
@@ -178,16 +169,11 @@ class Engine:
         Args:
             submit: is given live tensors: copies them before it returns.
         """
-        division = self._division
-
-        def submit_file(content: Content, path: Path) -> None:
-            # Of the divided optimizer DeepSpeed sees the main rank's part alone.
-            submit(content | {"optimizer": None, OWNERS: division.owners} if division else content, path)
-
-        self._deepspeed.checkpoint_engine = CheckpointFiles(submit=submit_file)
-        self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
-        if division:
-            submit_states(base_optimizer(self._deepspeed), self._names(), division, folder, submit)
+        submit_model = submitting_model(submit, self._division) if self._division else submit
+        self._deepspeed.checkpoint_engine = CheckpointFiles(submit=submit_model)
+        self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)  # makes the folder
+        if self._division:
+            submit_states(base_optimizer(self._deepspeed), self._division, folder, submit)
 
     def load(self, folder: Path, read: Read, optimizer_steps: int) -> bool:
         """Take weights and optimizer states from a checkpoint's folder, but no constants: those are the
@@ -198,13 +184,7 @@ class Engine:
             read: reads a file, and refuses what is neither a tensor nor a plain value.
             optimizer_steps: steps that the optimizer states must be of.
         """
-        content: Content = {}
-
-        def read_file(path: str) -> Content:
-            content.update(found := read(path))
-            return found
-
-        self._deepspeed.checkpoint_engine = CheckpointFiles(read=read_file)
+        self._deepspeed.checkpoint_engine = files = CheckpointFiles(read=read)
         # DeepSpeed prints what it loads, on every rank.
         with (
             kept_hyper_parameters(self._deepspeed, optimizer_steps),
@@ -215,20 +195,9 @@ class Engine:
                 str(folder.parent), tag=folder.name, load_optimizer_states=self.sharding_stage > 0
             )
             if path is not None and self.sharding_stage == 0:
-                self._load_states(content, folder, read)
+                groups = parameter_groups(self.model, self._config.optimizer)
+                load_states(base_optimizer(self._deepspeed), self.model, groups, files.content, folder, read)
         return path is not None
-
-    def _load_states(self, content: Content, folder: Path, read: Read) -> None:
-        """Take the optimizer's states, DeepSpeed's file of the model having been read."""
-        optimizer = base_optimizer(self._deepspeed)
-        if self._division or OWNERS in content:
-            groups = parameter_groups(self.model, self._config.optimizer)
-            load_states(optimizer, self._names(), content, groups, folder, read)
-        else:
-            optimizer.load_state_dict(content["optimizer"])
-
-    def _names(self) -> dict[Tensor, str]:
-        return {parameter: name for name, parameter in self.model.named_parameters()}
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ class CheckpointFiles(CheckpointEngine):
         super().__init__()
         self.name = "cloze"
         self._submit, self._read = submit, read
+        self.content: Content = {}
+        """Of the file that was read last."""
 
     def create(self, info: object) -> None:
         """Does nothing: there is nothing to prepare."""
@@ -38,7 +40,8 @@ class CheckpointFiles(CheckpointEngine):
 
     def load(self, path: str, map_location: object = None) -> Content:
         assert self._read is not None, "made for writing"
-        return self._read(path)
+        self.content = self._read(path)
+        return self.content
 
     def commit(self, info: object) -> bool:
         return True

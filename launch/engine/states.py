@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cloze.launch.engine.division import Division
 from cloze.launch.engine.files import Content, Read, Submit
@@ -28,46 +28,49 @@ def optimizer_file(rank: int) -> str:
     return f"optimizer-{rank:05d}.pt"
 
 
-def submit_states(
-    optimizer: torch.optim.Optimizer, names: dict[Tensor, str], division: Division, folder: Path, submit: Submit
-) -> None:
-    """Hand over this rank's file of states."""
-    states = {names[each]: state for each, state in optimizer.state.items()}
+def submitting_model(submit: Submit, division: Division) -> Submit:
+    """What takes DeepSpeed's file of the model: of a divided optimizer DeepSpeed sees but one rank's part."""
+    return lambda content, path: submit(content | {"optimizer": None, OWNERS: division.owners}, path)
+
+
+def submit_states(optimizer: torch.optim.Optimizer, division: Division, folder: Path, submit: Submit) -> None:
+    """Hand over this rank's file of states; the folder is there."""
+    own = [each for group in optimizer.param_groups for each in group["params"]]
+    states = {division.names[each]: optimizer.state[each] for each in own if each in optimizer.state}
     submit({_STATES: states}, folder / optimizer_file(division.rank))
 
 
 def load_states(
     optimizer: torch.optim.Optimizer,
-    names: dict[Tensor, str],
-    content: Content,
+    model: nn.Module,
     groups: list[Group],
+    content: Content,
     folder: Path,
     read: Read,
 ) -> None:
-    """Give an optimizer the states of a checkpoint, where either or both of them are divided; the groups keep their
-    constants.
+    """Give an optimizer the states of a checkpoint, whichever of them is divided.
 
     Args:
-        optimizer: over this rank's parameters.
-        names: of all trained parameters.
-        content: of DeepSpeed's file of the model.
+        optimizer: over this rank's parameters of the model.
         groups: the optimizer's groups over all trained parameters.
+        content: of DeepSpeed's file of the model.
         read: reads a file, and refuses what is neither a tensor nor a plain value.
     """
-    own = [names[each] for group in optimizer.param_groups for each in group["params"]]
+    own = [each for group in optimizer.param_groups for each in group["params"]]
+    trained = [each for group in groups for each in group["params"]]
+    if OWNERS not in content and len(own) == len(trained):
+        optimizer.load_state_dict(content["optimizer"])
+        return
+    names = {parameter: name for name, parameter in model.named_parameters()}
     if OWNERS in content:
-        owners = content[OWNERS]
-        files = [read(str(folder / optimizer_file(rank))) for rank in sorted({owners[name] for name in own})]
+        ranks = sorted({content[OWNERS][names[each]] for each in own})
+        files = [read(str(folder / optimizer_file(rank))) for rank in ranks]
         states = {name: state for file in files for name, state in file[_STATES].items()}
     else:
         saved = content["optimizer"]
         places = [place for group in saved["param_groups"] for place in group["params"]]
-        whole = [names[each] for group in groups for each in group["params"]]
-        states = {
-            name: saved["state"][place] for name, place in zip(whole, places, strict=True) if place in saved["state"]
-        }
-    constants = optimizer.state_dict()["param_groups"]
+        pairs = zip(trained, places, strict=True)
+        states = {names[each]: saved["state"][place] for each, place in pairs if place in saved["state"]}
+    own_states = {place: states[names[each]] for place, each in enumerate(own) if names[each] in states}
     # By torch's own loader, which puts each state where, and in the format in which, the optimizer wants it.
-    optimizer.load_state_dict(
-        {"state": {place: states[name] for place, name in enumerate(own) if name in states}, "param_groups": constants}
-    )
+    optimizer.load_state_dict({"state": own_states, "param_groups": optimizer.state_dict()["param_groups"]})
