@@ -326,11 +326,11 @@ class FindWord(OfLayer):
 
     def _found(self, tokenizer: Tokenizer, row: Row, encoding: Encoding) -> list[tuple[str, tuple[int, int], int, int]]:
         """Text, characters and token range of each occurrence."""
-        unknown, words, found = tokenizer.special_tokens.unknown, _normalized_words(tokenizer, self.word), []
+        unknown, words, found = tokenizer.special_tokens.unknown, tokenizer.normalize(self.word).split(), []
         for low, high in self._places(tokenizer, encoding):
             text = row.text if encoding.parts[low] == 1 else row.second
             span = encoding.offsets[low][0], encoding.offsets[high - 1][1]
-            if unknown in encoding.ids[low:high] and _normalized_words(tokenizer, text[slice(*span)]) != words:
+            if unknown in encoding.ids[low:high] and tokenizer.normalize(text[slice(*span)]).split() != words:
                 continue  # [UNK] can be another word
             found.append((text, span, low, high))
         return found
@@ -342,12 +342,6 @@ def in_contexts(results: Iterable[list[Occurrence]]) -> list[WordInContext]:
     return [
         WordInContext(**vars(each), cosines=[cosine(each.vector, other.vector) for other in found]) for each in found
     ]
-
-
-def _normalized_words(tokenizer: Tokenizer, text: str) -> list[str]:
-    """Words of a text after the tokenizer's normalisation, such as lower case."""
-    normalizer = tokenizer.backend.normalizer
-    return (text if normalizer is None else normalizer.normalize_str(text)).split()
 
 
 def _has_word_at(encoding: Encoding, place: int, ids: list[int]) -> bool:

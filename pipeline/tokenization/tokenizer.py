@@ -11,10 +11,10 @@ tokenizer, so the ids are always those of the tokenizer.
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import tokenizers
@@ -51,6 +51,32 @@ FETCHED = (*FILES, "special_tokens_map.json")  # of a folder in a store
 _TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # the class of transformers that uses tokenizer.json as it is
 # BERT has segments: without this transformers omits token_type_ids.
 _MODEL_INPUT_NAMES = ["input_ids", "token_type_ids", "attention_mask"]
+# Published vocabularies leave some thousand ids without a token; tables have an entry for each id up to the highest.
+_MOST_UNUSED_IDS = 1 << 20
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+def _with_readable_panics(
+    method: Callable[Concatenate["Tokenizer", _Given], _Result],
+) -> Callable[Concatenate["Tokenizer", _Given], _Result]:
+    """Let a method raise UserError where a rule of the tokenizer gives up on a text: a regular expression that tries
+    too many ways ends as a panic of the library's Rust code, which is no Exception.
+    """
+
+    @wraps(method)
+    def wrapped(self: "Tokenizer", /, *args: _Given.args, **options: _Given.kwargs) -> _Result:
+        try:
+            return method(self, *args, **options)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # pyo3 exports no such class
+                raise
+            raise UserError(
+                f"{self.folder or 'tokenizer'}: found a rule that gives up on a text ({error}), expected normalizer, "
+                "pre_tokenizer and decoder of tokenizer.json to end on any text; correct their patterns"
+            ) from error
+
+    return wrapped
 
 
 class LocatedTokens(NamedTuple):
@@ -82,14 +108,16 @@ class Tokenizer:
     _starts: np.ndarray
     _lengths: np.ndarray
 
+    @_with_readable_panics
     def __init__(self, backend: tokenizers.Tokenizer, names: dict[str, str], folder: Place | None = None):
+        self.folder = folder
         self.backend = backend
         self.backend.encode_special_tokens = True
         self.backend.no_padding()
         self.backend.no_truncation()
         self.names = names
-        self.folder = folder
         vocabulary = backend.get_vocab(with_added_tokens=True)
+        self._check_ids(vocabulary)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         missing = [f"{role} {name!r}" for role, name in names.items() if name not in vocabulary]
         if missing:
@@ -113,6 +141,22 @@ class Tokenizer:
         self._splitter = WordSplitter(backend)
         self.word_table_reason = self._why_no_word_table()
         self._forget_words()
+
+    def _check_ids(self, vocabulary: dict[str, int]) -> None:
+        """Raise UserError for an id far above the number of tokens, or one of two tokens."""
+        token, highest = max(vocabulary.items(), key=lambda item: item[1], default=("", 0))
+        if highest > len(vocabulary) + _MOST_UNUSED_IDS:
+            raise UserError(
+                f"{self.folder or 'tokenizer'}: found id {highest} of {token!r} among {len(vocabulary)} tokens, "
+                f"expected at most {_MOST_UNUSED_IDS} ids without a token; correct it in tokenizer.json"
+            )
+        by_id = {number: token for token, number in vocabulary.items()}
+        if len(by_id) < len(vocabulary):
+            token, number = next(item for item in vocabulary.items() if by_id[item[1]] != item[0])
+            raise UserError(
+                f"{self.folder or 'tokenizer'}: found id {number} of both {token!r} and {by_id[number]!r}, expected an "
+                "id of its own for each token; correct it in tokenizer.json"
+            )
 
     def _check_names(self) -> None:
         """Raise UserError for a special token that would break vocab.txt, or that ordinary text is encoded to."""
@@ -207,8 +251,7 @@ class Tokenizer:
     @cached_property
     def lowercase(self) -> bool:
         """Whether it lowercases text."""
-        normalizer = self.backend.normalizer
-        return normalizer is not None and normalizer.normalize_str("A") == "a"
+        return self.normalize("A") == "a"
 
     @cached_property
     def space_begins_word(self) -> bool:
@@ -240,15 +283,23 @@ class Tokenizer:
             tokens[number] = token
         return tokens
 
+    @_with_readable_panics
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         return self.backend.decode([int(number) for number in ids], skip_special_tokens=False)
 
     # ---- encoding ----
 
+    @_with_readable_panics
+    def normalize(self, text: str) -> str:
+        """A text after the tokenizer's normalisation, such as lower case."""
+        normalizer = self.backend.normalizer
+        return text if normalizer is None else normalizer.normalize_str(text)
+
     def encode(self, text: str) -> list[int]:
         """Ids of one text, without special tokens."""
         return self.encode_batch([text])[0].tolist()
 
+    @_with_readable_panics
     def encode_with_offsets(self, texts: list[str]) -> list[LocatedTokens]:
         """Ids of each text, with their places in it."""
         encoded = self.backend.encode_batch(texts, add_special_tokens=False)
@@ -281,6 +332,7 @@ class Tokenizer:
         bounds = ragged.to_offsets(np.array([len(piece) + 1 for piece in pieces], np.int64))
         return self.encode_bytes(b"\n".join(pieces) + b"\n", bounds)
 
+    @_with_readable_panics
     def encode_plainly(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """As `encode_batch`, with `tokenizers` only: the reference, and used for models without a table of words."""
         encoded = [item.ids for item in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
@@ -288,6 +340,7 @@ class Tokenizer:
         flat = np.fromiter(itertools.chain.from_iterable(encoded), np.int64, count=int(offsets[-1]))
         return self._as_text[flat], offsets
 
+    @_with_readable_panics
     def encode_bytes(self, data: bytes, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids of UTF-8 text divided at `bounds` (N+1,), byte positions between characters; flat ids and offsets.
 

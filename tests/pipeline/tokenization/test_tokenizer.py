@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from cloze.pipeline import ragged
 from cloze.pipeline.config import MixtureSource, PrepareConfig, SourceConfig, VocabularyConfig
@@ -336,6 +336,47 @@ def test_errors_name_what_is_wrong(tmp_path, name, text, message):
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=message):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (4_000_000_000, "found id 4000000000 of 'b' among 8 tokens, expected at most 1048576 ids without a token"),
+        (5, "found id 5 of both 'a' and 'b'|found id 5 of both 'b' and 'a'"),
+    ],
+)
+def test_ids_far_above_the_tokens_and_of_two_tokens_are_refused(tmp_path, number, message):
+    """A table for 4e9 ids would take 16 GB."""
+    names = [*corpus.tokenizer().names.values()]
+    vocabulary = {token: each for each, token in enumerate([*names, "a", "##c"])}
+    Backend(models.WordPiece(vocabulary, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["vocab"]["b"] = number  # the library would write one token an id
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["normalizer", "pre-tokenizer", "decoder"])
+def test_a_rule_that_gives_up_on_a_text_is_a_line(tmp_path, part):
+    """The library panics there, which is no Exception and would end a command with a traceback."""
+    corpus.tokenizer().save(tmp_path)
+    backend, pattern = Backend.from_file(str(tmp_path / "tokenizer.json")), Regex("(x+x+)+y")
+    if part == "normalizer":
+        backend.normalizer = normalizers.Replace(pattern, "")
+    elif part == "pre-tokenizer":
+        backend.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
+    else:
+        backend.add_tokens(["x" * 40])
+        backend.decoder = decoders.Replace(pattern, "")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer, text = Tokenizer.from_folder(tmp_path), "x" * 40
+    uses = (tokenizer.encode, tokenizer.normalize, lambda text: tokenizer.encode_with_offsets([text]))
+    if part == "decoder":
+        uses = (lambda text: tokenizer.decode([tokenizer.vocab_size - 1]),)
+    for use in uses[:: 2 if part == "pre-tokenizer" else 1]:
+        with pytest.raises(UserError, match=f"^{tmp_path}: found a rule that gives up on a text .*retry-limit"):
+            use(text)
 
 
 def test_a_missing_folder_is_named(tmp_path):
