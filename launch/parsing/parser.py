@@ -12,7 +12,7 @@ from argparse import ArgumentError
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import jsonargparse
 import yaml
@@ -116,7 +116,7 @@ def parse(
     kind: Any = config  # a dataclass, of whose type no more can be said
     parser = build_parser(name, kind, words)
     kinds = get_type_hints(config)
-    lists = {field for field, kind in kinds.items() if kind == list[str]} - {words}
+    lists = {field for field, kind in kinds.items() if {list[str], list[int]} & {kind, *get_args(kind)}} - {words}
     for brief, long in short:
         arguments = [long + word[len(brief) :] if word.partition("=")[0] == brief else word for word in arguments]
     known = describe(kind)

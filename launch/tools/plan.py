@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cloze.launch.tools.planning import assumptions
 from cloze.launch.tools.planning.config import PlanConfig
 from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, Step
 from cloze.launch.tools.planning.machines import find_machine
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import publish_text
@@ -29,22 +31,105 @@ def plan(config: PlanConfig, environment: Environment) -> None:
     """Print the estimate, and write it as JSON if requested. Runs in one process; `environment` is that of the
     command.
     """
-    estimator = make_estimator(config)
-    stage = config.zero.stage
-    step = estimator.step(stage, estimator.micro_batch_size(stage))
-    figures = _figures(config, estimator, step)
-    _print(config, estimator, step, figures)
+    figures = _plan_one(config) if len(config.counts) == 1 else _compare(config)
     if config.json:
         publish_text(Path(config.json), json.dumps(figures, indent=1) + "\n")
 
 
-def make_estimator(config: PlanConfig) -> Estimator:
+def _plan_one(config: PlanConfig) -> Fields:
+    """Print the estimate for one number of GPUs; returns the content of the JSON file."""
+    estimator = make_estimator(config)
+    stage = config.zero.stage
+    step = estimator.step(stage, estimator.micro_batch_size(stage))
+    figures = _figures(config, estimator, step) | _stages(estimator)
+    _print(config, estimator, step, figures)
+    return figures
+
+
+def _compare(config: PlanConfig) -> Fields:
+    """Print a table of several numbers of GPUs; returns the content of the JSON file.
+
+    Raises:
+        UserError: none of them can run the configuration; the error of the first.
+    """
+    stage = config.zero.stage
+    made: dict[int, tuple[Estimator, Fields] | UserError] = {}
+    for gpus in config.counts:
+        try:
+            estimator = make_estimator(config, gpus)
+            step = estimator.step(stage, estimator.micro_batch_size(stage))
+            made[gpus] = estimator, _figures(config, estimator, step)
+        except UserError as error:
+            made[gpus] = error
+    planned = [each for each in made.values() if not isinstance(each, UserError)]
+    if not planned:
+        raise next(error for error in made.values() if isinstance(error, UserError))
+    estimator = planned[0][0]
+    console = Console()
+    console.table(
+        f"cloze plan: an estimate, nothing was run: {estimator.cluster.machine.name}, "
+        f"{planned[0][1]['tokens'] / 1e9:,.4g} billion tokens",
+        ("GPUs", "micro x accumulation", "memory", "tokens/s", "MFU", "hours", "cost"),
+        [_compared_row(gpus, each) for gpus, each in made.items()],
+    )
+    for gpus, each in made.items():
+        if isinstance(each, UserError):
+            console.say(f"{gpus} GPUs: {each}")
+    limit = _too_small_from(planned[-1][0], stage)
+    if limit is not None:
+        number = f"{limit} GPU{'s' * (limit > 1)}"
+        console.say(
+            f"from {number} on the batch is too small: all of a GPU's share of {config.train.global_batch_size:,} "
+            "sequences is one micro-batch, of which its memory holds twice as much; take a recipe with a larger batch"
+        )
+    console.say(_assumed(config, estimator))
+    return {
+        "estimate": True,
+        "batch_too_small_from_gpus": limit,
+        "by_gpus": [figures for _, figures in planned],
+        "refused": {str(gpus): str(each) for gpus, each in made.items() if isinstance(each, UserError)},
+    }
+
+
+def _compared_row(gpus: int, made: tuple[Estimator, Fields] | UserError) -> tuple[str, ...]:
+    if isinstance(made, UserError):
+        return (str(gpus), "-", "-", "-", "-", "-", "-")
+    figures = made[1]
+    memory = f"{figures['memory_bytes'] / _GIB:.1f} GiB"
+    return (
+        str(gpus),
+        f"{figures['micro_batch_size']} x {figures['gradient_accumulation_steps']}",
+        memory if figures["fits"] else f"{memory}: does not fit",
+        f"{figures['tokens_per_second']:,.0f}",
+        f"{figures['mfu']:.1%}",
+        clock(figures["hours"] * 3600),
+        "-" if figures["cost"] is None else f"{figures['cost']:,.0f}",
+    )
+
+
+def _too_small_from(estimator: Estimator, stage: int) -> int | None:
+    """The smallest number of GPUs of which each could hold twice its share of a batch; None if a batch of two
+    sequences is too much for one.
+
+    Counted without the share of states that more GPUs save at stages 1 to 3, which is little beside activations.
+    """
+    batch = math.gcd(*estimator.config.train.batch_sizes.values())
+    divisors = [each for each in range(1, batch + 1) if batch % each == 0]
+    found = bisect_left(divisors, True, key=lambda gpus: estimator.fits(estimator.memory(stage, 2 * batch // gpus)))
+    return divisors[found] if found < len(divisors) else None
+
+
+def make_estimator(config: PlanConfig, gpus: int | None = None) -> Estimator:
     """The Estimator of this run's steps.
+
+    Args:
+        gpus: one of the numbers of GPUs; None: the first.
 
     Raises:
         UserError: there are no measurements of this device, or the batch is not a multiple of the processes.
     """
-    BatchArithmetic.of(config.train, config.gpus)
+    gpus = config.counts[0] if gpus is None else gpus
+    BatchArithmetic.of(config.train, gpus)
     precise = config.train.precision == "fp32"
     machine = find_machine(config.device, torch.float32 if precise else torch.bfloat16)
     if precise and not machine.is_cpu:
@@ -52,18 +137,23 @@ def make_estimator(config: PlanConfig) -> Estimator:
         machine = replace(machine, best_product=machine.best_product * share)
     if config.link_gigabytes is not None:
         machine = replace(machine, link=config.link_gigabytes * 1e9)
-    model, lengths = config.model, _lengths(config)
+    config, lengths = _lengths(config)
+    model = config.model
     if not model.vocab_size:
         known = Manifest.load(config.sources[0].path).vocab_size if config.data else assumptions.VOCAB_SIZE
         model = replace(model, vocab_size=known)
-    cluster = Cluster(machine, config.gpus, min(config.gpus_per_machine, config.gpus), config.network_gigabytes * 1e9)
+    cluster = Cluster(machine, gpus, min(config.gpus_per_machine, gpus), config.network_gigabytes * 1e9)
     return Estimator(replace(config, model=model), lengths, cluster)
 
 
-def _lengths(config: PlanConfig) -> Lengths:
+def _lengths(config: PlanConfig) -> tuple[PlanConfig, Lengths]:
+    """The configuration with the steps that config.tokens makes, and the run's lengths."""
     found = _masked_lengths(config)
+    if config.tokens is not None:
+        steps = math.ceil(config.tokens / (config.train.global_batch_size * found.mean))
+        config = replace(config, train=replace(config.train, max_steps=steps))
     tokens = config.train.max_steps * config.train.global_batch_size * found.mean
-    return replace(found, next_tokens=min(1.0, config.masking.next_tokens_until / tokens))
+    return config, replace(found, next_tokens=min(1.0, config.masking.next_tokens_until / tokens))
 
 
 def _masked_lengths(config: PlanConfig) -> Lengths:
@@ -79,7 +169,7 @@ def _masked_lengths(config: PlanConfig) -> Lengths:
 
 def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> Fields:
     """Content of the JSON file."""
-    machine, gpus = estimator.cluster.machine, config.gpus
+    machine, gpus = estimator.cluster.machine, estimator.cluster.processes
     seconds = estimator.seconds_of_run(step)
     hours = seconds / 3600
     weights = estimator.parameters
@@ -108,14 +198,20 @@ def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> Fields:
         "tokens_per_second": step.tokens_per_second,
         "mfu": step.flops / step.seconds / (machine.flops * gpus),
         "hours": hours,
+        "steps": round(seconds / step.seconds),
         "tokens": step.tokens * seconds / step.seconds,
         "checkpoint_bytes": estimator.checkpoint_bytes(config.zero.stage),
         "data_bytes_per_second": step.tokens_per_second * assumptions.SHARD_BYTES_A_TOKEN,
         "cost": None if config.price_per_hour is None else config.price_per_hour * gpus * hours,
         "communication_share": step.communication_seconds / step.seconds,
-        "stages": (stages := {stage: _stage(estimator, stage) for stage in estimator.stages()}),
-        "fastest_stage": max(stages, key=lambda stage: stages[stage].get("tokens_per_second", 0.0)),
     }
+
+
+def _stages(estimator: Estimator) -> Fields:
+    """The ZeRO stages beside each other, and the fastest."""
+    stages = {stage: _stage(estimator, stage) for stage in estimator.stages()}
+    fastest = max(stages, key=lambda stage: stages[stage].get("tokens_per_second", 0.0))
+    return {"stages": stages, "fastest_stage": fastest}
 
 
 def _stage(estimator: Estimator, stage: int) -> Fields:
@@ -175,7 +271,7 @@ def _memory_rows(estimator: Estimator, step: Step, figures: Fields) -> list[tupl
 
 
 def _time_rows(config: PlanConfig, step: Step, figures: Fields) -> list[tuple[str, str]]:
-    micro, gpus = step.micro, config.gpus
+    micro, gpus = step.micro, figures["gpus"]
     parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in micro.by_kind.items())
     waits = "the device waits for it" if micro.host_seconds > micro.device_seconds else "hidden behind the device"
     reading = step.tokens_per_second / gpus / assumptions.TOKENS_A_SECOND_OF_A_READER
@@ -194,7 +290,11 @@ def _time_rows(config: PlanConfig, step: Step, figures: Fields) -> list[tuple[st
             f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / gpus:,.0f} a device; MFU "
             f"{figures['mfu']:.1%}",
         ),
-        ("run", f"{clock(figures['hours'] * 3600)} hours for {figures['tokens'] / 1e9:,.3g} billion tokens"),
+        (
+            "run",
+            f"{clock(figures['hours'] * 3600)} hours for {figures['steps']:,} steps, "
+            f"{figures['tokens'] / 1e9:,.3g} billion tokens",
+        ),
         ("checkpoint", f"{figures['checkpoint_bytes'] / 1e9:.2f} GB each, {config.checkpoint.keep_last} kept"),
         (
             "data",
@@ -253,12 +353,13 @@ def _limited_by_batch(config: PlanConfig, estimator: Estimator, figures: MicroBa
     """A line if the largest micro-batch is a device's whole share of the batch although a larger one would fit; else
     None.
     """
-    share, stage = math.gcd(*config.train.batch_sizes.values()) // config.gpus, config.zero.stage
-    reached = config.gpus > 1 and figures["largest_micro_batch_size"] == share
+    gpus, stage = estimator.cluster.processes, config.zero.stage
+    share = math.gcd(*config.train.batch_sizes.values()) // gpus
+    reached = gpus > 1 and figures["largest_micro_batch_size"] == share
     if not reached or not estimator.fits(estimator.memory(stage, 2 * share)):
         return None
     return (
-        f"limited by the batch, not by memory: it gives each of {config.gpus} devices {share} "
+        f"limited by the batch, not by memory: it gives each of {gpus} devices {share} "
         f"sequence{'s' * (share > 1)}; take fewer devices, or a recipe with a larger batch"
     )
 
@@ -275,7 +376,7 @@ def _assumed(config: PlanConfig, estimator: Estimator) -> str:
             f"{assumptions.HOST_SECONDS * 1e6:.0f} µs of the host a launch "
             f"({assumptions.COMPILED_HOST_SECONDS * 1e6:.0f} compiled)"
         ]
-    if config.gpus > 1:
+    if max(config.counts) > 1:
         said += [
             f"links at {assumptions.COLLECTIVE:.0%} of {machine.link / 1e9:.0f} GB/s inside a machine and of "
             f"{config.network_gigabytes:g} GB/s between machines"

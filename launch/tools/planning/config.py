@@ -25,8 +25,10 @@ class PlanConfig(PretrainConfig):
     """Ignored; gpus is used instead."""
     device: str = "this"
     """Name of a GPU in the data sheets; cpu or this: this machine's, as measured by `cloze doctor`."""
-    gpus: int = 1
-    """Processes of the run (world size), each with one device, at least 1."""
+    gpus: int | list[int] = 1
+    """Processes of the run (world size), each with one device, at least 1; several numbers are compared in a table."""
+    tokens: float | None = None
+    """Tokens of the run, above 0, from which train.max_steps follows: 100e9; null: train.max_steps counts."""
     gpus_per_machine: int = 8
     """Devices per machine, connected at link_gigabytes, at least 1."""
     link_gigabytes: float | None = None
@@ -46,8 +48,15 @@ class PlanConfig(PretrainConfig):
         super().__post_init__()
         if self.device not in ("this", "cpu"):
             named_sheet(self.device)
-        at_least("plan", self, gpus=1, gpus_per_machine=1, price_per_hour=0)
-        for name in ("link_gigabytes", "network_gigabytes"):
+        at_least("plan", self, gpus_per_machine=1, price_per_hour=0)
+        if not self.counts or min(self.counts) < 1:
+            raise UserError(f"plan.gpus: found {self.gpus}, expected 1 or more, or several such numbers")
+        if self.tokens is not None and self.train.time_budget_hours is not None:
+            raise UserError(
+                f"plan.tokens: found {self.tokens:g} with train.time_budget_hours {self.train.time_budget_hours:g}, "
+                "expected one of the two"
+            )
+        for name in ("link_gigabytes", "network_gigabytes", "tokens"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise UserError(f"plan.{name}: found {getattr(self, name)}, expected more than 0")
         if not 0 <= self.short_share <= 1:
@@ -59,3 +68,8 @@ class PlanConfig(PretrainConfig):
                 "plan: found neither data nor train.sequence_length, expected one of them: how long the "
                 "sequences are; add --train.sequence_length 128"
             )
+
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of GPUs, ascending, each once."""
+        return sorted(set(self.gpus)) if isinstance(self.gpus, list) else [self.gpus]

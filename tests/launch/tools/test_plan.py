@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from cloze.launch import cli
+from cloze.launch import cli, commands
 from cloze.launch.config import EmaConfig, PretrainConfig, TrainConfig, ZeroConfig
 from cloze.launch.pretrain.objectives.making import make_objective
 from cloze.launch.pretrain.probing import SPARE_SHARE
@@ -148,6 +148,30 @@ def test_the_command_prints_and_writes_its_figures(tmp_path):
     assert "masked tokens alone" not in printed
 
 
+def test_numbers_of_gpus_are_compared_for_a_number_of_tokens(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    arguments = ["plan", "--config", "tiny", "--train.sequence_length", "64", "--device", "a10", "--json", str(path)]
+    arguments += ["--train.micro_batch_size", "auto", "--tokens", "5e6", "--train.memory_limit_gib"]
+    assert cli.main([*arguments, "100", "--gpus", "8", "3", "1", "--price_per_hour", "2"]) == 0
+    found, said = json.loads(path.read_text()), " ".join(capsys.readouterr().out.split())
+    assert [each["gpus"] for each in found["by_gpus"]] == [1, 8]
+    for each in found["by_gpus"]:
+        assert each["steps"] == math.ceil(5e6 / (64 * (0.9 * 64 + 0.1 * 32.5)))  # a tenth of them shorter
+        assert each["tokens"] == pytest.approx(5e6, rel=1e-3)
+        assert each["cost"] == pytest.approx(2 * each["hours"] * each["gpus"])
+        assert f"{each['mfu']:.1%}" in said
+    assert "64 sequences" not in found["refused"]["3"] and "multiple of the 3 processes" in found["refused"]["3"]
+    assert "3 GPUs: train.global_batch_size: found 64" in said and found["batch_too_small_from_gpus"] == 1
+    assert "from 1 GPU on the batch is too small: all of a GPU's share of 64 sequences" in said
+    estimator = plan.make_estimator(commands.parse("plan", [*arguments[1:], "100"]), 8)
+    eight = estimator.memory(0, 8).total / 2**30 / (1 - SPARE_SHARE) + 1e-6
+    assert cli.main([*arguments, str(eight), "--gpus", "8", "16"]) == 0
+    assert json.loads(path.read_text())["batch_too_small_from_gpus"] == 16, "eight can hold their 8, not 16"
+    capsys.readouterr()
+    assert cli.main([*arguments, "1", "--gpus", "3", "5"]) == 2
+    assert "multiple of the 3 processes" in capsys.readouterr().err
+
+
 def test_a_moving_average_takes_four_bytes_a_parameter_divided_as_states_are():
     made = []
     for decay in (None, 0.999):
@@ -283,7 +307,12 @@ def test_the_command_plans_an_objective(tmp_path, capsys):
             ],
             "needed for one sequence at zero.stage 0",
         ),
-        (["--gpus", "0"], "plan.gpus: found 0"),
+        (["--gpus", "0"], "plan.gpus: found [0], expected 1 or more"),
+        (["--tokens", "0"], "plan.tokens: found 0.0, expected more than 0"),
+        (
+            ["--tokens", "1e9", "--train.time_budget_hours", "1", "--schedule.warmup_steps", "null"],
+            "plan.tokens: found 1e+09 with train.time_budget_hours 1",
+        ),
     ],
 )
 def test_what_cannot_be_planned_ends_in_one_line(arguments, said, capsys):
