@@ -20,6 +20,7 @@ class ModelError(ValueError):
 # The resolution of masks (dropout.py): with a higher probability all elements would be dropped.
 MOST_DROPPED = 1 - 2**-16
 SINUSOIDAL = ("sinusoidal", "scaled_sinusoidal")
+ROBERTAS = ("roberta", "xlm-roberta", "camembert")
 
 
 _LARGEST = 1 << 24  # upper bound of any size: larger values are mistakes, which would exhaust the memory
@@ -115,6 +116,10 @@ class BertConfig:
     pad_token_id: int = 0
     """Id of the padding token; its word embedding starts at zero and gets no gradient from lookups."""
 
+    family: Literal["bert", "roberta", "xlm-roberta", "camembert"] = "bert"
+    """Whose conventions the model has: a RoBERTa, XLM-RoBERTa or CamemBERT reads its learned positions from row
+    pad_token_id + 1 on, and is exported as such; bert: any other.
+    """
     position_embedding: Literal["learned", "sinusoidal", "scaled_sinusoidal", "rotary", "alibi", "none"] = "learned"
     """How positions enter: added vectors (learned; sinusoidal; scaled_sinusoidal: times one learned factor, at first
     1/sqrt(hidden_size)), rotated queries and keys, a bias on scores, or not.
@@ -260,6 +265,9 @@ class BertConfig:
             "position_embedding: sinusoids need an even hidden_size (or embedding_size)": (
                 positions in SINUSOIDAL and self.embedding_width % 2
             ),
+            f"family: {self.family} needs position_embedding: learned": (
+                self.family in ROBERTAS and positions != "learned"
+            ),
             "add_cross_attention: true needs is_decoder: true": self.add_cross_attention and not self.is_decoder,
             "first_attention_norm: false needs norm_position: pre": (
                 not self.first_attention_norm and self.norm_position != "pre"
@@ -291,6 +299,11 @@ class BertConfig:
     def embedding_width(self) -> int:
         """Width of the embeddings."""
         return self.hidden_size if self.embedding_size is None else self.embedding_size
+
+    @property
+    def first_position(self) -> int:
+        """Row of the learned positions that belongs to a sequence's first token."""
+        return self.pad_token_id + 1 if self.family in ROBERTAS else 0
 
     @property
     def attention_output_dropout(self) -> float:

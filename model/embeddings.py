@@ -59,7 +59,7 @@ class Embeddings(nn.Module):
         self.config, width = config, config.embedding_width
         self.word = nn.Embedding(config.padded_vocab_size, width, padding_idx=config.pad_token_id)
         if config.position_embedding == "learned":
-            self.position = nn.Embedding(config.max_position_embeddings, width)
+            self.position = nn.Embedding(config.first_position + config.max_position_embeddings, width)
         elif config.position_embedding in SINUSOIDAL:
             table = sinusoidal_table(config.max_position_embeddings, width)
             self.register_buffer("sinusoids", table, persistent=False)
@@ -92,7 +92,8 @@ class Embeddings(nn.Module):
                 token_type_ids = position_ids.new_zeros(hidden.shape[:-1])
             hidden = hidden + self.segment(token_type_ids)
         if self.config.position_embedding == "learned":
-            hidden = hidden + self.position(position_ids)
+            first = self.config.first_position
+            hidden = hidden + self.position(position_ids + first if first else position_ids)
         elif self.config.position_embedding in SINUSOIDAL:
             places = self.sinusoids[position_ids]
             if self.config.position_embedding == "scaled_sinusoidal":

@@ -1,8 +1,8 @@
 """Models in folders as Hugging Face has them: names of weights, config.json, model.safetensors, the tokenizer's files.
 
-Architectures of `transformers` (BERT, ELECTRA, ModernBERT) are written in its format. Other variants are written in our
-own format: the fields of BertConfig, and our names of weights. `load_pretrained` reads both; `InFolders` makes models
-of them.
+Architectures of `transformers` (BERT, ELECTRA, RoBERTa and its kin, ModernBERT) are written in its format. Other
+variants are written in our own format: the fields of BertConfig, and our names of weights. `load_pretrained` reads
+both; `InFolders` makes models of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from cloze.model.config import BertConfig, HeadConfig, ModelError
+from cloze.model.config import ROBERTAS, BertConfig, HeadConfig, ModelError
 from cloze.model.files import INDEX, WEIGHTS, read_object, read_weights, shard_names
 from cloze.model.initialization import init_weights
 
@@ -70,6 +70,19 @@ _ELECTRA = {
     "classifier": ("classifier",),
     "span": ("qa_outputs",),
 }
+_ROBERTA = {
+    "bert.embeddings.word": ("roberta.embeddings.word_embeddings",),
+    "bert.embeddings.position": ("roberta.embeddings.position_embeddings",),
+    "bert.embeddings.segment": ("roberta.embeddings.token_type_embeddings",),
+    "bert.embeddings.norm": ("roberta.embeddings.LayerNorm",),
+    "bert.pooler.dense": ("roberta.pooler.dense",),
+    "masked_lm.dense": ("lm_head.dense",),
+    "masked_lm.norm": ("lm_head.layer_norm",),
+    "classifier": ("classifier",),
+    "span": ("qa_outputs",),
+}
+# Its classifier of sequences has a dense layer with tanh on the first token, which is what a pooler is.
+_ROBERTA_SEQUENCE = {"bert.pooler.dense": ("classifier.dense",), "classifier": ("classifier.out_proj",)}
 _MODERN = {
     "bert.embeddings.word": ("model.embeddings.tok_embeddings",),
     "bert.embeddings.norm": ("model.embeddings.norm",),
@@ -88,21 +101,30 @@ _MODERN_LAYER = {
     "feed_forward.down": ("mlp.Wo",),
     "feed_forward_norm": ("mlp_norm",),
 }
-# BERT has both names; they are the same tensor if the embeddings are tied, else only the second is used.
-_TIED_BIAS, _UNTIED_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"
+# These have both names; they are the same tensor if the embeddings are tied, else only the second is used.
+_BIASES = {
+    "bert": ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    "roberta": ("lm_head.bias", "lm_head.decoder.bias"),
+}
 _DECODERS = {  # family -> names of the vocabulary projection's weight and bias
-    "bert": ("cls.predictions.decoder.weight", _TIED_BIAS),
+    "bert": ("cls.predictions.decoder.weight", _BIASES["bert"][0]),
+    "roberta": ("lm_head.decoder.weight", _BIASES["roberta"][0]),
     "electra": ("generator_lm_head.weight", "generator_lm_head.bias"),
     "modernbert": ("decoder.weight", "decoder.bias"),
 }
-_PREFIXES = {"bert": "bert.", "electra": "electra.", "modernbert": "model."}  # of the encoder's names
+# Of the encoder's names.
+_PREFIXES = {"bert": "bert.", "roberta": "roberta.", "electra": "electra.", "modernbert": "model."}
 # Names of theirs that repeat another parameter or hold no weight.
 _REPEATED = (
-    _UNTIED_BIAS,
-    *(f"{family}.embeddings.{name}" for family in ("bert", "electra") for name in ("position_ids", "token_type_ids")),
+    *(untied for _, untied in _BIASES.values()),
+    *(
+        f"{family}.embeddings.{name}"
+        for family in ("bert", "roberta", "electra")
+        for name in ("position_ids", "token_type_ids")
+    ),
 )
 _SEGMENT_WEIGHTS = {  # which these are never without there
-    family: f"{family}.embeddings.token_type_embeddings.weight" for family in ("bert", "electra")
+    family: f"{family}.embeddings.token_type_embeddings.weight" for family in ("bert", "roberta", "electra")
 }
 _POOLER = {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
 VOCABULARY_ROWS = ("bert.embeddings.word.weight", "masked_lm.decoder.weight", "masked_lm.decoder.bias")
@@ -139,9 +161,12 @@ _MODERN_VALUES = {
 
 
 def family_of(config: BertConfig) -> str | None:
-    """The architecture of `transformers` for this configuration: bert, electra, modernbert, or None."""
+    """The model_type of `transformers` for this configuration: bert, electra, modernbert, one of ROBERTAS, or None."""
     published = BertConfig()
     if all(getattr(config, name) == getattr(published, name) for name in _BERT_DEFAULTS):
+        if config.family in ROBERTAS:  # whose masked-LM head has GELU whatever the encoder's activation
+            plain = config.embedding_size is None and config.hidden_act == "gelu" and not config.is_decoder
+            return config.family if plain else None
         if config.embedding_size is None:
             return "bert"
         # ELECTRA has no pooler, and GELU in the masked-LM head whatever the encoder's activation.
@@ -151,20 +176,29 @@ def family_of(config: BertConfig) -> str | None:
     return None
 
 
+def _naming(config: BertConfig) -> str:
+    """The key of the tables of names above: the families of ROBERTAS have one set of names; "" of a variant."""
+    family = family_of(config) or ""
+    return "roberta" if family in ROBERTAS else family
+
+
 def huggingface_names(config: BertConfig, head: str = "masked_lm") -> dict[str, tuple[str, ...]]:
     """Each of our parameters that a model of this configuration can have -> its names in `transformers`.
 
     Args:
-        head: masked_lm, classifier or span, which ModernBERT does not tell apart by name.
+        head: masked_lm, classifier or span, which ModernBERT does not tell apart by name; sequence for a classifier of
+            sequences, whose names RoBERTa has apart.
     """
-    family = family_of(config)
-    if family is None:
+    family = _naming(config)
+    if not family:
         raise ModelError("model: this variant has no counterpart in transformers; it is kept in our own format")
-    modules: dict[str, tuple[str, ...]] = (
-        {**_MODERN, **_MODERN_HEADS[head]}
-        if family == "modernbert"
-        else {**(_ELECTRA if family == "electra" else _BERT)}
-    )
+    modules: dict[str, tuple[str, ...]]
+    if family == "modernbert":
+        modules = {**_MODERN, **_MODERN_HEADS["classifier" if head == "sequence" else head]}
+    elif family == "roberta":
+        modules = {**_ROBERTA, **(_ROBERTA_SEQUENCE if head == "sequence" else {})}
+    else:
+        modules = {**(_ELECTRA if family == "electra" else _BERT)}
     for layer in range(config.num_hidden_layers):
         parts: Mapping[str, tuple[str, ...]] = _MODERN_LAYER if family == "modernbert" else _BERT_LAYER
         theirs = f"model.layers.{layer}." if family == "modernbert" else f"{family}.encoder.layer.{layer}."
@@ -182,26 +216,38 @@ def huggingface_names(config: BertConfig, head: str = "masked_lm") -> dict[str, 
     return names
 
 
-def to_huggingface(state_dict: StateDict, config: BertConfig) -> StateDict:
+def to_huggingface(state_dict: StateDict, config: BertConfig, architecture: str = "") -> StateDict:
     """Our weights under the names of `transformers`, without the vocabulary's padding.
 
-    ModernBERT has no next-sentence head: ours is left out there. A BERT or ELECTRA without segments gets one of zeros.
+    ModernBERT and RoBERTa have no next-sentence head, and RoBERTa no pooler beside a masked-LM head: ours are left out
+    there. All but ModernBERT get a segment of zeros if they have none.
+
+    Args:
+        architecture: the name of our class, which alone tells RoBERTa's classifier of sequences from others.
 
     Raises:
         ModelError: a parameter has no counterpart there.
     """
     head = next((head for head in ("classifier", "span") if f"{head}.weight" in state_dict), "masked_lm")
+    if architecture == _SEQUENCE_CLASSIFIER:
+        head = "sequence"
     names = huggingface_names(config, head)
+    left_out: tuple[str, ...] = {"modernbert": ("next_sentence.",), "roberta": ("next_sentence.",)}.get(
+        _naming(config), ()
+    )
+    if _naming(config) == "roberta" and "masked_lm.dense.weight" in state_dict:
+        left_out += ("bert.pooler.",)
     result: StateDict = {}
     for name, tensor in without_padding(state_dict, config).items():
-        if name.startswith("next_sentence.") and family_of(config) == "modernbert":
+        if name.startswith(left_out):
             continue
         if name not in names:
             raise ModelError(f"{name}: this parameter has no counterpart in transformers")
         result.update(zip(names[name], tensor.chunk(len(names[name])), strict=True))
-    if not config.tie_word_embeddings and _TIED_BIAS in result:
-        result[_UNTIED_BIAS] = result[_TIED_BIAS]
-    if not config.type_vocab_size and (segments := _SEGMENT_WEIGHTS.get(family_of(config) or "")):
+    tied, untied = _BIASES.get(_naming(config), ("", ""))
+    if not config.tie_word_embeddings and tied in result:
+        result[untied] = result[tied]
+    if not config.type_vocab_size and (segments := _SEGMENT_WEIGHTS.get(_naming(config))):
         result[segments] = next(iter(result.values())).new_zeros(1, config.embedding_width)
     return result
 
@@ -221,9 +267,10 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
         if name in theirs:
             raise ModelError(f"{name}: found it twice, under its old name too; fetch the model again")
         theirs[name] = tensor
-    if not config.tie_word_embeddings and _UNTIED_BIAS in theirs:
-        theirs[_TIED_BIAS] = theirs[_UNTIED_BIAS]
-    family = family_of(config) or ""
+    family = _naming(config)
+    tied, untied = _BIASES.get(family, ("", ""))
+    if not config.tie_word_embeddings and untied in theirs:
+        theirs[tied] = theirs[untied]
     prefix = _PREFIXES.get(family, "bert.")
     if not any(name.startswith(prefix) for name in theirs):
         theirs = {prefix + name: tensor for name, tensor in theirs.items()}
@@ -237,6 +284,10 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
     head = "masked_lm"
     if "classifier.weight" in theirs:
         head = "span" if architecture.endswith("ForQuestionAnswering") else "classifier"
+    if family == "roberta" and "classifier.out_proj.weight" in theirs:
+        head = "sequence"
+        for kind in ("weight", "bias"):
+            theirs.pop(f"roberta.pooler.dense.{kind}", None)  # old folders have one that no class reads
     for ours, parts in huggingface_names(config, head).items():
         if any(part in theirs for part in parts):
             missing = [part for part in parts if part not in theirs]
@@ -338,6 +389,10 @@ _ELECTRA_DEFAULTS = {
     "num_attention_heads": 4,
     "intermediate_size": 1024,
 }
+# Of RoBERTa's, XLM-RoBERTa's and CamemBERT's configurations.
+_ROBERTA_DEFAULTS = {"pad_token_id": 1, "vocab_size": 30522}
+_ROBERTA_CLASSES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}  # beginnings of names
+_SEQUENCE_CLASSIFIER = "BertForSequenceClassification"
 _DETECTOR = "BertForReplacedTokenDetection"
 _ELECTRA_CLASSES = {
     _DETECTOR: "ElectraForPreTraining",
@@ -367,18 +422,22 @@ _MODERN_FIELDS = {  # ours -> ModernBERT's
 def config_to_huggingface(
     config: BertConfig, architecture: str, dtype: torch.dtype, head: HeadConfig | None = None
 ) -> Json:
-    """The content of config.json: of `transformers`' BERT, ELECTRA or ModernBERT, or of our own format."""
+    """The content of config.json: of `transformers`' BERT, ELECTRA, RoBERTa or ModernBERT, or of our own format."""
     family, rate = _export_family(config, architecture, head), config.classifier_dropout
     if family is None:
         values = {"model_type": OWN_MODEL_TYPE, "architectures": [architecture], **dataclasses.asdict(config)}
         return values if head is None else values | {"head": dataclasses.asdict(head)}
     values = {"model_type": family, "dtype": str(dtype).removeprefix("torch.")}
     if family != "modernbert":
-        theirs = architecture if family == "bert" else _ELECTRA_CLASSES[architecture]
+        theirs = _their_architecture(family, architecture)
         values |= {"architectures": [theirs], "hidden_act": _ACTIVATIONS[config.hidden_act]}
         values |= {name: getattr(config, name) for name in _BERT_FIELDS}
         if family == "electra":
             values["embedding_size"] = config.embedding_size
+        if family in ROBERTAS:
+            # Other special tokens are left to the tokenizer; otherwise the ids of RoBERTa's would be used.
+            values |= dict.fromkeys(("bos_token_id", "eos_token_id"))
+            values["max_position_embeddings"] = config.first_position + config.max_position_embeddings
         if not config.type_vocab_size:  # which these are never without there
             values |= {"type_vocab_size": 1, _SEGMENTS: False}
     else:
@@ -408,6 +467,16 @@ def config_to_huggingface(
     return values
 
 
+def _their_architecture(family: str, architecture: str) -> str:
+    """The name of their class of BERT, ELECTRA or RoBERTa for the name of ours."""
+    if family == "electra":
+        return _ELECTRA_CLASSES[architecture]
+    if family in ROBERTAS:
+        masked = architecture.replace("BertForPreTraining", "BertForMaskedLM")
+        return _ROBERTA_CLASSES[family] + masked.removeprefix("Bert")
+    return architecture
+
+
 def _export_family(config: BertConfig, architecture: str, head: HeadConfig | None) -> str | None:
     """The family in transformers that has this architecture and head; None: our own format."""
     family = family_of(config)
@@ -421,10 +490,12 @@ def _export_family(config: BertConfig, architecture: str, head: HeadConfig | Non
             return family
         known = config.classifier_transform and architecture != "BertForNextSentencePrediction"
         return family if known and not (head and (head.columns or head.pooling == "max")) else None
+    if family in ROBERTAS and architecture in ("BertForPreTraining", "BertForNextSentencePrediction"):
+        return family if architecture == "BertForPreTraining" else None
     needs_pooler = architecture in (
         "BertForPreTraining",
         "BertForNextSentencePrediction",
-        "BertForSequenceClassification",
+        _SEQUENCE_CLASSIFIER,
         "BertForMultipleChoice",
     )
     if (needs_pooler and not config.pooler) or (head and (head.columns or head.pooling != "pooler")):
@@ -444,9 +515,10 @@ def config_from_huggingface(values: Json) -> BertConfig:
         return BertConfig(**{name: value for name, value in values.items() if name in known})
     if kind == "modernbert":
         return _modern_config(values)
-    if kind not in ("bert", "electra"):
+    kinds = ("bert", "electra", *ROBERTAS)
+    if kind not in kinds:
         raise ModelError(
-            f"config.json: found model_type {kind!r}, expected bert, electra, modernbert or {OWN_MODEL_TYPE}"
+            f"config.json: found model_type {kind!r}, expected {', '.join(kinds)}, modernbert or {OWN_MODEL_TYPE}"
         )
     if values.get("position_embedding_type", "absolute") != "absolute":
         raise ModelError(
@@ -456,8 +528,24 @@ def config_from_huggingface(values: Json) -> BertConfig:
     if kind == "electra":
         fields = {**_ELECTRA_DEFAULTS, **fields, "pooler": False}
         fields["embedding_size"] = values.get("embedding_size", _ELECTRA_DEFAULTS["embedding_size"])
+    if kind in ROBERTAS:
+        fields = _roberta_fields(values, {**_ROBERTA_DEFAULTS, **fields})
     fields["pad_token_id"] = fields.get("pad_token_id") or 0  # transformers may say null
     return BertConfig(hidden_act=_activation(values.get("hidden_act", "gelu")), **fields)
+
+
+def _roberta_fields(values: Json, fields: Json) -> Json:
+    """`fields` of a RoBERTa as ours: its number of positions counts the rows before the first one too."""
+    kind = values["model_type"]
+    for name, expected in (("hidden_act", "gelu"), ("is_decoder", False), ("add_cross_attention", False)):
+        if (found := values.get(name, expected)) != expected:
+            raise ModelError(f"config.json: found {name} {found!r} with model_type {kind}, expected {expected!r}")
+    if (padding := fields["pad_token_id"]) is None:
+        raise ModelError(
+            f"config.json: found pad_token_id null with model_type {kind}, expected the id after which positions begin"
+        )
+    rows = fields.get("max_position_embeddings", BertConfig.max_position_embeddings)
+    return fields | {"family": kind, "max_position_embeddings": rows - padding - 1}
 
 
 def _activation(name: str) -> Any:
@@ -577,7 +665,7 @@ def save_pretrained(
     if not any(name.startswith("bert.") for name in state_dict):
         state_dict = {f"bert.{name}": tensor for name, tensor in state_dict.items()}
     own = _export_family(config, architecture, head) is None
-    weights = without_padding(state_dict, config) if own else to_huggingface(state_dict, config)
+    weights = without_padding(state_dict, config) if own else to_huggingface(state_dict, config, architecture)
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
     dtype = state_dict["bert.embeddings.word.weight"].dtype
     values = config_to_huggingface(config, architecture, dtype, head) | (notes or {})
@@ -724,7 +812,7 @@ def _check_sizes(config: BertConfig, weights: StateDict, source: str) -> None:
         "bert.encoder.layers.0.feed_forward.up.weight": (config.intermediate_size * halves, config.hidden_size),
     }
     if config.position_embedding == "learned":
-        sizes["bert.embeddings.position.weight"] = (config.max_position_embeddings, width)
+        sizes["bert.embeddings.position.weight"] = (config.first_position + config.max_position_embeddings, width)
     if config.type_vocab_size:
         sizes["bert.embeddings.segment.weight"] = (config.type_vocab_size, width)
     for name, size in sizes.items():
@@ -760,8 +848,14 @@ def load_architecture(folder: str | os.PathLike[str]) -> str:
             f"{folder}: found no architectures in config.json, expected the name of the model's class, "
             "such as BertForMaskedLM; add it"
         )
+    return _our_architecture(name)
+
+
+def _our_architecture(name: str) -> str:
+    """The name of our class for one of theirs."""
     ours = {theirs: ours for ours, theirs in _ELECTRA_CLASSES.items()}
-    return ours.get(name) or re.sub("^ModernBert|^Electra", "Bert", name)
+    beginnings = "|".join(("ModernBert", "Electra", *_ROBERTA_CLASSES.values()))
+    return ours.get(name) or re.sub(f"^({beginnings})", "Bert", name)
 
 
 def _named_architecture(values: Json) -> str | None:
@@ -859,7 +953,8 @@ class InFolders(nn.Module):
         """
         config, weights = load_pretrained(folder)
         pooled = any(name.startswith("bert.pooler.") for name in weights)
-        if new_head_seed is None and not pooled and load_note(folder, "architectures") == ["BertModel"]:
+        bare = _our_architecture(_named_architecture(_read_config(Path(folder))) or "") == "BertModel"
+        if new_head_seed is None and not pooled and bare:
             config = dataclasses.replace(config, pooler=False)  # transformers' config.json lacks it
         if cls.takes_head:
             options["head"] = head or load_head(folder)
