@@ -1,0 +1,88 @@
+"""Each family of encoders through the whole chain by its commands: a folder of transformers with random weights is
+prepared for, continued by two processes that are killed, exported, loaded by transformers and fine-tuned.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+import torch
+import transformers
+
+from cloze.launch.cli import main
+from cloze.launch.predict.predictor import Predictor
+from tests.byte_level import byte_tokenizer
+from tests.forked import ForkedRun
+from tests.launching import finish, kill_when, pretrain_arguments, step_of
+
+LINES = [f"the {noun} {verb} near the {place} ." for noun in ("cat", "dog", "king", "child") for verb in
+         ("sat", "ran", "slept", "sang") for place in ("house", "river", "wall", "tree", "road")]  # fmt: skip
+SENTENCE = "the cat [MASK] near the tree ."
+# model_type -> beginning of the names of its classes, its own fields, and the options of a run that say its shape.
+FAMILIES = {
+    "bert": ("Bert", {"max_position_embeddings": 32}, ()),
+    **{
+        family: (
+            classes,
+            {"type_vocab_size": 1, "max_position_embeddings": 33, "layer_norm_eps": 1e-5},
+            ("--model.family", family, "--model.type_vocab_size", "1", "--model.layer_norm_eps", "1e-5"),
+        )
+        for family, classes in (("roberta", "Roberta"), ("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert"))
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_goes_through_the_chain_and_stays_itself(family, tmp_path):
+    classes, fields, shape = FAMILIES[family]
+    tokenizer = byte_tokenizer(LINES * 2)
+    tokenizer.save(tmp_path / "source")
+    torch.manual_seed(0)
+    kind = getattr(transformers, f"{classes}ForMaskedLM")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = kind.config_class(vocab_size=tokenizer.vocab_size, pad_token_id=0, **sizes, **fields)
+    kind(config).save_pretrained(tmp_path / "source")
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
+    shards, run, out = tmp_path / "shards", tmp_path / "run", tmp_path / "out"
+    words = ["prepare", "--input", str(tmp_path / "text.jsonl"), "--tokenizer", str(tmp_path / "source")]
+    words += ["--output", str(shards), "--samples.objective", "full_sentences", "--max_length", "32"]
+    assert main(words + ["--split.validation", "0.1"]) == 0
+    options = ("--init_from", str(tmp_path / "source"), *shape)
+    options += ("--train.max_steps", "40", "--checkpoint.every_steps", "8")
+    command = pretrain_arguments(shards, run, *options)
+    kill_when(ForkedRun(command, 2), lambda: step_of(run) >= 20)
+    assert "resumed from step" in finish(ForkedRun(command, 2))
+    assert main(["export", str(run), "--output", str(out)]) == 0
+
+    saved = json.loads((out / "config.json").read_text())
+    assert saved["model_type"] == family and saved["max_position_embeddings"] == fields["max_position_embeddings"]
+    loaded, report = transformers.AutoModelForMaskedLM.from_pretrained(out, output_loading_info=True)
+    assert not report["missing_keys"] and not report["mismatched_keys"]
+    for auto in (transformers.AutoModel, transformers.AutoModelForSequenceClassification):
+        assert type(auto.from_pretrained(out)).__name__.startswith(classes)
+    reader = transformers.AutoTokenizer.from_pretrained(out)
+    pipe = transformers.FillMaskPipeline(loaded, reader, top_k=5)
+    guesses = Predictor.from_folder(out).fill_mask(SENTENCE, 5)[0]
+    for guess, expected in zip(guesses, pipe(SENTENCE), strict=True):
+        assert guess.probability == pytest.approx(expected["score"], abs=1e-5)
+    batch = reader(LINES[:3], return_tensors="pt", padding=True)
+    hidden = transformers.AutoModel.from_pretrained(out)(**batch).last_hidden_state[:, 0]
+    vectors = torch.tensor(Predictor.from_folder(out).embed(LINES[:3], pooling="cls"))
+    torch.testing.assert_close(vectors, hidden.detach(), atol=1e-5, rtol=0)
+
+    with open(tmp_path / "train.csv", "w", newline="") as file:
+        csv.writer(file).writerows(
+            [("text", "label"), *((line, "cat" if "cat" in line else "other") for line in LINES)]
+        )
+    words = ["finetune", "classification", "--model", str(out), "--output", str(tmp_path / "tuned")]
+    words += ["--train", str(tmp_path / "train.csv"), "--validation", str(tmp_path / "train.csv")]
+    assert main([*words, "--text_columns", "text", "--label_columns", "label", "--epochs", "1"]) == 0
+    tuned = tmp_path / "tuned" / "model"
+    assert json.loads((tuned / "config.json").read_text())["architectures"] == [f"{classes}ForSequenceClassification"]
+    theirs = transformers.pipeline("text-classification", model=str(tuned), device="cpu")
+    found = Predictor.from_folder(tuned).classify(LINES[:4])
+    for ours, other in zip(found, theirs(LINES[:4]), strict=True):
+        assert ours[0].score == pytest.approx(other["score"], abs=1e-5)
