@@ -1,11 +1,14 @@
 """Schedules against transformers' own, which are written independently."""
 
+from typing import get_args, get_type_hints
+
 import pytest
 import torch
 from transformers import optimization
 
 from cloze.launch.config import ScheduleConfig
-from cloze.launch.training.schedules import multiplier, warmup_steps
+from cloze.launch.training.schedules import SHAPES, multiplier, warmup_steps
+from tests.launching import ROOT
 
 STEPS, WARMUP = 137, 23
 
@@ -26,7 +29,21 @@ def reference(name: str):
     }[name]()
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "constant", "polynomial", "inverse_sqrt", "wsd"])
+OF_TRANSFORMERS = ("linear", "cosine", "constant", "polynomial", "inverse_sqrt", "wsd")
+
+
+def test_every_schedule_is_legal_drawn_and_compared_with_a_reference():
+    assert {*get_args(get_type_hints(ScheduleConfig)["name"])} == SHAPES.keys()
+    by_hand = {
+        "poly_nvidia": test_nvidias_polynomial_drops_at_the_end_of_its_warmup,
+        "exponential": test_exponential_steps,
+    }
+    assert {*OF_TRANSFORMERS} | by_hand.keys() == SHAPES.keys()
+    drawing = (ROOT / "docs" / "draw_schedules.py").read_text(encoding="utf-8")
+    assert all(f'ScheduleConfig(name="{name}"' in "".join(drawing.split()) for name in SHAPES)
+
+
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_every_step_equals_transformers(name):
     config = ScheduleConfig(
         name=name, warmup_steps=WARMUP, decay_share=0.2, final_share=0.25 if name == "polynomial" else 0.0
