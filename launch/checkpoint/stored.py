@@ -30,7 +30,7 @@ from cloze.launch.checkpoint.state import TrainState, describe, hash_of_files, r
 from cloze.launch.checkpoint.transfer import Damaged, StoreThread, fetch, upload
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run.commits import Commit, TakenOver, is_first
-from cloze.launch.run.patience import Patience, StoreAway
+from cloze.launch.run.store_waits import Patience, StoreAway
 from cloze.launch.run.stored import StoredRun
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment

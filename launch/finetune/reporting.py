@@ -26,8 +26,8 @@ from cloze.launch.finetune.models import head_options
 from cloze.launch.pretrained.source import FINGERPRINT, warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
-from cloze.launch.run.patience import Patience
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.store_waits import Patience
 from cloze.launch.run.stored import StoredRun
 from cloze.launch.system import distributed
 from cloze.launch.system.console import figure

@@ -25,8 +25,8 @@ from typing import TypeVar
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
 from cloze.launch.run.commits import CommitLog
-from cloze.launch.run.patience import Patience, StoreAway
 from cloze.launch.run.segments import LOG, LogReader, Shipper, add_unsent, fetch_heartbeats, send_rest
+from cloze.launch.run.store_waits import Patience, StoreAway
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError

@@ -13,8 +13,8 @@ from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.reports import load_report, save_report
 from cloze.pipeline.jobs.tokenize_stage import load_tokenizer
 from cloze.pipeline.records import Masks, Samples
+from cloze.pipeline.samples.building import Documents, SampleBuilder
 from cloze.pipeline.samples.masking import MaskingRules, draw_sets
-from cloze.pipeline.samples.samples import Documents, SampleBuilder
 from cloze.pipeline.shards.manifest import ShardInfo
 from cloze.pipeline.shards.shards import write_shard
 from cloze.pipeline.storage import readable_errors, sha256_of

@@ -19,8 +19,8 @@ from cloze.pipeline.jobs.tokenize_stage import PART_BYTES, Report, encode, split
 from cloze.pipeline.readers import compression, read
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.records import Document
+from cloze.pipeline.samples.building import Documents, SampleBuilder
 from cloze.pipeline.samples.masking import MaskingRules, draw_sets
-from cloze.pipeline.samples.samples import Documents, SampleBuilder
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _READ_BYTES = 1 << 20  # bytes of text whose reading is timed: a block, the unit of reading

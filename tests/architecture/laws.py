@@ -275,7 +275,7 @@ def batches_in_one_place(sources: Sources) -> list[str]:
 def special_tokens_around_texts_in_two_files(sources: Sources) -> list[str]:
     """Around arrays, and around a single text with the places of its tokens."""
     # Between documents that a sample of full sentences runs over stands one too.
-    allowed = ("pipeline/samples/assembly.py", "pipeline/samples/samples.py", "launch/texts/encoding.py")
+    allowed = ("pipeline/samples/assembly.py", "pipeline/samples/building.py", "launch/texts/encoding.py")
     return [
         f"{path} puts separators"
         for path, tree in sources.items()

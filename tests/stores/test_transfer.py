@@ -9,7 +9,7 @@ import pytest
 
 from cloze.launch.checkpoint import transfer
 from cloze.launch.checkpoint.transfer import Damaged, fetch, parts_of, upload
-from cloze.launch.run.patience import Patience
+from cloze.launch.run.store_waits import Patience
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import to_place
 

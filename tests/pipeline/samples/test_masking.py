@@ -12,7 +12,7 @@ from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.pipeline import corpus
-from tests.pipeline.samples.test_samples import SPECIAL
+from tests.pipeline.samples.test_building import SPECIAL
 
 CONFIG = {
     "mode": "precomputed",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cloze.pipeline import ragged
 from cloze.pipeline.records import SpecialTokens
-from cloze.pipeline.samples.samples import Documents, SampleBuilder
+from cloze.pipeline.samples.building import Documents, SampleBuilder
 
 SPECIAL = SpecialTokens(pad=0, unknown=1, classification=2, separator=3, mask=4)
 CONFIG = {
