@@ -69,6 +69,10 @@ class PretrainConfig(RunConfig):
     init_positions: Literal["same", "extend"] = "same"
     """What to do if the model has more learned positions than init_from. same: refuse; extend: initialize the others
     randomly."""
+    init_vocabulary: Literal["mean", "mean_all", "random", "transplant"] = "mean"
+    """How tokens start that init_from lacks. Of an extended tokenizer (cloze vocab --extend): mean: the mean of the
+    rows of the tokens that they replace; mean_all: the mean of all rows; random: drawn. transplant: any tokenizer; rows
+    of tokens that both have are taken, the others are means of what the old one cuts them into."""
     init_layers: list[int] | None = None
     """Layers of init_from, counted from 0, that initialize this model's, one for each (for a student with 6 layers: 0,
     2, 4, 7, 9, 11); null: all, in order."""

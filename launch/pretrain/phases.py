@@ -19,6 +19,7 @@ from cloze.launch.checkpoint import CheckpointManager, TrainState, checkpoint_st
 from cloze.launch.config import PretrainConfig
 from cloze.launch.config.marks import FIXED, marked
 from cloze.launch.engine.engine import Engine
+from cloze.launch.pretrain.vocabulary import OF_TOKENS, NewVocabulary, new_vocabulary
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
@@ -68,6 +69,8 @@ class Source:
     """Step of the run's checkpoint; None: a Hugging Face folder."""
     name: str
     """As it was given."""
+    vocabulary: NewVocabulary | None = None
+    """How the run's vocabulary follows from the source's; None: it is the same."""
 
     def __str__(self) -> str:
         return self.name if self.step is None else f"step {self.step} of {self.name}"
@@ -126,17 +129,29 @@ def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoi
             f"init_from: found neither {runs.CONFIG} nor config.json in {name}, expected the "
             "folder of a run of `cloze pretrain` or of a Hugging Face BERT"
         )
-    found = Tokenizer.from_folder(tokenizer).fingerprint
-    if found != manifest.tokenizer_fingerprint:
-        raise UserError(
-            f"init_from: found a tokenizer with fingerprint {found[:12]} in {tokenizer}, expected "
-            f"{manifest.tokenizer_fingerprint[:12]}, that of the shards in {manifest.folder}; prepare them "
-            f"with --tokenizer {tokenizer}"
-        )
+    old = Tokenizer.from_folder(tokenizer)
+    if old.fingerprint != manifest.tokenizer_fingerprint:
+        source = _with_vocabulary(config, source, old, Tokenizer.from_folder(manifest.folder / runs.TOKENIZER))
     if config.init_layers is not None:
         source = _of_layers(source, config.init_layers)
     _check_shape(config, source)
     return source
+
+
+def _with_vocabulary(config: PretrainConfig, source: Source, old: Tokenizer, new: Tokenizer) -> Source:
+    """The source for a run with the tokenizer `new`."""
+    vocabulary = new_vocabulary(old, new, config.init_vocabulary)
+    if config.init_optimizer:
+        raise UserError(
+            f"init_optimizer: found true with another vocabulary than that of init_from = {source.name}, expected "
+            "moments of the same weights; use --init_optimizer false"
+        )
+    if old.vocab_size > source.config.vocab_size:
+        raise UserError(
+            f"init_from: found a tokenizer of {old.vocab_size} tokens in {old.folder}, expected at most "
+            f"{source.config.vocab_size}, the rows of {source}; give the tokenizer that it was trained with"
+        )
+    return replace(source, vocabulary=vocabulary)
 
 
 def _of_layers(source: Source, layers: list[int]) -> Source:
@@ -159,7 +174,8 @@ def _of_layers(source: Source, layers: list[int]) -> Source:
 def _check_shape(config: PretrainConfig, source: Source) -> None:
     for field in fields(BertConfig):
         wanted, found = getattr(config.model, field.name), getattr(source.config, field.name)
-        if wanted != found and field.name not in FREE_MODEL_FIELDS:
+        free = FREE_MODEL_FIELDS | ({"vocab_size", "pad_token_id"} if source.vocabulary else set())
+        if wanted != found and field.name not in free:
             raise UserError(
                 f"model.{field.name}: found {wanted!r}, expected {found!r}, that of init_from = "
                 f"{source.name}; set it to that"
@@ -195,6 +211,8 @@ def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
     with torch.no_grad():
         for name, parameter in parameters.items():
             value = source.weights.get(name)
+            if value is not None and source.vocabulary and name.endswith(OF_TOKENS):
+                value = source.vocabulary.rows(value, parameter)
             # parameters of another objective
             if value is None or (name != POSITIONS and value.shape != parameter.shape):
                 if name.startswith("bert.") and ".pooler." not in name:
@@ -204,6 +222,8 @@ def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
             parameter[: len(value)].copy_(value)  # the source has fewer rows only if positions are extended
             taken += 1
     rows = [("weights", f"{taken} tensors of {source}"), ("initialized", ", ".join(drawn) or "nothing")]
+    if source.vocabulary:
+        rows.append(("vocabulary", str(source.vocabulary)))
     changed = [
         f"{field.name} {before} -> {now}"
         for field in fields(BertConfig)

@@ -92,8 +92,9 @@ def extend(old: Tokenizer, counts: dict[str, int], add: int, min_frequency: int,
     kind = content["model"]["type"]
     words = _cut(old, counts)
     merges = _Merges(words, content["model"].get("continuing_subword_prefix") or "", set(old.tokens))
-    merges.learn(add, min_frequency, steps_stay=kind == "BPE")
-    chosen = merges.chosen(add, min_frequency, steps_stay=kind == "BPE")
+    wanted = add if kind == "BPE" else add + add // 4 + 8  # the model may not choose some of them
+    merges.learn(wanted, min_frequency, steps_stay=kind == "BPE")
+    chosen = merges.chosen(wanted, min_frequency, steps_stay=kind == "BPE")
     if not chosen:
         raise UserError(
             f"input: found no pieces that stand together {min_frequency} times, expected some to add; give more text"
@@ -102,7 +103,7 @@ def extend(old: Tokenizer, counts: dict[str, int], add: int, min_frequency: int,
     if kind != "BPE":  # the model does not merge, so that some tokens may never be its choice
         trial = _extended(old, content, [each.token for each in chosen], merges, before)
         used = _used(trial, words)
-        chosen = [each for each in chosen if used[each.token]]
+        chosen = [each for each in chosen if used[each.token]][:add]
     new = _extended(old, content, [each.token for each in chosen], merges, before)
     used = _used(new, words)
     added = [Added(each.token, used[each.token], each.pieces) for each in chosen]

@@ -40,6 +40,11 @@ _BYTE_OF = {chr(byte): byte for byte in _PLAIN_BYTES} | {
 }
 
 
+def bytes_of(token: str) -> bytes:
+    """The bytes of a token of a byte-level model; other characters are 0."""
+    return bytes(_BYTE_OF.get(character, 0) for character in token)
+
+
 def begins_word(token: str, bytes_as_characters: bool) -> bool:
     """Whether a token of BPE or Unigram begins a word: with white space (`Ġ`, `▁`), or in a script without spaces,
     where each token is a word, unless it continues a character (combining marks, bytes inside).
@@ -49,7 +54,7 @@ def begins_word(token: str, bytes_as_characters: bool) -> bool:
     """
     first = last = token[:1]
     if bytes_as_characters and first:
-        data = bytes(_BYTE_OF.get(each, 0) for each in token[:4])
+        data = bytes_of(token[:4])
         size = 1 + (data[0] >= 0xC0) + (data[0] >= 0xE0) + (data[0] >= 0xF0)
         # What a character's first bytes alone may become, from the first to the last one.
         first, last = (data[:size].ljust(size, end).decode(errors="ignore") for end in (b"\x80", b"\xbf"))
