@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cloze.pipeline.config import MaskingConfig
+from cloze.pipeline.config import MaskingConfig, SamplesConfig
 from cloze.pipeline.records import Masks, Samples, SpecialTokens
 from cloze.pipeline.shards.manifest import Manifest, ShardTable, SplitInfo
 from cloze.pipeline.shards.shards import write_shard
@@ -72,7 +72,7 @@ def make_shards(
         mask_sets=mask_sets,
         pair_sets=1,
         seed=seed,
-        preparation={"masking": asdict(masking)},
+        preparation={"samples": asdict(SamplesConfig()), "masking": asdict(masking)},
         sources=[],
         counts={},
         unigram_entropy=float(np.log(len(words))),

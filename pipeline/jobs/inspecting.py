@@ -80,7 +80,8 @@ def total(manifest: Manifest, name: str) -> int:
 
 def tokens_lost(manifest: Manifest) -> int:
     """Tokens that are missing from the counts: 0 unless there is a bug."""
-    kept = manifest.counts["tokens"] - manifest.counts["tokens_duplicate"] - manifest.counts["tokens_short"]
+    read, duplicate, short = (manifest.counts.get(name, 0) for name in ("tokens", "tokens_duplicate", "tokens_short"))
+    kept = read - duplicate - short
     collected = total(manifest, "tokens_kept")
     flow = total(manifest, "tokens_in") + total(manifest, "tokens_borrowed") - total(manifest, "tokens_left_out")
     return (kept - collected) + (flow - total(manifest, "tokens_out"))
@@ -92,15 +93,15 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
     rows = [
         ("objective", f"{manifest.objective}, length {manifest.max_length}"),
         ("vocabulary", f"{manifest.vocab_size:,} entries, fingerprint {manifest.tokenizer_fingerprint[:12]}"),
-        ("documents", f"{counts['documents']:,}"),
-        ("duplicates dropped", f"{counts['documents_duplicate']:,}"),
-        ("empty or short documents", f"{counts.get('documents_empty', 0) + counts['documents_short']:,}"),
-        ("sentences", f"{counts['sentences']:,}"),
+        ("documents", f"{counts.get('documents', 0):,}"),
+        ("duplicates dropped", f"{counts.get('documents_duplicate', 0):,}"),
+        ("empty or short documents", f"{counts.get('documents_empty', 0) + counts.get('documents_short', 0):,}"),
+        ("sentences", f"{counts.get('sentences', 0):,}"),
     ]
     if damaged := counts.get("documents_with_encoding_errors"):
         rows.append(("documents with encoding errors", f"{damaged:,} (what wasn't UTF-8 is U+FFFD now)"))
     for name, split in manifest.splits.items():
-        if split.shards:
+        if any(split.shards.samples):
             size = sum(shard.bytes for shard in split.shards)
             rows.append(
                 (

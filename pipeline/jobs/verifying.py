@@ -19,12 +19,19 @@ def verify(config: VerifyConfig, progress: Progress | None = None) -> tuple[int,
     """
     progress = progress or Silent()
     manifests, damaged = [Manifest.read(config.data)], []
+    if fault := manifests[0].fault:  # nothing that it lists can be relied on
+        return 1, [manifests[0].damage or fault]
     further = _further_folders(manifests[0])
     for folder in further:
         try:
-            manifests.append(Manifest.read(folder))
+            manifest = Manifest.read(folder)
         except UserError as error:
             damaged.append(str(error))
+            continue
+        if manifest.fault:
+            damaged.append(manifest.damage or manifest.fault)
+        else:
+            manifests.append(manifest)
     shards = [(m, shard) for m in manifests for split in m.splits.values() for shard in split.shards]
     progress.stage("verify", sum(shard.bytes for _, shard in shards), "bytes")
     for manifest, shard in shards:

@@ -23,6 +23,10 @@ FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)  # differences of format 1: docs/data-format.md
 SPLITS = ("train", "validation", "test")
 _SIMPLE = frozenset({bool, float, int, str, type(None)})  # fields that are written on one line
+# What a manifest may say at most: more than any preparation writes, and little enough for the tables made from it.
+_MOST_NUMBERS = {"vocab_size": 1 << 24, "max_length": (1 << 16) - 1, "mask_sets": 1000, "pair_sets": 1 << 16}
+_MOST_COUNTED = 1 << 60  # of samples, tokens and bytes, so that their sums are 64-bit integers
+_MOST_TOKENS_PER_BYTE = 1 << 16  # zstd makes equal bytes some 2^15 times smaller
 _dumps = partial(json.dumps, ensure_ascii=False)
 
 
@@ -155,6 +159,17 @@ class Manifest:
         )
 
     @cached_property
+    def fault(self) -> str | None:
+        """One line if the content can't be that of a prepared folder, which a right hash does not rule out; else None.
+        Loops and tables are as large as these numbers say.
+        """
+        try:
+            wrong = _first_fault(self)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            wrong = f"damaged ({error!r}), expected a manifest"
+        return wrong and f"{self.folder / FILE_NAME}: {wrong}"
+
+    @cached_property
     def hash(self) -> str:
         """SHA-256 of manifest.json."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
@@ -180,13 +195,13 @@ class Manifest:
             UserError: there is none, or it is damaged.
         """
         manifest = cls.read(folder)
-        if manifest.damage:
-            raise UserError(f"{manifest.damage}; restore the file or prepare the data again")
+        if wrong := manifest.damage or manifest.fault:
+            raise UserError(f"{wrong}; restore the file or prepare the data again")
         return manifest
 
     @classmethod
     def read(cls, folder: str | Place) -> "Manifest":
-        """Read a manifest without checking its hash; `damage` reports the result. For `cloze verify`."""
+        """Read a manifest without checking its hash and values; `damage` and `fault` report. For `cloze verify`."""
         folder = to_place(folder)
         check_prepared(folder)
         path = folder / FILE_NAME
@@ -214,6 +229,66 @@ class Manifest:
             raise
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise UserError(f"{path}: damaged ({error!r}), expected a manifest; prepare the data again") from error
+
+
+def _first_fault(manifest: Manifest) -> str | None:
+    """What is wrong with the values of a manifest first, or None. Raises KeyError, TypeError or ValueError where they
+    have another form.
+    """
+    for name, most in _MOST_NUMBERS.items():
+        if not _are_counts([value := getattr(manifest, name)], most) or not (value or name == "mask_sets"):
+            return f"found {name} {value!r}, expected a number up to {most}"
+    special = vars(manifest.special_tokens)
+    if not _are_counts(special.values(), manifest.vocab_size - 1):
+        return f"found special_tokens {special}, expected ids below vocab_size {manifest.vocab_size}"
+    if not _are_counts(manifest.counts.values()):
+        return "counts: found a value that is no number, expected counts"
+    lengths = [] if manifest.more_lengths is None else manifest.more_lengths
+    if not _are_counts(lengths, _MOST_NUMBERS["max_length"]):
+        return f"found more_lengths {lengths!r:.60}, expected lengths"
+    shares = [manifest.unigram_entropy, manifest.preparation["samples"]["random_share"]]
+    shares += [manifest.masking[name] for name in ("rate", "mask_share", "random_share")]
+    if not all(type(value) in (int, float) and 0 <= value < float("inf") for value in shares):
+        return f"found shares and entropy {shares}, expected numbers"
+    for name, split in manifest.splits.items():
+        if wrong := _fault_of_split(manifest, split):
+            return f"{name}: {wrong}"
+    return None if "train" in manifest.splits else "found no split 'train', expected one"
+
+
+def _fault_of_split(manifest: Manifest, split: SplitInfo) -> str | None:
+    shards, counts = split.shards, split.counts
+    columns = [getattr(shards, each.name) for each in fields(ShardInfo)]
+    if {len(column) for column in columns} != {len(shards)}:
+        return "shards: found columns of different lengths, expected a value for each shard"
+    if not _are_counts(shards.pair_set, manifest.pair_sets - 1):
+        return f"shards: found a pair_set, expected numbers below pair_sets {manifest.pair_sets}"
+    for shard_counts in (shards.samples, shards.tokens, shards.bytes):
+        if not _are_counts(shard_counts) or sum(shard_counts) > _MOST_COUNTED:
+            return f"shards: found a count, expected numbers from 0 that sum up to at most {_MOST_COUNTED}"
+    for name, samples, tokens, size in zip(shards.file, shards.samples, shards.tokens, shards.bytes, strict=True):
+        if not samples <= tokens <= size * _MOST_TOKENS_PER_BYTE:
+            return (
+                f"{name}: found {samples} samples of {tokens} tokens in {size} bytes, expected a token a sample "
+                f"and at most {_MOST_TOKENS_PER_BYTE} tokens a byte"
+            )
+        if name.startswith("/") or ".." in name.split("/"):
+            return f"found shard {name!r}, expected a file below the folder"
+    if any(type(digest) is not str for digest in shards.sha256):
+        return "shards: found a sha256 that is no text"
+    if not _are_counts(split.length_histogram) or not 1 <= len(split.length_histogram) <= manifest.max_length + 1:
+        return f"found a length_histogram of other values than counts of the lengths 0 to {manifest.max_length}"
+    needed = ("samples", "tokens", *(["masked"] if manifest.mask_sets else [])) if len(shards) else ()
+    if not _are_counts(counts.values()) or any(
+        counts[each] < (each != "masked" and any(shards.samples)) for each in needed
+    ):
+        return f"found counts {dict(counts)!r:.120}, expected samples and tokens of its {len(shards)} shards"
+    return None
+
+
+def _are_counts(values: Iterable[object], most: int = _MOST_COUNTED) -> bool:
+    """Whether all are integers from 0 to `most`."""
+    return all(type(value) is int and 0 <= value <= most for value in values)
 
 
 def _indented(value: object, margin: str = "\n") -> str:

@@ -1,5 +1,6 @@
 """What `inspect` shows and `verify` finds, through the commands that call them."""
 
+import hashlib
 import io
 import json
 import re
@@ -181,6 +182,46 @@ def test_verify_names_damage_beside_the_shards(data, name, old, new):
     if name == "manifest.json":
         with pytest.raises(UserError, match="manifest.json: found SHA-256 .*: it was changed after it was written"):
             Manifest.load(data)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("mask_sets",), 10_000_000, "found mask_sets 10000000, expected a number up to 1000"),
+        (("pair_sets",), 10**12, "found pair_sets"),
+        (("vocab_size",), 10**12, "found vocab_size"),
+        (("max_length",), -1, "found max_length"),
+        (("counts", "documents"), "many", "counts: found a value"),
+        (("counts",), None, "damaged \\(AttributeError"),
+        (("preparation",), [], "damaged \\(TypeError"),
+        (("unigram_entropy",), None, "found shares and entropy"),
+        (("special_tokens", "pad"), 10**9, "found special_tokens"),
+        (("more_lengths",), ["../.."], "found more_lengths"),
+        (("splits", "train", "length_histogram"), [1] * 100_000, "train: found a length_histogram"),
+        (("splits", "train", "counts", "tokens"), 0, "train: found counts"),
+        (("splits", "train", "shards", "samples", 0), 10**18, "found 1000000000000000000 samples"),
+        (("splits", "train", "shards", "tokens", 0), 10**17, "found .* samples of 100000000000000000 tokens"),
+        (("splits", "train", "shards", "tokens", 0), -1, "shards: found a count"),
+        (("splits", "train", "shards", "bytes", 0), 10**40, "shards: found a count"),
+        (("splits", "train", "shards", "pair_set", 0), 10**9, "shards: found a pair_set"),
+        (("splits", "train", "shards", "file", 0), "../../x", "found shard '../../x', expected a file below"),
+        (("splits", "train", "shards", "samples"), [1], "columns of different lengths"),
+    ],
+)
+def test_a_manifest_with_the_right_hash_and_hostile_numbers_is_a_line(data, place, value, message):
+    """Tables and loops are as large as it says: ten million mask sets had no end."""
+    manifest = Manifest.load(data)
+    content = json.loads(manifest.to_json())
+    inner = content
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    text = json.dumps(content | {"sha256": ""}, indent=1, ensure_ascii=False) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (data / "manifest.json").write_text(text.replace('"sha256": ""', f'"sha256": "{digest}"'), encoding="utf-8")
+    assert re.search(message, verify(VerifyConfig(str(data)))[1][0])
+    with pytest.raises(UserError, match=f"manifest.json: .*{message}"):  # as inspect and pretrain read it
+        Manifest.load(data)
 
 
 def without_hashes(folder) -> dict:
