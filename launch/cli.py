@@ -18,7 +18,7 @@ from cloze.launch.system.environment import (
     protect_process,
     read_environment,
 )
-from cloze.launch.system.ranks import run_ranks
+from cloze.launch.system.ranks import hear_stops, run_ranks
 from cloze.pipeline.errors import UserError
 from cloze.version import __version__
 
@@ -66,19 +66,21 @@ def called(arguments: list[str], during: ExitStack) -> Callable[[], int | None]:
     topic = help_topic(rest)
     if topic is not None:
         return partial(print, explain(name, topic))
-    config = parse(name, rest)  # before the command's module, which may import for seconds
     command = COMMANDS[name]
+    if command.trains:
+        during.enter_context(Starting(_say))
+    hear_stops()
+    config = parse(name, rest)  # before the command's module, which may import for seconds
     if command.checks:
         load(command.checks)(config)
     if command.trains and config.processes != 1 and _starts_ranks(config.processes):
+        during.close()  # from here on a signal is for the ranks
         return partial(run_ranks, name, rest, config.processes)
     if not command.prepares:
         return partial(load(command.function), config)
-    is_main = read_environment().is_main
     if command.trains:
-        _say(is_main, f"cloze {name}: loading PyTorch and DeepSpeed")
-        during.enter_context(Starting(partial(_say, is_main)))
-    elif is_main and sys.stderr.isatty():
+        _say(f"cloze {name}: loading PyTorch and DeepSpeed")
+    elif read_environment().is_main and sys.stderr.isatty():
         print(f"cloze {name}: loading PyTorch", file=sys.stderr, flush=True)
     environment = prepare_process()
     with fewer_imports():
@@ -112,6 +114,7 @@ def _is_utf8(word: str) -> bool:
         return False
 
 
-def _say(is_main: bool, line: str) -> None:
-    if is_main:
+def _say(line: str) -> None:
+    """Print a line if this is the main rank."""
+    if read_environment().is_main:
         print(f"{line}\n", end="", flush=True)

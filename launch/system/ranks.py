@@ -19,6 +19,8 @@ _LOOK_SECONDS = 0.1
 # Seconds that the other processes have to end when one has failed; the same as torchrun's --shutdown-timeout.
 _ENDING_SECONDS = 30.0
 _EXIT_REQUEUE = 75  # as in launch/run/preemption.py
+# The signals that stop a run, as in launch/run/preemption.py.
+_STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 def run_ranks(name: str, arguments: list[str], wished: int | Literal["auto"]) -> int:
@@ -75,11 +77,16 @@ class Children:
             signal.signal(number, handler)
 
     def start(self, command: list[str], **variables: str) -> subprocess.Popen[bytes]:
-        """Start a command with additional environment variables."""
+        """Start a command of Cloze with additional environment variables."""
         # A session of its own: Ctrl-C reaches only this process, which forwards it once.
-        process = subprocess.Popen(
-            command, start_new_session=True, env=child_variables(**variables, **end_with(os.getpid()))
-        )
+        # A stop waits until it has imported what answers one (hear_stops): Python's own answer is a traceback.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        try:
+            process = subprocess.Popen(
+                command, start_new_session=True, env=child_variables(**variables, **end_with(os.getpid()))
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.processes.append(process)
         if self.heard is not None:  # a signal may have come before this process was in the list
             process.send_signal(self.heard)
@@ -88,6 +95,11 @@ class Children:
     def _forward(self, number: int, frame: object) -> None:
         self.heard = signal.SIGTERM if number == signal.SIGHUP else number
         _send(self.processes, self.heard)
+
+
+def hear_stops() -> None:
+    """Take the signals that came while this process, one of `Children`, could not answer them yet, and later ones."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
 
 
 def shell_status(status: int) -> int:

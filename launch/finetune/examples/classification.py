@@ -210,6 +210,8 @@ class ClassExamples(TextExamples):
         table.need(targets, "label_columns")
         labels = tuple(listed) or task.labels or _sorted(label_of(row, targets[0]) for row in table.rows)
         if len(labels) < 2:
+            if listed:
+                raise UserError(f"labels: found {labels[0]} alone, expected at least two; name all classes")
             raise UserError(
                 f"{table.path}: found {len(labels)} label in column {targets[0]!r}, expected at least two; "
                 "list them with --labels, or take a task of numbers"

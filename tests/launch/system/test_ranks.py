@@ -80,6 +80,20 @@ def test_other_launchers_start_what_they_start(data, monkeypatch, capsys, enviro
     assert expected in capsys.readouterr().err
 
 
+def test_ctrl_c_at_the_very_start_ends_with_a_line(data, tmp_path):
+    """While the ranks import what could answer it, and while this process reads its configuration."""
+    command = pretrain_command(data, tmp_path / "run", "--processes", "2")
+    process = start(command)
+    wait_for(process, lambda: len(children(process.pid)) == 2)
+    os.kill(process.pid, signal.SIGINT)
+    said = finish(process, status=75)
+    assert "SIGINT: stopped before the first step of this start, with nothing to save" in said
+    assert "Traceback" not in said
+
+
+HEARD = "signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())\n"  # as the command line does at its start
+
+
 @pytest.mark.parametrize(
     ("ends", "status"),
     [
@@ -94,7 +108,7 @@ def test_the_status_is_that_of_the_first_that_failed(monkeypatch, tmp_path, ends
     """And the others are ended with it."""
     script = tmp_path / "cloze.py"
     script.write_text(
-        "import os, sys, time\n"
+        f"import os, signal, sys, time\n{HEARD}"
         + "".join(f"if os.environ['RANK'] == '{rank}':\n    {end or 'pass'}\n" for rank, end in enumerate(ends))
     )
     monkeypatch.chdir(tmp_path)  # where `-m cloze` finds it first
@@ -109,6 +123,7 @@ def stop(number, frame):
     sys.exit(75)
 
 signal.signal(signal.SIGTERM, stop)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 if os.environ.get("CLOZE_PARENT"):  # as the command line does at its start
     import ctypes
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)

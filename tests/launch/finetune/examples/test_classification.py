@@ -393,6 +393,12 @@ LINES = {
         ("choice_columns: found 2", "4 labels"),
     ),
     "two right choices": ("swag", ['{"label": 0}'], ("--label_columns", "a", "b"), ("label_columns: found a, b",)),
+    "label alone": (
+        "classification",
+        ['{"text": "w", "label": "a"}'],
+        ("--labels", "a"),
+        ("labels: found a alone, expected at least two; name all classes",),
+    ),
     "label twice": ("classification", ['{"text": "w", "label": "a"}'], ("--labels", "a", "a"), ("labels: found a, a",)),
     "columns of tags": ("ner", [""], ("--text_columns", "a"), ("text_columns: found ['a'] with the task ner",)),
     "labels that are columns": (
