@@ -178,9 +178,10 @@ def barrier() -> None:
 
 def gather(values: torch.Tensor) -> torch.Tensor:
     """`values` (N, ...) of every rank, (world size, N, ...), on every rank; no gradient goes through it."""
-    rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, values)
-    return torch.stack(rows)
+    rows = values.new_empty((dist.get_world_size(), *values.shape))
+    # into one tensor: a list of a thousand small ones would be allocated, and stacked afterwards, at every log line
+    dist.all_gather_into_tensor(rows.view(-1), values.flatten())
+    return rows
 
 
 def gather_texts(text: str, device: torch.device) -> list[str]:
