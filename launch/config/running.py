@@ -88,7 +88,7 @@ class MonitorConfig:
     project: str = "cloze"
     """Project (wandb) or experiment (mlflow) that the run belongs to."""
     inspect_every_steps: int = 100
-    """Steps between two inspected ones: norms of each layer, memory, communication; 0: none."""
+    """Steps between two inspected ones: norms of each layer, on CPUs also communication; 0: none."""
     examples: int = 4
     """Validation samples whose blanks and predictions are shown at each evaluation of pretraining; 0: none."""
     embeddings: bool = False

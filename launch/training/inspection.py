@@ -18,8 +18,8 @@ from cloze.launch.training.callbacks import Callback, RunView
 from cloze.launch.training.curves import Curves
 from cloze.launch.training.profiling import StepProfiler, start_quietly
 
-# Names that torch.profiler gives to collectives: gloo's on the host, NCCL's kernels on the device.
-_COMMUNICATION = ("gloo:", "ncclDevKernel", "ncclKernel")
+# What the names that torch.profiler gives to gloo's collectives begin with.
+_COMMUNICATION = "gloo:"
 
 
 def layer_of(parameter: str) -> str:
@@ -50,6 +50,9 @@ class Inspector(Callback):
         self._watching: contextlib.ExitStack | None = None
         self._squares: dict[str, torch.Tensor] = {}  # of gradient, weight and update, by layer
         self._weights: list[torch.Tensor] = []  # before the update
+        # On a GPU only on request (monitor.profile_steps): starting a profiler waits for the device, and CUPTI, which
+        # observes kernels for it, may slow down every later step (pytorch#144455).
+        self._times_communication = world_size > 1 and engine.device.type == "cpu"
         self._communication_share = 0.0
 
     def before_step(self, run: RunView) -> None:
@@ -60,7 +63,8 @@ class Inspector(Callback):
         names = {layer_of(name) for name, _ in self._engine.model.named_parameters()}
         self._squares = {layer: torch.zeros(3, dtype=torch.float64, device=self._device) for layer in sorted(names)}
         self._watching = contextlib.ExitStack()
-        self._watching.enter_context(self._timed_communication())
+        if self._times_communication:
+            self._watching.enter_context(self._timed_communication())
         self._watching.enter_context(self._engine.watch_update(self._before, self._after))
 
     def on_step(self, run: RunView) -> None:
@@ -77,7 +81,7 @@ class Inspector(Callback):
         if self._engine.stage == 0:
             squares = squares / self._world_size  # every process has counted whole tensors
         scalars = {}
-        if self._world_size > 1:
+        if self._times_communication:
             scalars["speed/communication_share"] = self._communication_share
         norm = float(outcome.gradient_norm)
         if not math.isfinite(norm):  # the step was skipped
@@ -105,20 +109,11 @@ class Inspector(Callback):
 
     @contextlib.contextmanager
     def _timed_communication(self) -> Iterator[None]:
-        if self._world_size == 1:
-            yield
-            return
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        profiler = torch.profiler.profile(activities=activities)
+        profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
         start_quietly(profiler)
         try:
             began = time.perf_counter()
             yield
-            if self._device.type == "cuda":
-                torch.cuda.synchronize()
             seconds = time.perf_counter() - began
         finally:
             profiler.stop()

@@ -1,9 +1,14 @@
 """Norms of each layer against a plain loop, at every ZeRO stage."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from cloze.launch.training.inspection import layer_of
+from cloze.launch.config import PretrainConfig
+from cloze.launch.system import distributed
+from cloze.launch.training.inspection import Inspector, layer_of
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
@@ -106,3 +111,33 @@ def test_every_layer_is_that_of_a_plain_loop(tmp_path, stage):
     assert {"step", *expected} == set(line)
     for name, value in expected.items():
         assert line[name] == pytest.approx(value, rel=2e-3 if "update" in name else 1e-5), name
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_only_cpus_are_inspected_with_a_profiler(monkeypatch, device):
+    """On another device (here one without memory) starting one would wait for it, and slow it down afterwards."""
+    started, written = [], []
+
+    class Profiler:
+        profiler = SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: []))
+
+        def __init__(self, **options):
+            started.append(options)
+
+        start = stop = lambda self: None
+
+    monkeypatch.setattr(torch.profiler, "profile", Profiler)
+    monkeypatch.setattr(distributed, "reduce_sum", lambda values: values)
+    engine = SimpleNamespace(
+        model=torch.nn.Linear(1, 1),
+        device=torch.device(device),
+        stage=1,
+        watch_update=lambda before, after: nullcontext(),
+    )
+    curves = SimpleNamespace(write=lambda state, scalars, progress: written.append(scalars))
+    inspector = Inspector(engine, PretrainConfig("", ""), 2, curves, SimpleNamespace(running=False))
+    inspector.before_step(SimpleNamespace(state=SimpleNamespace(step=99)))
+    skipped = SimpleNamespace(gradient_norm=float("inf"))
+    inspector.on_step(SimpleNamespace(state=None, outcome=skipped))
+    assert len(started) == (device == "cpu")
+    assert [set(scalars) for scalars in written] == [{"speed/communication_share"} if device == "cpu" else set()]
