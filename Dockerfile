@@ -10,11 +10,13 @@ ARG TORCH_INDEX=
 ARG EXTRAS=hub,finetune,stores
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_EXTRA_INDEX_URL=${TORCH_INDEX}
 
+# A C compiler, by which Triton makes what torch.compile needs on GPUs (150 MB); the headers of python:…-slim are there.
 # A CUDA base such as nvidia/cuda brings no Python. (Its version is the base's, whichever that is.)
 # hadolint ignore=DL3008
-RUN if ! python3 -m venv --help > /dev/null; then \
-        apt-get update && apt-get install --yes --no-install-recommends python3 python3-venv \
-        && rm -rf /var/lib/apt/lists/*; fi
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && if ! python3 -m venv --help > /dev/null; then \
+        apt-get install --yes --no-install-recommends python3 python3-dev python3-venv; fi \
+    && rm -rf /var/lib/apt/lists/*
 # One such as pytorch/pytorch brings torch, which is seen from the environment and kept.
 RUN python3 -m venv --system-site-packages /opt/cloze
 ENV PATH=/opt/cloze/bin:${PATH}

@@ -6,6 +6,7 @@ A run that resumes on another device keeps these choices, or prints one line abo
 from __future__ import annotations
 
 import importlib.util
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def resolve_compile(config: PretrainConfig, device: torch.device, console: Conso
     if wanted and missing and device.type == "cuda":
         console.warn(
             f"train.compile: the layers are not compiled, since {lacking or 'another process'} lacks what "
-            "that takes; install Triton and a C compiler, or set it to false"
+            "that takes; install Triton, a C compiler and Python's headers, or set it to false"
         )
     return replace(config, train=replace(config.train, compile=not unwanted and not missing))
 
@@ -61,7 +62,23 @@ def _lacking(device: torch.device) -> str | None:
         return "a GPU"
     if importlib.util.find_spec("triton") is None:
         return "this environment, without Triton,"
-    return None if c_compiler() else "this machine, without a C compiler,"
+    if not c_compiler():
+        return "this machine, without a C compiler,"
+    # Triton compiles its interface to CUDA's driver at its first kernel.
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "this machine, without Python.h,"
+    try:
+        _compile_one(device)
+    except Exception as error:  # of Inductor, Triton, the C compiler, the linker, or CUDA's assembler
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f"this machine, on which a kernel of one addition ended with {reason!r},"
+    return None
+
+
+def _compile_one(device: torch.device) -> None:
+    """Compile and run a trivial kernel; any error means that nothing can be compiled here."""
+    torch.compile(lambda values: values + 1, fullgraph=True)(torch.zeros(1, device=device))
+    torch.cuda.synchronize(device)
 
 
 def facts_of(config: PretrainConfig, device: torch.device) -> dict[str, object]:

@@ -22,9 +22,21 @@ class Told(list):
 
 
 @pytest.fixture
-def machine(monkeypatch):
-    """A GPU with flash attention, Triton and a C compiler; what the ranks agree on is what this one says."""
-    state = {"kernel": "varlen", "triton": object(), "compiler": "/usr/bin/gcc"}
+def machine(monkeypatch, tmp_path):
+    """A GPU with flash attention on which a kernel compiles, and what compiling takes; what the ranks agree on
+    is what this one says.
+    """
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include/Python.h").touch()
+    state = {"kernel": "varlen", "triton": object(), "compiler": "/usr/bin/gcc", "headers": tmp_path / "include"}
+    state["kernel error"] = None
+
+    def compile_one(device):
+        if state["kernel error"]:
+            raise state["kernel error"]
+
+    monkeypatch.setattr(device_defaults.sysconfig, "get_path", lambda name: state["headers"] or tmp_path)
+    monkeypatch.setattr(device_defaults, "_compile_one", compile_one)
     monkeypatch.setattr(device_defaults, "attention_kernel", lambda config, device: state["kernel"])
     monkeypatch.setattr(device_defaults.importlib.util, "find_spec", lambda name: state["triton"])
     monkeypatch.setattr(device_defaults, "c_compiler", lambda: state["compiler"])
@@ -55,9 +67,19 @@ def test_layers_are_compiled_where_that_is_proven(tmp_path, machine, kernel, sta
     assert not told
 
 
-@pytest.mark.parametrize(("missing", "named"), [("triton", "Triton"), ("compiler", "C compiler")])
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        ("triton", "Triton"),
+        ("compiler", "C compiler"),
+        ("headers", "Python.h"),
+        ("kernel error", "'libcuda.so cannot found!'"),
+    ],
+)
 def test_a_gpu_without_a_compiler_is_reported(tmp_path, machine, missing, named):
     machine[missing], told = None, Told()
+    if missing == "kernel error":
+        machine[missing] = AssertionError("libcuda.so cannot found!\nPossible files are located at []")
     assert device_defaults.resolve_compile(config_in(tmp_path), GPU, told).train.compile is False
     assert len(told) == 1 and named in told[0]
 
