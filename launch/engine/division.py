@@ -2,9 +2,9 @@
 
 DeepSpeed partitions flat vectors of all parameters, of which these optimizers can't update a part: they measure or
 orthogonalize whole tensors. Here each parameter has an owner, the only rank that keeps its optimizer states, that clips
-its gradient and that updates it; the owner then broadcasts the new weights. torch's ZeroRedundancyOptimizer divides in
-the same way, but keeps every gradient on every rank and clips all of them there, and one rank collects all states for a
-checkpoint.
+its gradient and that updates it; the others then take the new weights from it. torch's ZeroRedundancyOptimizer divides
+in the same way, but keeps every gradient on every rank and clips all of them there, and one rank collects all states
+for a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.optimizers.groups import Group, parameter_groups
-from cloze.launch.engine.summing import averaged_gradients
+from cloze.launch.engine.summing import BUCKET_BYTES, IN_FLIGHT, averaged_gradients, groups
 from cloze.launch.system import distributed
 
 # FLOPs of matrix products that take as long as the update of one element, which moves seven fp32 numbers: on a GPU 28
@@ -27,9 +27,6 @@ from cloze.launch.system import distributed
 _FLOPS_PER_ELEMENT = {True: 4000.0, False: 140.0}  # on a GPU, or on a CPU
 # Newton-Schulz iterations of torch.optim.Muon.
 _MUON_ITERATIONS = 5
-# Bytes from which on a weight is sent from where it lies; smaller ones are sent together, one message an owner, since
-# they would cost a latency each: a BERT has some ten of them a layer.
-SENT_ALONE_BYTES = 1 << 20
 
 
 def update_cost(shape: Sequence[int], muon: bool, *, on_gpu: bool) -> float:
@@ -144,26 +141,27 @@ class Division:
 
     @torch.no_grad()
     def share(self) -> None:
-        """Give the weights that this rank has updated to the others, and take theirs. Collective."""
+        """Give the weights that this rank has updated to the others, and take theirs. Collective.
+
+        By sums of their bits as integers, in which all ranks but the owner have zeros: in few collectives whatever the
+        number of ranks and tensors, where a broadcast of each would cost a latency each.
+        """
         if self._world_size == 1:
             return
-        waits: list[Callable[[], object]] = []
-        together: list[list[nn.Parameter]] = [[] for _ in range(self._world_size)]
-        for name, parameter in self._parameters.items():
-            owner = self.owners[name]
-            if parameter.nbytes >= SENT_ALONE_BYTES and parameter.is_contiguous():
-                waits.append(distributed.begin_broadcast(parameter.detach(), owner))
-            else:
-                together[owner].append(parameter)
-        messages: list[tuple[list[nn.Parameter], Tensor]] = []
-        for owner, parameters in enumerate(together):
-            if parameters:
-                message = torch.cat([each.detach().flatten() for each in parameters])
-                waits.append(distributed.begin_broadcast(message, owner))
-                if owner != self.rank:
-                    messages.append((parameters, message))
-        for wait in waits:
-            wait()
-        for parameters, message in messages:
-            for parameter, part in zip(parameters, message.split([each.numel() for each in parameters]), strict=True):
-                parameter.copy_(part.view(parameter.shape))
+        sending: list[tuple[list[nn.Parameter], Tensor, Callable[[], object]]] = []
+        for bucket in groups(list(self._parameters.values()), BUCKET_BYTES):
+            parts = [each.detach().flatten().view(torch.int32) for each in bucket]
+            owned = [self.owns(self.names[each]) for each in bucket]
+            flat = torch.cat([part if own else torch.zeros_like(part) for part, own in zip(parts, owned, strict=True)])
+            sending.append((bucket, flat, distributed.begin_sum(flat)))
+            if len(sending) > IN_FLIGHT:
+                _take(*sending.pop(0))
+        for each in sending:
+            _take(*each)
+
+
+def _take(bucket: list[nn.Parameter], flat: Tensor, wait: Callable[[], object]) -> None:
+    """Wait for the bits of the weights of a bucket, and set the weights to them."""
+    wait()
+    for parameter, part in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+        parameter.copy_(part.view(parameter.dtype).view(parameter.shape))

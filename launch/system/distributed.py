@@ -150,15 +150,6 @@ def begin_sum(values: torch.Tensor) -> Callable[[], object]:
     return dist.all_reduce(values, async_op=True).wait
 
 
-def begin_broadcast(values: torch.Tensor, source: int) -> Callable[[], object]:
-    """Start sending `values` of one rank to all, in place, and return immediately.
-
-    Returns:
-        A function that waits for them, as for `begin_sum`.
-    """
-    return dist.broadcast(values, src=source, async_op=True).wait
-
-
 def place() -> tuple[int, int]:
     """This process's rank, and the number of processes."""
     return dist.get_rank(), dist.get_world_size()

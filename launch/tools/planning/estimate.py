@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 
 from cloze.launch.config import BatchArithmetic, PretrainConfig
-from cloze.launch.engine.division import SENT_ALONE_BYTES, Division
+from cloze.launch.engine.division import Division
 from cloze.launch.engine.optimizers import build_optimizer, parameter_groups
 from cloze.launch.engine.summing import BUCKET_BYTES, groups
 from cloze.launch.pretrain.objectives import Objective
@@ -150,8 +150,6 @@ class Divided:
     """Of the process that has most."""
     states: int
     """Bytes of its optimizer states and its part of the moving average."""
-    messages: int
-    """Broadcasts of new weights in a step."""
 
 
 @lru_cache(maxsize=256)
@@ -249,18 +247,15 @@ class Estimator:
 
         with torch.device("meta"):
             model = self.objective.build_model()
-        of_all, costs, sizes, small = division(model), [0.0] * processes, [0] * processes, set()
+        of_all, costs, sizes = division(model), [0.0] * processes, [0] * processes
         parameters = dict(model.named_parameters())
         for name, owner in of_all.owners.items():
             costs[owner] += of_all.costs[name]
             sizes[owner] += parameters[name].numel()
-            if parameters[name].nbytes < SENT_ALONE_BYTES:
-                small.add(owner)
-        alone = sum(parameters[name].nbytes >= SENT_ALONE_BYTES for name in of_all.owners)
         run, most = self.run(0), max(sizes)
         slowest, _ = trace_optimizer(run, partial(build, rank=costs.index(max(costs))))
         _, states = trace_optimizer(run, partial(build, rank=sizes.index(most)))
-        return Divided(slowest, most, states + self._average_bytes * most, alone + len(small))
+        return Divided(slowest, most, states + self._average_bytes * most)
 
     def memory(self, stage: int, micro_batch_size: int) -> Memory:
         """Peak memory of a process, with sequences of maximum length."""
@@ -361,9 +356,9 @@ class Estimator:
         if stage > self._sharding(stage):
             summed, waiting = self._communication(0, batch, trace, micro)
             times = batch.gradient_accumulation_steps if stage == 2 else 1
-            shared = 0.0
-            if cluster.processes > 1:  # each process sends on, or takes, every weight
-                shared = cluster.collective_seconds(4 * self.parameters, self._divided.messages)
+            sent, _ = traffic(0, self.parameters, cluster.processes, 1, precision="fp32")
+            # New weights go the same way as gradients, when the optimizer is done (`Division.share`).
+            shared = cluster.collective_seconds(sent, len(self.buckets)) if cluster.processes > 1 else 0.0
             return times * summed + shared, times * waiting + shared
         if stage or cluster.machine.is_cpu or cluster.processes == 1:
             sent, count = traffic(
