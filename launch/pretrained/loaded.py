@@ -56,4 +56,18 @@ class LoadedModel:
             )
         head = getattr(model, "head", None)
         pieces = (head.piece_length, head.piece_step) if head and head.pieces != "none" else None
-        self.encoder = Encoder(tokenizer, self.config.max_position_embeddings, pieces, truncation, answering)
+        # Models that were fine-tuned here say how texts were truncated; others were trained as their tokenizer joins.
+        refused = None if truncation else self._other_pairs()
+        self.encoder = Encoder(tokenizer, self.config.max_position_embeddings, pieces, truncation, answering, refused)
+
+    def _other_pairs(self) -> str | None:
+        """Why pairs are refused: the model's own tokenizer joins them in another way; None: in ours."""
+        processor = self.tokenizer.backend.post_processor
+        between = processor.num_special_tokens_to_add(True) - 2 if processor else 1
+        if between <= 1:
+            return None
+        return (
+            f"{self.source}: found a pair of texts for a model whose tokenizer puts {between} special tokens between "
+            "them, expected single texts: Cloze puts one, with which its answers would be others; fine-tune it first, "
+            "with cloze finetune"
+        )

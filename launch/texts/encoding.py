@@ -146,6 +146,7 @@ class Encoder:
         pieces: tuple[int, int] | None = None,
         truncation: Truncation | None = None,
         answering: Answering | None = None,
+        refused_pairs: str | None = None,
     ) -> None:
         """An encoder of texts for one model.
 
@@ -153,7 +154,9 @@ class Encoder:
             pieces: length and step of the pieces in which a model classifies long texts; None: it truncates them.
             truncation: how; None: tokens beyond `max_length` are cut off.
             answering: how the model was trained to answer questions; None: defaults.
+            refused_pairs: the message with which pairs are refused; None: they are encoded.
         """
+        self._refused_pairs = refused_pairs
         self.tokenizer, self.max_length, self.pieces = tokenizer, max_length, pieces
         self.truncation = truncation or Truncation(max_length)
         self.answering = answering or Answering()
@@ -271,6 +274,8 @@ class Encoder:
 
     def _join(self, parts: list[_Tokens]) -> Encoding:
         """Special tokens around one or two texts, as `cloze.pipeline.samples.assembly` puts them around arrays."""
+        if self._refused_pairs and len(parts) == 2:
+            raise UserError(self._refused_pairs)
         special = self.tokenizer.special_tokens
         ids, segments, offsets, kinds, continues = [special.classification], [0], [(0, 0)], [0], [False]
         blanks = []

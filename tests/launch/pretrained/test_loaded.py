@@ -1,10 +1,15 @@
 """Models that are loaded."""
 
+import pytest
+from tokenizers.processors import TemplateProcessing
+
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.texts.encoding import Truncation
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
+from cloze.pipeline.errors import UserError
 from tests.launch.tiny_models import tokenizer
 
 
@@ -26,3 +31,24 @@ def test_a_head_that_is_its_embeddings_comes_back_from_our_own_format(tmp_path):
     init_weights(model, 0)
     model.save(tmp_path, tmp_path)
     assert Predictor.from_folder(tmp_path).fill_mask(text) == Predictor(LoadedModel(model, ours)).fill_mask(text)
+
+
+def test_a_pair_for_a_model_whose_tokenizer_joins_pairs_in_another_way_is_refused():
+    """RoBERTa's puts two separators between them; not once it has been fine-tuned here, which saves a truncation."""
+    ours = tokenizer()
+    config = BertConfig(
+        vocab_size=ours.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
+    )
+    model = BertForPreTraining(config)
+    assert len(LoadedModel(model, ours).encoder.encode("the cat", "the mat")) == 7
+    first, last = (ours.names[role] for role in ("classification", "separator"))
+    ids = [(first, ours.special_tokens.classification), (last, ours.special_tokens.separator)]
+    ours.backend.post_processor = TemplateProcessing(
+        single=f"{first} $A {last}", pair=f"{first} $A {last} {last} $B {last}", special_tokens=ids
+    )
+    theirs = LoadedModel(model, ours, "released").encoder
+    assert len(theirs.encode("the cat")) == 4
+    with pytest.raises(UserError, match="released: found a pair of texts .* puts 2 special tokens between them"):
+        theirs.encode("the cat", "the mat")
+    tuned = LoadedModel(model, ours, "tuned", Truncation(32)).encoder
+    assert len(tuned.encode("the cat", "the mat")) == 7
