@@ -116,7 +116,10 @@ def parse(
     kind: Any = config  # a dataclass, of whose type no more can be said
     parser = build_parser(name, kind, words)
     kinds = get_type_hints(config)
-    lists = {field for field, kind in kinds.items() if {list[str], list[int]} & {kind, *get_args(kind)}} - {words}
+    # Of numbers those of which one can stand alone: of other lists, in brackets, the last one counts.
+    lists = {field for field, kind in kinds.items() if kind == list[str] or {int, list[int]} <= {*get_args(kind)}} - {
+        words
+    }
     for brief, long in short:
         arguments = [long + word[len(brief) :] if word.partition("=")[0] == brief else word for word in arguments]
     known = describe(kind)

@@ -24,6 +24,8 @@ Number = TypeVar("Number", int, float)
 # How long collectives wait for a rank: long enough for rank 0 to verify or convert a large checkpoint.
 COLLECTIVE_SECONDS = 1800
 TIMEOUT = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
+# torch 2.13 renamed it, and warns of the old name.
+_gather_single = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 _PIECE_BYTES = 64 << 20  # bytes of a file that are copied from rank to rank at a time
 _LEAVE_SECONDS = 30  # seconds that rank 0, when it has failed, waits until the others know
 # The store at which the processes met before they joined a group, reused to make the group; and the texts sent so far.
@@ -171,7 +173,7 @@ def gather(values: torch.Tensor) -> torch.Tensor:
     """`values` (N, ...) of every rank, (world size, N, ...), on every rank; no gradient goes through it."""
     rows = values.new_empty((dist.get_world_size(), *values.shape))
     # into one tensor: a list of a thousand small ones would be allocated, and stacked afterwards, at every log line
-    dist.all_gather_into_tensor(rows.view(-1), values.flatten())
+    _gather_single(rows.view(-1), values.flatten())
     return rows
 
 

@@ -110,6 +110,7 @@ def test_the_page_explains_every_curve_and_no_other(run):
     named = set().union(*(re.findall(rf'"({group}/[\w/]+)"', text) for text in texts))
     tasks = {f"validation/{name}" for name in (*METRICS, "accuracy_mean", "precision", "recall")}
     mixed = {
+        "train/next_token_loss",
         "train/next_token_accuracy",
         "validation/loss/NAME",
         "data/samples/NAME",
