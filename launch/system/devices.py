@@ -225,16 +225,25 @@ def measured_kernels(device: torch.device, dtype: torch.dtype) -> KernelRates | 
 
 
 def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtype, float]:
-    """Best FLOP/s of square products by dtype, with the threads that this process has; takes _SECONDS."""
+    """Best FLOP/s of square products by dtype, with the threads that this process has; takes some _SECONDS, also on a
+    processor that has no instructions for a dtype, where one of the larger products takes half a minute.
+    """
     end = time.monotonic() + _SECONDS
     numbers = torch.Generator(device).manual_seed(0)  # a generator of its own: the run's random state does not change
-    matrices = [
-        torch.randn(size, size, device=device, generator=numbers).to(dtype)
-        for dtype in dtypes
-        for size in _SIZES[device.type]
-    ]
-    for matrix in matrices:  # the first products choose their kernels
-        matrix @ matrix
+    matrices: list[torch.Tensor] = []
+    for dtype in dtypes:
+        for size in _SIZES[device.type]:
+            matrix = torch.randn(size, size, device=device, generator=numbers).to(dtype)
+            matrices.append(matrix)
+            for _ in range(2):  # the first product chooses its kernel
+                _wait(device)
+                began = time.perf_counter()
+                matrix @ matrix
+                _wait(device)
+                if (seconds := time.perf_counter() - began) < _TRIAL_SECONDS:
+                    break
+            if seconds > _SECONDS / 4:
+                break  # larger ones would take too long
     best = dict.fromkeys(dtypes, 0.0)
     while True:
         for matrix in matrices:

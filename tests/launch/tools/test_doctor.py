@@ -94,6 +94,18 @@ def test_a_busy_moment_does_not_lower_the_peak(monkeypatch):
     assert found == {torch.float32: 7e9, torch.bfloat16: 3e9}
 
 
+def test_where_a_product_takes_too_long_no_larger_one_is_tried(monkeypatch):
+    """A processor without products of bf16 computes them at a GFLOP/s: a size more is eight times the time."""
+    monkeypatch.setattr(devices, "_SIZES", {"cpu": (8, 16)})
+    tried = []
+    monkeypatch.setattr(devices, "_rate", lambda matrix: tried.append(len(matrix)) or 1e9)
+    for seconds, sizes in ((0.0, {8}), (0.5, {8, 16})):
+        monkeypatch.setattr(devices, "_SECONDS", seconds)
+        tried.clear()
+        devices.measure_flops(torch.device("cpu"), torch.bfloat16)
+        assert set(tried) == sizes
+
+
 def test_a_higher_measurement_replaces_what_is_kept_and_a_lower_one_does_not(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cpu, fp32, bf16 = torch.device("cpu"), torch.float32, torch.bfloat16
