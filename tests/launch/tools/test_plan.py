@@ -388,6 +388,10 @@ def test_the_largest_micro_batch_is_the_last_that_fits():
     assert not estimator.fits(estimator.memory(0, 2 * size))
 
 
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    reason="this processor has no products of bf16: a step takes minutes",
+)
 @pytest.mark.parametrize(
     ("shape", "count", "longest", "dropout", "objective"),
     [
