@@ -10,17 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cloze.launch.engine.division import Division
 from cloze.launch.engine.files import Content, Read, Submit
 from cloze.launch.engine.optimizers.groups import Group
 
 OWNERS = "optimizer_owners"
-_STATES = "states"
-
-States = dict[str, dict[str, Tensor]]
-"""States of parameters by their names, each by the optimizer's name of it."""
+_STATES = "states"  # entry of a file of states: those of each parameter by its name
 
 
 def optimizer_file(rank: int) -> str:

@@ -12,6 +12,8 @@ from cloze.launch.checkpoint.fetching import owner_of
     [
         ("mp_rank_00_model_states.pt", None),
         ("rank-00012.pt", 12),
+        ("ema-rank-00012.pt", 12),
+        ("optimizer-00012.pt", 12),
         ("zero_pp_rank_3_mp_rank_00_optim_states.pt", 3),
         ("bf16_zero_pp_rank_10_mp_rank_00_optim_states.pt", 10),
         ("zero_pp_rank_0_mp_rank_00_model_states.pt", 0),

@@ -131,6 +131,18 @@ def test_a_damaged_checkpoint_does_not_push_out_the_last_good_one(start):
     assert third.agree_on_latest() == 20 and third.steps() == [20, 30]
 
 
+def test_at_another_stage_the_files_of_other_ranks_are_fetched_too(start):
+    """Whole tensors that are divided otherwise: a rank needs states and averages that others have saved."""
+    first, foreign = start("one"), "optimizer-00001.pt"
+    found, state = write(first, 20, files=(*FILES, foreign))
+    first._published(20, [json.dumps(found)], state, False)
+    settle(first)
+    for disk, stage, fetched in (("two", None, False), ("three", 1, False), ("four", 0, True)):
+        later = start(disk, stage=stage)
+        assert later.agree_on_latest() == 20
+        assert (later.path(20) / foreign).exists() == fetched, stage
+
+
 def test_a_start_that_wakes_removes_nothing_of_a_later_one(start):
     """It has looked at what counts, and lists the objects when a later start has committed one."""
     old = start("one")
