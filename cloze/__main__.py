@@ -1,7 +1,24 @@
-"""`python -m cloze COMMAND`, the form that torchrun and deepspeed start: the same as `cloze COMMAND`."""
+"""The command `cloze`, and `python -m cloze COMMAND`, the form that torchrun and deepspeed start."""
 
+import signal
 import sys
 
-from cloze.launch.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Import and run the command line; a signal that comes meanwhile waits until `hear_stops` of `launch/system/ranks.py`
+    takes it: Python's own answer to Ctrl-C is a traceback.
+
+    Returns:
+        The exit status.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
+    from cloze.launch.cli import main as run
+
+    status = run()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # another one, while the interpreter ends
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

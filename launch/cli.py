@@ -34,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments = arguments[1:]
     with Ending() as ending, ExitStack() as during:
         call = called(arguments, during)
+        hear_stops()  # help, for which `called` has returned early
         ending.status = call() or 0
         if sys.stdout:
             sys.stdout.flush()  # what the exit would write could not be caught here

@@ -4,6 +4,7 @@ import importlib
 import itertools
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +54,11 @@ class LocalExecutor(Executor):
         if workers > 1:
             context = multiprocessing.get_context("spawn")  # a forked `tokenizers` deadlocks (datasets#620, #5094)
             self._pool = ProcessPoolExecutor(workers - 1, mp_context=context, initializer=start_worker)
-            self._pool.submit(int)  # the first task, even an empty one, starts all processes
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until `start_worker` has an answer
+            try:
+                self._pool.submit(int)  # the first task, even an empty one, starts all processes
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def submit(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Future[Any]:
         future: Future[object] = Future()
@@ -114,7 +119,11 @@ class LocalExecutor(Executor):
 
 
 def start_worker() -> None:
-    """Make a worker process use one core: workers are counted in cores."""
+    """Make a worker process use one core: workers are counted in cores. Ctrl-C, which a terminal sends to all processes,
+    ends it without a word: the parent process has one.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_freed_pages()
     with suppress(OSError):  # if memory runs out, Linux should kill a worker and not the parent, which can report it

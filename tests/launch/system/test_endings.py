@@ -9,9 +9,7 @@ import pytest
 
 from cloze.launch.cli import main
 from cloze.launch.system import distributed
-from tests.launching import (
-    ROOT,
-)
+from tests.launching import ROOT, finish, start
 
 
 @pytest.mark.parametrize(
@@ -43,3 +41,27 @@ def test_ctrl_c_ends_a_command_with_a_line():
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=30)[1]
     assert (said, process.returncode) == ("stopped by Ctrl-C\n", 130)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "status"),
+    [
+        (["--help"], "stopped by Ctrl-C", 130),
+        (["inspect", "nowhere"], "stopped by Ctrl-C", 130),
+        (["pretrain"], "SIGINT: stopped before the first step of this start", 75),
+    ],
+)
+def test_ctrl_c_during_the_imports_ends_a_command_with_its_line(tmp_path, arguments, said, status):
+    """The signal comes while the module of the command line is looked for."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'cloze.launch.cli':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+    )
+    process = start([sys.executable, "-m", "cloze", *arguments], PYTHONPATH=f"{tmp_path}:{ROOT}")
+    output = finish(process, status)
+    assert output.startswith(said) and output.count("\n") == 1, output

@@ -392,3 +392,26 @@ def test_a_worker_that_outlives_a_run_does_not_keep_its_tokenizer(tmp_path):
     alone = corpus.config(tmp_path, [path], tokenizer=str(tmp_path / "cased"), output=str(tmp_path / "alone"))
     prepare(alone)
     assert corpus.contents(tmp_path / "alone") == corpus.contents(tmp_path / "data")
+
+
+def test_ctrl_c_ends_workers_that_start_without_a_word(tmp_path):
+    """A terminal sends it to all processes; in the middle of imports Python's own answer is a traceback."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'cloze.pipeline.jobs.executors':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "if any('spawn_main' in word for word in sys.orig_argv):\n"
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "    sys.meta_path.insert(0, Finder)\n"
+    )
+    program = "from cloze.pipeline.jobs.executors import LocalExecutor\nLocalExecutor(3).shutdown()\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).resolve().parents[3]}"},
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
