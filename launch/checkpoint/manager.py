@@ -233,10 +233,18 @@ class CheckpointManager:
             beat: called while it waits.
 
         Raises:
-            UserError: as `publish`.
+            UserError: as `publish`; or the newest checkpoint is not there any more.
         """
         beat()
         self.publish()
+        with self._together("look for the last checkpoint"):
+            if self.leads and self._good:
+                last = self.path(max(self._good))
+                if problem := damage(last, sizes_only=True):
+                    raise UserError(
+                        f"{last}: found that {problem}, expected the checkpoint as it was saved: something was removed "
+                        "while the run used the folder; the same command goes on from the newest one that is left"
+                    )
         if best is not None:
             self.retire(best)
 

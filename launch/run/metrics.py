@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import statistics
 import threading
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,9 +20,10 @@ from tensorboard.summary.writer import event_file_writer
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from cloze.launch.run.runs import METRICS, kept_lines, lines_of
+from cloze.launch.run.runs import METRICS, is_evaluation, kept_lines, lines_of
 from cloze.launch.run.trackers import TRACKERS, Tracking, tracked
 from cloze.launch.system.console import Console
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 
@@ -62,6 +65,7 @@ class MetricsWriter:
         project: project name for the trackers that have projects.
         facts: facts of the run for the trackers, by dotted names.
         kept: state of the trackers in the checkpoint that the run resumes from (`tracked`).
+        num_lines: the lines up to that checkpoint, by `num_lines` when it was saved; None: not known.
     """
 
     def __init__(
@@ -74,9 +78,19 @@ class MetricsWriter:
         project: str = "",
         facts: Fields | None = None,
         kept: Mapping[str, Fields] = MappingProxyType({}),
+        num_lines: int | None = None,
     ) -> None:
         path = folder / METRICS
         lines = _truncate(path, step, evaluated_step) if path.exists() else []
+        if num_lines is not None and len(lines) < num_lines:
+            Console().warn(
+                f"{path}: found {len(lines)} lines up to step {step}, expected the {num_lines} that were there when "
+                "the checkpoint was saved; the curve goes on without those that are lost"
+            )
+        # Steps of the lines, ascending: of evaluations, and of all others.
+        self._steps: dict[bool, list[int]] = {True: [], False: []}
+        for line in lines:
+            self._steps[is_evaluation(line)].append(line["step"])
         self._folder = folder
         shown = dict.fromkeys((*_OVERVIEW[:4], f"validation/{metric}", *_OVERVIEW[4:]))
         self._overview = {
@@ -114,6 +128,7 @@ class MetricsWriter:
             known = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
             self._file.write(json.dumps({"step": step, **known}) + "\n")
             self._file.flush()
+            self._steps[is_evaluation(known)].append(step)
             if self._board:
                 for name, value in scalars.items():
                     self._board.add_scalar(name, value, step)
@@ -143,6 +158,21 @@ class MetricsWriter:
     def tracked(self) -> dict[str, Fields]:
         """The state by which a resumed run finds its curves in the trackers; kept in each checkpoint."""
         return tracked(self._folder) if self._tracking else {}
+
+    def num_lines(self, step: int, evaluated_step: int) -> int:
+        """Number of lines that a resume from a checkpoint of this state keeps (`kept_lines`)."""
+        return bisect_right(self._steps[False], step) + bisect_right(self._steps[True], evaluated_step)
+
+    def check_there(self) -> None:
+        """Raise UserError if metrics.jsonl is not the file any more that this run has written."""
+        path = self._folder / METRICS
+        with readable_errors(path):
+            if not (path.exists() and os.path.samestat(os.fstat(self._file.fileno()), path.stat())):
+                raise UserError(
+                    f"{path}: found {'another file' if path.exists() else 'no file'}, expected the one that this run "
+                    "has written: it was removed or replaced meanwhile, and the curve is lost; leave the folder alone "
+                    "while a run uses it; the same command says what else is left"
+                )
 
     def describe(self, step: int, config: str, values: dict[str, object]) -> None:
         """Write the configuration: whole as a text, and single values for TensorBoard's table of hyperparameters.

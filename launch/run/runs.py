@@ -459,8 +459,20 @@ def kept_lines(lines: list[Fields], step: int, evaluated_step: int) -> list[Fiel
     Args:
         evaluated_step: step of the last evaluation before it.
     """
-    return [
-        line
-        for line in lines
-        if line["step"] <= (evaluated_step if any(name.startswith("validation/") for name in line) else step)
-    ]
+    return [line for line in lines if line["step"] <= (evaluated_step if is_evaluation(line) else step)]
+
+
+def is_evaluation(line: Mapping[str, object]) -> bool:
+    """Whether a line of metrics.jsonl has the figures of an evaluation."""
+    return any(name.startswith("validation/") for name in line)
+
+
+def check_there(folder: Path) -> None:
+    """Raise UserError if something that `describe` has written is not in the run's folder any more."""
+    for name in (CONFIG, DATA, SOFTWARE, DEEPSPEED, TOKENIZER):
+        if not (folder / name).exists():
+            raise UserError(
+                f"{folder}: found no {name}, expected it as the run has written it: something was removed while the "
+                "run used the folder; the same command writes it again and goes on from the newest checkpoint that is "
+                "left"
+            )

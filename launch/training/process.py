@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -35,6 +35,9 @@ from cloze.pipeline.fields import Fields
 
 # File for a rank's last collectives, beside its heartbeat, when a collective of NCCL times out; the rank is appended.
 COLLECTIVES = "collectives-rank-"
+# Entries of a checkpoint's state.json: state of the trackers (run/trackers.py), and the lines of metrics.jsonl.
+TRACKERS = "trackers"
+LINES = "metrics_lines"
 EXIT_COMPLETE = 0
 
 
@@ -115,17 +118,20 @@ def recorded(
     progress: TrainProgress,
     process: Process,
     stop: StopRequest,
-    tracked: Mapping[str, Fields],
+    kept: Fields,
 ) -> Iterator[Record]:
     """Context around training that writes the run's metrics, description and status; the final status follows from
     `complete` of the record.
 
     Args:
         stop: entered within this context.
-        tracked: what the checkpoint that the run goes on from says of its trackers.
+        kept: the content of state.json of the checkpoint that the run goes on from; empty for a new run.
+
+    Raises:
+        UserError: the run is complete, but its files are not there any more.
     """
     output, shown, stored = Path(config.output), process.shown(config), process.stored
-    metrics = _metrics_writer(output, shown, progress, process, tracked) if process.environment.is_main else None
+    metrics = _metrics_writer(output, shown, progress, process, kept) if process.environment.is_main else None
     record = Record(metrics)
     try:
         with stop:
@@ -137,6 +143,9 @@ def recorded(
                 metrics.describe(step, (output / runs.CONFIG).read_text(encoding="utf-8"), runs.flatten(asdict(shown)))
             yield record
             if metrics:
+                if record.complete:  # is said only of what is seen to be there
+                    runs.check_there(output)
+                    metrics.check_there()
                 runs.set_status(output, "complete" if record.complete else "requeue", progress.saved_step)
                 if stored:  # before the barrier: torchrun may end this process as soon as another one exits
                     stored.ship_last(partial(process.heartbeat.beat, progress.state.step, "save"))
@@ -159,7 +168,7 @@ def _metrics_writer(
     config: RunConfig,
     progress: TrainProgress,
     process: Process,
-    tracked: Mapping[str, Fields],
+    kept: Fields,
 ) -> MetricsWriter:
     """The MetricsWriter of a run that begins where `progress` is; trackers get its configuration, data and software."""
     facts = runs.flatten(asdict(config)) | runs.read_fields(output / runs.DATA)
@@ -176,5 +185,6 @@ def _metrics_writer(
         config.monitor.trackers,
         config.monitor.project,
         facts,
-        tracked,
+        kept.get(TRACKERS, {}),
+        kept.get(LINES),
     )

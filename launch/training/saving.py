@@ -10,12 +10,11 @@ from cloze.launch.engine.engine import Engine
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback, RunView
+from cloze.launch.training.process import LINES, TRACKERS
 from cloze.launch.training.progress import Step, TrainProgress
 from cloze.launch.training.throughput import Throughput
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-
-TRACKERS = "trackers"  # entry of state.json: state of the trackers (run/trackers.py)
 
 
 class Publishing(Callback):
@@ -102,8 +101,11 @@ class Saving(Callback):
         with self._throughput.pause(self._progress.state.step, "save"):
             if not self._progress.skipped_in_a_row:
                 self._checkpoints.retire(state.best_step)
-            tracked = self._metrics.tracked() if self._metrics else {}
-            facts = self._facts | ({TRACKERS: tracked} if tracked else {})
+            facts = dict(self._facts)
+            if self._metrics:
+                facts[LINES] = self._metrics.num_lines(state.step, state.evaluated_step)
+                if tracked := self._metrics.tracked():
+                    facts[TRACKERS] = tracked
             files = self._average.files() if self._average else {}
             self._checkpoints.save(self._engine, state, facts, {"window": window.cpu()}, files, local=local)
             if not self.config.checkpoint.asynchronous:

@@ -30,8 +30,9 @@ from cloze.launch.training.profiling import StepProfiler
 from cloze.launch.training.progress import Step, TrainProgress, Window
 from cloze.launch.training.recipe import Recipe
 from cloze.launch.training.resuming import open_checkpoints, resume
-from cloze.launch.training.saving import TRACKERS, Publishing, Saving
+from cloze.launch.training.saving import Publishing, Saving
 from cloze.launch.training.throughput import SlowRanks, Throughput, Utilization
+from cloze.pipeline.fields import Fields
 
 Kind = TypeVar("Kind", bound=RunConfig)
 OpenRecipe = Callable[[Kind, Environment, Console], AbstractContextManager[Recipe]]
@@ -56,7 +57,7 @@ def train(config: Kind, environment: Environment, *, open_recipe: OpenRecipe[Kin
             recipe.choose_by_device(process)
             training = Training(recipe, process)
             with (
-                recorded(recipe.config, training.progress, process, stop, training.tracked) as record,
+                recorded(recipe.config, training.progress, process, stop, training.kept) as record,
                 recipe.open_stream(training.progress.state, process) as stream,
             ):
                 loop = training.loop(record.metrics, stop)
@@ -105,8 +106,8 @@ class Training:
         else:
             resume(step, self.checkpoints, self.engine, self.progress, self.average, process)
             process.console.say(f"resumed from step {step} of {config.train.max_steps}")
-        self.tracked = {} if step is None else self.checkpoints.state(step).get(TRACKERS, {})
-        """What the checkpoint that the run goes on from says of its trackers."""
+        self.kept: Fields = {} if step is None else self.checkpoints.state(step)
+        """The content of state.json of the checkpoint that the run goes on from."""
         self.measure = recipe.make_evaluation(self.engine, process, step is not None)
         if process.environment.is_main:
             shown = process.shown(config)

@@ -3,10 +3,13 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import time
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -17,6 +20,7 @@ from cloze.launch.commands import parse
 from cloze.launch.pretrain.data import check_data
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
+from cloze.launch.training import loop
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import ASIDE
 from tests.forked import ForkedRun
@@ -155,6 +159,37 @@ def test_what_has_ended_well_is_not_called_failed(data, tmp_path):
     assert "connection closed by peer" in output and "complete at step 3" in output
     assert json.loads((tmp_path / "run" / "status.json").read_text()) == {"state": "complete", "step": 3}
     assert "warning: monitor.hang_seconds: found 7200; what hangs is not reported" in output
+
+
+def loses(folder: Path, command: list[str]) -> int:
+    """The command, whose folder or file is removed before its last step."""
+    make_step = loop.Loop.step
+
+    def step(self, *arguments):
+        if self.progress.state.step == 5:
+            shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+        make_step(self, *arguments)
+
+    loop.Loop.step = step
+    return main(command)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (".", "not found (any more); restore it"),
+        ("tokenizer", "found no tokenizer, expected it as the run has written it"),
+        (runs.METRICS, "metrics.jsonl: found no file, expected the one that this run has written"),
+    ],
+)
+def test_nothing_is_complete_that_has_vanished(data, tmp_path, name, found):
+    """Not even with good weights in memory; the same command then makes the rest again."""
+    run = tmp_path / "run"
+    command = pretrain_arguments(data, run, *RUN, "--train.max_steps", "6")
+    output = finish(ForkedRun(command, 1, partial(loses, run / name)), status=2)
+    assert found in output and "complete at" not in output
+    assert runs.read_status(run).get("state") != "complete"
+    assert "complete at step 6" in finish(ForkedRun(command))
 
 
 def test_killed_before_it_is_a_run(data, undisturbed, tmp_path):
@@ -326,7 +361,9 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(data, undisturbed, tmp_p
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
+    (run / runs.METRICS).write_bytes(b"")
     output = train(data, run, *RUN, processes=2)
+    assert re.search(r"metrics.jsonl: found 0 lines up to step \d+, expected the \d+ that were there", output)
     assert f"{newest}: damaged (mp_rank_00_model_states.pt has 1000 bytes" in output
     assert f"{second}: damaged (mp_rank_00_model_states.pt has another SHA-256" in output
     assert f"resumed from step {int(third.name[5:])} " in output

@@ -58,6 +58,21 @@ def test_a_damaged_one_of_before_the_resume_takes_no_good_ones_place(folder):
     assert "step-00000003: damaged (weights.pt has another SHA-256" in warning
 
 
+@pytest.mark.parametrize(
+    ("lost", "reason"),
+    [("", "checksums.json or state.json is missing"), ("weights.pt", "weights.pt is missing")],
+)
+def test_a_run_does_not_end_well_without_its_last_checkpoint(folder, monkeypatch, lost, reason):
+    monkeypatch.setattr(distributed, "reduce_sum", lambda failures: failures)  # of one process
+    checkpoints = manager(folder, [])
+    assert checkpoints.latest() == 4
+    checkpoints.finish(None, lambda: None)
+    lost = folder / "step-00000004" / lost
+    shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+    with pytest.raises(UserError, match=f"step-00000004: found that {reason}.*the same command goes on from"):
+        checkpoints.finish(None, lambda: None)
+
+
 def publish(checkpoints: CheckpointManager, step: int, *contents: bytes) -> None:
     """A checkpoint with a file of each process, published as a run does."""
     aside = checkpoints.path(step).with_suffix(".tmp")
