@@ -98,8 +98,8 @@ class Children:
 
 
 def hear_stops() -> None:
-    """Take the signals that came while this process could not answer them yet (`cloze/__main__.py`, `Children`), and later
-    ones.
+    """Take the signals that came while this process could not answer them yet (`cloze/__main__.py`, `Children`), and
+    later ones.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
 

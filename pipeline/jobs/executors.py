@@ -119,8 +119,8 @@ class LocalExecutor(Executor):
 
 
 def start_worker() -> None:
-    """Make a worker process use one core: workers are counted in cores. Ctrl-C, which a terminal sends to all processes,
-    ends it without a word: the parent process has one.
+    """Make a worker process use one core: workers are counted in cores. Ctrl-C, which a terminal sends to all
+    processes, ends it without a word: the parent process has one.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
