@@ -9,7 +9,6 @@ for any number of workers. This process plans, distributes tasks, and sums their
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from cloze.pipeline.jobs.exchange_stage import FILES_AT_ONCE, ExchangeTask, Layo
 from cloze.pipeline.jobs.executors import open_executor, run_tasks
 from cloze.pipeline.jobs.parts import DamagedPart
 from cloze.pipeline.jobs.planning import plan_shards, plan_splits
+from cloze.pipeline.jobs.resuming import check_touched
 from cloze.pipeline.jobs.sources import SourceHashes, source_hash
 from cloze.pipeline.jobs.tokenize_stage import Report, TokenizeTask, report_name, splitter_of, tokenize
 from cloze.pipeline.progress import Progress, Silent
@@ -36,7 +36,7 @@ from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.samples.masking import check_words
 from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInfo, ShardTable, SplitInfo, entropy
 from cloze.pipeline.storage import alone, publish_text, readable_errors, remove_tree, sha256_of
-from cloze.pipeline.stores.places import Place, StorePath, is_url, to_output, to_place
+from cloze.pipeline.stores.places import Place, StorePath, to_output, to_place
 from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokenizer
 from cloze.pipeline.untrusted import load_json
 
@@ -150,6 +150,8 @@ def _run(
     check: Callable[[], None],
 ) -> None:
     """Run both stages, and write the manifests."""
+    hashes = SourceHashes(files, segments)
+    check_touched(files, segments, hashes, work, progress.note)
     if tokenizer.word_table_reason:
         progress.note(f"the word table is off ({tokenizer.word_table_reason}): tokenizing runs at the library's speed")
     with open_executor(config) as executor:  # worker processes start while this one estimates
@@ -159,7 +161,6 @@ def _run(
             progress.note(f"estimate: {expected}")
         copy_tokenizer(tokenizer, to_place(config.output) / TOKENIZER_FOLDER)  # workers read this copy
         run = _Run(config, tokenizer, files, segments, work, executor, progress, check)
-        hashes = SourceHashes(files, segments)
         report, parts = _tokenize(run, hashes)
         built = _make_shards(run, hashes, report, Layout(parts, FILES_AT_ONCE))
         with ThreadPoolExecutor(1) as meanwhile:
@@ -236,7 +237,7 @@ def _complete(config: PrepareConfig, identity: Fields, files: list[InputFile], o
     if isinstance(output, StorePath):
         published -= _CLOCKS_APART
     for file, source in zip(files, manifest.sources, strict=True):
-        changed = source["sha256"] and _touched(file) >= published
+        changed = source["sha256"] and max(file.changed, file.touched) >= published
         if changed and source_hash(file, source.get("piece_bytes")) != source["sha256"]:
             raise UserError(
                 f"output: {output} holds data prepared from other content of {file.path}, which has changed since; "
@@ -246,16 +247,6 @@ def _complete(config: PrepareConfig, identity: Fields, files: list[InputFile], o
     if missing:
         raise UserError(f"output: {output} is complete, but not with more_lengths {missing}; choose another --output")
     return manifest
-
-
-def _touched(file: InputFile) -> int:
-    """When a file, or the link to it, was last written, replaced or renamed, in nanoseconds: its ctime, since copies
-    may keep the older mtime of their originals.
-    """
-    if is_url(file.path):
-        return file.changed
-    with readable_errors(file.path):
-        return max(file.changed, os.stat(file.path).st_ctime_ns, os.lstat(file.path).st_ctime_ns)
 
 
 def _difference(found: Fields, expected: Fields, name: str) -> str:

@@ -12,7 +12,7 @@ from array import array
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.readers.files import InputFile, Segment
+from cloze.pipeline.readers.files import InputFile, Segment, last_touched
 from cloze.pipeline.storage import describe
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.reading import open_raw
@@ -46,9 +46,11 @@ def read_small(file: InputFile, start: int, stop: int) -> tuple[bytes, str] | No
             status = os.fstat(stream)
         finally:
             os.close(stream)
+        touched = last_touched(file.path, status)
     except OSError as error:
         raise UserError(describe(error, file.path)) from error
-    if (len(data), status.st_size, status.st_mtime_ns) != (size, size, file.changed) or _touched(file, status):
+    state = (len(data), status.st_size, status.st_mtime_ns, touched)
+    if state != (size, size, file.changed, file.touched):
         raise _changed(file)
     return data, hashlib.sha256(data).hexdigest()
 
@@ -61,7 +63,7 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
     """
     digest, found = hashlib.sha256(), 0
     state: int | str = 0
-    touched = False
+    touched = 0
     try:
         if is_url(file.path):
             digest, found, state = _stored_piece(file.path, start, stop)
@@ -74,23 +76,16 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
                     digest.update(data)
                     place += len(data)
                 status = os.fstat(stream)
-                state, touched = max(state, status.st_mtime_ns), touched or _touched(file, status)
+                state, touched = max(state, status.st_mtime_ns), max(touched, last_touched(path, status))
             finally:
                 os.close(stream)
             found += size
     except OSError as error:
         raise UserError(describe(error, file.path)) from error
     size = file.size if file.parts else found  # the size of a data set is not that of its files
-    if is_hashed(file) and ((size, state) != (file.size, file.state) or touched):
+    if is_hashed(file) and (size, state, touched) != (file.size, file.state, file.touched):
         raise _changed(file)
     return digest.hexdigest()
-
-
-def _touched(file: InputFile, status: os.stat_result) -> bool:
-    """Whether a file was touched since the run was planned. Whoever puts other content in its place can restore size
-    and time of change, but not the ctime.
-    """
-    return file.touched != 0 and status.st_ctime_ns > file.touched
 
 
 def _changed(file: InputFile) -> UserError:

@@ -30,8 +30,7 @@ class InputFile:
         changed: when, nanoseconds; 0 on the hub.
         parts: the files of a saved data set.
         content: what that of a store's object is known by; None elsewhere.
-        touched: when it was last changed in any way, its time of change included (ctime), nanoseconds; 0 if that is not
-            known.
+        touched: when it was last touched (`last_touched`); 0 of what is not on a disk.
         has_rows: whether positions in it are rows; otherwise they are bytes.
     """
 
@@ -90,6 +89,13 @@ class Block:
     data: bytes
     piece: int = 0
     goes_on: bool = False
+
+
+def last_touched(path: str, status: os.stat_result) -> int:
+    """When a file, or the link to it, was last written, replaced or renamed, in nanoseconds: the ctime, which nobody
+    can set; the time of change (mtime) can be that of a copy's original.
+    """
+    return max(status.st_ctime_ns, os.lstat(path).st_ctime_ns)
 
 
 def open_file(file: InputFile) -> IO[bytes]:

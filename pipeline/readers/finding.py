@@ -14,7 +14,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.formats import FORMATS
 from cloze.pipeline.readers import compression
 from cloze.pipeline.readers.columns import Rows
-from cloze.pipeline.readers.files import InputFile, checked_name
+from cloze.pipeline.readers.files import InputFile, checked_name, last_touched
 from cloze.pipeline.storage import describe, readable_errors
 from cloze.pipeline.stores.clients import ObjectInfo
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
@@ -159,11 +159,12 @@ def _input_file(
             status = os.fstat(opened)
         finally:
             os.close(opened)
+        touched = status.st_ctime_ns if is_file else last_touched(path, status)
     except OSError as error:
         raise UserError(describe(error, path)) from error
     _check_file(path, status)
     name = checked_name(path[len(below) :].replace(os.sep, "/"))
-    size, changed, touched = status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    size, changed = status.st_size, status.st_mtime_ns
     return InputFile(number, source, path, name, form, packed, size, changed, config, touched=touched, has_rows=rows)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
-from cloze.pipeline.readers.files import InputFile, Segment, checked_name
+from cloze.pipeline.readers.files import InputFile, Segment, checked_name, last_touched
 from cloze.pipeline.storage import readable_errors
 
 _SAVED_ROWS = 50_000  # rows of a saved data set in one segment
@@ -39,9 +39,9 @@ def find_datasets(entries: list[str], source: int, config: SourceConfig, first: 
             count, size, parts = data.num_shards, (split and split.num_bytes) or 0, ()
         if not count:
             raise UserError(f"input: found no rows in the data set {entry!r}, expected text")
-        found = [os.stat(part) for part in parts]
-        changed = max((status.st_mtime_ns for status in found), default=0)
-        touched = max((status.st_ctime_ns for status in found), default=0)
+        found = {part: os.stat(part) for part in parts}
+        changed = max((status.st_mtime_ns for status in found.values()), default=0)
+        touched = max((last_touched(part, status) for part, status in found.items()), default=0)
         files.append(
             InputFile(
                 number, source, path, name, "dataset", None, size, changed, config, count, parts, None, touched, True
