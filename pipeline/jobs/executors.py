@@ -56,7 +56,8 @@ class LocalExecutor(Executor):
             self._pool = ProcessPoolExecutor(workers - 1, mp_context=context, initializer=start_worker)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until `start_worker` has an answer
             try:
-                self._pool.submit(int)  # the first task, even an empty one, starts all processes
+                for _ in range(workers - 1):  # each starts a process, while none is idle
+                    self._pool.submit(int)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -406,7 +406,12 @@ def test_ctrl_c_ends_workers_that_start_without_a_word(tmp_path):
         "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "    sys.meta_path.insert(0, Finder)\n"
     )
-    program = "from cloze.pipeline.jobs.executors import LocalExecutor\nLocalExecutor(3).shutdown()\n"
+    program = (
+        "from cloze.pipeline.jobs.executors import LocalExecutor\n"
+        "with LocalExecutor(3) as executor:\n"
+        "    for _ in range(3):\n"
+        "        executor.submit(int)\n"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
