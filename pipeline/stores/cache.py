@@ -57,15 +57,16 @@ class Cache:
         """The threads that fetch; they release the interpreter's lock while they wait."""
         return ThreadPoolExecutor(_REQUESTS, thread_name_prefix="cloze-fetch")
 
-    def open(self, source: StorePath, size: int, identity: str) -> "CachedFile":
+    def open(self, source: StorePath, size: int, identity: str, *, checked: bool = False) -> "CachedFile":
         """The copy of an object of `size` bytes.
 
         Args:
             identity: identifies its content.
+            checked: for what has no checksum of ours, as `ObjectClient.read`.
         """
         name = hashlib.sha256(f"{identity}\n{size}".encode()).hexdigest()[:_NAME_DIGITS]
         try:
-            return CachedFile(self, source, self.folder / name, size)
+            return CachedFile(self, source, self.folder / name, size, checked)
         except OSError as error:
             raise self.trouble(error) from error
 
@@ -180,8 +181,8 @@ class Cache:
 class CachedFile:
     """The copy of one object, open. Bytes are read from `fileno()` once `need` has fetched them."""
 
-    def __init__(self, cache: Cache, source: StorePath, path: Path, size: int):
-        self.size, self.source = size, source
+    def __init__(self, cache: Cache, source: StorePath, path: Path, size: int, checked: bool):
+        self.size, self.source, self._checked = size, source, checked
         self._cache, self._pages = cache, -(-size // PAGE)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if os.fstat(self._descriptor).st_size != size + self._pages:
@@ -231,7 +232,7 @@ class CachedFile:
     def _fetch(self, low: int, high: int) -> None:
         start, stop = low * PAGE, min(high * PAGE, self.size)
         try:
-            data = self.source.read_range(start, stop)
+            data = self.source.read_range(start, stop, checked=self._checked)
         except FileNotFoundError as error:
             raise UserError(
                 f"{self.source}: not found (any more); restore it, then run the same command again"

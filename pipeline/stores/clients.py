@@ -3,8 +3,13 @@
 Credentials come from the sources that a store's own tools use (environment, ~/.aws, roles, gcloud's and Azure's login)
 and are renewed before they expire. They are never a part of a URL or of an error. Requests are retried with back-off up
 to a limit, and then raise a one-line error.
+
+TLS detects bytes that change on their way. Over an `http://` endpoint a whole object is compared with its ETag if that
+is an MD5 (S3 and Google give that of what was written in one request). Parts of an object, and one without such a mark,
+can only be read twice, which is done with what has no checksum of ours: input files.
 """
 
+import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -28,10 +33,15 @@ _CREDENTIAL_SECONDS = 600  # botocore renews expiring credentials 15 minutes bef
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\":\s*\"?(\w+)")
 _NOT_RENEWED = "the credentials can't be renewed, expected those of a session that lasts"
 _CUT = "response body error"  # part of the library's message
+_MD5 = re.compile(r"[0-9a-f]{32}")
 # S3's codes for corrupted transfers, which are retried.
 _CHANGED = ("BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch")
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]+)")
 _Answer = TypeVar("_Answer")
+
+
+class _OtherBytes(EOFError):
+    """An answer has other bytes than the object, as far as the store tells."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +71,14 @@ class ObjectClient:
 
     Args:
         url: its name in errors.
+        encrypted: whether its connections are.
+        md5_tags: whether an ETag that looks like an MD5 is one.
     """
 
-    def __init__(self, url: str, store: Any):
+    def __init__(self, url: str, store: Any, *, encrypted: bool = True, md5_tags: bool = True):
         import obstore
 
-        self.url = url
+        self.url, self._encrypted, self._md5_tags = url, encrypted, md5_tags
         self._library, self._store, self._exists = obstore, store, False
 
     def info(self, key: str) -> ObjectInfo | None:
@@ -104,20 +116,35 @@ class ObjectClient:
         found = self._asked(prefix, lambda: self._library.list_with_delimiter(self._store, prefix or None))
         return sorted(key.rpartition("/")[2] for key in found["common_prefixes"])
 
-    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+    def read(self, key: str, start: int = 0, stop: int | None = None, *, checked: bool = False) -> bytes:
         """Bytes [start, stop) of an object, or all from `start` on.
+
+        Args:
+            checked: read twice what can't be compared with an ETag, if the connection isn't encrypted.
 
         Raises:
             FileNotFoundError: there is none.
         """
         options = {} if not start and stop is None else {"range": {"offset": start} if stop is None else (start, stop)}
 
-        def ask() -> bytes:
+        def answered() -> tuple[bytes, Fields]:
             answer = self._library.get(self._store, key, options=options)
             data = bytes(answer.bytes())
             expected = (answer.meta["size"] if stop is None else min(stop, answer.meta["size"])) - start
             if len(data) != expected:
                 raise EOFError(f"the answer ended after {len(data)} of {expected} bytes")
+            return data, answer.meta
+
+        def ask() -> bytes:
+            data, meta = answered()
+            if self._encrypted:
+                return data
+            tag = (meta["e_tag"] or "").strip('"')
+            if self._md5_tags and len(data) == meta["size"] and _MD5.fullmatch(tag):
+                if hashlib.md5(data, usedforsecurity=False).hexdigest() != tag:
+                    raise _OtherBytes(f"its ETag {tag}")
+            elif checked and answered()[0] != data:
+                raise _OtherBytes("a second answer")
             return data
 
         return self._asked(key, ask)
@@ -187,6 +214,12 @@ class ObjectClient:
     def _message(self, key: str, error: Exception) -> str:
         """One line about the failure, without the library's dump of the request."""
         text, where = str(error), f"{self.url}/{key}"
+        if isinstance(error, _OtherBytes):
+            return (
+                f"{where}: found other bytes than {error} has, in each of {_BODY_TRIES} answers, expected the same; "
+                "look at the network, use an https:// endpoint, or, if ETags of this store are no MD5 of an object's "
+                "bytes, set AWS_RESPONSE_CHECKSUM_VALIDATION=when_required"
+            )
         code = next((found[1] or found[2] for found in [_CODE.search(text)] if found), None)
         status = _STATUS.search(text)
         said = ", ".join(filter(None, [status and status[1].strip(), code]))
@@ -281,13 +314,26 @@ class HubClient:
         parts = [each.key[len(f"{prefix}/" if prefix else "") :].partition("/") for each in self.objects(prefix)]
         return sorted({name for name, slash, _ in parts if slash})
 
-    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+    def read(self, key: str, start: int = 0, stop: int | None = None, *, checked: bool = False) -> bytes:
         """Bytes [start, stop) of a file, or all from `start` on.
+
+        Args:
+            checked: read twice if the connection isn't encrypted.
 
         Raises:
             FileNotFoundError: there is none.
         """
-        return self._asked(key, lambda: self._files.cat_file(f"{self._root}/{key}", start=start, end=stop))
+
+        def ask() -> bytes:
+            data, *again = (
+                self._files.cat_file(f"{self._root}/{key}", start=start, end=stop)
+                for _ in range(2 if checked and self._files.endpoint.startswith("http://") else 1)
+            )
+            if again not in ([], [data]):
+                raise _OtherBytes
+            return data
+
+        return self._asked(key, ask)
 
     def _info(self, found: Fields) -> ObjectInfo:
         commit = found.get("last_commit")
@@ -345,17 +391,15 @@ def open_client(scheme: str, bucket: str) -> ObjectClient | HubClient:
     session = botocore.session.get_session()
     try:
         if scheme == "s3":
-            made = _s3(store.S3Store, bucket, session, common)
-        elif scheme == "gs":
+            return _s3(store.S3Store, bucket, session, common)
+        if scheme == "gs":
             http = str(_setting(session, ["GOOGLE_BASE_URL"])).startswith("http://")
-            made = store.GCSStore(
-                bucket, **{**common, "client_options": {**common["client_options"], "allow_http": http}}
-            )
-        else:
-            made = store.AzureStore(bucket, **common)
+            common["client_options"]["allow_http"] = http
+            return ObjectClient(url, store.GCSStore(bucket, **common), encrypted=not http)
+        emulator = str(_setting(session, ["AZURE_STORAGE_USE_EMULATOR"])).lower() in ("true", "1")
+        return ObjectClient(url, store.AzureStore(bucket, **common), encrypted=not emulator)
     except exceptions.BaseError as error:
         raise UserError(f"{url}: {_NO_CREDENTIALS[scheme]}") from error
-    return ObjectClient(url, made)
 
 
 def _setting(session: Any, variables: list[str], name: str | None = None) -> str | None:
@@ -369,9 +413,9 @@ def _setting(session: Any, variables: list[str], name: str | None = None) -> str
     )
 
 
-def _s3(store: Callable[..., Any], bucket: str, session: Any, common: Fields) -> Any:
-    """An S3 store with botocore's settings and credentials, as in AWS's tools: environment, then ~/.aws, then roles.
-    obstore itself does not read ~/.aws.
+def _s3(store: Callable[..., Any], bucket: str, session: Any, common: Fields) -> ObjectClient:
+    """The client of an S3 bucket with botocore's settings and credentials, as in AWS's tools: environment, then ~/.aws,
+    then roles. obstore itself does not read ~/.aws.
     """
     from botocore.exceptions import BotoCoreError
 
@@ -380,20 +424,21 @@ def _s3(store: Callable[..., Any], bucket: str, session: Any, common: Fields) ->
         endpoint = setting(["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url")
         region = setting(["AWS_REGION", "AWS_DEFAULT_REGION"], "region")
         checked = setting(["AWS_REQUEST_CHECKSUM_CALCULATION"], "request_checksum_calculation") or "when_supported"
+        compared = setting(["AWS_RESPONSE_CHECKSUM_VALIDATION"], "response_checksum_validation") or "when_supported"
         public = str(setting(["AWS_SKIP_SIGNATURE"])).lower() in ("true", "1")
         credentials = None if public else session.get_credentials()
     except BotoCoreError as error:  # a missing profile, an unreadable file
         raise UserError(f"s3://{bucket}: {error}; look at AWS_PROFILE and ~/.aws") from error
     if credentials is None and not public:
         raise UserError(f"s3://{bucket}: {_NO_CREDENTIALS['s3']}")
-    options = dict(common["client_options"])
-    if endpoint is not None:
-        options["allow_http"] = endpoint.startswith("http://")
+    encrypted = endpoint is None or not endpoint.startswith("http://")
+    options = common["client_options"] | {"allow_http": not encrypted}
     given: Fields = {"region": region or "us-east-1"} | ({} if endpoint is None else {"endpoint": endpoint})
     if checked.lower() != "when_required":  # as in AWS's own tools, for stores that do not support the header
         given["checksum_algorithm"] = "sha256"
     given |= {"skip_signature": True} if public else {"credential_provider": _Credentials(credentials)}
-    return store(bucket, client_options=options, retry_config=common["retry_config"], **given)
+    made = store(bucket, client_options=options, retry_config=common["retry_config"], **given)
+    return ObjectClient(f"s3://{bucket}", made, encrypted=encrypted, md5_tags=compared.lower() != "when_required")
 
 
 class _Credentials:

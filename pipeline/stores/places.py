@@ -98,13 +98,16 @@ class StorePath:
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
 
-    def read_range(self, start: int, stop: int) -> bytes:
+    def read_range(self, start: int, stop: int, *, checked: bool = False) -> bytes:
         """Bytes [start, stop).
+
+        Args:
+            checked: for what has no checksum of ours, as `ObjectClient.read`.
 
         Raises:
             FileNotFoundError: there is no such object.
         """
-        return self.client.read(self.key, start, stop)
+        return self.client.read(self.key, start, stop, checked=checked)
 
     @property
     def writer(self) -> ObjectClient:

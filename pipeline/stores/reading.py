@@ -77,7 +77,8 @@ def open_stored(url: str | StorePath) -> StoredFile:
     source = to_place(url)
     assert isinstance(source, StorePath), url
     status = source.stat()
-    return StoredFile(lambda: scratch_cache().open(source, status.st_size, f"{source} {status.content}"))
+    identity = f"{source} {status.content}"
+    return StoredFile(lambda: scratch_cache().open(source, status.st_size, identity, checked=True))
 
 
 def fetched(folder: StorePath, names: tuple[str, ...]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
-from cloze.pipeline.stores import clients
+from cloze.pipeline.stores import clients, reading
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
+from cloze.pipeline.stores.reading import open_raw
 from tests.stores.server import BUSY, first, slow
 
 
@@ -92,6 +94,85 @@ def test_what_changes_on_its_way_is_sent_again(proxy, bucket, monkeypatch):
     clients.open_client.cache_clear()
     (to_place(bucket) / "part").write(b"again")
     assert path.read_bytes() == b"agai!"
+
+
+def flipped(answer):
+    """With another bit in the middle, and the same length and headers."""
+    status, headers, content = answer
+    place = len(content) // 2
+    return status, headers, content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+def shortened(answer):
+    """Cut, with the length of what is left."""
+    status, headers, content = answer
+    return status, headers | {"Content-Length": "20"}, content[:20]
+
+
+@pytest.mark.parametrize("change", [flipped, shortened])
+def test_other_bytes_over_http_are_asked_for_again(proxy, bucket, impatient, change):
+    content = b"a small object of text\n" * 9
+    path = to_place(bucket) / "x"
+    path.write(content)
+    proxy.fault = first(2, change)
+    assert path.read_bytes() == content
+    proxy.fault = lambda request: change
+    with pytest.raises(
+        UserError, match=r"/x: found other bytes than its ETag [0-9a-f]+ has, in each of 5 answers, exp"
+    ):
+        path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("tag", "validation"), [(None, None), ("0123456789abcdef-2", None), ("0123456789abcdef" * 2, "when_required")]
+)
+def test_input_over_http_without_an_md5_is_read_twice(proxy, bucket, impatient, monkeypatch, tag, validation):
+    """A part of an object; one that was written in several requests; one of a store that encrypts (SSE-KMS), whose
+    ETags only look like an MD5."""
+    content = bytes(range(256)) * 100
+    path = to_place(bucket) / "x"
+    path.write(content)
+    monkeypatch.setenv("AWS_RESPONSE_CHECKSUM_VALIDATION", validation or "when_supported")
+    clients.open_client.cache_clear()
+    if tag is None:
+        monkeypatch.setattr(reading, "_AHEAD", 4096)
+
+    def other_tag(answer):
+        status, headers, content = answer
+        return (
+            status,
+            {name: tag if tag and name.lower() == "etag" else value for name, value in headers.items()},
+            content,
+        )
+
+    for wrong in (1, 2):  # the first answer, the second
+        counted = itertools.count(1)
+
+        def fault(request, counted=counted, wrong=wrong):
+            if request.method == "GET" and next(counted) == wrong:
+                return lambda answer: flipped(other_tag(answer))
+            return other_tag
+
+        proxy.fault = fault
+        reading.scratch_cache.cache_clear()
+        with open_raw(str(path)) as file:
+            assert file.read(4096) == content[:4096]
+        assert next(counted) == 5  # twice, and twice again
+    proxy.fault = lambda request: lambda answer: other_tag(answer) if request.number % 2 else flipped(other_tag(answer))
+    reading.scratch_cache.cache_clear()
+    with (
+        open_raw(str(path)) as file,
+        pytest.raises(UserError, match="/x: found other bytes than a second answer has, "),
+    ):
+        file.read(4096)
+
+
+def test_encrypted_answers_are_read_once(bucket, monkeypatch):
+    made = clients.ObjectClient("s3://x", to_place(bucket).client._store)
+    made.write("x", b"content")
+    tags = []
+    monkeypatch.setattr(clients.hashlib, "md5", lambda *_, **__: tags.append(1))
+    assert made.read("x", checked=True) == b"content" and made.read("x", 1, 3, checked=True) == b"on" and not tags
 
 
 def test_the_limit_is_one_line(proxy, bucket, impatient):

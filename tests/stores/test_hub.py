@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
+
+import pytest
 
 from cloze.launch.system.environment import child_variables
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.stores.clients import HubClient
 from tests.pipeline import corpus
 from tests.pipeline.readers import dataset_hub
+
+
+def test_input_over_http_is_read_twice(monkeypatch):
+    answers = [b"one", b"two", b"two", b"two"]
+    files = SimpleNamespace(endpoint="http://127.0.0.1:1", cat_file=lambda *_, **__: answers.pop(0))
+    monkeypatch.setattr("cloze.pipeline.stores.clients._FIRST_WAIT", 0.001)
+    client = HubClient("hf://datasets/some/texts")
+    client._files = files
+    assert client.read("a.txt", 0, 3, checked=True) == b"two" and not answers
+    answers += [b"one", b"two"] * 5
+    with pytest.raises(UserError, match="hf://datasets/some/texts/a.txt: can't be read"):
+        client.read("a.txt", 0, 3, checked=True)
+    files.endpoint = "https://127.0.0.1:1"
+    answers.append(b"one")
+    assert client.read("a.txt", 0, 3, checked=True) == b"one"
 
 
 def test_the_same_bytes_as_of_files_on_disk(tmp_path):
