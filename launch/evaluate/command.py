@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from cloze.launch.training.process import EXIT_COMPLETE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.stores.places import is_url
+from cloze.pipeline.untrusted import read_json
 
 _CHECKPOINT = re.compile(r"step-(\d+)")
 _PROGRESS_SECONDS = 30.0
@@ -134,7 +134,7 @@ def _every_checkpoint(
     settings = {name: getattr(config, name) for name in ("data", "precision", "every_nth", "max_length")}
     for step in run_steps(run):
         path = folder / f"step-{step:08d}.json"
-        if path.exists() and json.loads(path.read_text(encoding="utf-8"))["settings"] == settings:
+        if _saved(path, settings) is not None:
             continue
         try:
             predictor = Predictor.from_folder(run, step)
@@ -163,7 +163,15 @@ def _write_curves(suite: str, folder: Path, settings: Fields) -> None:
         old.unlink()
     with SummaryWriter(str(folder)) as board:
         for path in sorted(folder.glob("step-*.json")):
-            content = json.loads(path.read_text(encoding="utf-8"))
-            values = scalars(suite, content["result"]) if content["settings"] == settings else {}
-            for name, value in values.items():
-                board.add_scalar(name, value, content["step"])
+            if (content := _saved(path, settings)) is not None:
+                for name, value in scalars(suite, content["result"]).items():
+                    board.add_scalar(name, value, content["step"])
+
+
+def _saved(path: Path, settings: Fields) -> Fields | None:
+    """A result with these settings; None if there is none or it is damaged."""
+    try:
+        content = read_json(path)
+        return content if content["settings"] == settings else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None

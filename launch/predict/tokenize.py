@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from cloze.launch.predict.files import write_results
@@ -25,7 +24,7 @@ def tokenize(config: TokenizeConfig) -> int:
     folder = model_path(config)
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
     described = runs.model_folder(folder) / "config.json"
-    notes = json.loads(described.read_text(encoding="utf-8")) if described.exists() else {}
+    notes = runs.read_fields(described) if described.exists() else {}
     words = notes.get(TRUNCATION, {}).get("words")
     rows = read_rows(config, columns_of(notes.get(COLUMNS)))
     results = ((row, tokens_of(tokenizer, encode_whole(tokenizer, row, words))) for row in rows)

@@ -25,6 +25,7 @@ from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.clients import ADVICE
 from cloze.pipeline.stores.places import StorePath
+from cloze.pipeline.untrusted import load_json
 
 LOG = "log"
 START = "start.json"  # the step that an attempt resumes from
@@ -255,11 +256,23 @@ class LogReader:
         lines: list[Fields] = []
         for files in attempts.values():
             if START in files:
-                start = json.loads(self._place.at(files[START][-1]).read_bytes())
-                lines = kept_lines(lines, start["step"], start["evaluated_step"])
+                lines = kept_lines(lines, *_read_start(self._place.at(files[START][-1])))
             lines += lines_of(b"".join(self._texts.get(key, b"") for key in files.get(METRICS, ())))[0]
         if lines:
             publish_text(folder / METRICS, "".join(json.dumps(line) + "\n" for line in lines), durable=False)
+
+
+def _read_start(path: StorePath) -> tuple[int, int]:
+    """The step that an attempt resumes from, and that of the last evaluation before it."""
+    data = path.read_bytes()
+    try:
+        start = load_json(data)
+        return int(start["step"]), int(start["evaluated_step"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: found no step from which the run went on ({type(error).__name__}), expected the one that `cloze "
+            "pretrain` wrote; restore it, or remove it to see the curves of all attempts"
+        ) from error
 
 
 def fetch_heartbeats(place: StorePath, folder: Path) -> None:

@@ -4,6 +4,7 @@ Words are counted in parallel with the same array operations as in tokenization;
 counts, in a time that hardly depends on the size of the corpus.
 """
 
+import hashlib
 import json
 import uuid
 from collections import Counter
@@ -24,7 +25,7 @@ from cloze.pipeline.jobs.extending import ADDED, Extension, extend, tokenizer_to
 from cloze.pipeline.progress import Progress, Silent
 from cloze.pipeline.readers import plan, read
 from cloze.pipeline.readers.files import Segment
-from cloze.pipeline.storage import ASIDE, alone, publishing, readable_errors, remove_tree
+from cloze.pipeline.storage import ASIDE, alone, publishing, readable_errors, remove_tree, sha256_of
 from cloze.pipeline.stores.places import Place, StorePath, to_output, to_place
 from cloze.pipeline.tokenization.backends import add_special_tokens, wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer
@@ -51,6 +52,29 @@ class CountTask:
     folder: str
     extend: str | None = None
     """The tokenizer whose rules divide words; None: those of the kind of vocabulary."""
+
+
+@dataclass(frozen=True)
+class CountedWords:
+    """The file in which a task has written its words, its SHA-256, and the number of documents."""
+
+    path: Place
+    sha256: str
+    documents: int
+
+    def read(self) -> pa.Table:
+        """The words and their counts.
+
+        Raises:
+            UserError: the file has other content than was written.
+        """
+        with readable_errors(self.path):
+            content = self.path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise UserError(
+                f"{self.path}: found other bytes than were written, expected them; run the same command again"
+            )
+        return pa.ipc.open_file(pa.py_buffer(content)).read_all()
 
 
 def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) -> Tokenizer:
@@ -142,18 +166,17 @@ def _count_all(config: PrepareConfig, tasks: list[list[Segment]], progress: Prog
         jobs = [
             CountTask(n, task, config.vocabulary, str(folder.resolve()), config.extend) for n, task in enumerate(tasks)
         ]
-        results: dict[int, Place] = {}
+        results: dict[int, CountedWords] = {}
 
-        def on_result(number: int, result: tuple[Place, int]) -> None:
-            results[number] = result[0]
-            progress.advance(weights[number], result[1], 0)
+        def on_result(number: int, result: CountedWords) -> None:
+            results[number] = result
+            progress.advance(weights[number], result.documents, 0)
 
         with open_executor(config) as executor:
             run_tasks(executor, count_words, jobs.__getitem__, weights, on_result)
         counts: Counter[str] = Counter()
         for number in range(len(jobs)):
-            path = results[number]
-            table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
+            table = results[number].read()
             counts.update(dict(zip(table["word"].to_pylist(), table["count"].to_pylist(), strict=True)))
             if len(counts) > _COUNTED_WORDS:  # in the order of the tasks, so that the result depends only on the input
                 counts = _most_frequent(counts, _COUNTED_WORDS // 2)
@@ -172,8 +195,8 @@ def _work_folder(output: Place) -> Iterator[Place]:
         remove_tree(folder)
 
 
-def count_words(task: CountTask) -> tuple[Place, int]:
-    """Count normalised words into a file; returns it and the number of documents."""
+def count_words(task: CountTask) -> CountedWords:
+    """Count normalised words into a file."""
     if task.extend:
         backend = tokenizer_to_extend(task.extend).backend
     else:
@@ -202,9 +225,11 @@ def count_words(task: CountTask) -> tuple[Place, int]:
     words = sorted(counts)
     path = to_place(task.folder) / f"words-{task.number:06d}.arrow"
     table = pa.table({"word": pa.array(words, pa.string()), "count": pa.array([counts[w] for w in words], pa.int64())})
-    with publishing(path) as aside, pa.OSFile(str(aside), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    return path, documents
+    with publishing(path) as aside:
+        with pa.OSFile(str(aside), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        digest = sha256_of(aside)
+    return CountedWords(path, digest, documents)
 
 
 def _most_frequent(raw: Counter[Any], kept: int) -> Counter[Any]:

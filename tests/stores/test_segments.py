@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
 from cloze.launch.run.runs import lines_of
 from cloze.launch.run.segments import LogReader, Shipper, add_unsent, fetch_heartbeats, send_rest
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import to_place
 from tests.stores.server import BUSY
 
@@ -69,6 +71,17 @@ def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
     reader.write_events(back)  # nothing is added twice
     board = EventAccumulator(str(back)).Reload()
     assert [event.step for event in board.Scalars("x")] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"step": 2', b"[]", b'{"step": 2}', b"[" * 100_000, b"\xff"])
+def test_a_damaged_start_is_one_line(bucket, tmp_path, content):
+    log = to_place(bucket) / "run/log/0001-a"
+    (log / "start.json.000000").write(content)
+    (log / "metrics.jsonl.000000").write(lines(1, 2).encode())
+    with pytest.raises(
+        UserError, match=r"^s3://.*/log/0001-a/start.json.000000: found no step from which the run went"
+    ):
+        LogReader(log.parent.parent).write(tmp_path)
 
 
 def test_events_that_a_killed_start_has_not_sent(bucket, tmp_path):

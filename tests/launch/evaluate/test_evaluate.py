@@ -268,8 +268,12 @@ def test_every_checkpoint_once_and_as_curves(run, capsys, monkeypatch):
     assert main(arguments) == 0
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["2", "4", "6"]
     assert main(arguments) == 0 and capsys.readouterr().out == "", "what has a result is not measured again"
-    (run / "run" / "evaluate-blimp" / "step-00000004.json").unlink()
-    assert main(arguments) == 0 and capsys.readouterr().out.startswith("step 4 ")
+    result = run / "run" / "evaluate-blimp" / "step-00000004.json"
+    for content in (None, b"", result.read_bytes()[:40], b"[]", b"[" * 100_000):
+        result.unlink()
+        if content is not None:
+            result.write_bytes(content)
+        assert main(arguments) == 0 and capsys.readouterr().out.startswith("step 4 "), content
     board = EventAccumulator(str(run / "run" / "evaluate-blimp")).Reload()
     curve = [(event.step, event.value) for event in board.Scalars("blimp/mean_of_phenomena")]
     assert curve == [(step, pytest.approx(result["mean_of_phenomena"])) for step, result in each.items()]

@@ -4,6 +4,7 @@ import codecs
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -206,6 +207,16 @@ def test_tokens_as_transformers_gives_them(folders, capsys):
     assert ours.offsets == expected["offset_mapping"]
     assert main(["tokenize", str(folders / "pretrained"), "a", "--format", "table"]) == 0
     assert "segment" in capsys.readouterr().out
+
+
+def test_a_damaged_configuration_is_one_line(folders, tmp_path, capsys):
+    """Also where only the tokenizer is needed."""
+    shutil.copytree(folders / "pretrained", tmp_path / "model")
+    for content in (b'{"model_type": "be', b"[]", b"[" * 100_000, b"\xff"):
+        (tmp_path / "model/config.json").write_bytes(content)
+        assert main(["tokenize", str(tmp_path / "model"), "a"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "model/config.json: found" in line
 
 
 def test_cut_texts_are_counted_on_stderr(folders, capsys):

@@ -8,6 +8,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from cloze.pipeline.config import PrepareConfig, SourceConfig, VocabularyConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs import vocabulary
 from cloze.pipeline.jobs.vocabulary import train_vocabulary
 from tests.pipeline import corpus
 
@@ -141,6 +142,21 @@ def test_what_a_killed_run_left_is_removed_and_another_process_is_not_disturbed(
     assert left.exists()
     train_vocabulary(config(folder, output=str(tmp_path / "v")))
     assert len(list((tmp_path / "v").iterdir())) == 3
+
+
+@pytest.mark.parametrize("change", [lambda data: data[: len(data) // 2], lambda data: data.replace(b"k", b"g", 1)])
+def test_words_that_were_changed_between_counting_and_reading_are_noticed(folder, tmp_path, monkeypatch, change):
+    """By a disk or a store; their file has no checksum of its own."""
+    real = vocabulary.count_words
+
+    def damaged(task):
+        counted = real(task)
+        counted.path.write_bytes(change(counted.path.read_bytes()))
+        return counted
+
+    monkeypatch.setattr(vocabulary, "count_words", damaged)
+    with pytest.raises(UserError, match="words-000000.arrow: found other bytes than were written, expected them; run"):
+        train_vocabulary(config(folder, output=str(tmp_path / "vocab")))
 
 
 def test_counts_of_all_tasks_are_bounded_alike_for_any_workers(folder, monkeypatch):
