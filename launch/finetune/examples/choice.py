@@ -56,7 +56,8 @@ class ChoiceExamples(Examples):
         self.lengths = self._sequences.lengths.reshape(-1, self.width).sum(1)
         self.labelled = has_labels(table, (target,))
         if self.labelled:
-            self._true = np.array([number_of(row, label_of(row, target), labels) for row in table.rows])
+            fix = "fix the row, or name the label of each choice with --labels"
+            self._true = np.array([number_of(row, label_of(row, target), labels, fix) for row in table.rows])
         self.measured = "accuracy"
         self.facts = f"{len(self):,} rows of {self.width} choices, {self.lengths.sum():,} tokens, {cut}"
 

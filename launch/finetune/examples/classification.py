@@ -66,6 +66,7 @@ def _label_set(row: Row, column: str) -> list[str]:
 
 
 Pooling = Literal["pooler", "cls", "mean", "max"]
+FIX_LABEL = "fix the row, or name this label too in a list of all with --labels"
 
 
 class TextExamples(Examples):
@@ -458,16 +459,21 @@ def _yes_or_no(row: Row, column: str) -> int:
     return found
 
 
-def number_of(
-    row: Row, label: str, labels: tuple[str, ...], fix: str = "fix the row, or list all labels with --labels"
-) -> int:
+def number_of(row: Row, label: str, labels: tuple[str, ...], fix: str = FIX_LABEL) -> int:
+    """The number of a row's label.
+
+    Raises:
+        UserError: there is no such label.
+    """
     if label not in labels:
-        shown = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
-        raise UserError(
-            f"{row.place}: found the label {label!r}, expected one of the {len(labels)} of the training "
-            f"set: {shown}; {fix}"
-        )
+        raise unknown_label(row.place, label, labels, fix)
     return labels.index(label)
+
+
+def unknown_label(place: str, label: str, labels: tuple[str, ...], fix: str = FIX_LABEL) -> UserError:
+    """The refusal of a label, whether the known ones were given or found in the training set."""
+    shown = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
+    return UserError(f"{place}: found the label {label!r}, expected one of {len(labels)}: {shown}; {fix}")
 
 
 class Texts(Kind):

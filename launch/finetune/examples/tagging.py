@@ -14,6 +14,7 @@ from torch.nn import functional
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.examples.classification import unknown_label
 from cloze.launch.finetune.examples.predicted import Tags
 from cloze.launch.finetune.kind import Kind, Read
 from cloze.launch.finetune.schemes import OUTSIDE, PREFIXES, split_tag, to_iob2
@@ -221,11 +222,7 @@ class TagExamples(Examples):
         labels, tags = {label: number for number, label in enumerate(self._head.labels)}, self._sentences.tags or []
         for line, tag in zip(self._sentences.lines, tags, strict=True):
             if tag not in labels:
-                raise UserError(
-                    f"{self._sentences.path}: row {line}: found the label {tag!r}, expected one of the "
-                    f"{len(labels)} of the training set: {', '.join(labels)}; fix the row, or list all "
-                    "labels with --labels"
-                )
+                raise unknown_label(f"{self._sentences.path}: row {line}", tag, self._head.labels)
         return np.array([labels[tag] for tag in tags])
 
     def batch(self, units: np.ndarray) -> MicroBatch:

@@ -289,7 +289,13 @@ def test_random_weights_of_a_shape_and_a_new_head_named(model, files, tmp_path):
 
 HEADER = ("sentence", "label")
 ERRORS = {
-    "unknown label": ("sst2", HEADER, [("w1", "0"), ("w2", "7")], (), ("row 3", "'7'", "one of the 2")),
+    "unknown label": (
+        "sst2",
+        HEADER,
+        [("w1", "0"), ("w2", "7")],
+        (),
+        ("row 3", "found the label '7', expected one of 2: 0, 1; fix the row, or name this label too"),
+    ),
     "missing column": ("sst2", ("text", "label"), [("w1", "0")], (), ("'text', 'label'", "'sentence'", "text_columns")),
     "missing label column": ("sst2", ("sentence", "gold"), [("w1", "0")], (), ("'label'", "label_columns")),
     "wrong number of fields": ("sst2", HEADER, [("w1", "0", "x")], (), ("row 2", "found 3 fields", "expected 2")),
@@ -398,6 +404,18 @@ LINES = {
         ['{"text": "w", "label": "a"}'],
         ("--labels", "a"),
         ("labels: found a alone, expected at least two; name all classes",),
+    ),
+    "not in the list": (
+        "classification",
+        ['{"text": "w", "label": "a"}', '{"text": "w", "label": "c"}'],
+        ("--labels", "a", "b"),
+        ("row 2: found the label 'c', expected one of 2: a, b; fix the row, or name this label too in a list of all",),
+    ),
+    "no choice": (
+        "swag",
+        ['{"sent1": "w", "sent2": "w", "ending0": "w", "ending1": "w", "ending2": "w", "ending3": "w", "label": 4}'],
+        (),
+        ("row 1: found the label '4', expected one of 4: 0, 1, 2, 3; fix the row, or name the label of each choice",),
     ),
     "label twice": ("classification", ['{"text": "w", "label": "a"}'], ("--labels", "a", "a"), ("labels: found a, a",)),
     "columns of tags": ("ner", [""], ("--text_columns", "a"), ("text_columns: found ['a'] with the task ner",)),

@@ -296,7 +296,9 @@ def test_conll_errors_name_the_row(model, tmp_path, capsys, text, parts):
     assert len(error.splitlines()) == 1 and all(part in error for part in ("bad.conll", *parts)), error
 
 
-def test_a_tag_that_training_has_not_seen(model, tmp_path, capsys):
+@pytest.mark.parametrize("listed", [[], ["--labels", "O", "B-x"]])
+def test_a_tag_that_is_not_known(model, tmp_path, capsys, listed):
+    """Not seen in training, or not in the list that was given."""
     (tmp_path / "train.conll").write_text("w1 O\nw2 B-x\n")
     (tmp_path / "dev.conll").write_text("w1 O\n\nw2 B-y\n")
     assert (
@@ -314,12 +316,13 @@ def test_a_tag_that_training_has_not_seen(model, tmp_path, capsys):
                 str(tmp_path / "run"),
                 "--max_length",
                 "16",
+                *listed,
             ]
         )
         == 2
     )
-    error = capsys.readouterr().err
-    assert "dev.conll: row 3" in error and "'B-y'" in error
+    said = "dev.conll: row 3: found the label 'B-y', expected one of 2: O, B-x; fix the row, or name this label too in"
+    assert said in capsys.readouterr().err
 
 
 # ---- choices ----
