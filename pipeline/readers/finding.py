@@ -99,7 +99,7 @@ def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, Objec
     """
     parts = entry.key.split("/")
     fixed = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
-    if fixed == len(parts) and (info := entry.info()) is not None:
+    if (info := entry.info()) is not None:  # also of a name with letters of a glob
         return {str(entry): info}
     folder = entry.at("/".join(parts[:fixed]))
     pattern = parts[fixed:]
@@ -110,7 +110,8 @@ def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, Objec
         below = each.key[len(folder.key) :].strip("/").split("/")
         url = str(entry.at(each.key))
         if (
-            (hidden or not any(part.startswith(".") for part in below))
+            (each.size or entry.at(each.key).info())  # not what marks a folder (`ObjectClient.objects`)
+            and (hidden or not any(part.startswith(".") for part in below))
             and not url.startswith(tuple(aside))
             and (not pattern or _names(pattern, below))
         ):

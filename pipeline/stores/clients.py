@@ -34,6 +34,7 @@ _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\":\s*\"?(\w+)")
 _NOT_RENEWED = "the credentials can't be renewed, expected those of a session that lasts"
 _CUT = "response body error"  # part of the library's message
 _MD5 = re.compile(r"[0-9a-f]{32}")
+_INVALID = re.compile(r"invalid path: .*?Path \"(.*?)\"", re.DOTALL | re.IGNORECASE)  # of the library's message
 # S3's codes for corrupted transfers, which are retried.
 _CHANGED = ("BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch")
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]+)")
@@ -92,23 +93,33 @@ class ObjectClient:
             return None
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
-        """All objects below a folder (the whole bucket: an empty name), in the order of their keys."""
+        """All objects below a folder (the whole bucket: an empty name), in the order of their keys.
+
+        Among them are those of size 0, named as a folder, that a store's console makes for the folders in it. None of
+        that name is found (`info`), since it ends with a slash, which the library leaves out.
+        """
         found = self._asked(
             prefix, lambda: [_info(each) for chunk in self._library.list(self._store, prefix or None) for each in chunk]
         )
-        yield from sorted(found, key=lambda each: each.key)
+        yield from sorted((each for each in found if each.key != prefix), key=lambda each: each.key)
 
     def is_folder(self, prefix: str) -> bool:
         """Whether any object lies below."""
-        chunks = self._asked(
-            prefix, lambda: next(iter(self._library.list(self._store, prefix or None, chunk_size=1)), ())
-        )
-        return len(chunks) > 0
+
+        def ask() -> bool:
+            try:
+                return len(next(iter(self._library.list(self._store, prefix or None, chunk_size=1)), ())) > 0
+            except self._library.exceptions.BaseError as error:
+                if _INVALID.search(str(error)):  # one with a name that can't be read
+                    return True
+                raise
+
+        return self._asked(prefix, ask)
 
     def names(self, prefix: str) -> list[str]:
         """Names of the objects and of the folders right below a folder."""
         found = self._asked(prefix, lambda: self._library.list_with_delimiter(self._store, prefix or None))
-        keys = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
+        keys = [*found["common_prefixes"], *(each["path"] for each in found["objects"] if each["path"] != prefix)]
         return sorted(key.rpartition("/")[2] for key in keys)
 
     def folders(self, prefix: str) -> list[str]:
@@ -219,6 +230,11 @@ class ObjectClient:
                 f"{where}: found other bytes than {error} has, in each of {_BODY_TRIES} answers, expected the same; "
                 "look at the network, use an https:// endpoint, or, if ETags of this store are no MD5 of an object's "
                 "bytes, set AWS_RESPONSE_CHECKSUM_VALIDATION=when_required"
+            )
+        if invalid := _INVALID.search(text):
+            return (
+                f"{self.url}: found an object named {invalid[1]!r}, expected names without empty parts (//), parts . "
+                "and .., and control characters; rename it, or choose a folder without it"
             )
         code = next((found[1] or found[2] for found in [_CODE.search(text)] if found), None)
         status = _STATUS.search(text)

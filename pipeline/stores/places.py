@@ -13,6 +13,7 @@ from cloze.pipeline.stores.clients import HubClient, ObjectClient, ObjectInfo, o
 
 SCHEMES = ("s3", "gs", "az", "hf")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_QUERY = re.compile(r"\?[^/]*=")  # a question mark alone may be a part of a name
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _SLIP = re.compile(rf"({'|'.join(SCHEMES)}):/?[^/]", re.IGNORECASE)
 # parts of a hub repository in hf:// URLs: datasets/OWNER/NAME, else OWNER/NAME
@@ -165,13 +166,18 @@ def to_place(text: str | Place) -> Place:
             f"{', '.join(f'{each}://' for each in SCHEMES)}"
         )
     first = rest.partition("/")[0]
-    if "@" in first or ":" in first or "?" in rest:
+    if "@" in first or ":" in first or _QUERY.search(rest):
         raise UserError(
             f"{scheme}://…: found credentials or a query in a URL, expected {scheme}://bucket/name; "
             "credentials come from the store's own environment and files"
         )
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in rest):
         raise UserError(f"{scheme}://…: found a line break or another control character in a URL, expected none")
+    if "//" in rest:
+        raise UserError(
+            f"{text}: found an empty part (//) in a URL, expected none, as objects of such names can't be read; write "
+            "single slashes, or rename the object"
+        )
     parts = [part for part in rest.split("/") if part]
     count = _REPOSITORY_PARTS.get(parts[0] if parts else "", 2) if scheme == "hf" else 1
     bucket = "/".join(parts[:count])

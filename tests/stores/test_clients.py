@@ -283,7 +283,7 @@ def test_local_paths_stay_paths(tmp_path, monkeypatch):
     (tmp_path / "s3:").mkdir()
     (tmp_path / "s3:/x").touch()
     assert to_place("s3:/x") == Path("s3:/x") and to_place("a/b") == Path("a/b") and not is_url("C:/x")
-    assert to_place("S3://b//x/") == StorePath("s3", "b", "x") and str(to_place("gs://b/x") / "y") == "gs://b/x/y"
+    assert to_place("S3://b/x/") == StorePath("s3", "b", "x") and str(to_place("gs://b/x") / "y") == "gs://b/x/y"
 
 
 def test_a_missing_extra_is_said(tmp_path):

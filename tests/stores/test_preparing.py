@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cloze.launch.cli import main
+from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.jobs.sources import hash_piece
-from cloze.pipeline.readers import plan
+from cloze.pipeline.readers import plan, read
 from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.leases import leased
 from cloze.pipeline.stores.places import to_place
@@ -72,6 +76,66 @@ def test_the_same_bytes_as_on_disk(folder, inputs):
         prepare(config(folder, inputs))
     with pytest.raises(UserError, match="prepared with another preparation.seed"):
         prepare(config(folder, inputs, seed=1))
+
+
+@pytest.fixture
+def put(server_port, bucket):
+    """Writes an object as other tools do, whose names know no rules."""
+
+    def write(key: str, content: bytes) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", server_port, timeout=60)
+        signed = "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=x"
+        path = f"/{bucket.removeprefix('s3://')}/{urllib.parse.quote(key)}"
+        connection.request("PUT", path, content, {"Authorization": signed})
+        assert connection.getresponse().status == 200
+        connection.close()
+
+    return write
+
+
+def texts(*entries: str) -> list[bytes]:
+    _, tasks = plan(PrepareConfig(input=[*entries], output="unused"))
+    return [document.text for task in tasks for document in read(task)]
+
+
+@pytest.mark.parametrize(
+    "name", ["a?b", "what?", "a#b", "a%3Fb", "a%20b c", "[a]", "a*", "a@b:c", "a\\b", 'a{b}|^`"', "é€😀"]
+)
+def test_names_with_letters_that_mean_something_elsewhere(put, bucket, name):
+    put(f"in/{name}.txt", b"this one")
+    put("in/zz.txt", b"another")
+    assert sorted(texts(f"{bucket}/in")) == sorted(texts(f"{bucket}/in/**")) == [b"another", b"this one"]
+    assert texts(f"{bucket}/in/{name}.txt") == [b"this one"]
+
+
+@pytest.mark.parametrize("name", ["a//b.txt", "/a.txt", "a\tb.txt", "./b.txt", "a/../b.txt"])
+def test_names_that_can_not_be_read_are_one_line(put, bucket, name):
+    """And no hindrance to what is named by itself, or lies elsewhere."""
+    put(f"in/{name}", b"this one")
+    put("more/zz.txt", b"another")
+    with pytest.raises(
+        UserError, match=rf"^s3://bucket-\d+: found an object named {re.escape(repr('in/' + name))}, exp"
+    ):
+        texts(f"{bucket}/in")
+    with pytest.raises(UserError, match="found an empty part|control character|expected a URL such as"):
+        texts(f"{bucket}/in/{name}")
+    assert texts(f"{bucket}/more/*.txt") == texts(f"{bucket}/more/zz.txt") == [b"another"]
+    with pytest.raises(UserError, match="found nothing at"):
+        texts(f"{bucket}/more/nothing.txt")
+
+
+def test_folders_that_were_made_in_a_stores_console(folder, put, bucket):
+    """Each has an empty object, whose name ends with a slash."""
+    for name in ("in", "in/deep", "in/empty", "data"):
+        put(f"{name}/", b"")
+    source = folder / "in/deep/b.jsonl"
+    (to_place(bucket) / "in/deep/b.jsonl").write(source)
+    (to_place(bucket) / "in/nothing.txt").write(b"")
+    made = prepare(config(folder, bucket, tokenizer=str(folder / "tokenizer")))
+    assert [(each["name"], each["bytes"]) for each in made.sources] == [
+        ("deep/b.jsonl", source.stat().st_size),
+        ("nothing.txt", 0),
+    ]
 
 
 def written_in_one_second(path, *contents: bytes) -> None:
