@@ -215,6 +215,8 @@ def _parse(file: Iterable[bytes], name: str, config: Input) -> Iterator[Row]:
             line = content.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise UserError(f"{place}: found bytes that are no UTF-8, expected text ({error.reason})") from error
+        if "\0" in line:
+            raise UserError(f"{place}: found a byte 0x00, as of UTF-16, expected text in UTF-8; convert it")
         if not line.strip():
             empty.append(number)
             continue

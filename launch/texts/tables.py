@@ -209,7 +209,10 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
             with (gzip.open if path.suffix == ".gz" else open)(
                 path, "rt", encoding="utf-8-sig", newline=newline
             ) as file:
-                yield from file
+                for line in file:
+                    if "\0" in line:
+                        raise UserError(f"{path}: found a byte 0x00, as of UTF-16, expected text in UTF-8; convert it")
+                    yield line
         except UnicodeError as error:
             raise UserError(f"{path}: found bytes that are no UTF-8 text ({error}); convert the file") from error
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:

@@ -42,7 +42,7 @@ from cloze.pipeline.untrusted import load_json
 
 # Version of the rules for words, sentences, samples and masks. Increased when the same input gives other ids or masks:
 # an interrupted run must not be finished with other rules.
-_RULES = 3
+_RULES = 4
 _IDENTITY = "run.json"  # file of the work folder
 WORK_FOLDER = ".work"  # folder of stage 1 and the reports; removed when the manifest is published
 TOKENIZER_FOLDER = "tokenizer"

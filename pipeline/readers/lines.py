@@ -205,7 +205,13 @@ def _encode(segment: Segment, text: str, place: int) -> tuple[bytes, bool]:
 
 
 def _valid(segment: Segment, data: bytes, offset: int) -> tuple[bytes, bool]:
-    return valid(segment, data, lambda place: f"byte {offset + place}")
+    """As `valid`, of a file of text. No text has a zero byte, which is UTF-8 too; UTF-16 and UTF-32 have many."""
+    text, damaged = valid(segment, data, lambda place: f"byte {offset + place}")
+    if b"\0" not in text:
+        return text, damaged
+    if segment.file.config.encoding_errors == "stop":
+        raise _bad_encoding(segment, f"byte {offset + text.index(0)}", "byte 0x00, as of UTF-16")
+    return text.replace(b"\0", "\ufffd".encode()), True
 
 
 def valid(segment: Segment, data: bytes, where: Callable[[int], str]) -> tuple[bytes, bool]:

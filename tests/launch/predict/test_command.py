@@ -264,6 +264,8 @@ def test_wrong_inputs_in_one_line(folders, capsys, tmp_path, monkeypatch):
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"the [MASK]\n\xff\xfe\n")
     assert f"{bad}:2: found bytes that are no UTF-8" in error_of(capsys, "predict", "fill-mask", model, "--file", bad)
+    bad.write_bytes("the [MASK]\n".encode("utf-16-le"))
+    assert f"{bad}:1: found a byte 0x00, as of UTF-16" in error_of(capsys, "predict", "fill-mask", model, "--file", bad)
     bad.write_text("the [MASK]\n\u200b\n")
     assert f"{bad}:2: found an empty text" in error_of(capsys, "predict", "fill-mask", model, "--file", bad)
     bad.write_text("a\tb\tc\n")

@@ -1,5 +1,6 @@
 """Tables as other programs write them: classes saved as numbers, truth values, columns under other names."""
 
+import gzip
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ from pyarrow import parquet
 from sklearn.metrics import matthews_corrcoef
 
 from cloze.launch.cli import main
-from cloze.launch.texts.tables import read_table
+from cloze.launch.texts.tables import read_table, read_text
 from cloze.pipeline.errors import UserError
 from tests.launch.finetune.examples.test_classification import GLUE, read
 from tests.launch.finetune.running import finetune
@@ -169,3 +170,13 @@ def test_columns_and_fields_of_one_name_are_refused(tmp_path, kind):
     }[kind]()
     with pytest.raises(UserError, match=f"train.{kind}.*: .*found the (columns|fields) text, label, label"):
         read_table(path)
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl", "a.conll", "a.tsv.gz"])
+def test_files_of_another_encoding_are_refused(tmp_path, name):
+    """Without a byte order mark UTF-16 is UTF-8, with zero bytes."""
+    opened = gzip.open if name.endswith(".gz") else open
+    with opened(tmp_path / name, "wb") as file:
+        file.write("text\tlabel\nw1\ta\n".encode("utf-16-le"))
+    with pytest.raises(UserError, match=f"{name}: found a byte 0x00, as of UTF-16, expected text in UTF-8; convert it"):
+        read_text(tmp_path / name) if name == "a.conll" else read_table(tmp_path / name)

@@ -347,6 +347,30 @@ def test_the_text_of_a_long_line_is_whole_whatever_stands_before_it(tmp_path, mo
         assert texts([tmp_path], encoding_errors="replace") == [text]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("form", ["text", "lines", "file", "pairs", "jsonl"])
+@pytest.mark.parametrize("letters", ["w", "\u0434"])  # those of Cyrillic are two bytes that are letters of ASCII too
+def test_text_of_another_encoding_is_refused(tmp_path, encoding, form, letters):
+    """With a byte order mark or without; its blank lines are no two line feeds, so that a file was one document."""
+    word = letters * 3
+    written = {"pairs": f"{word}\t{word}", "jsonl": f'{{"text": "{word}"}}'}.get(form, f"{word} {word}\n")
+    (tmp_path / "a.txt").write_bytes("\n".join([written] * 9).encode(encoding))
+    with pytest.raises(UserError, match=r"a.txt: byte \d+: found byte 0x.., (as of UTF-16, )?expected UTF-8; convert"):
+        read([tmp_path], format=form)
+
+
+def test_zero_bytes_stop_or_are_replaced(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"good\n\nb\0d\n\nmore")
+    with pytest.raises(UserError, match="a.txt: byte 7: found byte 0x00, as of UTF-16, expected UTF-8; convert"):
+        read([tmp_path])
+    found = read([tmp_path], encoding_errors="replace")
+    assert [d.text.decode().strip() for d in found] == ["good", "b\ufffdd", "more"]
+    assert [d.damaged for d in found] == [False, True, False]
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a\\u0000b"}\n')
+    assert read([tmp_path])[0].text == b"a\0b"  # written as a letter of the text
+
+
 def test_encoding_errors_stop_or_are_replaced(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good\n\nb\xffd\n\nmore")
     with pytest.raises(UserError, match="byte 7: found byte 0xff"):
