@@ -336,7 +336,7 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
                 yield from batch.to_pylist()
 
     with readable():
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path, page_checksum_verification=True)
     names = tuple(file.schema_arrow.names)
     if len(set(names)) < len(names):
         raise UserError(f"{path}: found the columns {', '.join(names)}, expected names that differ; rename one")

@@ -12,7 +12,7 @@ from array import array
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.readers.files import InputFile, Segment, last_touched
+from cloze.pipeline.readers.files import InputFile, Segment, changed_while_read, last_touched
 from cloze.pipeline.storage import describe
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.reading import open_raw
@@ -89,10 +89,7 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
 
 
 def _changed(file: InputFile) -> UserError:
-    return UserError(
-        f"{file.path}: changed while it was read, expected a file at rest; remove the output folder and run the "
-        "same command again"
-    )
+    return changed_while_read(file, "remove the output folder and run the same command again")
 
 
 def _stored_piece(url: str, start: int, stop: int) -> tuple["hashlib._Hash", int, str]:

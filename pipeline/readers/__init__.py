@@ -7,7 +7,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.formats import CHOICES, FORMATS
 from cloze.pipeline.readers import hub
 from cloze.pipeline.readers.columns import Rows
-from cloze.pipeline.readers.files import InputFile, Segment
+from cloze.pipeline.readers.files import InputFile, Segment, changed_while_read, is_changed
 from cloze.pipeline.readers.finding import find_files
 from cloze.pipeline.readers.lines import Texts
 from cloze.pipeline.records import Document
@@ -98,9 +98,15 @@ def _alike(first: InputFile, second: InputFile) -> bool:
 
 
 def read(task: list[Segment]) -> Iterator[Document]:
-    """The documents of a task, in the order of the source."""
+    """The documents of a task, in the order of the source.
+
+    Raises:
+        UserError: a file can't be read, or has changed meanwhile.
+    """
     for segment in task:
         yield from read_segment(segment)
+        if is_changed(segment.file):
+            raise changed_while_read(segment.file)
 
 
 def read_segment(segment: Segment, content: bytes | None = None) -> Iterator[Document]:
@@ -110,4 +116,9 @@ def read_segment(segment: Segment, content: bytes | None = None) -> Iterator[Doc
         content: all bytes of its file, if it is small and they were read already.
     """
     reader: Texts | Rows = FORMATS[segment.file.format].load()
-    return reader.read(segment, content)
+    try:
+        yield from reader.read(segment, content)
+    except UserError as error:
+        if is_changed(segment.file):  # which is why it can't be read, as a line that isn't whole
+            raise changed_while_read(segment.file) from error
+        raise

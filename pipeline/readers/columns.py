@@ -16,6 +16,7 @@ from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.stores.reading import open_raw
 
 _ROWS_AT_ONCE = 64  # rows read at once, since documents may be long,
+_BUFFERED = 1 << 20  # bytes of a column's pages read at once
 _BYTES_AT_ONCE = 32 << 20  # and the approximate maximum of their bytes
 # Maximum bytes of a row's text: Arrow holds four copies while it decodes a Parquet page, and a worker has 1.5 GB.
 _LONGEST_TEXT = 192 << 20
@@ -104,9 +105,9 @@ def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
 
     config, path = segment.file.config, segment.file.path
     try:
-        source, in_memory = _source(path), not is_url(path)
-        # Writers may add a checksum to each page; Arrow looks at it only when it is told to.
-        with parquet.ParquetFile(source, memory_map=in_memory, page_checksum_verification=True) as table:
+        # Writers may add a checksum to each page; Arrow looks at it only when it is told to. A mapped file that shrinks
+        # would end the process (SIGBUS).
+        with parquet.ParquetFile(_source(path), buffer_size=_BUFFERED, page_checksum_verification=True) as table:
             check_fields(table.schema_arrow.names, config.text_field, config.id_field, path)
             groups = [table.metadata.row_group(group) for group in range(segment.stop)]
             place = sum(group.num_rows for group in groups[: segment.start])

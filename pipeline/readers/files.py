@@ -10,7 +10,7 @@ from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers import compression
 from cloze.pipeline.storage import describe
-from cloze.pipeline.stores.places import is_url
+from cloze.pipeline.stores.places import StorePath, is_url, to_place
 
 BLOCK_BYTES = 1 << 20
 NEWLINE = re.compile(rb"\n")  # behind which lines end
@@ -96,6 +96,30 @@ def last_touched(path: str, status: os.stat_result) -> int:
     can set; the time of change (mtime) can be that of a copy's original.
     """
     return max(status.st_ctime_ns, os.lstat(path).st_ctime_ns)
+
+
+def is_changed(file: InputFile) -> bool:
+    """Whether a file is another than when it was listed, by its size and times, in a store by its ETag. False if that
+    can't be known: whoever reads a missing file says so.
+    """
+    try:
+        if isinstance(place := to_place(file.path), StorePath):
+            now = place.stat()
+            return (now.st_size, now.content) != (file.size, file.content)
+        if not file.touched:  # a data set on the hub
+            return False
+        found = {path: os.stat(path) for path in file.parts or (file.path,)}
+        size = file.size if file.parts else found[file.path].st_size
+        changed = max(status.st_mtime_ns for status in found.values())
+        touched = max(last_touched(path, status) for path, status in found.items())
+    except OSError:
+        return False
+    return (size, changed, touched) != (file.size, file.changed, file.touched)
+
+
+def changed_while_read(file: InputFile, advice: str = "run the same command again") -> UserError:
+    """The refusal of a file of which a part may be old and another new."""
+    return UserError(f"{file.path}: changed while it was read, expected a file at rest; {advice}")
 
 
 def open_file(file: InputFile) -> IO[bytes]:

@@ -157,7 +157,7 @@ def test_other_content_of_the_same_size_and_second(folder, inputs):
     after = before.replace(b"e", b"f", 1)
     path.write(before)
     given = config(folder, inputs)
-    files, _ = plan(given)
+    files, tasks = plan(given)
     listed = next(file for file in files if file.path == str(path))
     assert (listed.size, listed.content) == (len(before), path.info().content)
     assert hash_piece(listed, 0, listed.size) == hashlib.sha256(before).hexdigest()
@@ -173,6 +173,8 @@ def test_other_content_of_the_same_size_and_second(folder, inputs):
         assert stream.read() == after
     with pytest.raises(UserError, match="deep/b.jsonl: changed while it was read"):
         hash_piece(listed, 0, listed.size)
+    with pytest.raises(UserError, match="deep/b.jsonl: changed while it was read"):
+        list(read([segment for task in tasks for segment in task if segment.file == listed]))
     with pytest.raises(UserError, match="holds an interrupted run with another ETags"):
         prepare(given)
     path.write(before)  # written anew, but what it was

@@ -180,3 +180,20 @@ def test_files_of_another_encoding_are_refused(tmp_path, name):
         file.write("text\tlabel\nw1\ta\n".encode("utf-16-le"))
     with pytest.raises(UserError, match=f"{name}: found a byte 0x00, as of UTF-16, expected text in UTF-8; convert it"):
         read_text(tmp_path / name) if name == "a.conll" else read_table(tmp_path / name)
+
+
+def test_a_flipped_byte_of_a_parquet_page_with_a_checksum_is_an_error(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(
+        pa.table({"text": ["some words", "and more"]}),
+        path,
+        write_page_checksum=True,
+        compression="none",
+        use_dictionary=False,
+        write_statistics=False,
+    )
+    content = path.read_bytes()
+    assert len(read_table(path).rows) == 2 and content.count(b"words") == 1
+    path.write_bytes(content.replace(b"words", b"wordz"))
+    with pytest.raises(UserError, match="a.parquet: can't be read as Parquet: .*CRC checksum"):
+        read_table(path)

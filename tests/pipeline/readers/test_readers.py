@@ -4,7 +4,10 @@ import bz2
 import gzip
 import json
 import lzma
+import os
+import random
 import re
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -357,6 +360,40 @@ def test_text_of_another_encoding_is_refused(tmp_path, encoding, form, letters):
     (tmp_path / "a.txt").write_bytes("\n".join([written] * 9).encode(encoding))
     with pytest.raises(UserError, match=r"a.txt: byte \d+: found byte 0x.., (as of UTF-16, )?expected UTF-8; convert"):
         read([tmp_path], format=form)
+
+
+def shrunk(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def replaced(path: Path) -> None:
+    """By other content of the same size, with the old time."""
+    status = path.stat()
+    time.sleep(0.02)  # the clock of a file system may have ticks of ten milliseconds
+    path.write_bytes(path.read_bytes().swapcase() if path.suffix == ".txt" else path.read_bytes())
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [shrunk, replaced])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, name, change):
+    """And not what is wrong with its new end, as half a line; a mapped file that shrinks would end the process."""
+    path, made = tmp_path / name, [f"{number} {'w ' * 5000}" for number in range(600)]
+    if name == "a.txt":
+        path.write_text("\n\n".join(made))
+    elif name == "a.parquet":
+        options = {"row_group_size": 300, "compression": "none", "use_dictionary": False}
+        parquet.write_table(pa.table({"text": made}), path, **options)
+    else:
+        made = [random.Random(text).randbytes(5000).hex() for text in made]  # which compression does not make small
+        corpus.write_jsonl(path, made)
+    config = PrepareConfig(input=[str(path)])
+    _, tasks = readers.plan(config)
+    found = readers.read(tasks[0])
+    next(found)
+    change(path)
+    with pytest.raises(UserError, match=f"{name}: changed while it was read, expected a file at rest; run the same"):
+        list(found)
 
 
 def test_zero_bytes_stop_or_are_replaced(tmp_path):
