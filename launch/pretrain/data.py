@@ -282,18 +282,8 @@ def check_manifest(manifest: Manifest, model: BertConfig, longest: int | None) -
             f"model.vocab_size: found {model.vocab_size}, expected {manifest.vocab_size}, the vocabulary "
             f"of the shards in {data}; leave it at 0 to take theirs"
         )
-    tokenizer = Tokenizer.from_folder(data / runs.TOKENIZER)
-    found = tokenizer.fingerprint
-    if found != manifest.tokenizer_fingerprint:
-        raise UserError(
-            f"{data / runs.TOKENIZER}: found a tokenizer with fingerprint {found[:12]}, expected "
-            f"{manifest.tokenizer_fingerprint[:12]}, the one that made the shards; prepare the data again"
-        )
-    if tokenizer.special_tokens != manifest.special_tokens:
-        raise UserError(
-            f"{data / runs.TOKENIZER}: found special tokens {tokenizer.special_tokens}, expected "
-            f"{manifest.special_tokens}, those of the manifest; prepare the data again"
-        )
+    if fault := Tokenizer.from_folder(data / runs.TOKENIZER).fault_in(manifest):
+        raise UserError(f"{fault}; prepare the data again")
     if longest is not None and manifest.max_length > longest:
         raise UserError(
             f"train.sequence_length: found {longest}, expected at least {manifest.max_length}, the "

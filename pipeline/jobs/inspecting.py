@@ -161,8 +161,8 @@ def decode(reader: ShardReader, config: InspectConfig) -> list[DecodedSample]:
     if not count:
         return []
     tokenizer = Tokenizer.from_folder(manifest.folder / "tokenizer")
-    if tokenizer.fingerprint != manifest.tokenizer_fingerprint:
-        raise UserError(f"{manifest.folder / 'tokenizer'}: isn't the tokenizer of these shards; prepare the data again")
+    if fault := tokenizer.fault_in(manifest):
+        raise UserError(f"{fault}; prepare the data again")
     indices = np.linspace(0, reader.num_samples - 1, count).astype(np.int64)
     dynamic = manifest.mask_sets == 0
     samples, masks = reader.take(indices, None if dynamic else config.mask_set)

@@ -104,13 +104,8 @@ def _check_tokenizer(manifest: Manifest) -> list[str]:
         if damaged := [line for name, expected in hashes for line in _check_hash(folder / name, expected)]:
             return damaged
         tokenizer = Tokenizer.from_folder(folder)
-        if tokenizer.fingerprint != manifest.tokenizer_fingerprint:
-            return [
-                f"{folder}: found fingerprint {tokenizer.fingerprint[:12]}…, expected "
-                f"{manifest.tokenizer_fingerprint[:12]}…"
-            ]
-        if tokenizer.special_tokens != manifest.special_tokens:
-            return [f"{folder}: found {tokenizer.special_tokens}, expected {manifest.special_tokens}"]
+        if fault := tokenizer.fault_in(manifest):
+            return [fault]
         with readable_errors(folder / "vocab.txt"):
             listed = (folder / "vocab.txt").read_bytes()
         if listed != tokenizer.vocab_txt().encode():

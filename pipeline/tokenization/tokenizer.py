@@ -23,8 +23,9 @@ from cloze.pipeline import ragged
 from cloze.pipeline.config import is_word
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import SpecialTokens, numpy_type, token_type
+from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import publish_text, publishing
-from cloze.pipeline.stores.places import Place, to_place
+from cloze.pipeline.stores.places import Place, StorePath, to_place
 from cloze.pipeline.stores.reading import fetched
 from cloze.pipeline.tokenization.backends import (
     HUGGING_FACE_NAMES,
@@ -186,7 +187,14 @@ class Tokenizer:
         Raises:
             UserError: the folder holds no tokenizer that can be read.
         """
-        path = _here(to_place(path))
+        path = to_place(path)
+        if isinstance(path, StorePath):
+            copy = _copy_of(path)
+            try:
+                return cls.from_folder(copy)
+            except UserError as error:  # whose reader knows nothing of the copy
+                here, there = (copy, path) if copy.is_dir() else (copy.parent, path.parent)
+                raise UserError(str(error).replace(str(here), str(there))) from error
         folder = path if path.is_dir() else path.parent
         if path.is_dir():
             found = [path / name for name in ("tokenizer.json", "vocab.txt") if (path / name).is_file()]
@@ -208,6 +216,21 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exceptions
             raise UserError(f"{found[0]}: can't be read as a tokenizer: {error}") from error
         return cls(backend, special_names(backend.get_vocab(), config), folder)
+
+    def fault_in(self, manifest: Manifest) -> str | None:
+        """One line if this isn't the tokenizer that made a manifest's shards, else None. Ids of the shards are names in
+        it, and rows of a model.
+        """
+        for what, found, expected in (
+            ("a tokenizer with fingerprint", self.fingerprint[:12], manifest.tokenizer_fingerprint[:12]),
+            ("special tokens", self.special_tokens, manifest.special_tokens),
+            ("a tokenizer of size", self.vocab_size, manifest.vocab_size),
+        ):
+            if found != expected:
+                return (
+                    f"{manifest.folder / 'tokenizer'}: found {what} {found}, expected {expected}, as the manifest says"
+                )
+        return None
 
     def save(self, folder: str | Place) -> None:
         """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it."""
@@ -446,14 +469,12 @@ def _sentences(data: bytes, bounds: list[int], spaces: bool) -> list[str]:
     return texts
 
 
-def _here(path: Place) -> Path:
-    """A local path of the place; files in a store are fetched.
+def _copy_of(path: StorePath) -> Path:
+    """The local path of a copy of a tokenizer's files.
 
     Raises:
-        UserError: it does not exist.
+        UserError: they do not exist.
     """
-    if isinstance(path, Path):
-        return path
     alone = path.name.endswith((".json", ".txt"))
     folder = fetched(path.parent if alone else path, (*FETCHED, path.name) if alone else FETCHED)
     if alone and (folder / path.name).is_file():

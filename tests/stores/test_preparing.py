@@ -27,6 +27,7 @@ from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.leases import leased
 from cloze.pipeline.stores.places import to_place
 from cloze.pipeline.stores.reading import open_raw
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.pipeline import corpus
 from tests.stores.server import BUSY, first
 
@@ -136,6 +137,14 @@ def test_folders_that_were_made_in_a_stores_console(folder, put, bucket):
         ("deep/b.jsonl", source.stat().st_size),
         ("nothing.txt", 0),
     ]
+
+
+@pytest.mark.parametrize("given", ["", "/tokenizer.json"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_tokenizer_is_named_by_its_url(folder, inputs, given, name):
+    (to_place(inputs) / "tokenizer" / name).write((folder / "tokenizer" / name).read_bytes()[:-9])
+    with pytest.raises(UserError, match=rf"^{inputs}/tokenizer/{name}: "):
+        Tokenizer.from_folder(f"{inputs}/tokenizer{given}")
 
 
 def written_in_one_second(path, *contents: bytes) -> None:

@@ -9,7 +9,9 @@ from contextlib import redirect_stdout
 
 import pytest
 
+from cloze.launch.pretrain.data import check_data
 from cloze.launch.tools import data as data_commands
+from cloze.model.config import BertConfig
 from cloze.pipeline.config import (
     InspectConfig,
     MaskingConfig,
@@ -184,6 +186,40 @@ def test_verify_names_damage_beside_the_shards(data, name, old, new):
             Manifest.load(data)
 
 
+def with_right_hash(data, place: tuple, value) -> None:
+    """Change a value of a manifest, and its hash accordingly."""
+    content = json.loads(Manifest.load(data).to_json())
+    inner = content
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    text = json.dumps(content | {"sha256": ""}, indent=1, ensure_ascii=False) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (data / "manifest.json").write_text(text.replace('"sha256": ""', f'"sha256": "{digest}"'), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "message"),
+    [
+        (("vocab_size",), 1, r"tokenizer: found a tokenizer of size (\d+), expected \d+, as the manifest says"),
+        (("vocab_size",), 50_000, r"tokenizer: found a tokenizer of size (\d+), expected \d+, as the manifest says"),
+        (("special_tokens", "mask"), 3, "tokenizer: found special tokens .*mask=4.*, expected .*mask=7"),
+    ],
+)
+def test_a_manifest_that_disagrees_with_its_tokenizer_is_a_line(data, place, change, message):
+    """Ids above the tokenizer's have no names."""
+    found = json.loads((data / "manifest.json").read_text())
+    for name in place:
+        found = found[name]
+    with_right_hash(data, place, found + change)
+    (line,) = verify(VerifyConfig(str(data)))[1]
+    assert re.search(message, line)
+    with pytest.raises(UserError, match=message):
+        inspect(InspectConfig(str(data)))
+    with pytest.raises(UserError, match=message):
+        check_data(data, BertConfig.preset("tiny"), None)
+
+
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
@@ -210,15 +246,7 @@ def test_verify_names_damage_beside_the_shards(data, name, old, new):
 )
 def test_a_manifest_with_the_right_hash_and_hostile_numbers_is_a_line(data, place, value, message):
     """Tables and loops are as large as it says: ten million mask sets had no end."""
-    manifest = Manifest.load(data)
-    content = json.loads(manifest.to_json())
-    inner = content
-    for name in place[:-1]:
-        inner = inner[name]
-    inner[place[-1]] = value
-    text = json.dumps(content | {"sha256": ""}, indent=1, ensure_ascii=False) + "\n"
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    (data / "manifest.json").write_text(text.replace('"sha256": ""', f'"sha256": "{digest}"'), encoding="utf-8")
+    with_right_hash(data, place, value)
     assert re.search(message, verify(VerifyConfig(str(data)))[1][0])
     with pytest.raises(UserError, match=f"manifest.json: .*{message}"):  # as inspect and pretrain read it
         Manifest.load(data)
