@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import time
 from collections.abc import Callable
@@ -42,9 +44,9 @@ def evaluate(config: EvaluateConfig) -> int:
     folder, step = _model(config)
     if config.suite == "glue":
         return _fine_tune(config, folder, step, console)
-    measure = _suite(config, console)
+    texts, measure = _suite(config, console)
     if config.every_checkpoint:
-        return _every_checkpoint(config, folder, measure, console)
+        return _every_checkpoint(config, folder, texts, measure, console)
     began = time.monotonic()
     result = measure(Predictor.from_folder(folder, step))
     print_result(console, f"{config.suite}: {config.model}", result)
@@ -88,8 +90,8 @@ def _model(config: EvaluateConfig) -> tuple[Path, int | Literal["best"] | None]:
     return folder.resolve().parents[1], int(found[1])
 
 
-def _suite(config: EvaluateConfig, console: Console) -> Callable[[Predictor], Fields]:
-    """Read the suite's texts, and return what measures a model on them."""
+def _suite(config: EvaluateConfig, console: Console) -> tuple[list[str], Callable[[Predictor], Fields]]:
+    """Read the suite's texts; returns them, and what measures a model on them."""
     if config.suite == "lines":
         lines = read_lines(config.data, config.every_nth)
 
@@ -98,14 +100,14 @@ def _suite(config: EvaluateConfig, console: Console) -> Callable[[Predictor], Fi
             bf16, progress = config.precision == "bf16", _Progress(console)
             return score_lines(predictor.loaded, lines, max_length=config.max_length, bf16=bf16, progress=progress)
 
-        return on_lines
+        return lines, on_lines
     pairs = read_pairs(Path(config.data), config.every_nth)
 
     def on_pairs(predictor: Predictor) -> Fields:
         predictor.require(Score())
         return accuracies(pairs, score_pairs(predictor.loaded, pairs, config.precision, _Progress(console)))
 
-    return on_pairs
+    return [text for pair in pairs for text in (pair.paradigm, pair.phenomenon, pair.good, pair.bad)], on_pairs
 
 
 class _Progress:
@@ -125,13 +127,18 @@ class _Progress:
 
 
 def _every_checkpoint(
-    config: EvaluateConfig, run: Path, measure: Callable[[Predictor], Fields], console: Console
+    config: EvaluateConfig, run: Path, texts: list[str], measure: Callable[[Predictor], Fields], console: Console
 ) -> int:
-    """Evaluate the run's current checkpoints that have no result yet, oldest first; then write all curves again."""
+    """Evaluate the run's current checkpoints that have no result yet, oldest first; then write all curves again.
+
+    Args:
+        texts: by which other data of the same name is known.
+    """
     if not runs.is_pretraining(run):
         raise UserError(f"every_checkpoint: found {run}, which is no run of pretraining, expected one; leave it out")
     folder = run / f"evaluate-{config.suite}"
-    settings = {name: getattr(config, name) for name in ("data", "precision", "every_nth", "max_length")}
+    settings = {name: getattr(config, name) for name in ("precision", "every_nth", "max_length")}
+    settings["data"] = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
     for step in run_steps(run):
         path = folder / f"step-{step:08d}.json"
         if _saved(path, settings) is not None:

@@ -257,7 +257,7 @@ def found(run, *arguments) -> dict:
     return json.loads(path.read_text())
 
 
-def test_every_checkpoint_once_and_as_curves(run, capsys, monkeypatch):
+def test_every_checkpoint_once_and_as_curves(run, capsys, tmp_path):
     each = {step: found(run, str(run / "run"), "--step", str(step)) for step in (2, 4, 6)}
     assert found(run, str(run / "run")) == each[6]
     assert found(run, str(run / "run" / "checkpoints" / "step-00000004")) == each[4]
@@ -274,9 +274,17 @@ def test_every_checkpoint_once_and_as_curves(run, capsys, monkeypatch):
         if content is not None:
             result.write_bytes(content)
         assert main(arguments) == 0 and capsys.readouterr().out.startswith("step 4 "), content
+    moved = shutil.copytree(run / "pairs", tmp_path / "pairs")
+    arguments[3] = str(moved)
+    assert main(arguments) == 0 and capsys.readouterr().out == "", "the same data, elsewhere"
     board = EventAccumulator(str(run / "run" / "evaluate-blimp")).Reload()
     curve = [(event.step, event.value) for event in board.Scalars("blimp/mean_of_phenomena")]
     assert curve == [(step, pytest.approx(result["mean_of_phenomena"])) for step, result in each.items()]
+    (path,) = moved.glob("*.jsonl")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert main(arguments) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["2", "4", "6"], "other data"
+    shutil.rmtree(run / "run" / "evaluate-blimp")
 
 
 def test_a_run_goes_on_beside_its_results(run, capsys):
