@@ -43,6 +43,7 @@ from cloze.pipeline.untrusted import load_json
 # Version of the rules for words, sentences, samples and masks. Increased when the same input gives other ids or masks:
 # an interrupted run must not be finished with other rules.
 _RULES = 4
+_OF_EACH_FILE = ("sources", "times of change", "ETags")  # of what a run is known by
 _IDENTITY = "run.json"  # file of the work folder
 WORK_FOLDER = ".work"  # folder of stage 1 and the reports; removed when the manifest is published
 TOKENIZER_FOLDER = "tokenizer"
@@ -250,12 +251,15 @@ def _complete(config: PrepareConfig, identity: Fields, files: list[InputFile], o
 
 
 def _difference(found: Fields, expected: Fields, name: str) -> str:
-    """The first difference of two identities, by name, with both values if they are short."""
+    """The first difference of two identities, by name, with both values if they are short, or with the file's name."""
     if isinstance(found.get(name), dict):
         for key in expected[name]:
             if found[name].get(key) != expected[name][key]:
                 return f"{name}." + _difference(found[name], expected[name], key)
-    values = f" ({found.get(name)!r}, now {expected[name]!r})"
+    if name in _OF_EACH_FILE and len(found.get(name, [])) == len(expected.get(name, [])):
+        each = zip(found[name], expected[name], expected["sources"], strict=True)
+        return f"{name} of {next(source[1] for old, new, source in each if old != new)}"
+    values = f" ({found.get(name)!r}, now {expected.get(name)!r})"
     return name + (values if len(values) < 160 else "")
 
 

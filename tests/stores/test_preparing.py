@@ -184,7 +184,7 @@ def test_other_content_of_the_same_size_and_second(folder, inputs):
         hash_piece(listed, 0, listed.size)
     with pytest.raises(UserError, match="deep/b.jsonl: changed while it was read"):
         list(read([segment for task in tasks for segment in task if segment.file == listed]))
-    with pytest.raises(UserError, match="holds an interrupted run with another ETags"):
+    with pytest.raises(UserError, match="holds an interrupted run with another ETags of deep/b.jsonl; repeat"):
         prepare(given)
     path.write(before)  # written anew, but what it was
     prepare(given)

@@ -103,7 +103,7 @@ def test_an_input_that_changes_is_named(tmp_path, monkeypatch, stage, block, cha
         patch.setattr(f"cloze.pipeline.jobs.tokenize_stage.{stage.__name__}", changing)
         with pytest.raises(UserError, match=r"a\.jsonl: changed while it was read"):
             prepare(config)
-    with pytest.raises(UserError, match="interrupted run with another"):
+    with pytest.raises(UserError, match="interrupted run with another (sources|times of change) of a.jsonl; repeat"):
         prepare(config)
 
 
