@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -232,14 +233,25 @@ class Predictor:
         yield from operation.encode(self.loaded.encoder, row)
 
     @torch.inference_mode()
-    def run(self, operation: Operation, prepared: Sequence[tuple[Row, list[Encoding]]]) -> list[Value]:
-        """Results of prepared texts, which may come from different requests: sequences do not influence each other."""
+    def run(
+        self,
+        operation: Operation,
+        prepared: Sequence[tuple[Row, list[Encoding]]],
+        turn: AbstractContextManager[Any] | None = None,
+    ) -> list[Value]:
+        """Results of prepared texts, which may come from different requests: sequences do not influence each other.
+
+        Args:
+            turn: held during each forward; a lock for threads that share the model.
+        """
         operation = operation.with_model_defaults(self.loaded)
         flat = [encoding for _, encodings in prepared for encoding in encodings]
         values: list[Value] = [None] * len(flat)
         for places in batches([len(encoding) for encoding in flat]):
             batch = self._batch([flat[place] for place in places])
-            for place, value in zip(places, operation.read(self.model, batch), strict=True):
+            with turn or nullcontext():
+                found = operation.read(self.model, batch)
+            for place, value in zip(places, found, strict=True):
                 values[place] = value
         results, start = [], 0
         for row, encodings in prepared:

@@ -4,14 +4,18 @@ No request waits for later ones: the first one runs at once, and those that arri
 single client has no delay, and batches grow with the load. The event loop only dispatches: tokenization and JSON
 encoding run in threads, too.
 
-Small requests are served under any load. The order is fair queueing (Demers, Keshav and Shenker 1989, each request a
-flow of its own): a small request overtakes large ones that came shortly before it, and each waits for a bounded number
-of tokens. When the queue is full, the largest waiting request is rejected in favour of a smaller one. Results are
-computed no faster than they are converted to JSON; until then later requests stay in the queue.
+Small requests are served under any load. They have a queue and threads of their own, and their batches alternate with
+the parts of a large one. The order in a queue is fair queueing (Demers, Keshav and Shenker 1989, each request a flow of
+its own): a small request overtakes larger ones that came before it, and each waits for a bounded number of tokens. When
+the queues are full, the largest waiting request is rejected in favour of a smaller one. Results are computed no faster
+than they are converted to JSON; until then later requests stay in the queue.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import heapq
+import itertools
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +27,13 @@ from cloze.launch.serve.config import ServeConfig
 from cloze.launch.texts.encoding import Encoding
 from cloze.pipeline.errors import UserError
 
-# Threads for tokenization and for JSON: Python runs one at a time, and each holds its data in memory.
-_THREADS = 4
+# Threads for texts and results of small requests, and of large ones: Python runs one at a time, each waits for the
+# others wherever it has let them run, and each holds its data in memory.
+_THREADS, _LARGE_THREADS = 2, 1
+# A request is large if it has more: on a small model, each takes some 10 ms.
+_LARGE_CHARACTERS = 4096
+_LARGE_TOKENS = 1024
+_LARGE_NUMBERS = 1 << 14
 
 Prepared = list[tuple[Row, list[Encoding]]]
 
@@ -38,7 +47,8 @@ class _Job:
     """A request in the queue.
 
     Args:
-        share: its share of the queue's limit.
+        share: its share of the limits of all waiting requests.
+        queue: where it waits.
         due: its virtual finish time of fair queueing, in tokens.
     """
 
@@ -48,14 +58,96 @@ class _Job:
     tokens: int
     numbers: int
     share: float
-    due: int
+    queue: "_Queue"
+    due: float
     answer: asyncio.Future[Any]
     counted: bool = True
     taken: bool = False
 
 
+class _Threads:
+    """Threads that are given what waits for them in the order of fair queueing."""
+
+    def __init__(self, count: int) -> None:
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="texts")
+        self._free, self._time = count, 0.0
+        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []  # a heap
+        self._number = itertools.count()  # of what is due at the same time, the first that came
+
+    async def run(self, cost: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a function, run in one of the threads.
+
+        Args:
+            cost: characters that it reads, or numbers that it writes, which take about as long.
+        """
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        heapq.heappush(self._waiting, (self._time + cost, next(self._number), turn))
+        self._pass_on()
+        try:
+            await turn
+            self._time += cost / (len(self._waiting) + 1)
+            return await loop.run_in_executor(self._pool, function, *arguments)
+        finally:
+            if not turn.cancelled():  # while it waited
+                self._free += 1
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._free and self._waiting:
+            *_, turn = heapq.heappop(self._waiting)
+            if not turn.cancelled():
+                self._free -= 1
+                turn.set_result(None)
+
+
+class _Queue:
+    """Requests that wait for the model, and threads for their texts and results.
+
+    time: the virtual time of fair queueing: tokens that each of the waiting requests would have run by now if they had
+    run at the same time.
+    numbers_made: numbers in results that are computed or converted to JSON.
+    """
+
+    def __init__(self, limits: ServeConfig, threads: int) -> None:
+        self.threads = _Threads(threads)
+        self.jobs: list[_Job] = []
+        self.arrived = asyncio.Event()
+        self.time, self.numbers_made = 0.0, 0
+        self._limits = limits
+
+    def waiting(self) -> list[_Job]:
+        return [job for job in self.jobs if not job.answer.done()]
+
+    def next_batch(self) -> list[_Job]:
+        """The job that is due first and, up to the limit, others of the same operation and options; empty while there
+        is no room for results. Jobs whose clients have disconnected are dropped.
+        """
+        batch: list[_Job] = []
+        rest: list[_Job] = []
+        tokens, kept = 0, False
+        waiting = self.waiting()
+        for job in sorted(waiting, key=lambda job: job.due):
+            fits = tokens + job.tokens <= self._limits.max_batch_tokens
+            has_room = not self.numbers_made or self.numbers_made + job.numbers <= self._limits.max_numbers
+            if has_room and not kept and (not batch or (fits and job.operation == batch[0].operation)):
+                batch.append(job)
+                job.taken = True
+                self.numbers_made += job.numbers
+                tokens += job.tokens
+            else:
+                rest.append(job)
+                # stop here, so that no later request overtakes it and it gets the next room
+                kept |= not has_room and job.due <= self.time
+        self.jobs = rest
+        if batch:
+            self.time += tokens / len(waiting)
+        return batch
+
+
 class Batcher:
-    """The request queue of a model, for one event loop; the model runs in a thread, one batch at a time.
+    """The request queues of a model, for one event loop. The model runs in two threads, a batch of small requests in
+    one and of large ones in the other; they take turns by the forward.
 
     waiting_tokens, waiting_numbers: tokens of the sequences, and numbers in the results, of requests that wait, run or
     are converted to JSON.
@@ -68,12 +160,9 @@ class Batcher:
         self, predictor: Predictor, limits: ServeConfig, on_batch: Callable[[float], None] | None = None
     ) -> None:
         self.predictor, self.waiting_tokens, self.waiting_numbers = predictor, 0, 0
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="texts")
         self._limits, self._on_batch = limits, on_batch
-        self._jobs: list[_Job] = []
-        self._arrived = asyncio.Event()
-        # Tokens of all batches so far; numbers in results that are computed or converted to JSON.
-        self._tokens_run = self._numbers_made = 0
+        self._small, self._large = _Queue(limits, _THREADS), _Queue(limits, _LARGE_THREADS)
+        self._turn = threading.Lock()
 
     @property
     def full(self) -> bool:
@@ -92,24 +181,25 @@ class Batcher:
         characters = sum(len(row.text) + len(row.pair or "") + sum(map(len, row.choices)) for row in rows)
         if self.full and all(job.characters <= characters for job in self._waiting()):  # before any work is done
             raise QueueFull
-        loop = asyncio.get_running_loop()
-        prepared, tokens, numbers = await loop.run_in_executor(self._threads, self._prepare, operation, rows)
+        threads = (self._large if characters > _LARGE_CHARACTERS else self._small).threads
+        prepared, tokens, numbers = await threads.run(characters, self._prepare, operation, rows)
         share = max(tokens / self._limits.max_queue_tokens, numbers / self._limits.max_queue_numbers)
         self._make_room(share)
-        job = _Job(
-            operation, prepared, characters, tokens, numbers, share, self._tokens_run + tokens, loop.create_future()
-        )
+        queue = self._large if tokens > _LARGE_TOKENS or numbers > _LARGE_NUMBERS else self._small
+        due = queue.time + tokens
+        answer = asyncio.get_running_loop().create_future()
+        job = _Job(operation, prepared, characters, tokens, numbers, share, queue, due, answer)
         self.waiting_tokens += tokens
         self.waiting_numbers += numbers
-        self._jobs.append(job)
-        self._arrived.set()
+        queue.jobs.append(job)
+        queue.arrived.set()
         try:
-            return await loop.run_in_executor(self._threads, _write, operation, rows, await job.answer)
+            return await queue.threads.run(numbers, _write, operation, rows, await job.answer)
         finally:
             self._release(job)
 
-    def _waiting(self) -> Iterator[_Job]:
-        return (job for job in self._jobs if not job.answer.done())
+    def _waiting(self) -> list[_Job]:
+        return [*self._small.waiting(), *self._large.waiting()]
 
     def _make_room(self, share: float) -> None:
         """While the queue is full, reject with QueueFull the largest waiting request that is larger than this share; of
@@ -119,7 +209,7 @@ class Batcher:
             QueueFull: no waiting request is larger.
         """
         while self.full:
-            largest = max(reversed(list(self._waiting())), key=lambda job: job.share, default=None)
+            largest = max(reversed(self._waiting()), key=lambda job: job.share, default=None)
             if largest is None or largest.share <= share:
                 raise QueueFull
             largest.answer.set_exception(QueueFull())
@@ -131,8 +221,8 @@ class Batcher:
             job.counted = False
             self.waiting_tokens -= job.tokens
             self.waiting_numbers -= job.numbers
-            self._numbers_made -= job.numbers if job.taken else 0
-            self._arrived.set()  # there may be room now for further results
+            job.queue.numbers_made -= job.numbers if job.taken else 0
+            job.queue.arrived.set()  # there may be room now for further results
 
     def _prepare(self, operation: Operation, rows: list[Row]) -> tuple[Prepared, int, int]:
         """Encode texts.
@@ -157,41 +247,21 @@ class Batcher:
 
     async def run(self) -> None:
         """Run batches until cancelled."""
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            while batch := self._next_batch():
-                await self._answer(batch)
+        await asyncio.gather(self._serve(self._small), self._serve(self._large))
 
-    def _next_batch(self) -> list[_Job]:
-        """The job that is due first and, up to the limit, others of the same operation and options; empty while there
-        is no room for results. Jobs whose clients have disconnected are dropped.
-        """
-        batch: list[_Job] = []
-        rest: list[_Job] = []
-        tokens, kept = 0, False
-        for job in sorted(self._waiting(), key=lambda job: job.due):
-            fits = tokens + job.tokens <= self._limits.max_batch_tokens
-            has_room = not self._numbers_made or self._numbers_made + job.numbers <= self._limits.max_numbers
-            if has_room and not kept and (not batch or (fits and job.operation == batch[0].operation)):
-                batch.append(job)
-                job.taken = True
-                self._numbers_made += job.numbers
-                tokens += job.tokens
-            else:
-                rest.append(job)
-                # stop here, so that no later request overtakes it and it gets the next room
-                kept |= not has_room and job.due <= self._tokens_run
-        self._jobs = rest
-        self._tokens_run += tokens
-        return batch
+    async def _serve(self, queue: _Queue) -> None:
+        while True:
+            await queue.arrived.wait()
+            queue.arrived.clear()
+            while batch := queue.next_batch():
+                await self._answer(batch)
 
     async def _answer(self, batch: list[_Job]) -> None:
         together = [each for job in batch for each in job.prepared]
         if self._on_batch:
             self._on_batch(len(together))
         try:
-            results = await asyncio.to_thread(self.predictor.run, batch[0].operation, together)
+            results = await asyncio.to_thread(self.predictor.run, batch[0].operation, together, self._turn)
         except Exception as error:
             if len(batch) > 1:  # run them one by one, so that only the failing one is answered with an error
                 for job in batch:

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 from types import FrameType
 
@@ -13,13 +14,16 @@ from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.finding import model_path
 from cloze.launch.serve.app import build_app
 from cloze.launch.serve.config import ServeConfig
-from cloze.launch.serve.connections import make_room_for_files, protocol
+from cloze.launch.serve.connections import Listener, make_room_for_files, protocol
 from cloze.launch.serve.keys import read_keys
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import share_one_arena
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 
+# torch gives up Python's lock for each operation, and asyncio for each read: both wait so long for it while results
+# become JSON in other threads. With Python's 5 ms a forward of 100 operations took over a second.
+_SWITCH_SECONDS = 0.0005
 # Seconds after the grace period to close connections and end the interpreter.
 _ENDING_SECONDS = 3.0
 
@@ -36,10 +40,11 @@ def serve(config: ServeConfig) -> int:
         raise UserError(
             f"serve: found no {error.name}, expected the packages of the server; {how_to_install('serve')}"
         ) from None
+    sys.setswitchinterval(_SWITCH_SECONDS)
     share_one_arena()  # before there are threads, each of whose heaps would keep its peak size
     read_keys(config)  # errors of the keys are raised before the model is loaded
     make_room_for_files(config)
-    listener = _listen(config)
+    listener = Listener(_listen(config), config)
     app = build_app(Predictor.from_folder(model_path(config)), config)
 
     class Server(uvicorn.Server):

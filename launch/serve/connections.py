@@ -2,13 +2,15 @@
 parsing may take.
 
 uvicorn has no such limits: its limit_concurrency counts idle connections as active, and responds instead of closing; it
-parses all of a socket's bytes at once, and 256 KiB of one-byte chunks take a second.
+accepts 2,048 connections before it reads from one, and parses all of a socket's bytes at once, 256 KiB of one-byte
+chunks in a second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import resource
+import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,8 +30,11 @@ _OTHER_FILES = 200
 _SECONDS_A_REQUEST = 0.001
 _SECONDS_A_BYTE = 0.05 / (1 << 20)
 _SLICE_SECONDS = 0.005
-# Bytes given to h11 at a time. It bounds heads between two reads only, and 256 KiB of short lines take 0.2 s at once.
+# Bytes read from a connection at a time, before others are read from: 256 KiB of short lines take h11 0.2 s at once.
 _PIECE_BYTES = 1 << 14
+# The share of the connections that are accepted at a time: one that has sent its request is read from before so many
+# others have come that it is the longest waiting.
+_ACCEPTED_SHARE = 1 / 16
 # How much longer than a slice the lane waits after it: connections in the lane get a tenth of the time together.
 _REST = 9
 
@@ -50,6 +55,23 @@ def make_room_for_files(config: ServeConfig) -> None:
         )
     if soft != resource.RLIM_INFINITY and needed > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+class Listener(socket.socket):
+    """A listening socket that gives a few of its connections, and then seems to have no more once: asyncio stops at
+    that until it has looked at other sockets.
+    """
+
+    def __init__(self, bound: socket.socket, config: ServeConfig) -> None:
+        super().__init__(bound.family, bound.type, bound.proto, bound.detach())
+        self._most = self._left = max(1, int(config.max_connections * _ACCEPTED_SHARE))
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self._left -= 1
+        if self._left < 0:
+            self._left = self._most
+            raise BlockingIOError
+        return super().accept()
 
 
 class Holder(Protocol):
@@ -105,12 +127,14 @@ class _Bounded(H11Protocol):
         bounds: limits of the server.
         waiting: connections that wait for their client, longest waiting first.
         lane: connections whose bytes take long to parse.
+        buffer: what was read last, of any connection.
         request: the current request, whose memory is counted.
     """
 
     bounds: ServeConfig
     waiting: dict[_Bounded, None]
     lane: _Lane
+    buffer: bytearray
     request: Holder | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -142,10 +166,12 @@ class _Bounded(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
 
-    def data_received(self, data: bytes) -> None:
-        self._earn(len(data) * _SECONDS_A_BYTE)
-        for low in range(0, len(data), _PIECE_BYTES):
-            super().data_received(data[low : low + _PIECE_BYTES])
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._earn(nbytes * _SECONDS_A_BYTE)
+        self.data_received(bytes(self.buffer[:nbytes]))
 
     def _earn(self, seconds: float) -> None:
         self._credit = min(self._credit + seconds, _SLICE_SECONDS)
@@ -248,4 +274,5 @@ def protocol(config: ServeConfig) -> type[asyncio.Protocol]:
     """
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    return type("Connection", (_Bounded, H11Protocol), {"bounds": config, "waiting": {}, "lane": _Lane()})
+    shared = {"bounds": config, "waiting": {}, "lane": _Lane(), "buffer": bytearray(_PIECE_BYTES)}
+    return type("Connection", (_Bounded, H11Protocol, asyncio.BufferedProtocol), shared)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import resource
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -61,6 +63,49 @@ def flood(address: str, connections: int, every: int, stack: ExitStack) -> Itera
             client.close()
         if number % every == 0:
             yield embed(address)
+
+
+# What is sent on each of the connections that come in bursts.
+SIEGES = {
+    "silent": b"",
+    "half heads": KINDS[0],
+    "half bodies": KINDS[1],
+    "chunks of a byte": chunked(b" " * 30_000),
+    "large answers": KINDS[2],
+    "much to compute": KINDS[3],
+    "garbage": b"\x00\xff\r\n\r\n",
+}
+
+
+def _burst(address: str, content: bytes, connections: int, stop: threading.Event) -> None:
+    host, port = address.removeprefix("http://").split(":")
+    with ExitStack() as stack:
+        while not stop.is_set():
+            clients = [stack.enter_context(socket.socket()) for _ in range(connections)]
+            for client in clients:
+                client.setblocking(False)
+                client.connect_ex((host, int(port)))
+            time.sleep(0.01)  # until they are connected
+            for client in clients:
+                with suppress(OSError):  # it takes no more, or has closed the connection
+                    client.send(content)
+            stop.wait(1)
+
+
+def besiege(address: str, content: bytes, seconds: float, connections: int = 100) -> Iterator[tuple[int | None, float]]:
+    """Open so many hostile connections each second; yields what an honest client gets meanwhile, again and again."""
+    stop = threading.Event()
+    attack = threading.Thread(target=_burst, args=(address, content, connections, stop))
+    attack.start()
+    try:
+        until = time.monotonic() + seconds
+        while (began := time.monotonic()) < until:
+            status, _ = exchange(address, HONEST)
+            yield status, time.monotonic() - began
+            time.sleep(0.02)
+    finally:
+        stop.set()
+        attack.join()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.launch.serve.hostile_requests import HOSTILE, ask_badly, chunked, embed, flood, peak_of, post
+from tests.launch.serve.hostile_requests import HONEST, HOSTILE, ask_badly, chunked, embed, flood, peak_of, post
 from tests.launch.serve.serving import connect, read_meters, server, until_closed
 
 TEXT = "the cat sat on the mat and the sky is blue"
@@ -64,6 +64,19 @@ def test_silent_connections_do_not_block_others(attacked):
                 assert ask(address) == 200
         assert b"" == until_closed(clients[0]), "closed, without an answer"
         assert clients[-1].send(b"x"), "the newest is still there"
+
+
+def test_a_burst_of_connections_does_not_close_one_that_has_sent_its_request(attacked):
+    """They come while the server does something else: it must read from the first before it has accepted them all."""
+    address, process = attacked
+    with ExitStack() as stack:
+        process.send_signal(signal.SIGSTOP)
+        honest = stack.enter_context(connect(address))
+        honest.sendall(HONEST)
+        for _ in range(100):
+            stack.enter_context(connect(address))
+        process.send_signal(signal.SIGCONT)
+        assert until_closed(honest).startswith(b"HTTP/1.1 200")
 
 
 def test_a_body_that_does_not_come_is_given_up(attacked):
