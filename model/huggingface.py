@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -738,7 +739,12 @@ def _write_weights(weights: StateDict, folder: Path) -> None:
     aside = folder / f"{WEIGHTS}.tmp"
     aside.touch()
     mode = aside.stat().st_mode
-    save_file(weights, aside, metadata={"format": "pt"})  # the key that transformers looks for
+    try:
+        save_file(weights, aside, metadata={"format": "pt"})  # the key that transformers looks for
+    except SafetensorError as error:
+        if number := re.search(r"\(os error (\d+)\)", str(error)):  # a full disk, which is no OSError there
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(aside)) from error
+        raise
     aside.chmod(mode)  # permissions by the umask: the library always uses 0600
     os.replace(aside, folder / WEIGHTS)
 

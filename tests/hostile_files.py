@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import json
 import lzma
 import os
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 
@@ -25,6 +27,7 @@ from tests.forked import ForkedRun
 from tests.launch.tiny_models import save_model
 from tests.launching import pretrain_arguments, train, weights
 from tests.pipeline import corpus
+from tests.pipeline.shards.test_checks import CRAFTED, crafted
 from tests.synthetic import make_shards
 
 # A command that takes longer hangs, whatever else the machine does.
@@ -86,13 +89,8 @@ class Outcome:
 ANY = ("truncated", "emptied", "garbage", "removed", "folder", "dangling link")
 
 
-def targets(folder: Path) -> list[Target]:
-    """A run between two checkpoints, prepared data, a corpus, a configuration, a model; made below `folder`."""
-    data = make_shards(folder / "data")
-    run = folder / "runs" / "run"
-    train(data, run, *RUN)
-    shutil.rmtree(run / "checkpoints" / f"step-{STEPS:08d}")  # as if it had died before
-    texts = folder / "texts"
+def prepare_target(texts: Path) -> Target:
+    """A corpus and its preparation; made in a folder. A file less would be another corpus: none is removed."""
     for number, (suffix, opener) in enumerate((("gz", gzip.open), ("xz", lzma.open), ("bz2", bz2.open))):
         records = [json.dumps({"text": text}) + "\n" for text in corpus.documents(30, seed=number)]
         (texts / "in").mkdir(parents=True, exist_ok=True)
@@ -100,6 +98,23 @@ def targets(folder: Path) -> list[Target]:
             file.writelines(records)
     (texts / "in" / "3.jsonl").write_text(json.dumps({"text": "A plain file. It has two sentences."}) + "\n")
     corpus.tokenizer().save(texts / "tokenizer")
+    return Target(
+        "corpus",
+        texts,
+        ("in/*.gz", "in/*.xz", "in/*.bz2"),
+        _prepare,
+        _shards,
+        ("truncated", "emptied", "garbage", "dangling link", "flipped", "lines", "full disk"),
+    )
+
+
+def targets(folder: Path) -> list[Target]:
+    """A run between two checkpoints, prepared data, a corpus, a configuration, a model; made below `folder`."""
+    data = make_shards(folder / "data")
+    run = folder / "runs" / "run"
+    train(data, run, *RUN)
+    shutil.rmtree(run / "checkpoints" / f"step-{STEPS:08d}")  # as if it had died before
+    texts = folder / "texts"
     recipe = folder / "recipe"
     recipe.mkdir()
     fields = {
@@ -117,7 +132,7 @@ def targets(folder: Path) -> list[Target]:
             ("run/checkpoints/**/*", "run/*.yaml", "run/*.json", "run/*.jsonl"),
             lambda copy: pretrain_arguments(data, copy / "run", *RUN),
             lambda copy: weights(copy / "run"),
-            (*ANY, "flipped", "pickle"),
+            (*ANY, "flipped", "pickle", "full disk"),
         ),
         Target(
             "data",
@@ -125,16 +140,17 @@ def targets(folder: Path) -> list[Target]:
             ("manifest.json", "train/*", "tokenizer/tokenizer.json"),
             lambda copy: pretrain_arguments(copy, copy.with_name(f"{copy.name}-run"), *RUN),
             lambda copy: weights(copy.with_name(f"{copy.name}-run")),
-            (*ANY, "flipped"),
+            (*ANY, "flipped", "signed", "crafted"),
         ),
         Target(
-            "corpus",
+            "tokenizer",
             texts,
-            ("in/*.gz", "in/*.xz", "in/*.bz2"),
+            ("tokenizer/*.json",),
             _prepare,
-            _shards,
-            ("truncated", "emptied", "garbage", "dangling link", "flipped", "lines"),
-        ),  # a file less: another corpus
+            None,
+            (*ANY, "value"),
+        ),
+        prepare_target(texts),
         Target(
             "recipe",
             recipe,
@@ -160,6 +176,50 @@ def targets(folder: Path) -> list[Target]:
             None,
             (*ANY, "value", "pickle"),
         ),
+        Target(
+            "export",
+            run.parent,
+            (),
+            lambda copy: ["export", str(copy / "run"), "--output", str(copy / "exported")],
+            lambda copy: corpus.contents(copy / "exported"),
+            ("full disk",),
+        ),
+        Target(
+            "vocabulary",
+            texts,
+            (),
+            lambda copy: [
+                "vocab",
+                "--input",
+                str(copy / "in"),
+                "--output",
+                str(copy / "vocabulary"),
+                "--vocab_size",
+                "300",
+                "--workers",
+                "1",
+            ],
+            lambda copy: corpus.contents(copy / "vocabulary"),
+            ("full disk",),
+        ),
+        *(
+            Target(
+                f"vectors.{ending}",
+                model,
+                (),
+                lambda copy, ending=ending: [
+                    "predict",
+                    "embed",
+                    str(copy / "model"),
+                    "the cat",
+                    "--output",
+                    str(copy / f"vectors.{ending}"),
+                ],
+                lambda copy, ending=ending: {"vectors": (copy / f"vectors.{ending}").read_bytes()},
+                ("full disk",),
+            )
+            for ending in ("npy", "jsonl", "csv", "parquet")
+        ),
     ]
 
 
@@ -182,6 +242,7 @@ def _prepare(copy: Path) -> list[str]:
 
 
 def _shards(copy: Path) -> dict[str, bytes]:
+    assert (copy / "out/manifest.json").is_file()
     return {str(path.relative_to(copy)): path.read_bytes() for path in sorted(copy.glob("out/*/*.arrow"))}
 
 
@@ -215,6 +276,16 @@ def harm(path: Path, kind: str, rng: random.Random, trap: Path) -> str:
             }.get(kind, lambda: rng.randbytes(max(1, len(content))))()
         )
     return f"{kind}: {path.name}"
+
+
+def sign(path: Path, rng: random.Random) -> str:
+    """Change a value of a manifest, and its hash accordingly; returns what was done."""
+    value = rng.choice(VALUES)
+    place, changed = _changed(json.loads(path.read_text()), value, rng)
+    text = json.dumps(changed | {"sha256": ""} if isinstance(changed, dict) else changed, indent=1) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(text.replace('"sha256": ""', f'"sha256": "{digest}"'))
+    return f"{place} of {path.name}, with the right hash, is {str(value)[:20]!r}"
 
 
 def _changed(tree, value, rng: random.Random) -> tuple[str, object]:
@@ -257,7 +328,15 @@ def attack(target: Target, kind: str, copy: Path, expected: object, rng: random.
     shutil.copytree(target.pristine, copy, symlinks=True)
     files = sorted({path for glob in target.chosen for path in copy.glob(glob) if path.is_file()})
     trap = copy.with_name(f"{copy.name}-trap")
-    what = harm(rng.choice(files), kind, rng, trap)
+    if kind == "signed":
+        what = sign(copy / "manifest.json", rng)
+    elif kind == "crafted":
+        what = rng.choice(list(CRAFTED))
+        shutil.rmtree(copy)
+        with pytest.MonkeyPatch.context() as patch:
+            crafted(copy, patch, CRAFTED[what][0])
+    else:
+        what = harm(rng.choice(files), kind, rng, trap)
     process = ForkedRun(target.command(copy))
     try:
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
@@ -287,7 +366,7 @@ def attacks(folder: Path, count: int, seed: int) -> Iterator[Outcome]:
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 0, output
         expected[target.name] = target.result and target.result(whole)
-    cases = [(target, kind) for target in made for kind in target.harms]
+    cases = [(target, kind) for target in made for kind in target.harms if kind != "full disk"]
     rng.shuffle(cases)
     for number in range(count):
         target, kind = cases[number % len(cases)]

@@ -8,7 +8,6 @@ import select
 import signal
 import sys
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
@@ -22,8 +21,9 @@ EXIT_USER_ERROR = 2
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
 SAID_SECONDS = 10.0
 # What the file system refuses, for a user to fix, and folders in the place of files, or files in theirs: no command can
-# go on without what it was given.
-_USERS_TO_FIX = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR}
+# go on without what it was given. Of a write that finds no space it does not say where.
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_USERS_TO_FIX = _NO_SPACE | {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR}
 
 
 class Ending:
@@ -53,8 +53,8 @@ class Ending:
         if isinstance(error, KeyboardInterrupt):  # of a command that has nothing to save; others have a StopRequest
             _print_error("stopped by Ctrl-C")
             return 128 + signal.SIGINT
-        if isinstance(error, OSError) and error.errno in _USERS_TO_FIX and error.filename is not None:
-            return _end_with_line(describe(error, Path(str(error.filename))))
+        if isinstance(error, OSError) and error.errno in (_NO_SPACE if error.filename is None else _USERS_TO_FIX):
+            return _end_with_line(describe(error, "a file that was written"))
         if isinstance(error, (UserError, ModelError)):
             return _end_with_line(str(error))
         if isinstance(error, RuntimeError) and (line := _line_of_loss(error)) is not None:

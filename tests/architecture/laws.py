@@ -92,6 +92,7 @@ BARE_ERRORS = {
 # Files that raise some, and where they end.
 RAISERS = {
     ("cloze/__main__.py", "sys.exit"): "the status of the process",
+    ("model/huggingface.py", "OSError"): "the system's error, which safetensors has made another of",
     ("launch/engine/repairs.py", "RuntimeError"): "a bug: the optimizer has another state than was saved",
     ("launch/engine/summing.py", "RuntimeError"): "a bug: gradients were not summed",
     ("launch/run/trackers.py", "RuntimeError"): "caught in this file, where a tracker that fails is warned of",

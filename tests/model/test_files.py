@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import resource
 import shutil
 
 import pytest
@@ -202,3 +203,16 @@ def test_a_configuration_has_bounds(tmp_path):
         file.truncate(65 << 20)
     with pytest.raises(ModelError, match="68,157,440 bytes, expected at most"):
         read_object(path)
+
+
+def test_weights_that_find_no_space_are_an_error_of_the_file_system(tmp_path):
+    """The library's own error is none: commands ended with a traceback."""
+    model = BertForSequenceClassification(TINY, head=HeadConfig(("a", "b", "c")))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large: .*model.safetensors.tmp"):
+            model.save(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "model.safetensors").exists()

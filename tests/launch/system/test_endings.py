@@ -1,5 +1,7 @@
 """How a command ends."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import pytest
 
 from cloze.launch.cli import main
 from cloze.launch.system import distributed
+from cloze.launch.system.endings import Ending
 from tests.launching import ROOT, finish, start
 
 
@@ -41,6 +44,20 @@ def test_ctrl_c_ends_a_command_with_a_line():
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=30)[1]
     assert (said, process.returncode) == ("stopped by Ctrl-C\n", 130)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, "error: a file that was written: the disk is full; free space or choose another --output"),
+        (errno.EFBIG, "error: a file that was written: File too large; fix this"),
+    ],
+)
+def test_a_write_that_finds_no_space_is_a_line(capsys, number, said):
+    """The system's error of a write, unlike that of an open, names no file."""
+    with Ending() as ending:
+        raise OSError(number, os.strerror(number))
+    assert ending.status == 2 and capsys.readouterr().err.startswith(said)
 
 
 @pytest.mark.parametrize(

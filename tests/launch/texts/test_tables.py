@@ -13,6 +13,7 @@ from sklearn.metrics import matthews_corrcoef
 from cloze.launch.cli import main
 from cloze.launch.texts.tables import read_table, read_text
 from cloze.pipeline.errors import UserError
+from tests.hostile_tables import readings
 from tests.launch.finetune.examples.test_classification import GLUE, read
 from tests.launch.finetune.running import finetune
 from tests.launch.finetune.small import make_model, write_tsv
@@ -197,3 +198,8 @@ def test_a_flipped_byte_of_a_parquet_page_with_a_checksum_is_an_error(tmp_path):
     path.write_bytes(content.replace(b"words", b"wordz"))
     with pytest.raises(UserError, match="a.parquet: can't be read as Parquet: .*CRC checksum"):
         read_table(path)
+
+
+def test_hostile_fields_are_read_as_they_were_written(tmp_path):
+    """And the same tables damaged: a line, or rows."""
+    assert [wrong for _, wrong in readings(tmp_path, 1500, seed=0) if wrong] == []

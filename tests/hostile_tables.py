@@ -1,0 +1,86 @@
+"""Tables of hostile fields, written by a simple writer and read by Cloze, and the same tables damaged."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from cloze.launch.texts.tables import read_table
+from cloze.pipeline.errors import UserError
+
+# What separates, quotes, escapes or ends something somewhere, beside ordinary and wide characters.
+PARTS = (
+    "a",
+    "text",
+    " ",
+    ",",
+    ";",
+    "\t",
+    '"',
+    '""',
+    "'",
+    "\\",
+    "\n",
+    "\r",
+    "\r\n",
+    "\u2028",
+    "\x85",
+    "\x0c",
+    "é",
+    "猫",
+    "😀",
+    "NaN",
+)
+COLUMNS = ("text", "label", "third column")
+
+
+def rows_of(rng: random.Random, forbidden: str) -> list[list[str]]:
+    """Rows of fields that hold no character of `forbidden`."""
+    parts = [part for part in PARTS if not set(part) & set(forbidden)]
+    width = rng.randint(1, len(COLUMNS))
+    # a line that is empty is no row: the first field has something in it
+    return [
+        ["x" * (number == 0) + "".join(rng.choices(parts, k=rng.randrange(8))) for number in range(width)]
+        for _ in range(rng.randint(1, 6))
+    ]
+
+
+def write(kind: str, rng: random.Random) -> tuple[str, list[dict[str, str]]]:
+    """The text of a table, and what must be read of it."""
+    rows = rows_of(rng, "\t\n\r\x85\u2028\x0c" if kind == "tsv" else "")
+    columns = COLUMNS[: len(rows[0])]
+    expected = [dict(zip(columns, row, strict=True)) for row in rows]
+    if kind == "jsonl":
+        return "".join(json.dumps(row, ensure_ascii=rng.random() < 0.5) + "\n" for row in expected), expected
+    if kind == "tsv":
+        return "".join("\t".join(line) + "\n" for line in (columns, *rows)), expected
+    separator = rng.choice(",;\t")
+    lines = [[f'"{field.replace(chr(34), chr(34) * 2)}"' for field in line] for line in (columns, *rows)]
+    return "".join(separator.join(line) + rng.choice(("\n", "\r\n")) for line in lines), expected
+
+
+def readings(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str | None]]:
+    """So many tables; yields the format, and what was wrong about the reading of one, None if nothing was."""
+    rng = random.Random(seed)
+    for number in range(count):
+        kind = ("csv", "tsv", "jsonl")[number % 3]
+        text, expected = write(kind, rng)
+        path = folder / f"table.{kind}"
+        content = text.encode()
+        damaged = rng.random() < 0.5
+        if damaged:
+            place = rng.randrange(len(content))
+            content = (
+                content[:place] + rng.choice((b"", rng.randbytes(3), b'"', b"\0")) + content[place + rng.randrange(3) :]
+            )
+        path.write_bytes(content)
+        try:
+            found = [row.values for row in read_table(path).rows]
+        except UserError as error:
+            yield kind, None if damaged and "\n" not in str(error) else f"{content!r}: {error}"
+        except Exception as error:
+            yield kind, f"{content!r}: a traceback, {error!r}"
+        else:
+            yield kind, None if damaged or found == expected else f"{content!r}: read as {found}"
