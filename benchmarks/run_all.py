@@ -162,7 +162,7 @@ TABLE = {
     "attack": Entry(
         "Kills, hostile files and requests, and what was lost: nothing",
         ("attack.py", "--quick", "--json", "FIGURES"),
-        420,
+        700,
         bars=("lost",),
     ),
     "gpu": Entry(

@@ -35,6 +35,7 @@ PATIENCE_SECONDS = 120
 STEPS = 6
 RUN = ("--train.max_steps", str(STEPS), "--checkpoint.every_steps", "2", "--checkpoint.keep_last", "3")
 VALUES = (None, -1, 0, 10**7, 1e308, "", "x" * 10_000, "\x00", [], {}, True, "NaN", [[[]]])
+EXAMPLES = "examples.tsv"
 BOMB = "\n".join(
     ["a0: &a0 [0, 0, 0, 0, 0, 0, 0, 0, 0]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
 )
@@ -125,6 +126,8 @@ def targets(folder: Path) -> list[Target]:
     }
     (recipe / "recipe.yaml").write_text(yaml.safe_dump(fields))
     model = save_model(folder / "models" / "model").parent
+    examples = "".join(f"the cat {number}\t{'ab'[number % 2]}\n" for number in range(24))
+    (model / EXAMPLES).write_text(f"text\tlabel\n{examples}")
     return [
         Target(
             "run",
@@ -200,6 +203,18 @@ def targets(folder: Path) -> list[Target]:
                 "1",
             ],
             lambda copy: corpus.contents(copy / "vocabulary"),
+            ("full disk",),
+        ),
+        Target(
+            "finetuning",
+            model,
+            (),
+            lambda copy: [
+                *("finetune", "classification", "--model", str(copy / "model"), "--output", str(copy / "run")),
+                *("--train", str(copy / EXAMPLES), "--validation", str(copy / EXAMPLES)),
+                *("--text_columns", "text", "--label_columns", "label", "--epochs", "1", "--train.precision", "fp32"),
+            ],
+            lambda copy: {"weights": (copy / "run/model/model.safetensors").read_bytes()},
             ("full disk",),
         ),
         *(

@@ -20,5 +20,5 @@ def test_preparation_goes_on_when_there_is_space_again(tmp_path):
 
 @pytest.mark.slow
 def test_every_command_goes_on_when_there_is_space_again(tmp_path):
-    lost = [outcome for outcome in starvations(tmp_path, 14, seed=5) if outcome.lost]
+    lost = [outcome for outcome in starvations(tmp_path, 7, seed=5) if outcome.lost]
     assert lost == []
