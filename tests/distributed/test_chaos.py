@@ -13,8 +13,8 @@ import pytest
 
 from tests.distributed import chaos
 
-KILLS = int(os.environ.get("CHAOS_KILLS", "20"))
-# For the kills: some two minutes on two quiet cores, many times that where others are at work.
+KILLS = int(os.environ.get("CHAOS_KILLS", "8"))
+# For the kills: some minutes on two quiet cores, many times that where others are at work.
 SECONDS = int(os.environ.get("CHAOS_SECONDS", "1500"))
 
 

@@ -91,7 +91,8 @@ def assert_same_curve(left, right, tolerance: float) -> None:
                 assert one[name] == pytest.approx(other[name], abs=tolerance), (one["step"], name)
 
 
-STAGES = [pytest.param(stage, marks=() if stage == "2" else pytest.mark.slow) for stage in "0123"]
+# Stage 1 has the optimizer of stage 2, and sums the same way before it.
+STAGES = [pytest.param(stage, marks=() if stage == "2" else pytest.mark.slow) for stage in "023"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -102,12 +103,11 @@ def test_fp32(data, tmp_path, stage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["2", "3"])
 @pytest.mark.parametrize(
-    "optimizer",
+    ("stage", "optimizer"),
     [
-        ("--optimizer.bias_correction", "false", "--optimizer.layer_decay", "0.7"),  # eight groups
-        ("--optimizer.implementation", "deepspeed"),
+        ("2", ("--optimizer.bias_correction", "false", "--optimizer.layer_decay", "0.7")),  # eight groups
+        ("3", ("--optimizer.implementation", "deepspeed")),
     ],
     ids=["uncorrected", "deepspeed"],
 )
@@ -117,10 +117,9 @@ def test_other_optimizers(data, tmp_path, stage, optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["2", "3"])  # stage 1 has the optimizer of stage 2
-def test_bf16(data, tmp_path, stage):
+def test_bf16(data, tmp_path):
     """Within twice of what a fresh run differs between 1 and 2 processes."""
-    overrides = ("--zero.stage", stage, "--train.precision", "bf16")
+    overrides = ("--zero.stage", "3", "--train.precision", "bf16")
     two, changed = there_and_back(data, tmp_path, *overrides)
     train(data, tmp_path / "one", *RUN, *overrides, processes=1)
     fresh = distance(weights(two), weights(tmp_path / "one"))
@@ -131,10 +130,10 @@ def test_bf16(data, tmp_path, stage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["lamb", "muon", "stable_adamw"])
-def test_whole_tensors_at_another_stage(data, tmp_path, optimizer):
+def test_whole_tensors_at_another_stage(data, tmp_path):
     """2 ranks at stage 2, 1 at stage 0, 2 at stage 1, with a moving average: the weights of 2 ranks at stage 0."""
-    fixed = ("--optimizer.name", optimizer, "--ema.decay", "0.9")
+    # What divides them is the same for all (launch/engine/division.py); its states are of two kinds here.
+    fixed = ("--optimizer.name", "muon", "--ema.decay", "0.9")
     train(data, tmp_path / "two", *RUN, *fixed, processes=2)
     changed = tmp_path / "changed"
     for stage, steps, processes in (("2", 5, 2), ("0", 10, 1), ("1", 15, 2)):
@@ -145,7 +144,7 @@ def test_whole_tensors_at_another_stage(data, tmp_path, optimizer):
     assert_same_curve(tmp_path / "two", changed, 1e-4)
     for ema in (False, True):
         left, right = (read_weights(run, ema=ema)[1] for run in (tmp_path / "two", changed))
-        assert distance(left, right) <= (1e-3 if optimizer == "muon" else 1e-5)
+        assert distance(left, right) <= 1e-3
 
 
 def losses_apart(left, right) -> float:

@@ -102,9 +102,7 @@ def plain_loop(data, num_steps: int, skipped: set[int]) -> dict[str, torch.Tenso
             pytest.param(stage, main, marks=pytest.mark.slow)
             for stage, main in [
                 ("0", poisoned_main),
-                ("1", poisoned_main),
                 ("3", poisoned_main),
-                ("2", infinite_main),
                 ("3", infinite_main),
             ]
         ),
@@ -192,10 +190,9 @@ def test_a_good_step_that_ran_before_the_skipped_one_was_looked_at_is_saved(data
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lamb", "muon", "stable_adamw"])
-def test_optimizers_that_cannot_skip_on_the_device_skip_too(data, tmp_path, name):
+def test_optimizers_that_cannot_skip_on_the_device_skip_too(data, tmp_path):
     """Two good steps, and then two whose gradient is NaN: the weights are those of two steps."""
-    overrides = ("--optimizer.name", name)
+    overrides = ("--optimizer.name", "muon")  # one of those that `launch/engine` steps by whole tensors
     train(data, tmp_path / "two", *RUN, *overrides, "--train.max_steps", "2", processes=2)
     finish(poisoned_run(data, tmp_path / "four", 1, range(2, 4), *overrides, "--train.max_steps", "4"))
     assert_same_weights(weights(tmp_path / "two"), weights(tmp_path / "four"))
