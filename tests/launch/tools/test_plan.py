@@ -398,7 +398,6 @@ def test_the_largest_micro_batch_is_the_last_that_fits():
     ("shape", "count", "longest", "dropout", "objective"),
     [
         ("small", 64, 128, 0.0, "masked"),
-        pytest.param("small", 16, 512, 0.0, "masked", marks=pytest.mark.slow),
         pytest.param("small", 64, 128, 0.0, "replaced_tokens", marks=pytest.mark.slow),
     ],
 )
