@@ -190,9 +190,10 @@ def test_a_good_step_that_ran_before_the_skipped_one_was_looked_at_is_saved(data
 
 
 @pytest.mark.slow
-def test_optimizers_that_cannot_skip_on_the_device_skip_too(data, tmp_path):
+@pytest.mark.parametrize("name", ["lamb", "muon", "stable_adamw"])
+def test_optimizers_that_cannot_skip_on_the_device_skip_too(data, tmp_path, name):
     """Two good steps, and then two whose gradient is NaN: the weights are those of two steps."""
-    overrides = ("--optimizer.name", "muon")  # one of those that `launch/engine` steps by whole tensors
+    overrides = ("--optimizer.name", name)
     train(data, tmp_path / "two", *RUN, *overrides, "--train.max_steps", "2", processes=2)
     finish(poisoned_run(data, tmp_path / "four", 1, range(2, 4), *overrides, "--train.max_steps", "4"))
     assert_same_weights(weights(tmp_path / "two"), weights(tmp_path / "four"))
