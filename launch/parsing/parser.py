@@ -250,7 +250,7 @@ def _files_first(arguments: list[str], known: dict[str, Described], configs: str
     words = iter(arguments)
     for word in words:
         option, equals, value = word.partition("=")
-        if option == "--config" or option[2:] in sections:
+        if option == "--config" or (option.startswith("--") and option[2:] in sections):
             chosen = whole if option == "--config" else files
             given = value if equals else next(words, None)
             kind = configs if option == "--config" else option[2:]

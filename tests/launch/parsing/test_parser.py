@@ -35,6 +35,11 @@ def test_single_fields_win_over_the_file_of_their_section():
         assert (model.hidden_size, model.num_hidden_layers) == (64, 2)
 
 
+@pytest.mark.parametrize("folder", ["mymodel", "x-shards"])
+def test_a_value_is_no_section_because_it_ends_like_one(folder):
+    assert parse("pretrain", ["--config", "tiny", "--data", folder, "--output", folder]).output == folder
+
+
 def test_a_list_may_be_several_words_one_word_or_a_list():
     for words in (["a", "b"], ['["a", "b"]']):
         assert parse("vocab", ["--output", "o", "--input", *words, "--vocab_size", "99"]).input == ["a", "b"]
