@@ -27,7 +27,7 @@ from cloze.pipeline.jobs.exchange_stage import FILES_AT_ONCE, ExchangeTask, Layo
 from cloze.pipeline.jobs.executors import open_executor, run_tasks
 from cloze.pipeline.jobs.parts import DamagedPart
 from cloze.pipeline.jobs.planning import plan_shards, plan_splits
-from cloze.pipeline.jobs.resuming import check_touched
+from cloze.pipeline.jobs.resuming import check_touched, has_reports
 from cloze.pipeline.jobs.sources import SourceHashes, source_hash
 from cloze.pipeline.jobs.tokenize_stage import Report, TokenizeTask, report_name, splitter_of, tokenize
 from cloze.pipeline.progress import Progress, Silent
@@ -70,8 +70,9 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
         return complete
     if (remark := remark_on_text(files)) is not None:
         progress.note(remark)
-    own = _open_work(output, work, identity)
+    _make_work(output, work)
     with alone(output, work / "lock", progress.note) as check:
+        own = _open_work(output, work, identity, progress.note)
         _run(config, tokenizer, files, segments, own, progress, check)
     _remove_work(work, progress)
     return Manifest.load(output)
@@ -252,43 +253,63 @@ def _complete(config: PrepareConfig, identity: Fields, files: list[InputFile], o
 
 def _difference(found: Fields, expected: Fields, name: str) -> str:
     """The first difference of two identities, by name, with both values if they are short, or with the file's name."""
-    if isinstance(found.get(name), dict):
-        for key in expected[name]:
-            if found[name].get(key) != expected[name][key]:
-                return f"{name}." + _difference(found[name], expected[name], key)
-    if name in _OF_EACH_FILE and len(found.get(name, [])) == len(expected.get(name, [])):
-        each = zip(found[name], expected[name], expected["sources"], strict=True)
-        return f"{name} of {next(source[1] for old, new, source in each if old != new)}"
+    old, new = found.get(name), expected.get(name)
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        number = next(number for number, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1])
+        if name in _OF_EACH_FILE and not isinstance(new[number], dict):
+            return f"{name} of {expected['sources'][number][1]}"
+        old, new = old[number], new[number]
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in new:
+            if old.get(key) != new[key]:
+                return f"{name}." + _difference(old, new, key)
     values = f" ({found.get(name)!r}, now {expected.get(name)!r})"
     return name + (values if len(values) < 160 else "")
 
 
-def _open_work(output: Place, work: Place, identity: Fields) -> Place:
-    """Begin or continue a run. Returns the folder of its reports and parts, whose name says whose they are: none of
-    another run is taken for one of this.
-    """
-    own = work / f"run-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]}"
+def _make_work(output: Place, work: Place) -> None:
+    """Make the work folder, unless the output holds other files."""
     with readable_errors(output):
         if not work.is_dir() and output.is_dir() and any(output.iterdir()):
             raise UserError(
                 f"output: {output} holds other files, expected a new or empty folder; choose another --output"
             )
+        if isinstance(work, Path):
+            work.mkdir(parents=True, exist_ok=True)
+
+
+def _open_work(output: Place, work: Place, identity: Fields, note: Callable[[str], None]) -> Place:
+    """Begin or continue a run, alone in its folder. An interrupted run of another command of which no task is complete
+    has nothing to lose, and is begun anew: mostly it stopped at something that the user has changed in the command.
+
+    Returns:
+        The folder of its reports and parts, whose name says whose they are: none of another run is taken for one of
+        this.
+    """
+    own = work / f"run-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]}"
+    with readable_errors(output):
         found = _identity_of(work)
-        if found is None and work.is_dir() and any(each.name != own.name for each in work.iterdir() if each.is_dir()):
-            raise UserError(
-                f"output: {output} holds an interrupted run, whose command {work / _IDENTITY} should tell, but that is "
-                "missing or damaged; choose another --output, or remove the folder"
-            )
-        if found is not None and found != identity:
-            different = next(name for name in {**identity, **found} if found.get(name) != identity.get(name))
-            what = _difference(found, identity, different)
-            raise UserError(
-                f"output: {output} holds an interrupted run with another {what}; "
-                "repeat that command, choose another --output, or remove the folder"
-            )
+        if found != identity:
+            others = [each for each in work.iterdir() if each.name not in (own.name, _IDENTITY) and each.is_dir()]
+            kept = any(map(has_reports, others))
+            if found is None and kept:
+                raise UserError(
+                    f"output: {output} holds an interrupted run, whose command {work / _IDENTITY} should tell, but "
+                    "that is missing or damaged; choose another --output, or remove the folder"
+                )
+            if found is not None:
+                different = next(name for name in {**identity, **found} if found.get(name) != identity.get(name))
+                what = f"{output} holds an interrupted run with another {_difference(found, identity, different)}"
+                if kept:
+                    raise UserError(
+                        f"output: {what}; repeat that command, choose another --output, or remove the folder"
+                    )
+                note(f"{what}; nothing of it was complete: it is begun anew")
+            for each in (*others, output / TOKENIZER_FOLDER):
+                remove_tree(each)
         if isinstance(own, Path):
-            own.mkdir(parents=True, exist_ok=True)
-        if found is None:
+            own.mkdir(exist_ok=True)
+        if found != identity:
             publish_text(work / _IDENTITY, json.dumps(identity))
     return own
 

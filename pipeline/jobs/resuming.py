@@ -1,4 +1,6 @@
-"""An interrupted run that goes on: inputs that were touched meanwhile must have the content that it has read."""
+"""An interrupted run that goes on: what it has completed, and whether inputs that were touched meanwhile have the content
+that it has read.
+"""
 
 from collections.abc import Callable
 
@@ -10,6 +12,11 @@ from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.stores.places import Place
 
 _RECORD = "touched.json"  # in a run's folder: when each file was last touched
+
+
+def has_reports(folder: Place) -> bool:
+    """Whether a run has completed a task: each task of either stage ends with its report."""
+    return any(path.name.endswith(".json") and path.name != _RECORD for path in folder.iterdir())
 
 
 def check_touched(

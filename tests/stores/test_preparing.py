@@ -175,7 +175,7 @@ def test_other_content_of_the_same_size_and_second(folder, inputs):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("cloze.pipeline.jobs.prepare._run", interrupted)
+        patch.setattr("cloze.pipeline.jobs.prepare.build", interrupted)
         prepare(given)
     written_in_one_second(path, before, after)
     with open_raw(str(path)) as stream:

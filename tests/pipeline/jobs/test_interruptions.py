@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cloze.launch.run.runs import LOCK, in_use, locked
+from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs import prepare as preparing
 from cloze.pipeline.jobs.prepare import prepare
@@ -165,6 +167,34 @@ def test_an_interrupted_run_of_another_command_is_refused(folder, monkeypatch):
             prepare(corpus.config(folder, [folder / "in"], output=str(folder / "mixed")))
 
 
+def test_an_interrupted_run_of_which_nothing_is_complete_is_begun_anew(tmp_path, monkeypatch):
+    """The advice of an error is followed, with the tokenizer and the input changed too: a line says so. With a complete
+    task the same is refused.
+    """
+    path = tmp_path / "in/a.txt"
+    path.parent.mkdir()
+    path.write_bytes("\n\n".join(corpus.documents(40)).encode() + b"\n\nA caf\xe9.")
+    notes, progress = [], Silent()
+    progress.note = notes.append
+    with pytest.raises(UserError, match="replace such bytes with --source.encoding_errors replace"):
+        prepare(corpus.config(tmp_path, [path]))
+    corpus.tokenizer(lowercase=False).save(tmp_path / "cased")
+    source = SourceConfig(encoding_errors="replace")
+    changed = corpus.config(tmp_path, [path], source=source, tokenizer=str(tmp_path / "cased"))
+    with monkeypatch.context() as patch:
+        patch.setattr("cloze.pipeline.jobs.prepare.build", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(changed, progress)
+    (line,) = [note for note in notes if "begun anew" in note]
+    assert "an interrupted run with another preparation.sources.encoding_errors ('stop', now 'replace')" in line
+    assert len(list((tmp_path / "data/.work").glob("run-*"))) == 1
+    with pytest.raises(UserError, match=r"another preparation.sources.text_field \('text', now 'body'\); repeat "):
+        prepare(corpus.config(tmp_path, [path], source=replace(source, text_field="body")))
+    prepare(changed)
+    prepare(replace(changed, output=str(tmp_path / "alone")))
+    assert corpus.contents(tmp_path / "data") == corpus.contents(tmp_path / "alone")
+
+
 @pytest.mark.parametrize("damage", ["removed", "empty", "half", "a list", "no text"])
 def test_without_what_tells_its_command_no_other_one_takes_over_a_run(folder, undisturbed, monkeypatch, damage):
     """Its parts were once published as those of another corpus and seed."""
@@ -222,7 +252,7 @@ def test_other_content_with_the_old_size_and_time_of_change_is_noticed(tmp_path,
     path.write_text("the first text\n")
     real = preparing._open_work
 
-    def replace(*given):
+    def change(*given):
         old = path.stat()
         time.sleep(0.02)  # the clock of a file system may have ticks of ten milliseconds
         path.write_text("another text..\n")
@@ -230,7 +260,7 @@ def test_other_content_with_the_old_size_and_time_of_change_is_noticed(tmp_path,
         assert (path.stat().st_size, path.stat().st_mtime_ns) == (old.st_size, old.st_mtime_ns)
         return real(*given)
 
-    monkeypatch.setattr(preparing, "_open_work", replace)
+    monkeypatch.setattr(preparing, "_open_work", change)
     with pytest.raises(UserError, match="a.txt: changed while it was read"):
         prepare(corpus.config(tmp_path, [path], output=str(tmp_path / "data")))
 
@@ -327,6 +357,7 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 from cloze.pipeline import readers
+from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
 from tests.pipeline import corpus

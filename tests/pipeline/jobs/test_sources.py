@@ -92,12 +92,15 @@ def another(path: Path) -> None:
 def test_an_input_that_changes_is_named(tmp_path, monkeypatch, stage, block, change):
     """Before it is read, or after it has been read, before it has been hashed."""
     monkeypatch.setattr("cloze.pipeline.readers.files.BLOCK_BYTES", block)
+    monkeypatch.setattr("cloze.pipeline.readers._GROUP_BYTES", 1)  # a task for each file
     path = corpus.write_jsonl(tmp_path / "in/a.jsonl", corpus.documents(20))
-    config = corpus.config(tmp_path, [path])
+    larger = corpus.write_jsonl(tmp_path / "in/b.jsonl", corpus.documents(40, seed=1))  # its task is the first
+    config = corpus.config(tmp_path, [path, larger])
 
-    def changing(*arguments):
-        change(path)
-        return stage(*arguments)
+    def changing(file, *piece):
+        if file.path == str(path):
+            change(path)
+        return stage(file, *piece)
 
     with monkeypatch.context() as patch:
         patch.setattr(f"cloze.pipeline.jobs.tokenize_stage.{stage.__name__}", changing)
