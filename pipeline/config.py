@@ -44,6 +44,8 @@ class SourceConfig:
     """Split of a data set that is read; a name."""
     encoding_errors: Literal["stop", "replace"] = "stop"
     """Handling of bytes that are not UTF-8: stop with an error, or replace each by U+FFFD and count the documents."""
+    binary_files: Literal["stop", "skip"] = "stop"
+    """Handling of PDF, Office files, images and the like: stop with an error, or skip them and say which."""
 
 
 @dataclass(frozen=True)
@@ -345,10 +347,13 @@ class PrepareConfig:
         """The fields that determine the shards' bytes, besides input and tokenizer; saved in the manifest."""
         everything = asdict(self)
         kept = ("seed", "sentences", "samples", "masking", "split", "shards")
+        sources = [{"weight": part.weight, **asdict(part.source)} for part in self.all_sources]
+        for source in sources:
+            del source["binary_files"]  # that it says which files are the input, no more
         return {name: everything[name] for name in kept} | {
             "max_length": max_length,
             "mask_sets": self.stored_mask_sets,
-            "sources": [{"weight": part.weight, **asdict(part.source)} for part in self.all_sources],
+            "sources": sources,
         }
 
 

@@ -25,6 +25,7 @@ FORMATS = {
         "one sentence per line, blank line between documents",
         splitter="lines",
     ),
+    "documents": Format("cloze.pipeline.readers.lines:LINES", "one document per line"),
     "pairs": Format("cloze.pipeline.readers.lines:PAIRS", "A<tab>B per line", splitter="pairs"),
     "jsonl": Format(
         "cloze.pipeline.readers.lines:JSON_LINES", "a JSON object per line", (".jsonl", ".ndjson", ".json")

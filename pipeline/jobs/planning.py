@@ -21,6 +21,10 @@ _PARTITION = END // PARTITIONS
 _EXACTLY_BELOW = 4096  # number of documents with the lowest hashes that are read individually
 
 
+class TooLittleText(UserError):
+    """The input has too few documents: what was prepared of it is of no use to any command."""
+
+
 @dataclass(frozen=True)
 class Range:
     """A range of hashes low <= hash < high, and its approximate number of tokens."""
@@ -40,7 +44,7 @@ def plan_splits(
         layout: of the parts in `folder`, after all rounds.
 
     Raises:
-        UserError: for a pair objective on a corpus with fewer than two documents.
+        TooLittleText: there is none, or for a pair objective fewer than two documents.
     """
     pairs = config.samples.objective in PAIR_OBJECTIVES
     needed = 2 if pairs else 1
@@ -52,11 +56,14 @@ def plan_splits(
     if complete:  # duplicates are counted only now
         total = len(lowest)
     if total == 0:
-        raise UserError("input: found no text in any document, expected some; look at --source.format and text_field")
+        raise TooLittleText(
+            "input: found no text in any document, expected some; look at --source.format and text_field"
+        )
     if pairs and total < 2 and config.samples.random_share > 0 and config.samples.objective != "sentence_order":
-        raise UserError(
+        raise TooLittleText(
             f"samples.objective: found {total} document, expected at least 2 for {config.samples.objective}: a random "
-            "segment B comes from another document; give more documents, or choose full_sentences"
+            "segment B comes from another document; give more documents (--source.format says what one is), or choose "
+            "full_sentences"
         )
     for number, (split, share) in enumerate(shares.items()):
         high = low

@@ -26,12 +26,12 @@ from cloze.pipeline.jobs.estimating import check_disk, estimate
 from cloze.pipeline.jobs.exchange_stage import FILES_AT_ONCE, ExchangeTask, Layout, exchange
 from cloze.pipeline.jobs.executors import open_executor, run_tasks
 from cloze.pipeline.jobs.parts import DamagedPart
-from cloze.pipeline.jobs.planning import plan_shards, plan_splits
+from cloze.pipeline.jobs.planning import TooLittleText, plan_shards, plan_splits
 from cloze.pipeline.jobs.resuming import check_touched, has_reports
 from cloze.pipeline.jobs.sources import SourceHashes, source_hash
 from cloze.pipeline.jobs.tokenize_stage import Report, TokenizeTask, report_name, splitter_of, tokenize
 from cloze.pipeline.progress import Progress, Silent
-from cloze.pipeline.readers import plan, remark_on_text
+from cloze.pipeline.readers import plan, remark_on_documents, remark_on_text
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.samples.masking import check_words
 from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInfo, ShardTable, SplitInfo, entropy
@@ -61,7 +61,7 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     progress = progress or Silent()
     output, tokenizer = to_output(_given_output(config)), Tokenizer.from_folder(_given_tokenizer(config))
     check_words(config.masking.strategy, tokenizer)
-    files, segments = plan(config)
+    files, segments = plan(config, progress.note)
     identity = _identity(config, tokenizer, files, segments)
     work = output / WORK_FOLDER
     if (complete := _complete(config, identity, files, output)) is not None:
@@ -73,7 +73,11 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     _make_work(output, work)
     with alone(output, work / "lock", progress.note) as check:
         own = _open_work(output, work, identity, progress.note)
-        _run(config, tokenizer, files, segments, own, progress, check)
+        try:
+            _run(config, tokenizer, files, segments, own, progress, check)
+        except TooLittleText:
+            remove_tree(own)  # so that another command, as with another format, begins anew
+            raise
     _remove_work(work, progress)
     return Manifest.load(output)
 
@@ -164,6 +168,8 @@ def _run(
         copy_tokenizer(tokenizer, to_place(config.output) / TOKENIZER_FOLDER)  # workers read this copy
         run = _Run(config, tokenizer, files, segments, work, executor, progress, check)
         report, parts = _tokenize(run, hashes)
+        if (remark := remark_on_documents(files, report.counts.get("documents_read", 0))) is not None:
+            progress.note(remark)
         built = _make_shards(run, hashes, report, Layout(parts, FILES_AT_ONCE))
         with ThreadPoolExecutor(1) as meanwhile:
             meanwhile.submit(executor.shutdown)  # worker processes end while this one publishes
@@ -499,7 +505,7 @@ def _publish(run: _Run, sources: list[Fields], report: Report, built: dict[str, 
         copy_tokenizer(Tokenizer.from_folder(to_place(config.output) / TOKENIZER_FOLDER), folder / TOKENIZER_FOLDER)
     splits = {split: made.info for split, made in built.items()}
     if not splits["train"].counts["samples"]:
-        raise UserError("input: found no sample for the train split, expected some; give more text")
+        raise TooLittleText("input: found no sample for the train split, expected some; give more text")
     counts = dict(sorted(report.counts.items()))
     for name in ("documents", "documents_duplicate", "documents_short", "tokens_duplicate", "tokens_short"):
         counts[name] = sum(made.counts.get(name, 0) for made in built.values())

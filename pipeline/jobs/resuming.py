@@ -1,5 +1,5 @@
-"""An interrupted run that goes on: what it has completed, and whether inputs that were touched meanwhile have the content
-that it has read.
+"""An interrupted run that goes on: whether it has completed anything, and whether inputs that were touched meanwhile
+have the content that it has read.
 """
 
 from collections.abc import Callable

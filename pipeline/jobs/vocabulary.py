@@ -132,7 +132,7 @@ def extend_vocabulary(config: PrepareConfig, progress: Progress | None = None) -
 
 def _counted(config: PrepareConfig, output: Place, progress: Progress) -> dict[str, int]:
     """Counts of the words of the input; alone in the output folder."""
-    _, tasks = plan(config)
+    _, tasks = plan(config, progress.note)
     with alone(output, output / _LOCK, progress.note):
         try:
             counts = _count_all(config, tasks, progress)

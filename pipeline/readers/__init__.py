@@ -1,6 +1,6 @@
 """Readers: input files to documents. A task is a list of pieces of files; its documents depend on the files alone."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
@@ -21,10 +21,15 @@ _GROUP_BYTES = 1 << 20  # of text: neighbouring small files up to this make one 
 _STRIPE_BYTES = 4 << 20  # compressed size below which a file isn't divided
 
 
-def plan(config: PrepareConfig) -> tuple[list[InputFile], list[list[Segment]]]:
+def plan(
+    config: PrepareConfig, note: Callable[[str], None] = lambda _: None
+) -> tuple[list[InputFile], list[list[Segment]]]:
     """The input files in their order, and the tasks: lists of segments of 4 to 64 MB each.
 
     Depends on the files alone, never on workers.
+
+    Args:
+        note: called with what is left out (source.binary_files).
 
     Raises:
         UserError: an input is missing or empty, or there is no such format.
@@ -37,7 +42,7 @@ def plan(config: PrepareConfig) -> tuple[list[InputFile], list[list[Segment]]]:
         if part.source.format == "dataset":
             files += hub.find_datasets(part.input, number, part.source, first=len(files))
         else:
-            files += find_files(part.input, number, part.source, first=len(files), written=written)
+            files += find_files(part.input, number, part.source, len(files), written, note)
     if not files:
         raise UserError("input: found none, expected files, folders or globs; name some with --input")
     compressed = sum(file.compression is not None for file in files)
@@ -73,8 +78,22 @@ def remark_on_text(files: list[InputFile]) -> str | None:
     what = found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1:,} more files"
     return (
         f"{what}: read as plain text, in which each paragraph (what stands between blank lines) is a document; "
-        "--source.format file makes one of each file, lines reads a sentence a line and a document up to a blank "
-        "line, text does the same without this note"
+        "--source.format file makes one of each file, documents one of each line, lines reads a sentence a line and a "
+        "document up to a blank line, text does the same without this note"
+    )
+
+
+def remark_on_documents(files: list[InputFile], documents: int) -> str | None:
+    """What is said of `lines` without blank lines, where each file is one document: mostly each line should be one.
+
+    Args:
+        documents: number of documents that were found in all files.
+    """
+    if documents > len(files) or any(file.format != "lines" for file in files):
+        return None
+    return (
+        f"source.format lines: found {documents:,} document{'s' * (documents != 1)} in all, since no blank line "
+        "divides them; with --source.format documents each line is one"
     )
 
 

@@ -32,6 +32,7 @@ class InputFile:
         content: what that of a store's object is known by; None elsewhere.
         touched: when it was last touched (`last_touched`); 0 of what is not on a disk.
         has_rows: whether positions in it are rows; otherwise they are bytes.
+        binary: what kind of file it is instead of text (binary.py); None: it may be text.
     """
 
     number: int
@@ -48,6 +49,7 @@ class InputFile:
     content: str | None = None
     touched: int = 0
     has_rows: bool = False
+    binary: str | None = None
 
     @property
     def state(self) -> int | str:

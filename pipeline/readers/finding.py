@@ -3,9 +3,11 @@
 import fnmatch
 import os
 import re
+import shlex
 import stat
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.formats import FORMATS
 from cloze.pipeline.readers import compression
+from cloze.pipeline.readers.binary import START_BYTES, kind_by_name, kind_of
 from cloze.pipeline.readers.columns import Rows
 from cloze.pipeline.readers.files import InputFile, checked_name, last_touched
 from cloze.pipeline.storage import describe, readable_errors
@@ -20,22 +23,58 @@ from cloze.pipeline.stores.clients import ObjectInfo
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 
 # tables that would otherwise be read as lines of text, with quotes, headers and other columns
-_TABLES = (".csv", ".tsv", ".xlsx")
+_TABLES = (".csv", ".tsv")
 _MAGIC = re.compile(r"[*?[]")
+_NAMED = 3  # files of a kind that are named where they are counted
+_GLOBS = 6  # patterns that a line shows at most
 
 
 def find_files(
-    entries: list[str], source: int, config: SourceConfig, first: int, written: list[str]
+    entries: list[str], source: int, config: SourceConfig, first: int, written: list[str], note: Callable[[str], None]
 ) -> list[InputFile]:
     """Files of a source in the order of their names; the order of the entries doesn't matter.
 
     Linked folders are entered. Hidden files are skipped, and files in `written` places unless an entry names a place
     inside.
 
+    Args:
+        note: called with what is left out (source.binary_files).
+
     Raises:
-        UserError: for an entry that matches nothing, and for unreadable files.
+        UserError: for an entry that matches nothing, for unreadable files, and for files that are no text.
     """
-    paths: dict[str, str | None] = {}  # paths, and their real paths where known
+    paths, stored = _paths(entries, written)
+    # A file with several names is read once. The format follows from a link's own name, since the target's name may be
+    # a hash (the cache of the Hugging Face hub, DVC, git-annex). Of several names the shortest path is taken.
+    real_folder = cache(os.path.realpath)  # realpath checks every parent folder, which takes seconds for 50,000 files
+    chosen: dict[str, str] = {}
+    for path, real in paths.items():
+        real = path if path in stored else real or _real_path(path, real_folder)
+        other = chosen.setdefault(real, path)
+        if other is not path:
+            chosen[real] = min(path, other, key=lambda name: (name.count(os.sep), name))
+    ordered = sorted(chosen.values())
+    below = os.path.join(_shared_folder(ordered), "")
+    files = [
+        _input_file(path, below, number, source, config, stored.get(path), paths[path] is not None)
+        for number, path in enumerate(ordered, first)
+    ]
+    if any(file.binary for file in files):
+        files = _texts(files, entries, written, note)
+    if not any(file.size for file in files):
+        raise UserError(f"input: found only empty files at {', '.join(entries)}, expected text")
+    for file in files:
+        if file.compression and not file.size:
+            raise UserError(
+                f"{file.path}: found no bytes, expected a {file.compression} file, which has some even if there is no "
+                "text in it; restore or remove the file"
+            )
+    return files
+
+
+def _paths(entries: list[str], written: list[str]) -> tuple[dict[str, str | None], dict[str, ObjectInfo]]:
+    """The paths of the entries' files, with their real paths where known, and those of them that are in a store."""
+    paths: dict[str, str | None] = {}
     stored: dict[str, ObjectInfo] = {}
     for entry in entries:
         if isinstance(name := to_place(entry), StorePath):
@@ -55,30 +94,59 @@ def find_files(
                 f"input: found nothing at {entry!r}, expected a file, a folder with files, or a glob; check the path"
             )
         paths |= found
-    # A file with several names is read once. The format follows from a link's own name, since the target's name may be
-    # a hash (the cache of the Hugging Face hub, DVC, git-annex). Of several names the shortest path is taken.
-    real_folder = cache(os.path.realpath)  # realpath checks every parent folder, which takes seconds for 50,000 files
-    chosen: dict[str, str] = {}
-    for path, real in paths.items():
-        real = path if path in stored else real or _real_path(path, real_folder)
-        other = chosen.setdefault(real, path)
-        if other is not path:
-            chosen[real] = min(path, other, key=lambda name: (name.count(os.sep), name))
-    ordered = sorted(chosen.values())
-    below = os.path.join(_shared_folder(ordered), "")
-    files = [
-        _input_file(path, below, number, source, config, stored.get(path), paths[path] is not None)
-        for number, path in enumerate(ordered, first)
-    ]
-    if not any(file.size for file in files):
-        raise UserError(f"input: found only empty files at {', '.join(entries)}, expected text")
+    return paths, stored
+
+
+def _texts(
+    files: list[InputFile], entries: list[str], written: list[str], note: Callable[[str], None]
+) -> list[InputFile]:
+    """The files that may be text, where others are left out.
+
+    Raises:
+        UserError: some are not text, and nobody has asked to leave them out.
+    """
+    binary: dict[str, list[str]] = {}
     for file in files:
-        if file.compression and not file.size:
-            raise UserError(
-                f"{file.path}: found no bytes, expected a {file.compression} file, which has some even if there is no "
-                "text in it; restore or remove the file"
-            )
-    return files
+        if file.binary:
+            binary.setdefault(file.binary, []).append(file.name)
+    kinds = ", ".join(
+        f"{len(names):,} {kind} ({', '.join(names[:_NAMED])}{', …' * (len(names) > _NAMED)})"
+        for kind, names in binary.items()
+    )
+    rest = [file for file in files if not file.binary]
+    found = f"{len(files) - len(rest):,} of {len(files):,} files that are no text: {kinds}"
+    if rest and files[0].config.binary_files == "skip":
+        note(f"input: left out {found}")
+        return [replace(file, number=number) for number, file in enumerate(rest, files[0].number)]
+    globs = _globs(entries, [file.path for file in rest], written)
+    others = f"take the others with --input {shlex.join(globs)}, or " if globs else ""
+    leave = f"; convert these, {others}leave these out with --source.binary_files skip" if rest else ""
+    raise UserError(f"input: found {found}; expected text{leave or '; convert them'}")
+
+
+def _globs(entries: list[str], rest: list[str], written: list[str]) -> list[str]:
+    """Patterns in place of the entries that match the rest of their files and nothing else; empty if the endings of
+    names do not tell them apart.
+    """
+    endings = sorted({_ending(path) for path in rest})
+    globs: list[str] = []
+    for entry in entries:
+        folder = re.sub(r"(/|/\*\*?)$", "", entry)
+        is_folder = to_place(folder).is_dir()
+        globs += [f"{folder}/**/*{ending}" for ending in endings] if is_folder else [entry]
+    if len(globs) > _GLOBS:
+        return []
+    try:
+        found = {path for glob in globs for path in _paths([glob], written)[0]}
+    except UserError:
+        return []
+    return globs if {*map(os.path.realpath, found)} == {*map(os.path.realpath, rest)} else []
+
+
+def _ending(path: str) -> str:
+    """The ending of a file's name, with that of a compressed one's content."""
+    stem, last = os.path.splitext(os.path.basename(path))
+    return os.path.splitext(stem)[1] + last if last in compression.SUFFIXES else last
 
 
 def _shared_folder(paths: list[str]) -> str:
@@ -149,15 +217,20 @@ def _input_file(
     if stored is not None:
         name = path.removeprefix(below)
         size, changed, content = stored.size, stored.changed, stored.content
+        # by its name: reading the first bytes would cost a request for each object
+        kind = None if rows else kind_by_name(os.path.splitext(name)[1].lower())
         return InputFile(
-            number, source, path, name, form, packed, size, changed, config, content=content, has_rows=rows
+            number, source, path, name, form, packed, size, changed, config, content=content, has_rows=rows, binary=kind
         )
+    kind = None
     try:
         if not is_file:
             _check_file(path, _status(path))
         opened = os.open(path, os.O_RDONLY)  # detects unreadable files now, not in the middle of the job
         try:
             status = os.fstat(opened)
+            if not rows and not packed and stat.S_ISREG(status.st_mode):
+                kind = kind_of(os.pread(opened, START_BYTES, 0))
         finally:
             os.close(opened)
         touched = status.st_ctime_ns if is_file else last_touched(path, status)
@@ -166,7 +239,9 @@ def _input_file(
     _check_file(path, status)
     name = checked_name(path[len(below) :].replace(os.sep, "/"))
     size, changed = status.st_size, status.st_mtime_ns
-    return InputFile(number, source, path, name, form, packed, size, changed, config, touched=touched, has_rows=rows)
+    return InputFile(
+        number, source, path, name, form, packed, size, changed, config, touched=touched, has_rows=rows, binary=kind
+    )
 
 
 def _check_file(path: str, status: os.stat_result) -> None:

@@ -17,6 +17,7 @@ LONGEST_JSON_LINE = 16 << 20  # bytes; a longer line is never held in memory as 
 # Bytes of text; a longer document is divided into pieces, which bounds memory, even for a shard of 64 of them.
 LONGEST_PIECE = 1 << 20
 _BLANK_LINES = re.compile(rb"\n[ \t\r]*\n")
+_LINE_ENDS = re.compile(rb"\r?\n")  # not NEWLINE, at which what is too long is cut anywhere, not between words
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MARK = b"\xef\xbb\xbf"  # a byte-order mark, which some editors put at the start
 
@@ -242,4 +243,5 @@ def _bad_encoding(segment: Segment, where: str, what: str) -> UserError:
     )
 
 
-PARAGRAPHS, WHOLE_FILES, PAIRS, JSON_LINES = Texts(_BLANK_LINES), Texts(None), Pairs(), JsonLines()
+PARAGRAPHS, LINES, WHOLE_FILES = Texts(_BLANK_LINES), Texts(_LINE_ENDS), Texts(None)
+PAIRS, JSON_LINES = Pairs(), JsonLines()

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from cloze.launch.cli import main
-from cloze.pipeline.config import PrepareConfig
+from cloze.pipeline.config import PrepareConfig, SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.jobs.sources import hash_piece
@@ -145,6 +145,20 @@ def test_a_damaged_tokenizer_is_named_by_its_url(folder, inputs, given, name):
     (to_place(inputs) / "tokenizer" / name).write((folder / "tokenizer" / name).read_bytes()[:-9])
     with pytest.raises(UserError, match=rf"^{inputs}/tokenizer/{name}: "):
         Tokenizer.from_folder(f"{inputs}/tokenizer{given}")
+
+
+def test_what_is_no_text_is_known_by_its_name(bucket):
+    """Its first bytes would be a request for each object."""
+    for name in ("a.txt", "deep/b.txt", "c.PDF", "deep/d.docx"):
+        (to_place(bucket) / "in" / name).write(b"text")
+    with pytest.raises(UserError, match=r"found 2 of 4 files that are no text: 1 PDF \(c.PDF\), 1 Office") as error:
+        plan(PrepareConfig(input=[f"{bucket}/in"]))
+    glob = re.search("--input '(.*)', or", str(error.value))[1]
+    source = SourceConfig(binary_files="skip")
+    found = [
+        plan(each)[0] for each in (PrepareConfig(input=[glob]), PrepareConfig(input=[f"{bucket}/in"], source=source))
+    ]
+    assert [[file.name for file in files] for files in found] == [["a.txt", "deep/b.txt"]] * 2
 
 
 def written_in_one_second(path, *contents: bytes) -> None:

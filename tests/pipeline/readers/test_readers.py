@@ -22,6 +22,8 @@ from cloze.pipeline import readers
 from cloze.pipeline.config import PrepareConfig, SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.formats import FORMATS
+from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.progress import Silent
 from cloze.pipeline.readers import columns, files, lines
 from tests.pipeline import corpus
 
@@ -83,6 +85,7 @@ WRITERS = {
     "text": lambda folder, made: (folder / "a").write_text("\n\n".join(made)),
     "file": lambda folder, made: [(folder / f"{number}").write_text(text) for number, text in enumerate(made)],
     "lines": lambda folder, made: (folder / "a").write_text("\n\n".join(made)),
+    "documents": lambda folder, made: (folder / "a").write_text("\n".join(made)),
     "pairs": lambda folder, made: (folder / "a").write_text("\n".join(made)),
     "jsonl": lambda folder, made: (folder / "a").write_text("".join(json.dumps({"text": t}) + "\n" for t in made)),
     "parquet": lambda folder, made: parquet.write_table(pa.table({"text": made}), folder / "a"),
@@ -122,7 +125,7 @@ def test_formats_and_compressions(tmp_path, suffix):
 
 
 @given(parts=st.lists(st.sampled_from(["ab", "c d", "é中", "\n", "\n\n", "\r\n\r\n", " ", "\ufeff"]), max_size=20))
-@pytest.mark.parametrize("form", ["text", "lines", "file", "pairs", "jsonl"])
+@pytest.mark.parametrize("form", ["text", "lines", "documents", "file", "pairs", "jsonl"])
 def test_a_small_file_that_was_read_at_once_has_the_same_documents(tmp_path_factory, form, parts):
     path = tmp_path_factory.mktemp("small") / "a.txt"
     text = "".join(parts)
@@ -144,7 +147,7 @@ def test_a_small_file_that_was_read_at_once_has_the_same_documents(tmp_path_fact
     segment=st.integers(1, 60),
     block=st.integers(1, 30),
 )
-@pytest.mark.parametrize("form", ["text", "jsonl"])
+@pytest.mark.parametrize("form", ["text", "documents", "jsonl"])
 def test_documents_do_not_depend_on_where_a_file_is_cut(tmp_path_factory, form, parts, segment, block):
     folder = tmp_path_factory.mktemp("cuts")
     text = "".join(parts)
@@ -351,7 +354,7 @@ def test_the_text_of_a_long_line_is_whole_whatever_stands_before_it(tmp_path, mo
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
-@pytest.mark.parametrize("form", ["text", "lines", "file", "pairs", "jsonl"])
+@pytest.mark.parametrize("form", ["text", "lines", "documents", "file", "pairs", "jsonl"])
 @pytest.mark.parametrize("letters", ["w", "\u0434"])  # those of Cyrillic are two bytes that are letters of ASCII too
 def test_text_of_another_encoding_is_refused(tmp_path, encoding, form, letters):
     """With a byte order mark or without; its blank lines are no two line feeds, so that a file was one document."""
@@ -597,3 +600,19 @@ def test_text_known_by_its_name_alone_gets_a_note(tmp_path, names, source, said)
     config = PrepareConfig(input=[str(tmp_path / name) for name in names], source=SourceConfig(**source))
     remark = readers.remark_on_text(readers.plan(config)[0])
     assert remark is None if said is None else remark.startswith(said) and "--source.format file" in remark
+
+
+def test_lines_that_no_blank_line_divides_name_the_format_in_which_each_is_a_document(tmp_path):
+    """By `cloze prepare`, before the error that a single document may be."""
+    (tmp_path / "a.txt").write_text("One sentence. Another one.\nA second line.\n\n")
+    config = corpus.config(tmp_path, [tmp_path / "a.txt"], source=SourceConfig(format="lines"))
+    notes, progress = [], Silent()
+    progress.note = notes.append
+    with pytest.raises(UserError, match=r"found 1 document, expected at least 2.*\(--source.format says what one is\)"):
+        prepare(config, progress)
+    assert [note for note in notes if "found 1 document in all" in note and "--source.format documents" in note]
+    files, _ = readers.plan(config)
+    assert readers.remark_on_documents(files, 2) is None
+    documents = replace(config, source=SourceConfig(format="documents"))
+    assert readers.remark_on_documents(readers.plan(documents)[0], 1) is None
+    assert prepare(documents).counts["sentences"] == 3, "the sentences of a line are found as those of a text"
