@@ -183,7 +183,7 @@ COMMANDS = {
         "cloze.launch.tools.planning.config:PlanConfig",
         configs="pretrain",
         prepares=True,
-        checks="cloze.launch.pretrain.precheck:check_inputs",
+        checks="cloze.launch.pretrain.precheck:check_folders",
         listed=(_OBJECTIVES, ("device", "cloze.launch.system.data_sheets:NAMES")),
         main=("device", "gpus", "data", "model", *_RUN_FIELDS, "zero.stage", "price_per_hour"),
         examples=("cloze plan --config bert-base-phase1 --device a100-80gb --gpus 8 --price_per_hour 2",),

@@ -54,8 +54,8 @@ class TrainConfig:
     """Other global batch sizes, in consecutive phases; after the last phase global_batch_size applies."""
     micro_batch_size: int | Literal["auto"] | None = field(default=None, metadata=FREE)
     """Maximum samples in one forward and backward pass of one process: the largest such divisor of its share of a batch
-    is used, which does not change the gradient; auto: the most that fit, tried at the first start; null: auto on a GPU,
-    32 on a CPU."""
+    is used, which does not change the gradient; auto: the most that fit, tried at the first start, on a CPU up to 32
+    and only if memory could be short; null: auto on a GPU, 32 on a CPU."""
     sequence_length: int | None = field(default=None, metadata=FREE)
     """Longest sequence in tokens that the run accepts; shards with longer ones are refused; null: any."""
     memory_limit_gib: float | None = field(default=None, metadata=FREE)

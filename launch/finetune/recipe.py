@@ -71,6 +71,9 @@ class Finetuning(Recipe):
         """What the model is trained on: the examples, or features of them."""
         self._model_step = job.source.step
 
+    def open(self, process: Process, checkpoints: CheckpointManager, step: int | None) -> None:
+        """Nothing: model and examples have been read."""
+
     def choose_by_device(self, process: Process) -> None:
         """Nothing: the configuration names the size of a micro-batch, and layers are not compiled."""
 

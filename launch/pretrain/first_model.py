@@ -40,6 +40,22 @@ def build_model(config: PretrainConfig, objective: Objective | None = None) -> B
     return model
 
 
+def check_word_vectors(path: Path, width: int) -> None:
+    """Whether a file of word vectors can be read, and whether its first vector has the width of the embeddings.
+
+    Raises:
+        UserError: there is no such file, or the vector has another width.
+    """
+    with readable_errors(path), open(path, encoding="utf-8", errors="replace") as lines:
+        first = [next(lines, "").rstrip().split(" "), next(lines, "").rstrip().split(" ")]
+    _, *values = first[len(first[0]) == 2]  # the first line may hold the counts of words and dimensions
+    if values and len(values) != width:
+        raise UserError(
+            f"{path}:{1 + (len(first[0]) == 2)}: found {len(values)} numbers, expected {width}, the width of the "
+            "embeddings (model.hidden_size, or model.embedding_size where that is given)"
+        )
+
+
 def take_word_vectors(path: Path, tokenizer: Tokenizer, model: BertPreTrained, console: Console) -> None:
     """Copy word vectors from a file (`init_word_vectors`) into a newly initialized model; tokens without a vector keep
     theirs.

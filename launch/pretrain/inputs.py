@@ -10,6 +10,7 @@ from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.data import TrainingData, open_data, run_masking
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.making import make_objective, objective_facts
+from cloze.launch.pretrain.validation import HeldOut, held_out_samples
 from cloze.launch.run import runs
 from cloze.launch.system.own_classes import make, own_class
 from cloze.launch.training.callbacks import Callback
@@ -22,6 +23,7 @@ class RunInputs(NamedTuple):
 
     config: PretrainConfig
     data: TrainingData
+    held_out: list[HeldOut]
     objective: Objective
     callbacks: list[Callback]
     facts: runs.Facts
@@ -38,8 +40,11 @@ def open_inputs(config: PretrainConfig, world_size: int) -> RunInputs:
     run_masking(config, data)  # also checks that masking.* is not set for shards that hold their masks
     config = replace(config, model=model, train=config.train.on(world_size).for_size(encoder_weights(model)))
     config = replace(config, data_streams=choose_data_streams(config, world_size))
+    held_out = held_out_samples(config, data)
     objective = make_objective(config)
-    return RunInputs(config, data, objective, make_callbacks(config), {**data.facts, **objective_facts(objective)})
+    return RunInputs(
+        config, data, held_out, objective, make_callbacks(config), {**data.facts, **objective_facts(objective)}
+    )
 
 
 def make_callbacks(config: PretrainConfig) -> list[Callback]:

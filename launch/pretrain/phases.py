@@ -19,6 +19,7 @@ from cloze.launch.checkpoint import CheckpointManager, TrainState, checkpoint_st
 from cloze.launch.config import PretrainConfig
 from cloze.launch.config.marks import FIXED, marked
 from cloze.launch.engine.engine import Engine
+from cloze.launch.pretrain.precheck import check_source
 from cloze.launch.pretrain.vocabulary import OF_TOKENS, NewVocabulary, new_vocabulary
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
@@ -115,20 +116,16 @@ def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoi
         UserError: it is neither a run nor a model folder, or its vocabulary or shape differs from the new run's.
     """
     name = config.init_from or str(path)
+    check_source(path)
     if (path / runs.CONFIG).is_file():
         # Agreed among the ranks: the source may still be training, and all must take the same step.
         step, weights = read_weights(path, checkpoints.agree_on_latest(), checkpoints.warn)
         source = Source(path, runs.model_config(path), weights, step, name)
         tokenizer = path / runs.TOKENIZER
-    elif (path / "config.json").is_file():
+    else:
         shape, weights = load_pretrained(path)
         source = Source(path, shape, weights, None, name)
         tokenizer = path
-    else:
-        raise UserError(
-            f"init_from: found neither {runs.CONFIG} nor config.json in {name}, expected the "
-            "folder of a run of `cloze pretrain` or of a Hugging Face BERT"
-        )
     old = Tokenizer.from_folder(tokenizer)
     if old.fingerprint != manifest.tokenizer_fingerprint:
         source = _with_vocabulary(config, source, old, Tokenizer.from_folder(manifest.folder / runs.TOKENIZER))
@@ -277,10 +274,10 @@ def _check_parameters(model: nn.Module, source: Source) -> None:
 
 
 class Start:
-    """The start of a new run from `init_from`: weights before the engine is built, moments after.
+    """The start of a new run from `init_from`: the source is read and compared before anything is built, weights are
+    taken before the engine is built, moments after. Collective.
 
     Args:
-        model: newly initialized; it gets the source's weights.
         checkpoints: checkpoints of the new run.
 
     Raises:
@@ -291,7 +288,6 @@ class Start:
         self,
         config: PretrainConfig,
         manifest: Manifest,
-        model: nn.Module,
         checkpoints: CheckpointManager,
         console: Console,
     ) -> None:
@@ -301,17 +297,27 @@ class Start:
             path / runs.CHECKPOINTS, checkpoints.environment, checkpoints.device, warn=console.warn, run=checkpoints
         )
         self.source = read_source(config, path, manifest, theirs)
-        self.rows = take_weights(model, self.source)
+        self.rows: list[tuple[str, str]] = []
         self.moments: CheckpointManager | None = None  # the checkpoints with the moments
         self.elastic = False
         if config.init_optimizer:
             step = check_optimizer(config, self.source)
-            _check_parameters(model, self.source)
             self.moments = theirs
             self.elastic = self.moments.is_elastic(step)
-            if self.elastic:
-                console.say(f"{self.source} was saved by another number of processes: converting it")
-                self.moments.convert(step)
+
+    def take(self, model: nn.Module, console: Console) -> None:
+        """Copy the source's weights into a newly initialized model. Collective.
+
+        Raises:
+            UserError: the source lacks a part of the encoder, or moments of a parameter.
+        """
+        self.rows = take_weights(model, self.source)
+        if self.moments is None:
+            return
+        _check_parameters(model, self.source)
+        if self.elastic and self.source.step is not None:
+            console.say(f"{self.source} was saved by another number of processes: converting it")
+            self.moments.convert(self.source.step)
 
     def finish(self, engine: Engine, console: Console) -> TrainState:
         """Load the moments into the engine, and print what was taken and what starts anew.

@@ -19,6 +19,7 @@ from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.engine import Engine
 from cloze.launch.pretrain.data import TrainingData, run_masking
 from cloze.launch.pretrain.objectives import Objective
+from cloze.launch.pretrain.objectives.masked import MaskedTokens
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
@@ -26,6 +27,8 @@ from cloze.launch.system.devices import to_device
 from cloze.launch.system.environment import Environment, processes_on_this_machine
 from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
 from cloze.launch.training.objective import ModelOutput
+from cloze.model.config import BertConfig
+from cloze.model.flops import encoder_weights
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.loading.collate import concatenated
@@ -45,6 +48,12 @@ PROBE_RATE = 1e-4  # of the steps, whose weights are thrown away
 MIXED_BATCHES = 2
 # On a CPU the largest micro-batch is not the fastest: a layer's activations should stay in the caches.
 CPU_MICRO_BATCH = 32
+# An upper bound of what a process on a CPU needs, in fp32 values: for a parameter its weight, gradient, two moments,
+# copies and DeepSpeed's buffers; for a token in a layer those of the hidden size, those of the inner size, and
+# attention's probabilities for each head and token; for a predicted token rows of the vocabulary.
+_OF_PARAMETER, _OF_HIDDEN, _OF_INNER, _OF_PROBABILITY, _OF_PREDICTED = 10, 15, 5, 5, 5
+# Share of the memory up to which that bound makes a probe unnecessary.
+_ROOMY_SHARE = 0.5
 _LESS_MEMORY = "set train.gradient_checkpointing to all, raise zero.stage, or take a smaller model"
 
 
@@ -75,16 +84,68 @@ def resolve(
     if saved:
         chosen = max(size for size in candidates if size <= saved)
     elif config.train.micro_batch_size is None and device.type == "cpu":
-        chosen = max(size for size in candidates if size <= CPU_MICRO_BATCH)
+        chosen = max(_fast_on_cpu(candidates))
     else:
-        chosen = _search(config, data, objective, build_model, environment, device, candidates)
-        console.say(f"micro-batch: {chosen} sequences are the most that fit, of {data.max_length} tokens each")
+        chosen = _found(config, data, objective, build_model, environment, device, console, candidates)
     return with_micro_batch_size(config, chosen)
 
 
 def with_micro_batch_size(config: PretrainConfig, size: int) -> PretrainConfig:
     """The same configuration with this number."""
     return replace(config, train=replace(config.train, micro_batch_size=size))
+
+
+def _fast_on_cpu(candidates: list[int]) -> list[int]:
+    return [size for size in candidates if size <= CPU_MICRO_BATCH]
+
+
+def _found(
+    config: PretrainConfig,
+    data: TrainingData,
+    objective: Objective,
+    build_model: Callable[[], nn.Module],
+    environment: Environment,
+    device: torch.device,
+    console: Console,
+    candidates: list[int],
+) -> int:
+    """The size for auto: the most that fit by trial; on a CPU among those that are fast, and without a trial where
+    memory cannot matter. Collective.
+    """
+    given = config.train.memory_limit_gib
+    limit = None if given is None else int(given * 2**30)
+    memory: Memory
+    if device.type == "cuda":
+        memory = CudaMemory(device, limit)
+    else:
+        memory = HostMemory(processes_on_this_machine(environment), limit)
+        candidates = _fast_on_cpu(candidates)
+        most = most_bytes(config.model, data, run_masking(config, data), candidates[-1])
+        free = memory.limit() - memory.peak()
+        if given is None and type(objective) is MaskedTokens and _agree(most <= _ROOMY_SHARE * free, device):
+            console.say(
+                f"micro-batch: {candidates[-1]} sequences, without a trial: more are no faster on a CPU, and they need "
+                f"at most {most / 2**30:.1f} of {free / 2**30:.1f} GiB"
+            )
+            return candidates[-1]
+    chosen = _search(config, data, objective, build_model, environment, device, console, memory, candidates)
+    console.say(f"micro-batch: {chosen} sequences are the most that fit, of {data.max_length} tokens each")
+    return chosen
+
+
+def most_bytes(model: BertConfig, data: TrainingData, masking: RunMasking, size: int) -> int:
+    """An upper bound of the memory that a process on a CPU needs for `size` sequences of the maximum length."""
+    vocabulary, tokens = data.manifest.vocab_size, size * data.max_length
+    rows = 2 * vocabulary + model.max_position_embeddings  # untied, at most
+    parameters = encoder_weights(model) + rows * model.embedding_width
+    layer = (
+        _OF_HIDDEN * model.hidden_size
+        + _OF_INNER * model.intermediate_size * (1 + model.gated_feed_forward)
+        + _OF_PROBABILITY * model.num_attention_heads * data.max_length
+    )
+    predicted = min(1.0, MASKED_MARGIN * data.most_masked(masking)) * tokens
+    values = _OF_PARAMETER * parameters + tokens * model.num_hidden_layers * layer
+    return int(4 * (values + _OF_PREDICTED * predicted * vocabulary))
 
 
 def _search(
@@ -94,15 +155,12 @@ def _search(
     build_model: Callable[[], nn.Module],
     environment: Environment,
     device: torch.device,
+    console: Console,
+    memory: Memory,
     candidates: list[int],
 ) -> int:
-    given = config.train.memory_limit_gib
-    limit = None if given is None else int(given * 2**30)
-    memory = (
-        CudaMemory(device, limit)
-        if device.type == "cuda"
-        else HostMemory(processes_on_this_machine(environment), limit)
-    )
+    """The largest candidate that fits, by trial. Collective."""
+    console.say("micro-batch: building a model and an engine like the run's to try sizes")
     try:
         probe = build_probe(config, data, objective, build_model(), environment, device)
     except Exception as error:
@@ -112,8 +170,13 @@ def _search(
             "train.micro_batch_size: found no memory for the model and its optimizer alone, expected room "
             "for them and a micro-batch; raise zero.stage, or take a smaller model"
         ) from error
+
+    def run(size: int, agree: Callable[[bool], bool]) -> bool:
+        console.say(f"micro-batch: trying {size} sequence{'s' * (size > 1)} of {data.max_length} tokens")
+        return probe.run(size, agree)
+
     try:
-        return largest_that_fits(candidates, probe.run, memory, lambda fits: _agree(fits, device))
+        return largest_that_fits(candidates, run, memory, lambda fits: _agree(fits, device))
     finally:
         probe.release()
 

@@ -16,13 +16,13 @@ from cloze.launch.config.training import AUTO
 from cloze.launch.engine.engine import Engine
 from cloze.launch.pretrain.data import batch_warmup, cache_facts, open_training, read_once, run_masking
 from cloze.launch.pretrain.device_defaults import differences, facts_of, resolve_compile
-from cloze.launch.pretrain.first_model import build_model, take_word_vectors
+from cloze.launch.pretrain.first_model import build_model, check_word_vectors, take_word_vectors
 from cloze.launch.pretrain.inputs import RunInputs, open_inputs
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.phases import Start
 from cloze.launch.pretrain.probing import resolve
 from cloze.launch.pretrain.sources import Sources
-from cloze.launch.pretrain.validation import make_show, validation_sets
+from cloze.launch.pretrain.validation import make_show, open_validation, validation_sets
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.system.console import Console
@@ -64,12 +64,24 @@ class Pretraining(Recipe):
     objective: Objective
 
     def __init__(self, inputs: RunInputs) -> None:
-        self.config, self.data, self.objective, self.callbacks, self.facts = inputs
+        self.config, self.data, self.held_out, self.objective, self.callbacks, self.facts = inputs
         self.ema = self.config.ema
         if self.data.names:
             self.sources = Sources(self.data, self.config.streams, self.objective.pretraining_output)
         self._num_parameters = 0
         self._start: Start | None = None
+
+    def open(self, process: Process, checkpoints: CheckpointManager, step: int | None) -> None:
+        """Open the shards, and for a new run the weights that it starts from. Collective."""
+        config, data = self.config, self.data
+        self._training = open_training(config, data, process.environment, process.device)
+        if not self.held_out:
+            process.console.warn(f"{data.manifest.folder}: the validation split is empty; nothing is evaluated")
+        self._validation = open_validation(config, self.held_out, process)
+        if step is None and config.init_word_vectors:
+            check_word_vectors(Path(config.init_word_vectors), config.model.embedding_width)
+        if step is None and config.init_from:
+            self._start = Start(config, data.manifest, checkpoints, process.console)
 
     def choose_by_device(self, process: Process) -> None:
         """Choose kernels, compilation and the size of micro-batches. Collective."""
@@ -86,8 +98,8 @@ class Pretraining(Recipe):
         model = build_model(config, self.objective)
         if step is None and config.init_word_vectors:
             take_word_vectors(Path(config.init_word_vectors), self._tokenizer, model, console)
-        if step is None and config.init_from:
-            self._start = Start(config, self.data.manifest, model, checkpoints, console)
+        if self._start:
+            self._start.take(model, console)
             self.needs_conversion = self._start.elastic
         self._num_parameters = num_parameters(model)  # before ZeRO-3 partitions them
         return model
@@ -134,7 +146,7 @@ class Pretraining(Recipe):
     def make_evaluation(self, engine: Engine, process: Process, resumed: bool) -> Measure | None:
         """What measures the loss on the validation sets; also warns of a resume on another device. Collective."""
         self._compare_devices(process, resumed)
-        if sets := validation_sets(self.config, self.data, process):
+        if sets := validation_sets(self.config, self._validation, process):
             return partial(evaluate_sets, engine, self.objective, sets, process.device)
         return None
 
@@ -165,7 +177,7 @@ class Pretraining(Recipe):
         config, environment = self.config, process.environment
         return closing(
             BatchStream(
-                open_training(config, self.data, environment, process.device),
+                self._training,
                 global_batch_size=config.train.global_batch_size,
                 micro_batch_size=config.train.micro_batch,
                 rank=environment.rank,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.engine.engine import Engine
-from cloze.launch.pretrain.data import TrainingData, check_alike, check_data, open_cache, open_split
+from cloze.launch.pretrain.data import TrainingData, check_alike, check_manifest, open_cache, open_split
 from cloze.launch.pretrain.sample_predictions import SamplePredictions
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
@@ -16,55 +17,90 @@ from cloze.launch.training.evaluation import ValidationSet
 from cloze.launch.training.process import Process
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import evaluation_batches
+from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.stores.places import to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
-def validation_sets(config: PretrainConfig, data: TrainingData, process: Process) -> list[ValidationSet]:
-    """The validation sets: of the run's data, and `evaluation.sets`; empty if no document was held out. Collective.
+class HeldOut(NamedTuple):
+    """Held-out samples that a run is evaluated on."""
+
+    name: str | None
+    """Of the source in a mixture, or of the set in `evaluation.sets`; None: the run's only folder."""
+    manifest: Manifest
+    own: bool
+    """Whether they belong to the data that the run trains on."""
+
+
+def held_out_samples(config: PretrainConfig, data: TrainingData) -> list[HeldOut]:
+    """The validation splits of the run's data and of `evaluation.sets`, without empty ones.
 
     Raises:
         UserError: a set has another tokenizer, a field needs a validation split that is empty, or a masking rate is
         given although all shards hold their masks.
     """
-    folders = [(name, manifest, True) for name, manifest in zip(data.names or (None,), data.manifests, strict=True)]
+    found = [HeldOut(name, each, True) for name, each in zip(data.names or (None,), data.manifests, strict=True)]
     for name, path in config.evaluation.sets.items():
-        folders.append((name, check_data(to_place(path), config.model, config.train.sequence_length)[0], False))
-        check_alike([data.manifest], folders[-1][1], "evaluation.sets")
-    folders = [each for each in folders if each[1].splits["validation"].counts.get("samples")]
-    if not folders:
-        for name in ("keep_best", "patience", "target"):
-            if getattr(config.evaluation, name):
+        manifest = Manifest.load(to_place(path))
+        check_alike([data.manifest], manifest, "evaluation.sets")
+        check_manifest(manifest, config.model, config.train.sequence_length)
+        found.append(HeldOut(name, manifest, False))
+    found = [each for each in found if each.manifest.splits["validation"].counts.get("samples")]
+    if not found:
+        for field in ("keep_best", "patience", "target"):
+            if getattr(config.evaluation, field):
                 raise UserError(
-                    f"evaluation.{name}: found {getattr(config.evaluation, name)}, expected none: the "
+                    f"evaluation.{field}: found {getattr(config.evaluation, field)}, expected none: the "
                     f"validation split of {data.manifest.folder} is empty; prepare the data with one"
                 )
-        process.console.warn(f"{data.manifest.folder}: the validation split is empty; nothing is evaluated")
     rate = config.evaluation.masking_rate
-    if rate is not None and folders and all(manifest.mask_sets for _, manifest, _ in folders):
+    if rate is not None and found and all(each.manifest.mask_sets for each in found):
         raise UserError(
-            f"evaluation.masking_rate: found {rate} with shards in {folders[0][1].folder} that hold their "
+            f"evaluation.masking_rate: found {rate} with shards in {found[0].manifest.folder} that hold their "
             "masks, expected null; or prepare them with --masking.mode dynamic"
         )
+    return found
+
+
+def open_validation(
+    config: PretrainConfig, held_out: list[HeldOut], process: Process
+) -> list[tuple[HeldOut, ShardReader]]:
+    """The held-out samples with their readers. Collective.
+
+    Raises:
+        UserError: as `open_split`.
+    """
+    place = process.environment, process.device
+    return [(each, open_split(config, each.manifest.folder, "validation", *place)) for each in held_out]
+
+
+def validation_sets(
+    config: PretrainConfig, opened: list[tuple[HeldOut, ShardReader]], process: Process
+) -> list[ValidationSet]:
+    """The validation sets, in micro-batches of the run's size.
+
+    Args:
+        opened: as of `open_validation`.
+    """
     environment = process.environment
-    pooled = any(own for *_, own in folders)  # only the additional sets, if the data has no validation split
+    pooled = any(each.own for each, _ in opened)  # only the additional sets, if the data has no validation split
     return [
         ValidationSet(
-            name,
-            own or not pooled,
+            each.name,
+            each.own or not pooled,
             partial(
                 evaluation_batches,
-                open_split(config, manifest.folder, "validation", environment, process.device),
+                reader,
                 micro_batch_size=config.train.micro_batch,
                 rank=environment.rank,
                 world_size=environment.world_size,
                 max_samples=config.evaluation.samples,
                 segments=config.model.segments,
-                rate=rate,
+                rate=config.evaluation.masking_rate,
             ),
         )
-        for name, manifest, own in folders
+        for each, reader in opened
     ]
 
 

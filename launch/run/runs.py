@@ -220,6 +220,11 @@ def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
     return streams
 
 
+def has_checkpoints(folder: Path) -> bool:
+    """Whether a run in a folder has checkpoints, good or damaged, from which a start goes on."""
+    return any(path.suffix != ".tmp" for path in (folder / CHECKPOINTS).glob("step-*"))
+
+
 def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> None:
     """Refuse a folder that holds anything but an earlier part of this run.
 
@@ -248,7 +253,7 @@ def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> N
         facts,
         "choose another --output",
         repeated=None if is_url(shown) else folder / CONFIG,
-        states=any((folder / CHECKPOINTS).glob("step-*")),
+        states=has_checkpoints(folder),
     )
 
 

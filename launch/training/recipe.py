@@ -45,6 +45,15 @@ class Recipe(ABC):
     """Whether optimizer states are taken from a run of another world size; known after `build_model`."""
 
     @abstractmethod
+    def open(self, process: Process, checkpoints: CheckpointManager, step: int | None) -> None:
+        """Open and compare what else the run reads, which needs the other processes. Collective.
+
+        Args:
+            checkpoints: of this run.
+            step: of the checkpoint that the run goes on from; None: a new run.
+        """
+
+    @abstractmethod
     def choose_by_device(self, process: Process) -> None:
         """Make the choices that depend on the device. Collective."""
 
@@ -53,8 +62,7 @@ class Recipe(ABC):
         """The model with its first weights, alike on all ranks. Collective.
 
         Args:
-            checkpoints: of this run.
-            step: of the checkpoint whose weights replace these; None: a new run.
+            checkpoints, step: as of `open`; the weights of a checkpoint replace these.
         """
 
     @abstractmethod

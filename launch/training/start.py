@@ -54,7 +54,6 @@ def train(config: Kind, environment: Environment, *, open_recipe: OpenRecipe[Kin
     with stored(config, environment, console) as (local, place), open_recipe(local, environment, console) as recipe:
         deepspeed_config(recipe.config, environment.world_size)  # its errors, before anything is written
         with joined(recipe.config, recipe.facts, environment, console, place) as (process, stop):
-            recipe.choose_by_device(process)
             training = Training(recipe, process)
             with (
                 recorded(recipe.config, training.progress, process, stop, training.kept) as record,
@@ -74,7 +73,7 @@ class Training:
     """The parts of a run, built, and resumed from its newest checkpoint if there is one. Collective.
 
     Args:
-        recipe: of the run, with the choices by the device made.
+        recipe: of the run, with its inputs open.
 
     Raises:
         UserError: as `open_checkpoints`, `Engine` and the methods of the recipe.
@@ -83,6 +82,8 @@ class Training:
     def __init__(self, recipe: Recipe, process: Process) -> None:
         self.recipe, self.process = recipe, process
         self.checkpoints, step, elastic = open_checkpoints(recipe.config, recipe.facts, process)
+        recipe.open(process, self.checkpoints, step)  # before the choices, which may try sizes for minutes
+        recipe.choose_by_device(process)
         process.console.say("building the model and DeepSpeed's engine")  # which may take long
         model = recipe.build_model(process, self.checkpoints, step)
         config = recipe.config

@@ -257,6 +257,7 @@ def test_a_missing_shard_is_found_by_one_process_and_reported_by_all(data, tmp_p
     output = train(broken, tmp_path / "run", processes=2, status=2)
     assert output.count("shard-00001.arrow: found no such shard") == 1, output
     assert "found a process that could not find the shards" in output and "Traceback" not in output
+    assert "building" not in output, "the data is opened before anything is built"
 
 
 def test_a_folder_that_holds_another_run(data, finished, tmp_path, capsys):

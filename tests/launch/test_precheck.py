@@ -23,6 +23,9 @@ REFUSED = [
     ("plan --device a100-40 --train.sequence_length 128", "did you mean a100-40gb?"),
     ("plan --device h100", "plan: found neither data nor train.sequence_length"),
     ("plan --device h100 --data nowhere", "nowhere: found no manifest.json"),
+    ("pretrain --config bert-base-phase2 --data SHARDS --output o", "init_from: found no folder runs/bert-base-phase1"),
+    ("pretrain --data SHARDS --output o --init_from MODEL", "init_from: found neither config.yaml nor config.json in"),
+    ("pretrain --data SHARDS --output o --init_word_vectors v.txt", "init_word_vectors: found no file v.txt"),
     ("plan --config nosuch", "--config: found no file 'nosuch'"),
     ("pretrain --data nowhere --output o --processes 2", "nowhere: found no manifest.json"),
     ("finetune --config tiny", "; tiny is the name of one in configs/model and configs/pretrain"),
@@ -68,12 +71,15 @@ def test_what_is_not_there_is_refused_without_torch(tmp_path):
     (tmp_path / "file.tsv").write_text("sentence\tlabel\n")
     (tmp_path / "model").mkdir()
     (tmp_path / "runs").mkdir()
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "manifest.json").touch()
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "config.json").write_text("{}")
     (tmp_path / "x.conll").write_text("Rain O\n")
     (tmp_path / "list.json").write_text('[\n{"question": "?", "context": "Rain."}]')
     (tmp_path / "squad.json").write_text('{"version": "1.1", "data": []}')
     places = {"FILE": [str(tmp_path / "file.tsv")], "MODEL": [str(tmp_path / "model")]}
+    places["SHARDS"] = [str(tmp_path / "shards")]
     places["REAL"] = [str(tmp_path / "real")]
     places["MODEL/none"] = [str(tmp_path / "model" / "none")]
     places["FINETUNE"] = [word for each in FINETUNE for word in places.get(each, [each])]

@@ -5,16 +5,22 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import yaml
 
 from cloze.launch import cli
+from cloze.launch.commands import parse
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain import probing
+from cloze.launch.pretrain.first_model import build_model
+from cloze.launch.pretrain.inputs import open_inputs
 from cloze.launch.pretrain.objectives.masked import MaskedTokens
 from cloze.launch.pretrain.probing import MIXED_BATCHES, SPARE_SHARE, HostMemory, Probe, ProbeBatches, largest_that_fits
+from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
 from cloze.model.config import BertConfig
@@ -140,7 +146,9 @@ def test_a_model_that_does_not_fit_alone_ends_in_one_line(monkeypatch):
 
     monkeypatch.setattr(probing, "build_probe", full)
     with pytest.raises(UserError, match="found no memory for the model and its optimizer alone.*raise zero.stage"):
-        probing._search(PretrainConfig("", ""), None, None, lambda: None, Environment(), torch.device("cpu"), [1])
+        probing._search(
+            PretrainConfig("", ""), None, None, lambda: None, Environment(), torch.device("cpu"), Console(), None, [1]
+        )
 
 
 def _rank(rank: int, limits: list[int], port: int, results) -> None:
@@ -253,8 +261,10 @@ def full_from_four(command: list[str]) -> int:
 @pytest.mark.parametrize("stage", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_all_back_off_where_one_rank_runs_out_of_memory_and_train_as_without_the_probe(tmp_path, stage):
     data, given = make_shards(tmp_path / "data"), ("--train.max_steps", "1", "--zero.stage", stage)
-    arguments = pretrain_arguments(data, tmp_path / "run", *given, "--train.micro_batch_size", "auto")
-    output = finish(ForkedRun(arguments, 2, full_from_four))
+    limited = ("--train.micro_batch_size", "auto", "--train.memory_limit_gib", "8")  # otherwise none would be tried
+    output = finish(ForkedRun(pretrain_arguments(data, tmp_path / "run", *given, *limited), 2, full_from_four))
+    tried = [int(size) for size in re.findall(r"micro-batch: trying (\d+) sequences? of 32 tokens", output)]
+    assert tried == [1, 2, 4, 8][: len(tried)] and len(tried) > 2
     assert "micro-batch: 2 sequences are the most that fit" in output and "complete at step 1" in output
     train(data, tmp_path / "other", *given, "--train.micro_batch_size", "2", processes=2)
     assert_same_weights(weights(tmp_path / "run"), weights(tmp_path / "other"))
@@ -264,3 +274,45 @@ def test_a_limit_that_nothing_fits_ends_in_one_line(tmp_path):
     data = make_shards(tmp_path / "data")
     output = train(data, tmp_path / "run", *LARGER, "--train.memory_limit_gib", "0.1", status=2)
     assert "train.micro_batch_size: found no size that fits" in output and "Traceback" not in output
+
+
+def test_nothing_is_tried_on_a_cpu_where_memory_cannot_matter(tmp_path, monkeypatch, capsys):
+    config = parse("pretrain", pretrain_arguments(make_shards(tmp_path / "data"), tmp_path / "run", *LARGER)[1:])
+    inputs = open_inputs(config, 1)
+    monkeypatch.setattr(probing.distributed, "from_main", lambda number, device: number)
+    monkeypatch.setattr(probing, "_agree", lambda fits, device: fits)
+
+    def found(free: int) -> int:
+        monkeypatch.setattr(probing, "available_bytes", lambda: free)
+        build = partial(build_model, inputs.config, inputs.objective)
+        arguments = (inputs.config, inputs.data, inputs.objective, build, Environment(), torch.device("cpu"), Console())
+        return probing.resolve(*arguments).train.micro_batch_size
+
+    assert found(8 << 30) == probing.CPU_MICRO_BATCH
+    said = capsys.readouterr().out
+    assert "micro-batch: 32 sequences, without a trial: more are no faster on a CPU" in said and "trying" not in said
+    monkeypatch.setattr(probing, "_search", lambda *arguments: arguments[-1][0])
+    assert found(1 << 20) == 1, "sizes are tried where memory may be short"
+
+
+def test_the_bound_of_memory_is_one(tmp_path):
+    """A step of a model takes less, in a process of its own, than what lets a trial be left out."""
+    config = parse("pretrain", pretrain_arguments(make_shards(tmp_path / "data"), tmp_path / "run", *LARGER)[1:])
+    inputs = open_inputs(config, 1)
+    model = replace(inputs.config.model, hidden_size=512, intermediate_size=2048)
+    bound = probing.most_bytes(model, inputs.data, probing.run_masking(inputs.config, inputs.data), 32)
+    with FORKSERVER.Pool(1) as pool:
+        assert 0.3 * bound < pool.apply(_bytes_of_a_step, (model, 32, inputs.data.max_length)) < bound
+
+
+def _bytes_of_a_step(model: BertConfig, size: int, length: int) -> int:
+    before = peak_bytes()
+    objective = MaskedTokens(PretrainConfig("", "", model=model))
+    network = objective.build_model()
+    optimizer = torch.optim.AdamW(network.parameters())
+    (batch, *_) = ProbeBatches(length, [0] * length + [1], model.vocab_size, 0.3, torch.device("cpu")).of(size)
+    for _ in range(2):
+        output = network(**batch, dropout_seed=0)
+        (output.mlm_losses.sum() + output.next_sentence_losses.sum()).backward()
+        optimizer.step()
+    return peak_bytes() - before
