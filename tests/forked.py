@@ -29,6 +29,7 @@ FORKSERVER.set_forkserver_preload(
         "tests.forked",
         "pytest",
         "torch._dynamo",  # which torch's optimizers import at their first use
+        "matplotlib.backends.backend_agg",  # which draws the confusions of a fine-tuning
         "cloze.launch.pretrain.command",
         "cloze.launch.finetune.command",
     ]

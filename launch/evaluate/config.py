@@ -7,6 +7,7 @@ from typing import Literal
 
 from cloze.launch.config.checks import at_least
 from cloze.launch.config.model import ModelConfig
+from cloze.launch.system.pictures import check_ending
 from cloze.pipeline.errors import UserError
 
 
@@ -58,8 +59,7 @@ class EvaluateConfig(ModelConfig):
                 "every_checkpoint: found true with step, json or picture, expected it alone: results are "
                 "written to RUN/evaluate-SUITE"
             )
-        if self.picture and not self.picture.endswith((".png", ".pdf", ".svg")):
-            raise UserError(f"picture: found {self.picture}, expected a name that ends in .png, .pdf or .svg")
+        check_ending("picture", self.picture)
         if self.picture and self.suite != "blimp":
             raise UserError(f"picture: found {self.picture} with suite {self.suite}, expected none: only blimp has one")
         if self.suite == "glue" and self.output is None:

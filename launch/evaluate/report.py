@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from cloze.launch.system.console import Console
+from cloze.launch.system.pictures import new_figure, save
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 
@@ -67,11 +68,9 @@ def write_json(path: Path, result: Fields) -> None:
 
 
 def draw(path: Path, title: str, result: Fields) -> None:
-    """Draw bars of the phenomena, sorted from the bottom, and their mean; needs matplotlib (precheck.py)."""
-    from matplotlib.figure import Figure
-
+    """Draw bars of the phenomena, sorted from the bottom, and their mean."""
     phenomena = dict(sorted(result["phenomena"].items(), key=lambda item: item[1]))
-    figure = Figure(figsize=(8, 1.2 + 0.32 * len(phenomena)), layout="constrained")
+    figure = new_figure(8, 1.2 + 0.32 * len(phenomena))
     axes = figure.add_subplot()
     axes.barh([name.replace("_", " ") for name in phenomena], list(phenomena.values()), color="#4477aa")
     for place, value in enumerate(phenomena.values()):
@@ -82,9 +81,7 @@ def draw(path: Path, title: str, result: Fields) -> None:
     axes.set_title(f"{title}: mean of phenomena {mean:.2f}%", fontsize=10)
     axes.set_xlim(0, 100)
     axes.set_xlabel("pairs whose good sentence is the more probable, %")
-    with readable_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def scalars(suite: str, result: Fields) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from cloze.launch.finetune.glue import submission, submission_names
 from cloze.launch.finetune.job import Job
 from cloze.launch.finetune.kind import Kind
 from cloze.launch.finetune.models import head_options
+from cloze.launch.finetune.pictures import draw_confusion
 from cloze.launch.pretrained.source import FINGERPRINT, warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
@@ -32,6 +34,7 @@ from cloze.launch.run.stored import StoredRun
 from cloze.launch.system import distributed
 from cloze.launch.system.console import figure
 from cloze.launch.system.environment import Environment
+from cloze.launch.system.pictures import can_draw
 from cloze.launch.training.loop import Loop
 from cloze.launch.training.process import Process
 from cloze.model.bert import BertPreTrained
@@ -168,13 +171,16 @@ def _send(run: StoredRun, patience: Patience, beat: Callable[[], None]) -> None:
 
 
 def where(config: FinetuneConfig, task: Task, kind: Kind, run: StoredRun | None) -> list[str]:
-    """The last lines of a run: the paths of its model, results and mistakes, and a command to use the model."""
+    """The last lines of a run: the paths of its files, and a command to use the model."""
     output = run.place if run else Path(config.output)
     command = kind.next_command(config, task).format(run=shlex.quote(str(output)))
+    folder = run.folder if run else Path(config.output)
+    drawn = sorted((folder / PREDICTIONS).glob("validation-confusion*.png"))
     return [
         f"model     {output / runs.MODEL}",
         f"results   {output / RESULTS}, {output / PREDICTIONS / 'validation.jsonl'}",
         f"mistakes  {output / PREDICTIONS / 'validation-mistakes.md'}",
+        *(f"confusion {output / PREDICTIONS / picture.name}" for picture in drawn),
         f"next      cloze {command}",
     ]
 
@@ -193,11 +199,17 @@ def _json(prediction: Fields) -> str:
 
 
 def _write_predictions(folder: Path, name: str, examples: Examples, outputs: np.ndarray) -> list[Fields]:
-    """Write one JSON object per line; if the examples have labels, also a page with confusions and the worst errors."""
+    """Write one JSON object per line; if the examples have labels, also a page with confusions and the worst errors,
+    and with matplotlib pictures of the confusions.
+    """
     predictions = examples.predictions(outputs)
     publish_text(folder / f"{name}.jsonl", "".join(_json(each) + "\n" for each in predictions))
     if examples.labelled:
         publish_text(folder / f"{name}-mistakes.md", error_analysis.page(examples, predictions))
+        if can_draw():
+            for title, matrix in examples.kind.matrices(predictions).items():
+                file = re.sub(r"[^\w.-]", "_", title.replace(" ", "-", 1))
+                draw_confusion(matrix, f"{name}: {title}", folder / f"{name}-{file}.png")
     return predictions
 
 

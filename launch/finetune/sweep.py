@@ -15,10 +15,10 @@ from cloze.launch.finetune.job import Job
 from cloze.launch.parsing import parse
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import EXIT_REQUEUE
+from cloze.launch.run.sweep_pictures import DrawnSetting, draw_sweep
 from cloze.launch.run.sweeps import (
     Run,
     best_of,
-    check_pictures,
     combinations,
     file_of,
     last_line,
@@ -30,6 +30,7 @@ from cloze.launch.run.sweeps import (
 )
 from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import visible_gpus
+from cloze.launch.system.pictures import check_library
 from cloze.launch.training.process import EXIT_COMPLETE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -56,7 +57,7 @@ def sweep(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> 
     Raises:
         UserError: a setting or a file is wrong, or the folder holds the runs of another sweep.
     """
-    check_pictures("seeds")
+    check_library("seeds")
     console, folder = Console(), Path(config.output)
     planned = _plan(config, read_job)
     summary = reach_end(
@@ -65,7 +66,7 @@ def sweep(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> 
         visible_gpus() or [""],
         console,
         lambda: summarize(config, planned),
-        lambda summary: draw(summary, folder / PICTURE),
+        lambda summary: draw(summary, planned, folder / PICTURE),
     )
     if summary is None:
         return EXIT_REQUEUE
@@ -215,18 +216,11 @@ def show(summary: Fields, console: Console) -> None:
         )
 
 
-def draw(summary: Fields, path: Path) -> None:
-    """Draw one point per run, one column per setting, and a line at each median."""
-    from matplotlib.figure import Figure
-
-    settings = summary["settings"]
-    figure = Figure(figsize=(max(4.0, 1.6 * len(settings)), 4.0), layout="constrained")
-    axes = figure.subplots()
-    for column, each in enumerate(settings):
-        if measured := each["metrics"].get(f"validation/{summary['metric']}"):
-            axes.plot([column] * measured["n"], list(measured["values"].values()), "o", alpha=0.6, color="tab:blue")
-            axes.hlines(measured["median"], column - 0.25, column + 0.25, color="tab:orange")
-    axes.set_xticks(range(len(settings)), [named(each["settings"]).replace(", ", "\n") for each in settings])
-    axes.set_ylabel(f"validation {summary['metric']}")
-    axes.set_title(f"{summary['task']}: each run, and the median")
-    figure.savefig(path, dpi=120)
+def draw(summary: Fields, planned: list[Run], path: Path) -> None:
+    """Draw the metric of the validation file over the steps and at each run's best checkpoint, by setting."""
+    metric, by_name = f"validation/{summary['metric']}", {run.name: run for run in planned}
+    drawn = [
+        DrawnSetting(each["settings"], [by_name[name] for name in each["runs"]], each["metrics"].get(metric))
+        for each in summary["settings"]
+    ]
+    draw_sweep(path, metric, "at the best checkpoint", summary["best"]["median"]["value"], drawn)

@@ -10,10 +10,11 @@ from cloze.launch.predict.blanks import ScoreConfig
 from cloze.launch.predict.config import Input
 from cloze.launch.predict.files import write_results
 from cloze.launch.predict.operation import Result, Row, plain
-from cloze.launch.predict.output import as_json, draw_attention, encoded, print_table, wants_table
+from cloze.launch.predict.output import as_json, encoded, print_table, wants_table
+from cloze.launch.predict.pictures import Points, draw_attention
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.rows import read_rows
-from cloze.launch.predict.vectors import FeaturesConfig, WordInContext
+from cloze.launch.predict.vectors import EmbedConfig, FeaturesConfig, WordInContext
 from cloze.launch.pretrained.finding import model_path
 from cloze.launch.system.console import Console, counting, figure
 from cloze.pipeline.errors import UserError
@@ -31,13 +32,23 @@ def predict(config: Input) -> int:
     console = Console()
     cut: Counter[str] = Counter()
     results = _answered(predictor, config, cut)
+    points = None
+    if isinstance(config, EmbedConfig) and config.picture:
+        points = Points(Path(config.picture), config.colour_column)
+        results = points.noting(results)
     if config.output:
         with counting("texts") as done:
             noted = ((done(), *pair)[1:] for pair in results)
             number = write_results(Path(config.output), config, predictor.loaded, noted)
         console.say(f"wrote {number:,} results to {config.output}")
+    elif points:
+        with counting("texts") as done:
+            for _ in results:
+                done()
     else:
         _print(config, results)
+    if points:
+        console.say(points.draw())
     if tokens := cut.total():
         longest = predictor.loaded.encoder.truncation.max_length
         console.warn(f"{tokens:,} tokens of texts beyond the {longest} that the model reads were truncated")

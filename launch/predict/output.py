@@ -1,4 +1,4 @@
-"""Output of results: JSON objects, tables, a picture of attention."""
+"""Output of results: JSON objects, tables."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ import json
 import math
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from cloze.launch.predict.operation import Operation, Result, Row, plain
-from cloze.launch.predict.vectors import Attentions
 from cloze.launch.system.console import Output
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import publishing
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-_LARGEST_PICTURE_INCHES = 100  # maximum side, 10,000 pixels: many viewers fail beyond
 
 
 def as_json(operation: Operation, row: Row, result: Result) -> Fields:
@@ -69,38 +64,6 @@ def encoded(value: object) -> str:
             f"the model's result: found a number that is not finite ({error}), expected numbers; the "
             "model's weights or precision overflow on this text"
         ) from error
-
-
-def draw_attention(attention: Attentions, path: Path) -> None:
-    """Draw all heads: one row per layer, one column per head; dark where a token (row) attends to another (column).
-
-    Raises:
-        UserError: matplotlib is missing, or does not know the picture's format.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError(
-            f"attention: found no matplotlib, expected it for pictures; {how_to_install('pictures')}"
-        ) from None
-    layers, heads, length, _ = attention.weights.shape
-    side = min(max(1.6, 0.16 * length), _LARGEST_PICTURE_INCHES / max(layers, heads))
-    figure = Figure(figsize=(side * heads + 1, side * layers + 1), layout="constrained")
-    panels = figure.subplots(layers, heads, squeeze=False)
-    size = min(7.0, 60 * side / length)  # font size in points: as high as a row
-    for layer in range(layers):
-        for head in range(heads):
-            panel = panels[layer, head]
-            panel.imshow(attention.weights[layer, head], cmap="Blues", vmin=0, vmax=1)
-            panel.set_title(f"layer {layer + 1} head {head + 1}", fontsize=7)
-            # Escape dollars, which would begin a formula.
-            panel.set_xticks(range(length), attention.tokens, rotation=90, fontsize=size, parse_math=False)
-            panel.set_yticks(range(length), attention.tokens, fontsize=size, parse_math=False)
-    with publishing(path) as aside:
-        try:
-            figure.savefig(aside, format=path.suffix[1:] or "png", dpi=100)
-        except ValueError as error:
-            raise UserError(f"attention: found {path}, expected a picture such as heads.png ({error})") from error
 
 
 def wants_table(config: Any) -> bool:

@@ -10,14 +10,18 @@ from cloze.launch.parsing import words_first
 from cloze.launch.predict.config import Input
 from cloze.launch.predict.rows import check_file
 from cloze.launch.pretrained.precheck import check_used
+from cloze.launch.system.pictures import check_library
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.untrusted import load_yaml
 
 
 def check_inputs(config: Input) -> None:
-    """Raise UserError for a missing model or file of texts."""
+    """Raise UserError for a missing model or file of texts, or a picture without matplotlib."""
     check_used(config)
     check_file(config)
+    for name in ("attention", "picture"):
+        if getattr(config, name, None):
+            check_library(name)
 
 
 def check_words(words: list[str]) -> None:

@@ -76,7 +76,7 @@ OPERATIONS = {
         "cloze.launch.predict.vectors:Embed",
         "one vector for each text",
         "cloze.launch.predict.vectors:EmbedConfig",
-        ("pair", "pooling", "dimensions"),
+        ("pair", "pooling", "dimensions", "picture"),
         ("cloze predict embed runs/small --file texts.txt --output vectors.npy",),
     ),
     "features": OperationEntry(

@@ -10,6 +10,7 @@ from cloze.launch.predict.config import Input, PairInput, typed_text
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value, shown_vector
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
+from cloze.launch.system.pictures import check_ending
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.launch.texts.vectors import normalized
 from cloze.pipeline.errors import UserError
@@ -117,6 +118,24 @@ class EmbedConfig(Embed, PairInput):
     output: str | None = None
     """File for the vectors: *.npy, an array (texts, hidden) fp32; *.parquet, *.csv, *.tsv: with the input table's
     columns; *.jsonl: JSON objects; null: they are printed."""
+    picture: str | None = None
+    """Image file (*.png, *.pdf, *.svg) for the two principal components of the vectors, one point per text; the vectors
+    are then not printed."""
+    colour_column: str | None = None
+    """Column of the table by whose values the points of the picture are coloured; null: all have one colour."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ending("picture", self.picture)
+        if self.colour_column and not self.picture:
+            raise UserError(
+                f"colour_column: found {self.colour_column} without a picture, expected none; name the image with "
+                "--picture"
+            )
+        if self.colour_column and not self.file:
+            raise UserError(
+                f"colour_column: found {self.colour_column} without a table, expected none; name the table with --file"
+            )
 
 
 @dataclass(frozen=True)
@@ -213,6 +232,7 @@ class FeaturesConfig(Features, PairInput):
                 f"output: found {self.output} with {'word' if self.word else 'attention'}, expected null: "
                 "the vectors of all tokens are written; leave --output out"
             )
+        check_ending("attention", self.attention)
         super().__post_init__()
 
 

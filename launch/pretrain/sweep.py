@@ -18,11 +18,11 @@ from cloze.launch.parsing import parse
 from cloze.launch.pretrain.inputs import open_inputs
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import EXIT_REQUEUE
+from cloze.launch.run.sweep_pictures import DrawnSetting, draw_sweep
 from cloze.launch.run.sweeps import (
     RESULTS,
     Run,
     best_of,
-    check_pictures,
     combinations,
     file_of,
     last_line,
@@ -34,6 +34,7 @@ from cloze.launch.run.sweeps import (
 )
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, visible_gpus
+from cloze.launch.system.pictures import check_library
 from cloze.launch.training.process import EXIT_COMPLETE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -85,7 +86,7 @@ def sweep(config: SweepConfig, environment: Environment) -> int:
         )
     if is_url(config.output):
         raise UserError(f"output: found {config.output}, expected a folder: the runs of a sweep lie on one file system")
-    check_pictures("grid")
+    check_library("grid")
     planned, folder, console = plan(config), Path(config.output), Console()
     if config.run is not None:
         if not 0 <= config.run < len(planned):
@@ -101,7 +102,7 @@ def sweep(config: SweepConfig, environment: Environment) -> int:
         devices or [""],
         console,
         lambda: summarize(config, planned),
-        lambda summary: draw(summary["metric"], planned, folder / PICTURE),
+        lambda summary: draw(summary, planned, folder / PICTURE),
     )
     if summary is None:
         return EXIT_REQUEUE
@@ -215,26 +216,11 @@ def show(summary: Fields, console: Console) -> None:
     console.say(f"best: {named(summary['best']['settings'])}, {shown(summary['best']['value'])}")
 
 
-def draw(metric: str, planned: list[PretrainingRun], path: Path) -> None:
-    """Draw the metric over the steps, one line per run, settings by colour."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.0, 5.0), layout="constrained")
-    axes = figure.subplots()
-    colours: dict[str, str] = {}
-    for run in planned:
-        if not (run.folder / runs.METRICS).is_file():
-            continue
-        name = named(_settings(run))
-        points = [
-            (line["step"], line[metric]) for line in runs.read_metrics(run.folder) if line.get(metric) is not None
-        ]
-        if not points:
-            continue
-        label = None if name in colours else name
-        colour = colours.setdefault(name, f"C{len(colours)}")
-        axes.plot(*zip(*points, strict=True), color=colour, label=label)
-    axes.set_xlabel("step")
-    axes.set_ylabel(metric)
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
+def draw(summary: Fields, planned: list[PretrainingRun], path: Path) -> None:
+    """Draw the metric over the steps and its last values, by setting."""
+    by_name = {run.name: run for run in planned}
+    drawn = [
+        DrawnSetting(each["settings"], [by_name[name] for name in each["runs"]], each["measured"])
+        for each in summary["settings"]
+    ]
+    draw_sweep(path, summary["metric"], "at the end", summary["best"]["value"], drawn)

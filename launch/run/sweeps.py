@@ -19,7 +19,6 @@ from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import child_variables
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
 
@@ -230,13 +229,3 @@ def named(settings: dict[str, str]) -> str:
 def shown(value: float | None) -> str:
     """A value as text for tables."""
     return "-" if value is None or math.isnan(value) else figure(value)
-
-
-def check_pictures(name: str) -> None:
-    """Raise UserError, naming the field that asks for a picture, if matplotlib is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UserError(
-            f"{name}: found no matplotlib, expected it for the picture; {how_to_install('pictures')}"
-        ) from None

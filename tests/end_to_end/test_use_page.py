@@ -22,6 +22,7 @@ def folder(tmp_path_factory):
     save_model(base / "runs" / "swag" / "model", "BertForMultipleChoice")
     save_model(base / "runs" / "squad" / "model", "BertForQuestionAnswering")
     (base / "sentences.txt").write_text("the sky is blue\nthe sea is blue\n")
+    (base / "sentences.csv").write_text("text,topic\nthe sky is blue,air\nthe sea is blue,water\nthe cat sat,cats\n")
     (base / "reviews.csv").write_text('number,review\n1,"a good film, and\na bad one"\n')
     return base
 

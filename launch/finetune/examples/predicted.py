@@ -10,10 +10,33 @@ from collections import Counter
 
 from cloze.pipeline.fields import Fields
 
-_MOST_CLASSES = 30  # a larger confusion matrix is unreadable: its largest cells are listed instead
+MOST_CLASSES = 30  # a larger confusion matrix is unreadable: its largest cells are listed instead
 
 Scores = tuple[str, list[int], list[float]]
 """Name of a class, whether each example is of it (0, 1), and its probability."""
+
+
+class Confusion:
+    """How often each class was predicted for each true class.
+
+    Args:
+        counts: by true and predicted class.
+        labels: all classes in their order; the matrix has those that occur.
+    """
+
+    def __init__(self, counts: Counter[tuple[str, str]], labels: list[str]) -> None:
+        found = {name for pair in counts for name in pair}
+        self.counts, self.labels = counts, [label for label in labels if label in found]
+
+    def table(self) -> str:
+        """A table in Markdown, true classes in rows and predicted ones in columns; with very many classes the most
+        confused pairs.
+        """
+        if len(self.labels) > MOST_CLASSES:
+            wrong = [(pair, count) for pair, count in self.counts.most_common() if pair[0] != pair[1]][:MOST_CLASSES]
+            return markdown(["true", "predicted", "examples"], [[*pair, str(count)] for pair, count in wrong])
+        rows = [[true, *(str(self.counts[true, guessed]) for guessed in self.labels)] for true in self.labels]
+        return markdown(["true \\ predicted", *self.labels], rows)
 
 
 class Prediction:
@@ -25,9 +48,14 @@ class Prediction:
         raise NotImplementedError
 
     @classmethod
+    def matrices(cls, predictions: list[Fields]) -> dict[str, Confusion]:
+        """Confusion matrices by name."""
+        return {}
+
+    @classmethod
     def confusions(cls, predictions: list[Fields]) -> dict[str, str]:
         """Confusion tables in Markdown by name."""
-        return {}
+        return {name: matrix.table() for name, matrix in cls.matrices(predictions).items()}
 
     @classmethod
     def binary_scores(cls, predictions: list[Fields]) -> Scores | None:
@@ -43,8 +71,9 @@ class OneClass(Prediction):
         return None if each["label"] == each["prediction"] else 1 - each["probabilities"][each["label"]]
 
     @classmethod
-    def confusions(cls, predictions: list[Fields]) -> dict[str, str]:
-        return {"confusion": _confusion(Counter((each["label"], each["prediction"]) for each in predictions))}
+    def matrices(cls, predictions: list[Fields]) -> dict[str, Confusion]:
+        counts = Counter((each["label"], each["prediction"]) for each in predictions)
+        return {"confusion": Confusion(counts, list(predictions[0]["probabilities"]))}
 
     @classmethod
     def binary_scores(cls, predictions: list[Fields]) -> Scores | None:
@@ -68,12 +97,12 @@ class ClassOfEachColumn(Prediction):
         return max(1 - each["probabilities"][column][label] for column, label in each["label"].items())
 
     @classmethod
-    def confusions(cls, predictions: list[Fields]) -> dict[str, str]:
+    def matrices(cls, predictions: list[Fields]) -> dict[str, Confusion]:
         return {
-            f"confusion {column}": _confusion(
-                Counter((each["label"][column], each["prediction"][column]) for each in predictions)
+            f"confusion {column}": Confusion(
+                Counter((each["label"][column], each["prediction"][column]) for each in predictions), list(labels)
             )
-            for column in predictions[0]["label"]
+            for column, labels in predictions[0]["probabilities"].items()
         }
 
 
@@ -95,8 +124,8 @@ class Labels(Prediction):
             cells = Counter((name in true, name in guessed) for true, guessed in sides)
             counts = [cells[cell] for cell in ((True, True), (True, False), (False, True), (False, False))]
             rows.append((name, counts))
-        if len(rows) > _MOST_CLASSES:
-            rows = sorted(rows, key=lambda row: -row[1][1] - row[1][2])[:_MOST_CLASSES]
+        if len(rows) > MOST_CLASSES:
+            rows = sorted(rows, key=lambda row: -row[1][1] - row[1][2])[:MOST_CLASSES]
         header = ["label", "true and predicted", "true, not predicted", "predicted, not true", "neither"]
         return {"confusion": markdown(header, [[name, *map(str, counts)] for name, counts in rows])}
 
@@ -132,12 +161,9 @@ class Tags(Prediction):
         )
 
     @classmethod
-    def confusions(cls, predictions: list[Fields]) -> dict[str, str]:
-        return {
-            "confusion": _confusion(
-                Counter(pair for each in predictions for pair in zip(each["label"], each["prediction"], strict=True))
-            )
-        }
+    def matrices(cls, predictions: list[Fields]) -> dict[str, Confusion]:
+        counts = Counter(pair for each in predictions for pair in zip(each["label"], each["prediction"], strict=True))
+        return {"confusion": Confusion(counts, sorted({name for pair in counts for name in pair}))}
 
 
 class Answer(Prediction):
@@ -154,19 +180,6 @@ class Ranks(Prediction):
     @classmethod
     def error_size(cls, each: Fields) -> float | None:
         return each["rank_error"] or None
-
-
-def _confusion(counts: Counter[tuple[str, str]]) -> str:
-    """Confusion matrix, true classes in rows and predicted ones in columns; with very many classes the most confused
-    pairs.
-    """
-    names = sorted({name for pair in counts for name in pair})
-    if len(names) > _MOST_CLASSES:
-        wrong = [(pair, count) for pair, count in counts.most_common() if pair[0] != pair[1]][:_MOST_CLASSES]
-        return markdown(["true", "predicted", "examples"], [[*pair, str(count)] for pair, count in wrong])
-    return markdown(
-        ["true \\ predicted", *names], [[true, *(str(counts[true, guessed]) for guessed in names)] for true in names]
-    )
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:

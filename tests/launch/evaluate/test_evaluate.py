@@ -85,7 +85,7 @@ def plain_score(folder):
 
 
 def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("cloze.launch.evaluate.precheck.find_spec", lambda name: None)
+    monkeypatch.setattr("cloze.launch.system.pictures.find_spec", lambda name: None)
     data, found = write_pairs(tmp_path / "pairs"), tmp_path / "found.json"
     assert (
         main(

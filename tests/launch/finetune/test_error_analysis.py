@@ -79,7 +79,8 @@ def cells(table: str) -> list[list[str]]:
         (
             "columns",
             {
-                "confusion size": [["true \\ predicted", "l", "s"], ["l", "0", "0"], ["s", "2", "1"]],
+                # in the order of the model's labels, not of the alphabet
+                "confusion size": [["true \\ predicted", "s", "l"], ["s", "1", "2"], ["l", "0", "0"]],
                 "confusion kind": [["true \\ predicted", "a"], ["a", "3"]],
             },
         ),

@@ -97,6 +97,13 @@ def test_confused_classes_and_worst_errors(run):
         assert float(how) == pytest.approx(wrong[place], abs=1e-4)
 
 
+def test_the_confusion_is_a_picture_too(run):
+    output, _, said = run
+    picture = output / "predictions" / "validation-confusion.png"
+    assert picture.read_bytes().startswith(b"\x89PNG") and f"confusion {picture}\n" in said
+    assert len(list(output.glob("predictions/*.png"))) == 1, "the test file has no labels"
+
+
 def test_tensorboard_has_the_tables_and_the_curve_of_precision_over_recall(run):
     output, _, _ = run
     events = EventAccumulator(str(output), {"tensors": 0}).Reload()

@@ -190,6 +190,31 @@ def test_a_picture_of_every_head(folders, capsys, tmp_path):
     assert "found 2 texts, expected one" in error
 
 
+def test_a_picture_of_vectors_coloured_by_a_column(folders, capsys, tmp_path, monkeypatch):
+    table = tmp_path / "words.csv"
+    table.write_text(
+        "word,kind\n" + "".join(f"{word},{kind}\n" for kind in "ab" for word in ("cat", "sky", f"sea {kind}"))
+    )
+    words = ["predict", "embed", folders / "pretrained", "--file", table, "--text_columns", "word", "--picture"]
+    picture, vectors = tmp_path / "words.png", tmp_path / "vectors.npy"
+    assert main([str(word) for word in (*words, picture, "--colour_column", "kind", "--output", vectors)]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"wrote 6 results to {vectors}", f"drew 6 texts to {picture}"]
+    assert picture.read_bytes().startswith(b"\x89PNG") and np.load(vectors).shape == (6, 32)
+    error = error_of(capsys, *words, tmp_path / "a.svg", "--colour_column", "kinds")
+    assert "words.csv: row 2: found 'word', 'kind', expected the column 'kinds'" in error
+    assert not (tmp_path / "a.svg").exists()
+    assert "expected a picture" in error_of(capsys, *words, tmp_path / "a.gif")
+    embed = ("predict", "embed", folders / "pretrained", "cat", "sky")
+    assert "found 2 texts, expected at least three" in error_of(capsys, *embed, "--picture", picture)
+    assert "found kind without a table" in error_of(capsys, *embed, "--picture", picture, "--colour_column", "kind")
+    assert "found kind without a picture" in error_of(capsys, *embed, "--colour_column", "kind")
+    monkeypatch.setattr("cloze.launch.system.pictures.find_spec", lambda name: None)
+    monkeypatch.delattr("cloze.launch.predict.predictor.load_model")  # refused before the model is loaded
+    assert "picture: found no matplotlib" in error_of(capsys, *words, picture)
+    features = ("predict", "features", folders / "pretrained", "cat", "--attention", picture)
+    assert "attention: found no matplotlib" in error_of(capsys, *features)
+
+
 def test_tokens_as_transformers_gives_them(folders, capsys):
     from transformers import AutoTokenizer
 

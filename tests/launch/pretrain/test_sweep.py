@@ -105,4 +105,5 @@ def test_a_run_whose_last_loss_is_no_number_has_failed_and_the_others_count(tmp_
         {"rate=2": "its last validation/loss is not a number"},
     ]
     assert found["best"]["value"] == 2.5
-    draw(found["metric"], planned, tmp_path / "curves.png")
+    draw(found, planned, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
