@@ -13,6 +13,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import torch
 from deepspeed.checkpoint import ds_to_universal
@@ -26,6 +27,9 @@ from cloze.launch.system.environment import forbid_pickled_code
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
+# The file of which every rank needs all, at stages 0 to 2: the model, and at stage 0 the optimizer's states.
+MODEL_FILE = "mp_rank_00_model_states.pt"
+
 # The classes besides tensors in DeepSpeed's files. A file with any other class is refused, by our loads and by
 # DeepSpeed's, as soon as this module is imported: Python programs are as safe as our commands.
 forbid_pickled_code()
@@ -34,7 +38,7 @@ torch.serialization.add_safe_globals(ALLOWED_CLASSES)
 
 
 @contextlib.contextmanager
-def only_tensors(path: str | Path) -> Iterator[None]:
+def only_tensors(path: object) -> Iterator[None]:
     """Turn torch's error for anything but tensors, plain values and ALLOWED_CLASSES into a UserError."""
     try:
         yield
@@ -50,7 +54,7 @@ def only_tensors(path: str | Path) -> Iterator[None]:
         ) from error
 
 
-def load_pickled(path: str | Path) -> Fields:
+def load_pickled(path: str | Path | IO[bytes]) -> Fields:
     """Tensors and plain values of a file that torch.save wrote, on the CPU.
 
     Raises:
@@ -134,7 +138,7 @@ def whole_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Whole fp32 weights of a checkpoint of any ZeRO stage."""
     stage = sharding_stage(read_state(folder))
     # At stage 3 a process has a part of each tensor; below, whole ones, but at stages 1 and 2 in the run's precision.
-    weights = {} if stage == 3 else load_pickled(folder / "mp_rank_00_model_states.pt")["module"]
+    weights = {} if stage == 3 else load_pickled(folder / MODEL_FILE)["module"]
     if stage:
         with only_tensors(folder), _silence(), plain_path(folder.parent) as source:
             # At stage 1 DeepSpeed leaves out frozen parameters.

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -17,12 +18,14 @@ import torch
 
 from cloze.launch.checkpoint.averages import whole_average
 from cloze.launch.checkpoint.deepspeed_files import (
+    MODEL_FILE,
     convert_to_universal,
     load_pickled,
     plain_path,
     whole_weights,
 )
 from cloze.launch.checkpoint.saving import BackgroundWriter
+from cloze.launch.checkpoint.shared_reading import read_once
 from cloze.launch.checkpoint.state import TrainState, damage, describe, read_state, sharding_stage
 from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed
@@ -341,6 +344,12 @@ class CheckpointManager:
                 self.workplace.mkdir(parents=True, exist_ok=True)
                 convert_to_universal(self.path(step), self._universal(step))
 
+    def _read(self, path: str) -> Fields:
+        """Content of a file that the engine asks for. Collective for the one that every rank asks for."""
+        if Path(path).name == MODEL_FILE:
+            return read_once(partial(load_pickled, path), path, self.device)
+        return load_pickled(path)
+
     def load(self, engine: Engine, step: int) -> tuple[TrainState, list[dict[str, torch.Tensor]]]:
         """Restore weights, optimizer and random state from a published checkpoint, converted if it is elastic.
 
@@ -363,7 +372,7 @@ class CheckpointManager:
         restored = TrainState(**{name: state[name] for name in TrainState.__dataclass_fields__ if name in state})
         source = self._universal(step) if self.is_elastic(step) else folder
         with plain_path(source.parent) as place:
-            found = engine.load(place / source.name, load_pickled, restored.optimizer_steps)
+            found = engine.load(place / source.name, self._read, restored.optimizer_steps)
         if not found:
             raise UserError(
                 f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "

@@ -5,37 +5,50 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import torch
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors, sha256_of
 
 
-def host_copy(value: object, memo: Fields | None = None) -> object:
+def replace_tensors(
+    value: object,
+    replace: Callable[[torch.Tensor], torch.Tensor],
+    other: Callable[[object], object] = lambda value: value,
+) -> Any:
+    """Nested dicts, lists and tuples anew, with `replace` of each tensor and `other` of everything else."""
+    if isinstance(value, torch.Tensor):
+        return replace(value)
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # keeps the class of the dict and its attributes
+        copied.update((name, replace_tensors(part, replace, other)) for name, part in value.items())
+        return copied
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(replace_tensors(part, replace, other) for part in value)
+    return other(value)
+
+
+def host_copy(value: object) -> Any:
     """A deep copy of nested dicts, lists and tuples with every tensor in host memory; nothing is shared with `value`.
 
     Tensors that share a storage also share its copy, so that the files keep their size.
     """
-    memo = {} if memo is None else memo
-    if isinstance(value, torch.Tensor):
-        storage = value.untyped_storage()
-        if storage._cdata not in memo:
-            memo[storage._cdata] = storage.cpu() if storage.device.type != "cpu" else storage.clone()
-        tensor = torch.empty(0, dtype=value.dtype)
-        tensor.set_(memo[storage._cdata], value.storage_offset(), value.shape, value.stride())
-        return torch.nn.Parameter(tensor, value.requires_grad) if isinstance(value, torch.nn.Parameter) else tensor
-    if isinstance(value, dict):
-        copied = copy.copy(value)  # keeps the class of the dict and its attributes
-        copied.update((name, host_copy(part, memo)) for name, part in value.items())
-        return copied
-    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-        return type(value)(host_copy(part, memo) for part in value)
-    return copy.deepcopy(value)
+    copies: dict[int, torch.UntypedStorage] = {}
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in copies:
+            copies[storage._cdata] = storage.cpu() if storage.device.type != "cpu" else storage.clone()
+        host = torch.empty(0, dtype=tensor.dtype)
+        host.set_(copies[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
+        return torch.nn.Parameter(host, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else host
+
+    return replace_tensors(value, copied, copy.deepcopy)
 
 
 class _HashingFile:

@@ -164,6 +164,11 @@ def from_main(value: Number, device: torch.device) -> Number:
     return type(value)(box.item())
 
 
+def broadcast_from_main(values: torch.Tensor) -> None:
+    """Overwrite `values` by rank 0's, of the same shape on every rank."""
+    dist.broadcast(values, src=0)
+
+
 def barrier() -> None:
     """Wait for every rank."""
     dist.barrier()
