@@ -51,7 +51,7 @@ class Heartbeat:
         self._folder = run / HEARTBEATS
         self._environment, self._config, self._say, self._fetch = environment, config, say, fetch
         self._now = (0, "start")
-        self._moved = time.time()
+        self._moved = time.monotonic()  # which a correction of the clock does not move
         self._warned = False
         self._written = True  # time of the last progress
         self._stop = threading.Event()
@@ -82,14 +82,18 @@ class Heartbeat:
             phase: data, collective (agreeing on a step), compute, evaluate, save.
         """
         self._now = (step, phase)
-        self._moved = time.time()
+        self._moved = time.monotonic()
         self._warned = False
+
+    def _still(self) -> float:
+        """Seconds since the last progress."""
+        return time.monotonic() - self._moved
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"rank-{rank:05d}.json"
 
     def _write(self) -> None:
-        step, phase = self._now
+        (step, phase), now = self._now, time.time()
         aside = self._path(self._environment.rank).with_suffix(f".{os.getpid()}.tmp")
         # Not synced: a heartbeat matters only while the process lives. A full disk ends the run elsewhere, where data
         # would be lost.
@@ -99,8 +103,8 @@ class Heartbeat:
                     {
                         "step": step,
                         "phase": phase,
-                        "since": self._moved,
-                        "time": time.time(),
+                        "since": now - self._still(),
+                        "time": now,
                         "waiting": self._is_waiting(),
                         "host": socket.gethostname(),
                         "process": os.getpid(),
@@ -128,7 +132,7 @@ class Heartbeat:
     def _watch(self) -> None:
         while not self._stop.wait(self._config.heartbeat_seconds):
             self._write()
-            if not self._warned and time.time() - self._moved > self._config.hang_seconds:
+            if not self._warned and self._still() > self._config.hang_seconds:
                 self._warned = True
                 self._say(self.report())
 
@@ -143,7 +147,7 @@ class Heartbeat:
         """
         rank, world_size = self._environment.rank, self._environment.world_size
         step, phase = self._now
-        lines = [f"rank {rank}: no progress for {time.time() - self._moved:.0f} s, at step {step} in {phase}."]
+        lines = [f"rank {rank}: no progress for {self._still():.0f} s, at step {step} in {phase}."]
         # With a large world size only the first and the last rank report on all ranks, since that reads all files.
         if world_size <= _LARGE_WORLD or rank in (0, world_size - 1):
             lines[0] += f" {'All ranks' if world_size <= _LARGE_WORLD else 'The ranks'}, from {self._folder}:"

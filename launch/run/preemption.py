@@ -108,13 +108,15 @@ class StopRequest:
     exit status of the rank that stopped first.
 
     Args:
-        deadline: time.time() at which a stop is requested as well; None: never.
+        deadline: time.time() at which a stop is requested as well, by the clock as it is now; None: never.
         say: called, by a thread, with the line that acknowledges the first signal, without waiting for the step.
     """
 
     def __init__(self, deadline: float | None = None, say: Callable[[str], None] = lambda line: None) -> None:
         self.received: signal.Signals | None = None
-        self._deadline, self._say = deadline, say
+        # in a time that a correction of the clock does not move
+        self._deadline = None if deadline is None else time.monotonic() + deadline - time.time()
+        self._say = say
         self._signals: _SignalThread | None = None
         self._ignored_until: float | None = None  # set by the first signal
 
@@ -132,7 +134,7 @@ class StopRequest:
     @property
     def wanted(self) -> bool:
         """Whether a signal has come or the deadline has passed."""
-        return self.received is not None or (self._deadline is not None and time.time() >= self._deadline)
+        return self.received is not None or (self._deadline is not None and time.monotonic() >= self._deadline)
 
     def _note(self, number: int, frame: object) -> None:
         if self.received is None:

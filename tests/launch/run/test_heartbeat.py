@@ -229,3 +229,22 @@ def test_processes_that_an_earlier_part_had_more_of_are_forgotten(tmp_path):
             with Heartbeat(tmp_path, Environment(rank, rank, world_size), MonitorConfig()):
                 pass
     assert sorted(path.name for path in (tmp_path / "heartbeats").iterdir()) == ["rank-00000.json", "rank-00001.json"]
+
+
+def test_a_clock_that_is_set_anew_is_no_hang(tmp_path, monkeypatch):
+    """An hour on, or back: the report comes after the time that has passed, and the files hold the new time."""
+    config, said, clock = MonitorConfig(heartbeat_seconds=0.02, hang_seconds=60), [], time.time
+
+    def written() -> dict:
+        return json.loads((tmp_path / HEARTBEATS / "rank-00000.json").read_text())
+
+    with Heartbeat(tmp_path, Environment(), config, said.append) as beat:
+        beat.beat(3, "compute")
+        for jump in (3600, -3600):
+            monkeypatch.setattr(time, "time", lambda jump=jump: clock() + jump)
+            wait_until(lambda jump=jump: abs(written()["time"] - clock() - jump) < 60)
+            assert abs(written()["since"] - time.time()) < 60
+            assert not said
+        beat._moved -= 3600
+        wait_until(lambda: said)
+        assert "no progress for 36" in said[0]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+from cloze.launch.run.preemption import StopRequest
 from tests.launching import ROOT
 
 # Locks a mutex twice: what a collective that never ends is to Python, C code that no signal interrupts.
@@ -93,3 +94,14 @@ def test_signals_are_what_they_were_afterwards():
     )
     process = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
     assert process.returncode == -signal.SIGTERM
+
+
+def test_the_end_of_the_job_comes_when_its_time_has_passed_whatever_the_clock_says(monkeypatch):
+    clock, elapsed, since = time.time(), 0.0, time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: since + elapsed)
+    monkeypatch.setattr(time, "time", lambda: clock)
+    stop = StopRequest(clock + 600)
+    clock += 3600  # set anew
+    assert not stop.wanted
+    clock, elapsed = clock - 7200, 601.0
+    assert stop.wanted
