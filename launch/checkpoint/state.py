@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from cloze.pipeline.fields import Fields
@@ -50,6 +50,22 @@ class TrainState:
         return self.inherited_steps + self.step - self.skipped_steps
 
 
+# What a resume computes with, by kind; with hashes that agree it may still have been written by something else.
+_KINDS: dict[str, tuple[type, ...]] = {
+    **{field.name: (int,) for field in fields(TrainState)},
+    "seconds": (int, float),
+    "best_metric": (str, type(None)),
+    "best_value": (int, float, type(None)),
+    "world_size": (int,),
+    "zero_stage": (int,),
+    "sharding_stage": (int,),
+    "metrics_lines": (int, type(None)),
+    "data_streams": (int, type(None)),
+    "shaping": (dict,),
+    "trackers": (dict,),
+}
+
+
 def damage(folder: Path, *, sizes_only: bool = False) -> str | None:
     """Why a published checkpoint is damaged, or None if every file is as it was written.
 
@@ -72,6 +88,9 @@ def damage(folder: Path, *, sizes_only: bool = False) -> str | None:
         # Checkpoints of earlier versions lack this hash.
         if state.get("files_hash") not in (None, hash_of_files(checksums)):
             return f"{STATE} was written with other files than {CHECKSUMS} lists"
+        for name, kinds in _KINDS.items():
+            if name in state and (isinstance(state[name], bool) or not isinstance(state[name], kinds)):
+                return f"{STATE}: {name} is {str(state[name])[:60]!r}"
         if state["step"] != int(folder.name.removeprefix("step-").partition(".")[0]):
             return f"{STATE} is that of step {state['step']}"
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

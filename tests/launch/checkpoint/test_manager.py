@@ -73,7 +73,7 @@ def test_a_run_does_not_end_well_without_its_last_checkpoint(folder, monkeypatch
         checkpoints.finish(None, lambda: None)
 
 
-def publish(checkpoints: CheckpointManager, step: int, *contents: bytes) -> None:
+def publish(checkpoints: CheckpointManager, step: int, *contents: bytes, facts: dict | None = None) -> None:
     """A checkpoint with a file of each process, published as a run does."""
     aside = checkpoints.path(step).with_suffix(".tmp")
     aside.mkdir(parents=True)
@@ -82,7 +82,7 @@ def publish(checkpoints: CheckpointManager, step: int, *contents: bytes) -> None
         path = aside / f"rank-{rank:05d}.pt"
         path.write_bytes(content)
         parts.append(json.dumps({path.name: (len(content), sha256_of(path))}))
-    checkpoints._publish(aside, checkpoints.path(step), parts, {"step": step})
+    checkpoints._publish(aside, checkpoints.path(step), parts, {"step": step, **(facts or {})})
 
 
 def _swap(path):
@@ -118,6 +118,20 @@ def test_checksums_written_anew_do_not_make_a_checkpoint_good(tmp_path, harm, re
     assert manager(tmp_path, warnings).latest() == 1
     (warning,) = warnings
     assert reason in warning
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("metrics_lines", "many"), ("tokens", None), ("world_size", True), ("best_value", [1]), ("shaping", 3)],
+)
+def test_a_state_of_another_kind_is_damage(tmp_path, name, value):
+    """Its hashes agree: a resume would compute with it."""
+    warnings = []
+    publish(manager(tmp_path, warnings), 1, b"first")
+    publish(manager(tmp_path, warnings), 2, b"first", facts={name: value})
+    assert manager(tmp_path, warnings).latest() == 1
+    (warning,) = warnings
+    assert f"damaged (state.json: {name} is '{value}')" in warning
 
 
 @pytest.mark.parametrize("whole", [True, False])
