@@ -39,7 +39,7 @@ from synthetic_batches import own_command
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cloze.pipeline.allocator import keep_freed_pages
-from cloze.pipeline.config import MaskingConfig
+from cloze.pipeline.config import MaskingConfig, SamplesConfig
 from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.loading.mixture import Phase
 from cloze.pipeline.loading.order import choose_streams
@@ -77,9 +77,11 @@ def make_shards(
     """
     rng = np.random.default_rng(0)
     found, sets = [], 0 if strategy else mask_sets
+    histogram, masked = np.zeros(max_length + 1, np.int64), 0
     for number in range(shards):
         lengths = np.where(rng.random(samples) < 0.85, max_length, rng.integers(8, max_length, samples))
         offsets = to_offsets(lengths)
+        histogram += copies * np.bincount(lengths, minlength=max_length + 1)
         # ids as skewed as words are
         ids = (len(ROLES) + (VOCAB - len(ROLES)) * rng.random(offsets[-1]) ** 4).astype(np.uint16)
         ids[offsets[:-1]], ids[offsets[1:] - 1] = SPECIAL.classification, SPECIAL.separator
@@ -87,6 +89,7 @@ def make_shards(
         positions = np.concatenate(
             [np.sort(rng.choice(n, c, replace=False)) for n, c in zip(lengths, counts, strict=True)]
         )
+        masked += copies * len(positions)
         masks = Masks(positions.astype(np.uint16), np.full(len(positions), 4, np.uint16), to_offsets(counts))
         made = Samples(
             ids,
@@ -104,9 +107,11 @@ def make_shards(
     if strategy:  # two fifths of the ids go on with a word
         tokens = [*NAMES.values(), *(f"w{n}" if n % 5 < 3 else f"##w{n}" for n in range(VOCAB - len(ROLES)))]
         backend = wordpiece_backend({token: n for n, token in enumerate(tokens)}, NAMES, True, None)
-        Tokenizer(backend, NAMES).save(folder / "tokenizer")
+        tokenizer = Tokenizer(backend, NAMES)
+        tokenizer.save(folder / "tokenizer")
+    counts = {"samples": int(histogram.sum()), "tokens": int(histogram @ np.arange(max_length + 1)), "masked": masked}
     Manifest(
-        tokenizer_fingerprint="",
+        tokenizer_fingerprint=tokenizer.fingerprint if strategy else "",
         vocab_size=VOCAB,
         special_tokens=SPECIAL,
         objective="next_sentence",
@@ -114,11 +119,17 @@ def make_shards(
         mask_sets=sets,
         pair_sets=1,
         seed=0,
-        preparation={"masking": asdict(MaskingConfig(strategy=strategy or "token"))},
+        preparation={
+            "samples": asdict(SamplesConfig()),
+            "masking": asdict(MaskingConfig(strategy=strategy or "token")),
+        },
         sources=[],
         counts={},
         unigram_entropy=0.0,
-        splits={"train": SplitInfo({}, [], ShardTable.of(found))},
+        splits={
+            "train": SplitInfo(counts, histogram.tolist(), ShardTable.of(found)),
+            **{name: SplitInfo({}, [0], ShardTable.of([])) for name in ("validation", "test")},
+        },
     ).save(folder)
     return folder
 
