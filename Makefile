@@ -1,12 +1,13 @@
 # make quickstart: the whole chain in minutes.   make test: the tests.   make env: the environment alone.
-# make bench: every benchmark, one report (some 20 minutes).   make docs: the documentation as a site, in build/docs.
+# make bench: every benchmark, one report (some 20 minutes).   make gpu: the first hour on a GPU.
+# make docs: the documentation as a site, in build/docs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # As many tests at once as there are cores; not more than four, since many start processes of their own.
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4
 
-.PHONY: quickstart test test-slow bench lint docs env lock clean
+.PHONY: quickstart test test-slow bench gpu lint docs env lock clean
 
 quickstart: env
 	$(BIN)/cloze quickstart --output runs/quickstart
@@ -19,6 +20,9 @@ test-slow: env
 
 bench: env
 	$(BIN)/python benchmarks/run_all.py --output runs/bench $(if $(BENCH_DATA),--data $(BENCH_DATA))
+
+gpu: env
+	$(BIN)/python benchmarks/gpu.py --output runs/gpu
 
 lint: env
 	$(BIN)/ruff format --check .

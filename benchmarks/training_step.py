@@ -218,8 +218,8 @@ def main() -> None:
     parser.add_argument(
         "--json",
         metavar="FILE",
-        help="write ratio_to_transformers_default_N, ratio_to_transformers_best_N (N: the first workload's length) "
-        "and share_of_matmul_peak there; those of CUDA end in _cuda",
+        help="write ratio_to_transformers_default_N, ratio_to_transformers_best_N (N: the first workload's length), "
+        "share_of_matmul_peak (those of CUDA end in _cuda) and tokens a second by workload and contender there",
     )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each contender")
     parser.add_argument("--rounds", type=int, help="measured turns of each contender; default: 7, quick: 3")
@@ -230,9 +230,11 @@ def main() -> None:
     if arguments.worker:
         return worker(arguments.worker, arguments.workload, arguments.device, arguments.threads)
     print(own_command("transformers", "torch"))
-    figures: dict[str, float] = {}
+    figures: dict = {"workloads": {}}
     for device in devices(arguments):
-        figures |= report(arguments, device)
+        found = report(arguments, device)
+        figures["workloads"] |= found.pop("workloads")
+        figures |= found
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(figures, indent=2) + "\n")
 
@@ -258,16 +260,20 @@ def selection(arguments: argparse.Namespace, device: str) -> tuple[list[str], li
     return [arguments.workload] if arguments.workload else known[: 1 if arguments.quick else None], names
 
 
-def report(arguments: argparse.Namespace, device: str) -> dict[str, float]:
-    """Measure, print a table for each workload and the commands; returns the figures of the first workload."""
+def report(arguments: argparse.Namespace, device: str) -> dict:
+    """Measure, print a table for each workload and the commands; returns the figures of the first workload, and in
+    `workloads` the real tokens a second of each contender by workload and device.
+    """
     chosen, names = selection(arguments, device)
     peak = matmul_peak(device, arguments.threads)
     print(f"{hardware(device)}, {arguments.threads} threads, bf16 matmul peak {peak / 1e9:.0f} GFLOP/s\n")
     rounds = arguments.rounds or (3 if arguments.quick else 7)
     figures: dict[str, float] = {}
+    rates: dict[str, dict[str, float]] = {}
     for workload in chosen:
         seconds = measure(workload, device, arguments.threads, rounds, names, arguments.cpu_time)
         flops, tokens = useful_flops(workload, device)
+        rates[f"{workload}, {device}"] = {name: tokens / time_of_step for name, time_of_step in seconds.items()}
         print(f"{workload:<56}{'s a step':>9}{'tokens/s':>11}{'ratio':>7}{'of peak':>9}")
         for name, time_of_step in seconds.items():
             print(
@@ -289,7 +295,7 @@ def report(arguments: argparse.Namespace, device: str) -> dict[str, float]:
         command = worker_command(name, chosen[0], device, arguments.threads)
         print(f"  {command_line(command, variables(name, device))}")
     print()
-    return figures
+    return figures | {"workloads": rates}
 
 
 if __name__ == "__main__":
