@@ -187,6 +187,11 @@ class CheckpointManager:
     def _together(self, what: str) -> AbstractContextManager[None]:
         return distributed.together(what, self.folder, self.device)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written, or waits to be published; alike on all ranks."""
+        return self._writing is not None
+
     def publish_votes(self) -> int:
         """This rank's votes for `publish`, which all ranks call once the votes of all add up to the world size: 1 if
         this rank has finished or failed writing its part of an unpublished checkpoint.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 from cloze.launch.checkpoint import CheckpointManager
@@ -13,6 +14,7 @@ from cloze.launch.training.callbacks import Callback, RunView
 from cloze.launch.training.process import LINES, TRACKERS
 from cloze.launch.training.progress import Step, TrainProgress
 from cloze.launch.training.throughput import Throughput
+from cloze.launch.training.totals import Wishes
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
@@ -31,8 +33,8 @@ class Publishing(Callback):
 
 
 class Saving(Callback):
-    """Saves the state after the last good step: every `checkpoint.every_steps` steps, after an evaluation that is to be
-    kept, when a rank wishes it, and at the end.
+    """Saves the state after the last good step: every `checkpoint.every_steps` steps and `every_minutes` minutes, after
+    an evaluation that is to be kept, when a rank wishes it, and at the end.
 
     Args:
         facts: plain values kept in every checkpoint.
@@ -54,6 +56,14 @@ class Saving(Callback):
         super().__init__(config)
         self._engine, self._checkpoints, self._progress, self._throughput = engine, checkpoints, progress, throughput
         self._facts, self._metrics, self._average = facts, metrics, average
+        self._saved_at = time.monotonic()
+
+    def wishes(self, run: RunView) -> Wishes:
+        """A checkpoint when it is time for one by rank 0's clock; the training does not wait for the one before."""
+        minutes = self.config.checkpoint.every_minutes
+        if minutes is None or run.rank or self._checkpoints.is_writing:
+            return Wishes()
+        return Wishes(save=time.monotonic() - self._saved_at >= 60 * minutes)
 
     def on_step(self, run: RunView) -> None:
         state, checkpoint = self._progress.state, self.config.checkpoint
@@ -111,6 +121,8 @@ class Saving(Callback):
             if not self.config.checkpoint.asynchronous:
                 self._checkpoints.publish()
         self._progress.saved = state
+        if not local:
+            self._saved_at = time.monotonic()
 
     def _finish(self, best: int | None) -> None:
         beat = partial(self._throughput.heartbeat.beat, self._progress.state.step, "save")

@@ -54,7 +54,6 @@ TESTED_IN = {
     "launch/training/start.py": "tests/distributed/test_resume.py",
     "launch/training/facts.py": "tests/distributed/test_precision.py",
     "launch/training/curves.py": f"{L}/run/test_metrics.py",
-    "launch/training/saving.py": "tests/distributed/test_resume.py",
     "launch/training/throughput.py": f"{L}/run/test_metrics.py",
     "launch/pretrain/sample_predictions.py": f"{L}/run/test_metrics.py",
     "launch/pretrain/sources.py": f"{L}/pretrain/test_data.py",
