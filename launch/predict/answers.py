@@ -82,11 +82,14 @@ class AnswerQuestion(Operation):
             }
 
     def columns(self, loaded: LoadedModel | None, result: list[Span]) -> Fields:
-        """The best answer (null values for an empty context); with `top_k` a list of all."""
+        """Whether there is an answer, and the best one (empty if there is none; null for an empty context); with
+        `top_k` a list of all.
+        """
         if self.top_k > 1:
             return {self.key: plain(result)}
         names = {"answer": "text", "start": "start", "end": "end", "probability": "probability"}
-        return {name: getattr(result[0], field) if result else None for name, field in names.items()}
+        best = {name: getattr(result[0], field) if result else None for name, field in names.items()}
+        return {"answered": bool(best["answer"])} | best
 
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]

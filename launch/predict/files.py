@@ -87,9 +87,15 @@ def _write_parquet(path: Path, aside: Path, rows: Iterator[Fields]) -> int:
 
 
 def _schema(path: Path, chunk: list[Fields]) -> pa.Schema:
-    """Schema from the first rows; a column without values is text; numbers in vectors are fp32."""
+    """Schema from the first rows; a column without values is text, one of empty lists has lists of texts; numbers in
+    vectors are fp32.
+    """
     found = _table(path, [dict.fromkeys(_columns(chunk)), *chunk], None).schema
-    kinds = {pa.null(): pa.string(), pa.list_(pa.float64()): pa.list_(pa.float32())}
+    kinds = {
+        pa.null(): pa.string(),
+        pa.list_(pa.null()): pa.list_(pa.string()),
+        pa.list_(pa.float64()): pa.list_(pa.float32()),
+    }
     return pa.schema([field.with_type(kinds.get(field.type, field.type)) for field in found])
 
 

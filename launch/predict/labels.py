@@ -73,7 +73,7 @@ class Classify(Operation):
 
     def columns(self, loaded: LoadedModel | None, result: Labels) -> Fields:
         """`prediction` and the probability of each label (with `top_k` only of the first); for a regression its values;
-        for independent labels those above one half, separated by commas.
+        for independent labels a list of those above one half, in the order of the model's labels.
         """
         assert loaded is not None, "a model has said it"
         head = loaded.model.head
@@ -85,12 +85,12 @@ class Classify(Operation):
                 single = len(labels) == 1
                 found |= {"prediction" if single else f"prediction_{name}": value for name, value in labels.items()}
                 continue
+            names = dict(head.columns)[column] if column is not None else head.labels
             several = head.problem == "multi_label"
             found[f"prediction{of}"] = (
-                ",".join(name for name, share in labels.items() if share > 0.5) if several else (next(iter(labels)))
+                [name for name in names if labels.get(name, 0) > 0.5] if several else next(iter(labels))
             )
             if self.top_k is None:
-                names = dict(head.columns)[column] if column is not None else head.labels
                 found |= {f"probability{of}_{name}": labels[name] for name in names}
             else:
                 found[f"probability{of}"] = next(iter(labels.values()))

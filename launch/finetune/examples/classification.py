@@ -26,7 +26,7 @@ from cloze.launch.finetune.examples.predicted import (
 from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_pieces, build_sequences
-from cloze.launch.texts.tables import Columns, Row, Table, read_table
+from cloze.launch.texts.tables import Columns, Row, Table, parse_json, read_table
 from cloze.model.config import HeadConfig
 from cloze.model.tasks import BertForSequenceClassification, TaskOutput
 from cloze.pipeline import ragged
@@ -48,13 +48,20 @@ def _sorted(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def _label_set(row: Row, column: str) -> list[str]:
-    """Independent labels of a row: a list, or words with commas between them."""
+    """Independent labels of a row: a list, also as JSON in a cell (as `predict` writes it), or words with commas
+    between them.
+    """
     if row.values.get(column) is None:
         raise UserError(
             f"{row.place}: found nothing in column {column!r}, expected a list of labels, which may be "
             "empty; fix the row"
         )
     value = row.values[column]
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            value = parse_json(value)
+        except ValueError:
+            pass  # a label may begin with a bracket
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list):
@@ -400,7 +407,7 @@ def _shares(scores: np.ndarray, labels: tuple[str, ...]) -> dict[str, float]:
 
 def predicted(row: Row, prediction: Fields) -> Fields:
     """A prediction for a row of a table, after its place and its columns (except columns with a name of ours)."""
-    columns = {name: value for name, value in row.values.items() if name not in ("place", "label")}
+    columns = {name: value for name, value in row.values.items() if name not in ("place", "label", *prediction)}
     return {"place": row.place.rsplit(": ", 1)[1]} | columns | prediction
 
 

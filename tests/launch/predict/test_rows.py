@@ -9,7 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from cloze.launch.cli import main
+from cloze.launch.finetune.examples.classification import _label_set
+from cloze.launch.predict.files import write_results
+from cloze.launch.predict.labels import Classify, Label, Labels
+from cloze.launch.predict.operation import Row
 from cloze.launch.predict.predictor import Predictor
+from cloze.launch.texts import tables
 from tests.launch.tiny_models import labels, save_model
 from tests.terminal import terminal
 
@@ -101,6 +106,30 @@ def test_results_become_a_table(folders, tmp_path, capsys, kind):
         assert float(each[f"probability_{other.label}"]) == pytest.approx(other.score, abs=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_independent_labels_are_a_list_in_the_model_s_order_and_none_is_said(tmp_path, kind):
+    """A blank would be a missing value, and the order of the probabilities differs between rows."""
+    names = ["red", "10", "2"]
+    folder = save_model(
+        tmp_path / "model", "BertForSequenceClassification", problem_type="multi_label_classification", **labels(*names)
+    )
+    chances = [(0.1, 0.2, 0.3), (0.6, 0.1, 0.9), (0.9, 0.8, 0.7)]
+    results = []
+    for number, each in enumerate(chances):
+        given = sorted(map(Label, names, each), key=lambda label: -label.score)
+        results.append((Row(f"text {number}"), Labels(given, 0)))
+    path = tmp_path / f"results.{kind}"
+    write_results(path, Classify(), Predictor.from_folder(folder).loaded, results)
+    found = pq.read_table(path).to_pylist() if kind == "parquet" else read(path)
+    expected = [[], ["red", "2"], names]
+    for each, chosen in zip(found, expected, strict=True):
+        assert list(each) == ["text", "prediction", *(f"probability_{name}" for name in names), "cut_tokens"]
+        assert each["prediction"] == (chosen if kind == "parquet" else json.dumps(chosen))
+        # What is predicted can be learned from.
+        assert _label_set(tables.Row(each, "row 2"), "prediction") == chosen
+    write_results(path, Classify(), Predictor.from_folder(folder).loaded, results[:1] * 4096 + results)
+
+
 def test_columns_by_name(folders, tmp_path, capsys):
     rows = [{"first": "the cat", "second": "sat", "text": "the sky"}]
     path = write(tmp_path / "new.csv", rows)
@@ -142,6 +171,14 @@ def test_choices_and_answers(folders, tmp_path, capsys):
     (found,) = read(output)
     span = Predictor.from_folder(folders / "answerer").answer("who went ?", "the man went to the store .")[0]
     assert (found["id"], found["answer"], found["start"]) == ("7", span.text, str(span.start))
+    assert found["answered"] == "true"
+    words = ("--output", str(output), "--allow_no_answer", "true")
+    rows = [{"context": "the", "question": f"{who} {'the cat ' * 6}"} for who in ("who", "where", "a", "new", "is")]
+    path = write(tmp_path / "questions.csv", rows)
+    assert main(["predict", "answer", str(folders / "answerer"), "--file", str(path), *words]) == 0
+    found = read(output)
+    assert {(each["answered"], bool(each["answer"])) for each in found} >= {("false", False)}
+    assert all(each["answered"] == json.dumps(bool(each["answer"])) for each in found)
 
 
 def test_refusals_name_the_record(folders, tmp_path, capsys):

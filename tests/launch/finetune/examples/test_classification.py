@@ -16,12 +16,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Text
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.config import FinetuneConfig
+from cloze.launch.finetune.examples.classification import _label_set, predicted
 from cloze.launch.finetune.kinds import read_examples
 from cloze.launch.finetune.tasks import TASKS, find_task
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.runs import read_metrics
 from cloze.launch.texts.encoding import Encoder, Truncation
 from cloze.launch.texts.sequences import build_sequences
+from cloze.launch.texts.tables import Row
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
@@ -500,6 +502,24 @@ def test_another_tokenizer_is_refused(sentiment_run, files, tmp_path, capsys):
     )
     error = capsys.readouterr().err
     assert status == 2 and "fingerprint" in error and "leave --tokenizer out" in error
+
+
+def test_the_entries_of_a_prediction_come_last_and_in_one_order():
+    """Also where the table has columns of their names."""
+    row = Row({"prediction": "old", "text": "a", "place": "x", "label": "b"}, "dev.csv: row 2")
+    found = predicted(row, {"prediction": "b", "probabilities": {"b": 1.0}})
+    assert list(found.items()) == [
+        ("place", "row 2"),
+        ("text", "a"),
+        ("prediction", "b"),
+        ("probabilities", {"b": 1.0}),
+    ]
+
+
+def test_independent_labels_in_a_cell():
+    """A list as JSON, as predictions are written; words with commas; a label that begins with a bracket."""
+    for cell, expected in (('["b", "a"]', ["b", "a"]), ("[]", []), ("b, a", ["b", "a"]), ("[x], y", ["[x]", "y"])):
+        assert _label_set(Row({"labels": cell}, "row 2"), "labels") == expected
 
 
 def test_labels_are_found_in_their_order(model, tmp_path):
