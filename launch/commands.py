@@ -266,8 +266,11 @@ COMMANDS = {
         "cloze.launch.predict.tokens:TokenizeConfig",
         words="text",
         main=("text", "pair", "file"),
-        checks="cloze.launch.predict.precheck:check_inputs",
-        examples=("cloze tokenize runs/small 'The capital of [MASK] is Paris.'",),
+        checks="cloze.launch.predict.precheck:check_tokenizing",
+        examples=(
+            "cloze tokenize runs/small 'The capital of [MASK] is Paris.'",
+            "cloze tokenize runs/vocab 'a text' 'another text'",
+        ),
     ),
     "doctor": Command(
         "check the environment, on all machines",

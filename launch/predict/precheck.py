@@ -9,7 +9,7 @@ from cloze.launch.config.model import ModelConfig
 from cloze.launch.parsing import words_first
 from cloze.launch.predict.config import Input
 from cloze.launch.predict.rows import check_file
-from cloze.launch.pretrained.precheck import check_used
+from cloze.launch.pretrained.precheck import check_tokenizer, check_used
 from cloze.launch.system.pictures import check_library
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.untrusted import load_yaml
@@ -22,6 +22,12 @@ def check_inputs(config: Input) -> None:
     for name in ("attention", "picture"):
         if getattr(config, name, None):
             check_library(name)
+
+
+def check_tokenizing(config: Input) -> None:
+    """Raise UserError for a missing tokenizer or file of texts."""
+    check_tokenizer(config)
+    check_file(config)
 
 
 def check_words(words: list[str]) -> None:

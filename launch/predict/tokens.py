@@ -45,6 +45,10 @@ class Tokenize(Operation):
 class TokenizeConfig(Tokenize, PairInput):
     """The inputs of a model for texts: tokens, ids, segments, mask, and the characters of each token."""
 
+    model: str
+    """The folder of a tokenizer (of `cloze vocab`, say), of a Cloze run or of a Hugging Face model, the URL of a run in
+    an object store, or the name of a hub model."""
+
 
 def encode_whole(tokenizer: Tokenizer, row: Row, words: Literal["characters"] | None) -> Encoding:
     """Encode a text or pair of any length.

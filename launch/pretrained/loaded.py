@@ -29,6 +29,7 @@ class LoadedModel:
         answering: how answers were found in training; None: defaults.
         columns: columns of the training table; None: unknown.
         vectors: how vectors were pooled in training; None: it was not trained for vectors.
+        revision: which of its versions it is, as text: the step of a run, the commit of a hub model; None: unknown.
 
     Raises:
         UserError: the tokenizer has more tokens than the model's vocabulary.
@@ -43,11 +44,13 @@ class LoadedModel:
         answering: Answering | None = None,
         columns: Columns | None = None,
         vectors: Vectors | None = None,
+        revision: str | None = None,
     ) -> None:
         self.device = device_type()
         self.model = model.to(self.device).eval()
         self.tokenizer, self.source, self.columns = tokenizer, source, columns
         self.vectors = vectors or Vectors()
+        self.revision = revision
         self.config: BertConfig = model.config
         if tokenizer.vocab_size > self.config.vocab_size:
             raise UserError(

@@ -49,10 +49,11 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
         check_finite(weights, f"step {found} of {folder}")
         model.load_state_dict(weights)
         length = runs.trained_length(folder)
-        return _checked_finite(LoadedModel(model, tokenizer, str(folder), Truncation(length) if length else None))
+        truncation = Truncation(length) if length else None
+        return _checked_finite(LoadedModel(model, tokenizer, str(folder), truncation, revision=f"step {found}"))
     if step is not None:
         raise UserError(f"step: found {step} with {folder}, which is one model, expected none; leave --step out")
-    folder = runs.model_folder(folder)
+    revision, folder = _revision(folder), runs.model_folder(folder)
     return _checked_finite(
         LoadedModel(
             saved_class(folder).from_folder(folder),
@@ -62,8 +63,22 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
             _load_note(folder, ANSWERING, Answering),
             columns_of(load_note(folder, COLUMNS)),
             load_vectors(folder),
+            revision,
         )
     )
+
+
+def _revision(folder: Path) -> str | None:
+    """The commit of a hub model, for which its folder in the hub library's cache is named, or the step of a fine-tuning
+    run; None for another folder.
+    """
+    if folder.parent.name == "snapshots":
+        return folder.name
+    results = folder / "results.json"
+    if not (results.is_file() and (folder / runs.MODEL / "config.json").is_file()):
+        return None
+    step = runs.read_fields(results).get("best_step")
+    return None if step is None else f"step {step}"
 
 
 def _check_step(step: object) -> None:

@@ -12,6 +12,7 @@ from cloze.launch.pretrained.hub import is_name
 from cloze.launch.run import runs
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import is_url
+from cloze.pipeline.tokenization.tokenizer import holds_tokenizer
 
 
 def named_shape(model: str) -> Path | None:
@@ -50,3 +51,16 @@ def check_used(config: ModelConfig) -> None:
     """
     if not is_url(config.model):
         runs.check_holds_model(model_path(config))
+
+
+def check_tokenizer(config: ModelConfig) -> None:
+    """Raise UserError for a folder without a tokenizer, of its own or of the run in it; otherwise as `check_used`."""
+    if is_url(config.model):
+        return
+    folder = model_path(config)
+    if not holds_tokenizer(runs.tokenizer_folder(folder)):
+        found = "no tokenizer in the folder" if folder.is_dir() else "no folder"
+        raise UserError(
+            f"model: found {found} {folder}, expected the folder of a tokenizer, which `cloze vocab` makes, of a "
+            "Cloze run or of a Hugging Face model"
+        )

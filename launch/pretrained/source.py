@@ -21,7 +21,7 @@ from cloze.model.config import BertConfig, HeadConfig
 from cloze.model.huggingface import OWN_MODEL_TYPE, StateDict, load_architecture, load_head, load_note, load_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import is_url
-from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from cloze.pipeline.tokenization.tokenizer import Tokenizer, holds_tokenizer
 from cloze.pipeline.untrusted import load_yaml
 
 FINGERPRINT = "tokenizer_fingerprint"  # name of an entry of config.json
@@ -75,7 +75,7 @@ def find_source(config: FinetuneConfig) -> Source:
             length = truncation.max_length
         vectors = load_vectors(path)
     tokenizer = Tokenizer.from_folder(config.tokenizer or own_tokenizer)
-    has_own = any((own_tokenizer / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
+    has_own = holds_tokenizer(own_tokenizer)
     if expected is None and config.tokenizer and has_own:
         expected = Tokenizer.from_folder(own_tokenizer).fingerprint
     if expected is not None and tokenizer.fingerprint != expected:

@@ -14,6 +14,7 @@ from cloze.launch.predict.table import OPERATIONS
 from cloze.launch.serve.asgi import App, Message, Receive, Scope, Send
 from cloze.launch.serve.batching import Batcher, QueueFull
 from cloze.launch.serve.config import ServeConfig
+from cloze.launch.serve.description import describe
 from cloze.launch.serve.keys import read_keys
 from cloze.launch.serve.limits import Bounds, Traffic
 from cloze.launch.serve.schemas import Refusal, answer_model, request_model
@@ -130,7 +131,7 @@ def build_app(predictor: Predictor, config: ServeConfig) -> Any:
         else:
             _add_lacking(app, operation, predictor)
     _add_refusals(app)
-    _add_pages(app, predictor.abilities(), batcher, meters)
+    _add_pages(app, describe(predictor, config.model), batcher, meters)
     return app
 
 
@@ -205,7 +206,7 @@ def _add_refusals(app: "FastAPI") -> None:
         return JSONResponse({"detail": "the queue is full; try again later"}, 503, {"Retry-After": "1"})
 
 
-def _add_pages(app: "FastAPI", operations: list[str], batcher: Batcher, meters: Meters) -> None:
+def _add_pages(app: "FastAPI", description: Fields, batcher: Batcher, meters: Meters) -> None:
     from fastapi.responses import FileResponse, JSONResponse, Response
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -215,8 +216,14 @@ def _add_pages(app: "FastAPI", operations: list[str], batcher: Batcher, meters: 
 
     @app.get("/ready", summary="Requests are taken; 503 while stopping or while the queue is full")
     async def ready() -> JSONResponse:
-        state = {"ready": not (batcher.full or app.state.stopping), "operations": operations}
+        state = {"ready": not (batcher.full or app.state.stopping), "operations": description["operations"]}
         return JSONResponse(state, 200 if state["ready"] else 503)
+
+    @app.get(
+        "/model", summary="The model: its name, revision and labels, and examples of its card", response_model=None
+    )
+    async def model() -> Fields:
+        return description
 
     @app.get("/metrics", summary="Counters for Prometheus")
     async def metrics() -> Response:

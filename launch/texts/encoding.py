@@ -164,6 +164,11 @@ class Encoder:
         # A blank is written as [MASK], or as the tokenizer's mask token.
         self._blank = re.compile("|".join(re.escape(name) for name in (BLANK, tokenizer.names["mask"])))
 
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether two texts can be encoded together."""
+        return self._refused_pairs is None and self.pieces is None
+
     def has_blank(self, text: str) -> bool:
         return bool(self._blank.search(text))
 

@@ -48,6 +48,7 @@ _TABLE_WORDS = 1 << 20  # maximum words in the table, which is then cleared: som
 _TABLE_LETTERS = 1 << 25  # the same for their characters, since noise has words of thousands
 _WORD_MODELS = {"WordPiece", "WordLevel"}
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # of a folder
+_READ = ("tokenizer.json", "vocab.txt")  # of which a folder needs one; the first is read
 FETCHED = (*FILES, "special_tokens_map.json")  # of a folder in a store
 _TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # the class of transformers that uses tokenizer.json as it is
 # BERT has segments: without this transformers omits token_type_ids.
@@ -56,6 +57,11 @@ _MODEL_INPUT_NAMES = ["input_ids", "token_type_ids", "attention_mask"]
 _MOST_UNUSED_IDS = 1 << 20
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
+
+
+def holds_tokenizer(folder: Place) -> bool:
+    """Whether `Tokenizer.from_folder` finds files of a tokenizer in a folder."""
+    return any((folder / name).is_file() for name in _READ)
 
 
 def _with_readable_panics(
@@ -197,7 +203,7 @@ class Tokenizer:
                 raise UserError(str(error).replace(str(here), str(there))) from error
         folder = path if path.is_dir() else path.parent
         if path.is_dir():
-            found = [path / name for name in ("tokenizer.json", "vocab.txt") if (path / name).is_file()]
+            found = [path / name for name in _READ if (path / name).is_file()]
         else:
             found = [path] if path.is_file() else []
         if not found:
@@ -479,7 +485,7 @@ def _copy_of(path: StorePath) -> Path:
     folder = fetched(path.parent if alone else path, (*FETCHED, path.name) if alone else FETCHED)
     if alone and (folder / path.name).is_file():
         return folder / path.name
-    if alone or not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
+    if alone or not holds_tokenizer(folder):
         raise UserError(
             f"tokenizer: found no {path}, expected a folder with tokenizer.json or vocab.txt, or such a "
             "file; `cloze vocab` makes one"

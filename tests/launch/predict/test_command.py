@@ -234,6 +234,24 @@ def test_tokens_as_transformers_gives_them(folders, capsys):
     assert "segment" in capsys.readouterr().out
 
 
+def test_a_tokenizer_s_folder_is_enough_for_tokens(folders, capsys, tmp_path):
+    """As `cloze vocab` leaves it, or only its vocabulary."""
+    (expected,) = lines(capsys, "tokenize", folders / "pretrained", "the cat")
+    for name in ("tokenizer.json", "vocab.txt"):
+        (tmp_path / name).mkdir()
+        if name == "vocab.txt":
+            names = Predictor.from_folder(folders / "pretrained").tokenizer.tokens
+            (tmp_path / name / name).write_text("".join(f"{token}\n" for token in names))
+        else:
+            for file in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copy(folders / "pretrained" / file, tmp_path / name)
+        assert lines(capsys, "tokenize", tmp_path / name, "the cat") == [expected]
+    error = error_of(capsys, "tokenize", tmp_path, "the cat")
+    assert f"found no tokenizer in the folder {tmp_path}, expected the folder of a tokenizer" in error
+    assert "found no folder" in error_of(capsys, "tokenize", tmp_path / "none", "the cat")
+    assert "expected a Cloze run" in error_of(capsys, "predict", "embed", tmp_path / "vocab.txt", "a"), "no model in it"
+
+
 def test_a_damaged_configuration_is_one_line(folders, tmp_path, capsys):
     """Also where only the tokenizer is needed."""
     shutil.copytree(folders / "pretrained", tmp_path / "model")

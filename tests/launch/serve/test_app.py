@@ -93,7 +93,12 @@ def test_the_operations_are_those_of_the_command_line(address, offline):
         assert result["tokens"] == ["[CLS]", *["cat"] * 60, "[SEP]"], "longer than the model's positions, too"
         assert client.get("/ready").json() == {"ready": True, "operations": offline.abilities()}
         paths = client.get("/openapi.json").json()["paths"]
-        assert paths.keys() == {f"/{name}" for name in offline.abilities()} | {"/health", "/ready", "/metrics"}
+        assert paths.keys() == {f"/{name}" for name in offline.abilities()} | {
+            "/health",
+            "/ready",
+            "/model",
+            "/metrics",
+        }
         docs = client.get("/docs").text
         assert "swagger" in docs and "http://" not in docs and "https://" not in docs, "nothing from elsewhere"
 
@@ -381,11 +386,27 @@ def test_the_page_in_a_browser(address, offline):
         page.wait_for_function("document.getElementById('error').textContent")
         assert "found no [MASK]" in page.inner_text("#error") and page.locator("#error b").count() == 0
         assert page.locator("#picture").is_hidden() and page.locator("#guesses .guess").count() == 0
+        compare_senses(page, offline)
         page.goto(address + "/docs")
         page.wait_for_selector(".opblock")
-        assert page.locator(".opblock").count() == len(offline.abilities()) + 3
+        assert page.locator(".opblock").count() == len(offline.abilities()) + 4
         browser.close()
     assert not errors and all(url.startswith((address, "data:")) for url in requested), (errors, requested)
+
+
+def compare_senses(page, offline) -> None:
+    """The cosines of a word's occurrences, which are those of `cloze predict features --word`."""
+    page.select_option("#operation", label="word senses")
+    texts = ["the cat sat", "a cat on the cat"]
+    page.fill("#text", "cat")
+    page.fill("#pair", "\n".join([*texts, ""]))
+    page.click("#ask")
+    page.wait_for_selector("table.cosines")
+    assert page.locator("mark").all_inner_texts() == ["cat1", "cat2", "cat3"] and page.locator("#picture").is_hidden()
+    found = offline.word("cat", texts)
+    expected = [[*each.cosines, each.cosine_to_static] for each in found]
+    shown = [row.locator("td").all_inner_texts() for row in page.locator("table.cosines .guess").all()]
+    assert [[float(cell) for cell in row] for row in shown] == [pytest.approx(row, abs=0.0051) for row in expected]
 
 
 @contextmanager
@@ -425,10 +446,11 @@ def test_the_page_asks_what_the_model_s_head_answers(tmp_path):
                 page.goto(address)
                 page.wait_for_selector("#operation option", state="attached")
                 assert page.input_value("#operation") == operation
-                assert page.locator("#pair").is_visible() == (operation != "tag")
+                assert "word senses" not in page.inner_text("#operation"), "beside fill-mask only"
+                assert page.locator("#pair").is_visible() == (second is not None)
                 page.fill("#text", first)
-                if operation != "tag":
-                    page.fill("#pair", second or "")
+                if second:
+                    page.fill("#pair", second)
                 page.click("#ask")
                 if config.api_key_file:
                     page.wait_for_selector("#key-field:visible")
@@ -444,5 +466,58 @@ def test_the_page_asks_what_the_model_s_head_answers(tmp_path):
                 elif operation == "choose":
                     assert set(shown) == {"sat", "is blue"}
                 assert not page.inner_text("#error")
+                page.close()
+        browser.close()
+
+
+CARD = """---
+widget:
+- text: <b>cat</b> sat on
+  example_title: Sitting
+- text: the sky is blue
+---
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no chromium on this machine")
+def test_the_page_names_the_model_and_shows_only_what_it_reads(tmp_path):
+    """Of classifiers of texts and of pairs, with a card and without, and of one whose training is not known."""
+    from playwright.sync_api import sync_playwright
+
+    folder = save_model(tmp_path / "model", "BertForSequenceClassification", **labels("login", "<i>bug</i>"))
+    note = json.loads((folder / "config.json").read_text())
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        for columns, card in ((["ticket"], CARD), (["premise", "hypothesis"], ""), (None, "")):
+            known = {"cloze_columns": {"texts": columns}} if columns else {}
+            (folder / "config.json").write_text(json.dumps(note | known))
+            (folder / "README.md").write_text(card)
+            predictor = Predictor.from_folder(folder)
+            with served_here(build_app(predictor, ServeConfig("us/tickets"))) as address:
+                page = browser.new_page()
+                page.goto(address)
+                page.wait_for_selector("#operation option", state="attached")
+                assert page.title() == "us/tickets - Cloze"
+                said = page.inner_text("#model")
+                assert "us/tickets (BertForSequenceClassification)" in said and "Labels: login, <i>bug</i>" in said
+                assert page.inner_text("#first") == (columns or ["Text"])[0]
+                assert page.locator("#pair").is_visible() == (columns == ["premise", "hypothesis"])
+                assert page.locator("#paired").is_visible() == (columns is None)
+                assert page.locator("#example").is_visible() == bool(card)
+                if card:
+                    assert page.input_value("#text") == "<b>cat</b> sat on"
+                    assert page.locator("#example option").all_inner_texts() == ["Sitting", "the sky is blue"]
+                    page.select_option("#example", label="the sky is blue")
+                    assert page.input_value("#text") == "the sky is blue"
+                else:
+                    assert page.input_value("#text") == "This is an example."
+                if columns is None:
+                    page.check("#paired")
+                    page.fill("#pair", "cat")
+                page.click("#ask")
+                page.wait_for_selector("#guesses .guess")
+                given = page.input_value("#text"), page.input_value("#pair") if len(columns or "12") == 2 else None
+                best = predictor.classify(*given)[0]
+                assert page.locator("#guesses .guess").first.inner_text() == f"{best.label} {best.score:.4f}"
                 page.close()
         browser.close()

@@ -1,0 +1,60 @@
+"""Examples of a model card (README.md): the `widget` of its metadata, with which the hub lets people try a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.untrusted import load_yaml
+
+CARD = "README.md"
+_LONGEST = 1 << 16  # bytes that are read of a card, whose metadata comes first
+_MOST = 20  # examples that a list can offer
+_FIRST = ("text", "source_sentence")  # entries of a widget that hold its first text
+_SECOND = ("context", "text_pair", "sentences", "choices")  # and those that hold a second one, or several
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text to try a model with."""
+
+    text: str
+    second: str | None = None
+    """The second text; choices stand one a line, of several sentences to compare with it is the first."""
+    title: str | None = None
+
+
+def card_examples(folder: Path) -> list[Example]:
+    """The examples of the model card in a folder; none where there is no card, or none that can be read: a model can be
+    used without.
+    """
+    try:
+        with open(folder / CARD, "rb") as file:
+            text = file.read(_LONGEST).decode("utf-8", errors="replace")
+        begin, metadata, *rest = text.replace("\r\n", "\n").split("---\n", 2)
+        found = load_yaml(metadata, name=CARD) if rest and not begin.strip() else None
+    except (OSError, ValueError, yaml.YAMLError, UserError):
+        return []
+    widget = found.get("widget") if isinstance(found, dict) else None
+    examples = [example for each in (widget if isinstance(widget, list) else []) if (example := _example(each))]
+    return examples[:_MOST]
+
+
+def _example(entry: object) -> Example | None:
+    """An entry of a widget, as the hub documents them; None for one without a text (of an image, say)."""
+    if isinstance(entry, str):
+        entry = {"text": entry}
+    if not isinstance(entry, dict):
+        return None
+    text = next((entry[name] for name in _FIRST if isinstance(entry.get(name), str)), "")
+    if not text.strip():
+        return None
+    name = next((name for name in _SECOND if entry.get(name)), "")
+    second = entry.get(name)
+    if isinstance(second, list):
+        second = "\n".join(map(str, second[:1] if name == "sentences" else second))
+    title = entry.get("example_title")
+    return Example(text, None if second is None else str(second), None if title is None else str(title))

@@ -1,0 +1,56 @@
+"""Examples of model cards, as the hub documents their metadata."""
+
+import pytest
+
+from cloze.launch.pretrained.cards import Example, card_examples
+
+WIDGET = """---
+license: mit
+widget:
+- text: "Where do I live?"
+  context: "I live in Paris."
+  example_title: Paris
+- A plain text.
+- source_sentence: a cat
+  sentences: [a dog, a car]
+- text: It rained, so
+  choices: [wet, 3]
+- text: a
+  text_pair: b
+- src: https://example.org/picture.png
+- 5
+---
+# A model
+
+---
+"""
+
+
+def test_the_examples_of_a_card(tmp_path):
+    (tmp_path / "README.md").write_bytes(WIDGET.replace("\n", "\r\n").encode())
+    assert card_examples(tmp_path) == [
+        Example("Where do I live?", "I live in Paris.", "Paris"),
+        Example("A plain text."),
+        Example("a cat", "a dog"),
+        Example("It rained, so", "wet\n3"),
+        Example("a", "b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        b"",
+        b"# No metadata\n---\nwidget: [a]\n---\n",
+        b"---\nwidget: [a]\n",
+        b"---\n- a\n---\n",
+        b"---\nwidget: a\n---\n",
+        b"---\nwidget: [a\n---\n",
+        b"---\nwidget: " + b"[" * 5000 + b"\n---\n",
+        b"---\n\xff\x00\n---\n",
+    ],
+)
+def test_a_card_that_cannot_be_read_has_no_examples(tmp_path, card):
+    assert card_examples(tmp_path) == []
+    (tmp_path / "README.md").write_bytes(card)
+    assert card_examples(tmp_path) == []
