@@ -232,6 +232,13 @@ def test_segments_expand_before_torch_is_imported_unless_the_user_has_set_the_al
     assert json.loads(found.stdout) == (given or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
 
 
+def test_a_trace_does_not_slow_the_steps_after_it_unless_the_user_says_so(monkeypatch):
+    for given, expected in ((None, "1"), ("0", "0")):
+        monkeypatch.setattr(os, "environ", {} if given is None else {"TEARDOWN_CUPTI": given})
+        environment_module.protect_process()
+        assert os.environ["TEARDOWN_CUPTI"] == expected
+
+
 @pytest.fixture
 def devices(tmp_path):
     """A folder like /dev, of a machine with one GPU."""
