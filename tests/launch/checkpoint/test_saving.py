@@ -1,19 +1,25 @@
 """What is written is what was there when saving began, whatever training does meanwhile."""
 
+import errno
 import json
-import subprocess
-import sys
+import os
+import resource
+import signal
 import threading
+import time
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
 
 from cloze.launch.checkpoint import CHECKSUMS, load_pickled, saving
 from cloze.launch.checkpoint.saving import BackgroundWriter, host_copy, write_verified
+from cloze.launch.cli import main
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
-from tests.launching import ROOT, finish, pretrain_command, start, train
+from tests.forked import ForkedRun
+from tests.launching import finish, pretrain_arguments, train
 from tests.synthetic import make_shards
 
 
@@ -96,60 +102,50 @@ def test_checkpoints_in_the_background_have_the_bytes_of_those_in_line(tmp_path,
     assert found[0] == found[1]
 
 
-FULL_DISK = """
-import resource, sys, torch
-from pathlib import Path
-from cloze.launch.checkpoint.saving import BackgroundWriter
-from cloze.pipeline.errors import UserError
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-writer = BackgroundWriter()
-writer.submit({"w": torch.ones(1_000_000)}, Path(sys.argv[1]) / "a.pt")
-try:
-    writer.result(Path(sys.argv[1]))
-except UserError as error:
-    print(error)
-    sys.exit(2)
-"""
+def write_at_most(arguments: list[str]) -> int:
+    """Write a checkpoint's file in a process that may write no more than so many bytes of a file."""
+    folder, limit = Path(arguments[0]), int(arguments[1])
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    writer = BackgroundWriter()
+    writer.submit({"w": torch.ones(1_000_000)}, folder / "a.pt")
+    try:
+        writer.result(folder)
+    except UserError as error:
+        print(error)
+        return 2
+    return 0
 
 
 @pytest.mark.parametrize("limit", ["100", "5000", "2000000"])
 def test_a_disk_that_fills_up_in_the_middle_of_a_file(tmp_path, limit):
     """A process may write no more than `limit` bytes: torch's writer fails at another place each time."""
-    result = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path), limit], cwd=ROOT, text=True, capture_output=True
-    )
-    assert result.returncode == 2, result.stderr
-    assert "a.pt" in result.stdout or str(tmp_path) in result.stdout
-    assert "File too large" in result.stdout
+    printed = finish(ForkedRun([str(tmp_path), limit], main=write_at_most), status=2)
+    assert "a.pt" in printed or str(tmp_path) in printed
+    assert "File too large" in printed
 
 
-FAILS_ON_RANK_1 = """
-import os, sys, time
-from cloze.launch.checkpoint import saving
-from cloze.launch.cli import main
-write = saving.write_verified
-def fail(content, path):
-    if path.name == "rank-00001.pt":
-        raise OSError(28, "No space left on device", str(path))
-    return write(content, path)
-saving.write_verified = fail
-status = main(sys.argv[1:])
-if os.environ["RANK"] == "1":
-    time.sleep(3)  # torchrun ends the other as soon as one has ended
-sys.exit(status)
-"""
+def fails_on_rank_1(arguments: list[str]) -> int:
+    """The command line, on whose second process the disk is full."""
+    write = saving.write_verified
+
+    def fail(content: object, path: Path) -> tuple[int, str]:
+        if path.name == "rank-00001.pt":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(content, path)
+
+    saving.write_verified = fail
+    status = main(arguments)
+    if os.environ["RANK"] == "1":
+        time.sleep(3)  # the launcher ends the other as soon as one has ended
+    return status
 
 
 def test_a_process_that_cannot_write_ends_the_run_on_all(tmp_path):
     """The second process's disk is full: both end with a line, neither waits for the other, nothing is published."""
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
-    script = tmp_path / "fails.py"
-    script.write_text(FAILS_ON_RANK_1)
-    command = pretrain_command(
-        data, run, "--train.max_steps", "50", "--checkpoint.every_steps", "5", processes=2, program=(str(script),)
-    )
-    output = finish(start(command, PYTHONPATH=str(ROOT)), status=None)  # whose patience is below that of a collective
+    words = pretrain_arguments(data, run, "--train.max_steps", "50", "--checkpoint.every_steps", "5")
+    output = finish(ForkedRun(words, 2, fails_on_rank_1), status=None)  # whose patience is below that of a collective
     assert "rank-00001.pt: the disk is full" in output
     assert "found a process that could not write its part of a checkpoint" in output
     assert json.loads((run / "status.json").read_text())["state"] == "failed"
