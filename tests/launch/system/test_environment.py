@@ -4,8 +4,10 @@ import errno
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +16,18 @@ from cloze.launch.system import environment as environment_module
 from cloze.launch.system.environment import (
     PRIMITIVE_CACHES,
     Environment,
+    bound_primitive_caches,
     device_index,
     device_type,
     first_host,
     gpu_sign,
+    keep_freed_pages,
     read_environment,
 )
+from cloze.model.rounding import extra_rows
 from cloze.pipeline.errors import UserError
+from tests.forked import ForkedRun
+from tests.launching import finish
 
 ADDRESS = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 
@@ -141,80 +148,63 @@ def test_incomplete_variables_are_named(variables, expected):
         read_environment(variables)
 
 
-SHAPES = """
-import sys, torch
-from cloze.launch.system.environment import bound_primitive_caches
-from cloze.model.rounding import extra_rows
-mode = sys.argv[1]  # leave; bound: as a run does; capacity: without rounding row counts
-if mode != "leave":
-    bound_primitive_caches()
-def resident():
-    fields = open("/proc/self/status").read().split()
+def resident_mb() -> float:
+    fields = Path("/proc/self/status").read_text().split()
     return int(fields[fields.index("RssAnon:") + 1]) / 1024
-torch.set_num_threads(1)
-linear = torch.nn.Linear(256, 1024).bfloat16()
-for count in range(1000, 1010):
-    linear(torch.ones(count, 256, dtype=torch.bfloat16)).sum().backward()
-before = resident()
-for count in range(1010, 1210):
-    count += extra_rows(count, False) if mode == "bound" else 0
-    linear(torch.ones(count, 256, dtype=torch.bfloat16)).sum().backward()
-print(resident() - before)
-"""
+
+
+def grows(arguments: list[str]) -> int:
+    """Print by how many MB products of ever new shapes let a process grow."""
+    (mode,) = arguments  # leave; bound: as a run does; capacity: without rounding row counts
+    for name in PRIMITIVE_CACHES:  # of a test before this one in the process that has forked this one
+        os.environ.pop(name, None)
+    if mode == "capacity":
+        os.environ.update(ONEDNN_PRIMITIVE_CACHE_CAPACITY="1024", LRU_CACHE_CAPACITY="1024")
+    if mode != "leave":
+        bound_primitive_caches()
+    torch.set_num_threads(1)
+    linear = torch.nn.Linear(256, 1024).bfloat16()
+    before = 0.0
+    for number in range(210):
+        if number == 10:
+            before = resident_mb()
+        count = 1000 + number
+        count += extra_rows(count, False) if mode == "bound" else 0
+        linear(torch.ones(count, 256, dtype=torch.bfloat16)).sum().backward()
+    print(resident_mb() - before)
+    return 0
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="memory is read from /proc")
 def test_products_of_ever_new_shapes_do_not_fill_the_memory():
-    # A test before this one may have bounded the caches of this process, which a child would inherit.
-    untouched = {name: value for name, value in os.environ.items() if name not in PRIMITIVE_CACHES}
-
-    def grown(mode, **variables):  # by MB
-        return float(
-            subprocess.run(
-                [sys.executable, "-c", SHAPES, mode],
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-                env=untouched | variables,
-            ).stdout
-        )
-
-    unbounded = grown("leave")
+    unbounded, bound, capacity = (
+        float(finish(ForkedRun([mode], main=grows))) for mode in ("leave", "bound", "capacity")
+    )
     if unbounded < 30:
         pytest.skip("this processor keeps no compiled products of bf16")
-    assert grown("bound") < unbounded / 2
-    assert grown("capacity", ONEDNN_PRIMITIVE_CACHE_CAPACITY="1024", LRU_CACHE_CAPACITY="1024") > unbounded / 2
+    assert bound < unbounded / 2 < capacity
 
 
-PROBE = """
-import resource, sys, torch
-from cloze.launch.system.environment import keep_freed_pages
-print(int(keep_freed_pages()) if sys.argv[1] == "keep" else "-")
-for turn in range(20):
-    if turn == 10:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(12_000_000)  # 48 MB: above what glibc ever keeps by itself
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
+def faults(arguments: list[str]) -> int:
+    """Print whether freed pages are kept, and the page faults of ten tensors of 11,719 pages each."""
+    print(int(keep_freed_pages()) if arguments == ["keep"] else "-")
+    before = 0
+    for turn in range(20):
+        if turn == 10:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(12_000_000)  # 48 MB: above what glibc ever keeps by itself
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return 0
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 def test_freed_pages_are_kept_and_the_users_own_settings_win():
-    def run(mode, **variables):
-        output = subprocess.run(
-            [sys.executable, "-c", PROBE, mode],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            env=os.environ | variables,
-        ).stdout
-        done, faults = output.split()
-        return done, int(faults)
-
-    done, faults = run("keep")
-    assert done == "1" and faults < 1000  # page faults of ten tensors of 11,719 pages each
-    assert run("leave")[1] > 1000
-    assert run("keep", MALLOC_TRIM_THRESHOLD_="1000000")[0] == "0"
+    done, count = finish(ForkedRun(["keep"], main=faults)).split()
+    assert done == "1" and int(count) < 1000
+    assert int(finish(ForkedRun(["leave"], main=faults)).split()[1]) > 1000
+    code = "from cloze.launch.system.environment import keep_freed_pages; print(int(keep_freed_pages()))"
+    given = os.environ | {"MALLOC_TRIM_THRESHOLD_": "1000000"}  # read when a process starts
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, env=given).stdout == b"0\n"
 
 
 @pytest.mark.parametrize(
