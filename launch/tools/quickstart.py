@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import sys
+import sysconfig
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from cloze.launch.config import QuickstartConfig
@@ -19,14 +22,43 @@ from cloze.launch.system.ranks import Children, shell_status
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text, readable_errors
 
-# Small enough that 465 KB of text give a few thousand samples; rare words are split into pieces.
-VOCAB_SIZE, MAX_LENGTH, MASK_SETS = 2048, 64, 10
+# For 2 MB of text: rare words are split into pieces, and samples are short. Each text is in five pairs with other
+# partners, since a model that sees the same pairs again and again learns them by heart.
+VOCAB_SIZE, MAX_LENGTH, MASK_SETS, PAIR_SETS = 2048, 64, 10, 5
 MAX_STEPS = 1200
 BLANKS = (
     "This method is called when the [MASK] is about to be destroyed.",
     "Return the [MASK] of the object.",
     'The "for" [MASK] is used to iterate over the elements of a sequence.',
 )
+
+
+# A tenth of the time that parsing takes; a text that starts otherwise may be the end of one.
+_DOCSTRING = re.compile(r'^\s*[rR]?"""([A-Z].*?)"""', re.MULTILINE | re.DOTALL)
+# Folders of the library without documentation of it.
+_UNDOCUMENTED = {"test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages"}
+
+
+def documentation() -> Iterator[tuple[str, str]]:
+    """This Python's own documentation: the topics of its language reference and the docstrings of its library.
+
+    Yields:
+        (name, text) of each topic and of each module with docstrings, without their examples of code.
+    """
+    from pydoc_data.topics import topics
+
+    yield from sorted(topics.items())
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(library.rglob("*.py")):
+        name = path.relative_to(library)
+        if not _UNDOCUMENTED & set(name.parts) and (text := _docstrings(path)):
+            yield name.as_posix(), text
+
+
+def _docstrings(path: Path) -> str:
+    source = path.read_text(encoding="utf-8", errors="replace")
+    paragraphs = (part for found in _DOCSTRING.findall(source) for part in found.split("\n\n"))
+    return "\n\n".join(part.strip() for part in paragraphs if ">>>" not in part)
 
 
 class _Stopped(Exception):
@@ -81,14 +113,11 @@ class Quickstart:
         return [sys.executable, "-m", *command]
 
     def corpus(self) -> str:
-        """Write the language reference of this Python as JSON lines, one document per topic."""
+        """Write the documentation as JSON lines, a document per topic or module."""
         path = self.output / "corpus.jsonl"
         if not path.exists():
-            from pydoc_data.topics import topics
-
-            lines = (json.dumps({"id": name, "text": text}) for name, text in sorted(topics.items()))
-            publish_text(path, "\n".join(lines) + "\n")
-        self.console.say(f"== text: {path} ({path.stat().st_size:,} bytes, from pydoc_data.topics)")
+            publish_text(path, "".join(json.dumps({"id": name, "text": text}) + "\n" for name, text in documentation()))
+        self.console.say(f"== text: {path} ({path.stat().st_size:,} bytes, the documentation of this Python)")
         return str(path)
 
     def pretrain(self, data: str, run: Path) -> None:
@@ -104,7 +133,10 @@ class Quickstart:
             data,
             "--output",
             str(run),
-            # The model should memorize the small text: no dropout, and a learning rate for a tiny model.
+            # A few minutes are too short to learn much: an optimizer that needs fewer steps, no dropout, and a learning
+            # rate for a tiny model.
+            "--optimizer.name",
+            "muon",
             "--model.hidden_dropout_prob",
             "0",
             "--model.attention_probs_dropout_prob",
@@ -174,6 +206,8 @@ class Quickstart:
             str(MAX_LENGTH),
             "--mask_sets",
             str(MASK_SETS),
+            "--samples.pair_sets",
+            str(PAIR_SETS),
             "--workers",
             "2",
             "--split.validation",

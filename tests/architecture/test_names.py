@@ -88,7 +88,6 @@ TESTED_IN = {
     "launch/serve/command.py": f"{L}/serve/test_app.py",
     "launch/system/software.py": f"{L}/tools/test_export.py",
     "launch/tools/data.py": f"{P}/jobs/test_inspecting.py",
-    "launch/tools/quickstart.py": "tests/end_to_end/test_chain.py",
     # Stages of preparation, through the whole job; kinds of input, through what reads all of them.
     "pipeline/allocator.py": f"{L}/system/test_environment.py",
     "pipeline/jobs/build_stage.py": f"{P}/jobs/test_prepare.py",
