@@ -88,10 +88,12 @@ def draw_sweep(path: Path, metric: str, result: str, best: float, drawn: Sequenc
     curves = [each.curves(metric) for each in drawn]
     bands = [_Band.of(measured) for measured, _ in curves]
     shown_ones = [band.went_along(best) for band in bands]
-    for each, colour, band, (measured, failed) in zip(drawn, shades, bands, curves, strict=True):
-        name = each.values + (f" (mean of {len(measured)})" if len(measured) > 1 else "")
+    if sum(shown_ones) < 2:  # alone a curve is compared with nothing
+        shown_ones = [True] * len(bands)
+    for each, colour, band, (measured, failed), chosen in zip(drawn, shades, bands, curves, shown_ones, strict=True):
+        name = each.values + f" (mean of {len(measured)})" * (len(measured) > 1) + ", beyond the axis" * (not chosen)
         _draw_curves(above, name, f"{each.values} (failed)", colour, band, failed)
-    _fit_curves(above, [band for band, chosen in zip(bands, shown_ones, strict=True) if chosen] or bands)
+    _fit_curves(above, [band for band, chosen in zip(bands, shown_ones, strict=True) if chosen])
     above.set_xlabel("step")
     above.set_ylabel(metric)
     above.grid(alpha=0.3)
@@ -156,7 +158,7 @@ def _fit_results(axes: Any, drawn: Sequence[DrawnSetting], shades: list[Any], ch
     found = [each.measured for each in drawn]
     values: list[float] = []
     for measured, counts in zip(found, chosen, strict=True):
-        if measured and (counts or not any(chosen)):
+        if measured and counts:
             deviation = measured["deviation"] or 0.0
             values += [*measured["values"].values(), measured["mean"] - deviation, measured["mean"] + deviation]
     limits = _limits(values)

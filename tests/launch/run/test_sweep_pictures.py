@@ -73,6 +73,9 @@ def test_a_setting_that_diverged_does_not_squeeze_the_others(drawn, tmp_path):
     assert above.get_ylim()[1] < 2.5 and below.get_xlim()[1] < 2.5
     (arrow,) = [line for line in below.get_lines() if line.get_marker() == ">"]
     assert list(arrow.get_ydata()) == [2] and below.texts[2].get_text() == "8.0000"
+    assert above.get_legend().get_texts()[2].get_text() == "1e-1, 64, beyond the axis"
+    above, below = drawn(settings[0], settings[2], best=2.0)
+    assert above.get_ylim()[1] > 8 and below.get_xlim()[1] > 8, "of two, both are seen"
 
 
 def test_settings_without_curves_and_without_results(drawn, tmp_path):
