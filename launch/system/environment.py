@@ -10,6 +10,8 @@ import re
 import shutil
 import signal
 import sys
+import threading
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -134,7 +136,11 @@ def protect_process() -> None:
 
 # The variable with the id of the process that started this one as a rank and at whose end this one ends.
 _PARENT = "CLOZE_PARENT"
+# Variables of ranks whose parent process watches over them: torchrun's agent, deepspeed's launcher of a machine. (srun
+# and mpirun end the ranks of a lost launcher themselves.)
+_TORCHRUN, _DEEPSPEED = "TORCHELASTIC_RUN_ID", "CROSS_RANK"
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+_LOOK_SECONDS = 1.0  # between two looks at the `deepspeed` that has started the launcher
 
 
 def end_with(process: int) -> dict[str, str]:
@@ -143,13 +149,38 @@ def end_with(process: int) -> dict[str, str]:
 
 
 def end_with_parent() -> None:
-    """Stop this process when the process that started it ends, if that one asked for it (`end_with`); on Linux only."""
+    """Stop this process, as by SIGTERM, when the process that started it as a rank ends, even if that was killed; on
+    Linux only. Otherwise ranks would train on without anybody who waits for them, and hold their run.
+    """
     parent = os.environ.pop(_PARENT, "")  # not inherited by processes that this one starts
-    if not parent or not sys.platform.startswith("linux"):
+    launchers = {_TORCHRUN, _DEEPSPEED} & os.environ.keys() if "LOCAL_RANK" in os.environ else set()
+    if not (parent or launchers) or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):  # the parent has ended already
+    # The parent may have ended already. Without torchrun's agent or deepspeed's launcher the ranks can't meet then.
+    if parent and os.getppid() != int(parent):
         os.kill(os.getpid(), signal.SIGTERM)
+    if _DEEPSPEED in launchers and not parent:
+        launcher = os.getppid()
+        threading.Thread(target=_stop_when_orphaned, args=(launcher, _parent_of(launcher)), daemon=True).start()
+
+
+def _stop_when_orphaned(launcher: int, parent: int | None) -> None:
+    """Stop this process when its launcher has lost its own parent: deepspeed's does not end with the `deepspeed` (or
+    the ssh session) that has started it.
+    """
+    while (now := _parent_of(launcher)) == parent and now is not None:
+        time.sleep(_LOOK_SECONDS)
+    if now is not None:  # else the launcher has ended, of which the kernel has told this process
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _parent_of(process: int) -> int | None:
+    """The parent of a process; None if it has ended."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def forbid_pickled_code() -> None:

@@ -1,12 +1,15 @@
 """Rank and world size from each launcher's variables."""
 
+import contextlib
 import errno
 import json
 import os
 import platform
 import resource
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +30,7 @@ from cloze.launch.system.environment import (
 from cloze.model.rounding import extra_rows
 from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
-from tests.launching import finish
+from tests.launching import PATIENCE_SECONDS, ROOT, finish
 
 ADDRESS = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 
@@ -271,3 +274,57 @@ def test_a_driver_too_old_is_an_error_and_no_run_on_the_cpu(monkeypatch):
         device_type()
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     assert device_type() == "cpu"
+
+
+# Each starts the next one, to the last one, a rank, which says what it is and then what stops it.
+CHAIN = """
+import os, signal, subprocess, sys, time
+from cloze.launch.system import environment
+links, folder = int(sys.argv[2]), sys.argv[3]
+open(f"{folder}/{links}", "w").write(str(os.getpid()))
+if links:
+    sys.exit(subprocess.call([sys.executable, "-c", sys.argv[1], sys.argv[1], str(links - 1), folder]))
+def stop(number, frame):
+    open(f"{folder}/stopped", "w").close()
+    os._exit(75)
+signal.signal(signal.SIGTERM, stop)
+environment._LOOK_SECONDS = 0.05
+environment.end_with_parent()
+open(f"{folder}/ready", "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "killed", "stops"),
+    [
+        ("TORCHELASTIC_RUN_ID", 1, True),
+        ("CROSS_RANK", 1, True),  # deepspeed's launcher
+        ("CROSS_RANK", 2, True),  # the `deepspeed` that has started it
+        ("BY_HAND", 1, False),  # a shell that may end before what it has started
+    ],
+)
+def test_a_rank_stops_when_its_launcher_is_killed(tmp_path, variable, killed, stops):
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", variable: "1"}
+    command = [sys.executable, "-c", CHAIN, CHAIN, str(killed), str(tmp_path)]
+    first = subprocess.Popen(command, env={**os.environ, **variables}, cwd=ROOT)
+    try:
+        wait_until((tmp_path / "ready").exists)
+        first.kill()
+        first.wait()
+        if stops:
+            wait_until((tmp_path / "stopped").exists)
+        else:
+            time.sleep(0.3)
+            assert not (tmp_path / "stopped").exists()
+    finally:
+        for path in tmp_path.glob("[0-9]"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+def wait_until(reached) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

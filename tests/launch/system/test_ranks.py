@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import socket
 import sys
 import time
 
 import pytest
 
 from cloze.launch.cli import main
+from cloze.launch.run.runs import in_use
 from cloze.launch.system import ranks
 from tests.launching import PATIENCE_SECONDS, children, finish, kill_all, pretrain_arguments, pretrain_command, start
 from tests.synthetic import make_shards
@@ -54,6 +56,32 @@ def test_one_command_starts_stops_and_loses_no_process(data, tmp_path):
     assert "2 x CPU" in output and f"resumed from step {stopped} " in output
     assert "stopped with a checkpoint of step" in output and status_of(run)["state"] == "requeue"
     assert not any(noise in output for noise in ("Traceback", "OMP_NUM_THREADS", "torch.distributed"))
+
+
+DEEPSPEED = "import sys; from deepspeed.launcher.runner import main; main(sys.argv[1:])"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_ranks_whose_launcher_is_killed_save_and_leave_the_run(data, tmp_path, launcher):
+    run = tmp_path / "run"
+    command = pretrain_command(data, run, "--train.max_steps", "100000", processes=2)
+    if launcher == "deepspeed":
+        words = ["--num_accelerators", "2", "--master_port", str(free_port()), "--module", "cloze"]
+        command = [sys.executable, "-c", DEEPSPEED, *words, *command[command.index("pretrain") :]]
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    killed = start(command, PATH=path)
+    wait_for(killed, lambda: status_of(run)["step"] >= 3)
+    killed.kill()  # its ranks close what is read here when they end
+    said, _ = killed.communicate(timeout=PATIENCE_SECONDS)
+    assert "SIGTERM: stopping after this step, with a checkpoint" in said and "Traceback" not in said
+    assert status_of(run)["state"] == "requeue" and not in_use(run)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def test_what_fails_on_all_ends_with_its_line_and_status(data, tmp_path):
@@ -133,6 +161,7 @@ time.sleep(600)
 QUICKSTART = """
 import os, sys
 from cloze.launch.cli import main
+from cloze.launch.run.runs import in_use
 os.chdir(sys.argv[1])  # where `-m cloze` finds the other one first
 sys.exit(main(["quickstart", "--output", "out"]))
 """
