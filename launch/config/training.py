@@ -321,8 +321,8 @@ class BatchArithmetic:
                 dividing = _nearest_divisors(math.gcd(*train.batch_sizes.values()), world_size)
                 raise UserError(
                     f"train.{name}: found {size}, expected a multiple of the {world_size} processes; set "
-                    f"it to {near}, or, for a run that is resumed, use another number of processes: "
-                    + " or ".join(map(str, dividing))
+                    f"it to {near} (a run that is resumed accepts that with --checkpoint.accept_changes true), or use "
+                    "another number of processes: " + " or ".join(map(str, dividing))
                 )
         share = math.gcd(*train.batch_sizes.values()) // world_size
         wished = train.micro_batch_size if isinstance(train.micro_batch_size, int) else 1

@@ -167,6 +167,39 @@ def test_several_machines_go_on_by_what_the_run_has_written(tmp_path, before, wr
     assert not requeued or (run / "asked").read_text() == "requeue 7\n"
 
 
+@pytest.mark.parametrize(
+    ("element", "state"), [("3", "RUNNING node-7"), ("4", "RUNNING node-7"), ("4", "COMPLETED node-7")]
+)
+def test_the_elements_that_prepare_meet_where_the_first_one_runs(tmp_path, element, state):
+    """At an address that the queue tells, not through a file: no disk is shared. The others are workers only."""
+    programs, folder = tmp_path / "bin", tmp_path / "empty"
+    programs.mkdir()
+    folder.mkdir()
+    for name in ("dask", "cloze", "python", "sleep"):
+        (programs / name).write_text(f'#!/bin/bash\necho {name} "$@" >> {tmp_path}/called\n')
+    queue = f'echo "$@" >> {tmp_path}/asked; [ "$(wc -l < {tmp_path}/asked)" -lt 2 ] && echo PENDING || echo {state}'
+    (programs / "squeue").write_text(f"#!/bin/bash\n{queue}\n")
+    for path in programs.iterdir():
+        path.chmod(0o755)
+    job = {"SLURM_ARRAY_JOB_ID": "12345", "SLURM_ARRAY_TASK_ID": element, "SLURM_ARRAY_TASK_MIN": "3"}
+    done = subprocess.run(
+        ["bash", str(CLUSTERS / "slurm-prepare.sbatch"), "s3://bucket/shards", "--tokenizer", "s3://bucket/vocab"],
+        env=child_variables(PATH=f"{programs}:{os.environ['PATH']}", SLURM_CPUS_PER_TASK="2", **job),
+        cwd=folder,
+    )
+    called = (tmp_path / "called").read_text()
+    assert done.returncode == 0 and not list(folder.iterdir())
+    assert "--job 12345_3 --states=all" in (tmp_path / "asked").read_text()
+    if state.startswith("COMPLETED"):
+        assert called == "sleep 2\n"
+        return
+    assert "dask worker tcp://node-7:22345 --nworkers 2 --nthreads 1" in called
+    command = (
+        "cloze prepare --output s3://bucket/shards --executor dask --scheduler tcp://node-7:22345 --tokenizer s3://"
+    )
+    assert (command in called) == ("dask scheduler --port 22345" in called) == (element == "3")
+
+
 def test_docs_explain_every_field():
     """Every directive of Slurm and every key of the YAML files stands in docs/clusters.md."""
     text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
