@@ -31,7 +31,7 @@ from cloze.launch.checkpoint.transfer import Damaged, StoreThread, fetch, upload
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run.commits import Commit, TakenOver, is_first
 from cloze.launch.run.store_waits import Patience, StoreAway
-from cloze.launch.run.stored import StoredRun
+from cloze.launch.run.stored import StoredRun, refuse_checkpoints
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
@@ -155,12 +155,8 @@ class StoredCheckpoints(CheckpointManager):
         ]
         self._local_ranks = next(ranks for ranks in self._ranks_by_machine if self.environment.rank in ranks)
         with self._together("begin a run"):
-            if is_first(attempt) and self.leads and super().steps():
-                raise UserError(
-                    f"checkpoint.scratch: found checkpoints in {self.folder.resolve()}, of a run that no longer "
-                    f"exists in {self._run.place}, expected none at a first start; remove {self.folder.resolve()}, "
-                    "or choose another --output"
-                )
+            if is_first(attempt) and self.leads:
+                refuse_checkpoints(self.folder, self._run.place)
         if log:
             self._thread.submit(self._remove_uncommitted)
 

@@ -98,6 +98,10 @@ class CommitLog:
         """The valid checkpoints by step."""
         return self._content.commits
 
+    def is_new(self) -> bool:
+        """Whether no start has claimed the run yet."""
+        return self._path.info() is None
+
     def claim(self) -> str:
         """Take over the run: from now on no earlier job can commit.
 

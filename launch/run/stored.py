@@ -48,10 +48,28 @@ _OWN = {*_DESCRIPTION, runs.TOKENIZER, runs.CHECKPOINTS, LOG, LEASE}
 
 
 def scratch_of(place: StorePath, scratch: str | None) -> Path:
-    """The folder of a run on this machine's scratch; each machine has another one, even if they share the disk."""
+    """The folder of a run on this machine's scratch; each machine has another one, even if they share the disk, and so
+    has a bucket of the same name at another endpoint or of another account.
+    """
     root = Path(scratch) if scratch else cache_folder() / "runs"
-    name = hashlib.sha256(f"{place}\n{platform.node()}".encode()).hexdigest()[:12]
+    service = "".join(f"\n{each}" for each in (place.writer.service, platform.node()) if each)
+    name = hashlib.sha256(f"{place}{service}".encode()).hexdigest()[:12]
     return root.resolve() / f"{place.name}-{name}"
+
+
+def refuse_checkpoints(folder: Path, place: StorePath) -> None:
+    """Refuse checkpoints on scratch at the first start of a run.
+
+    Raises:
+        UserError: there are some, of a run of this name that is not in the store any more.
+    """
+    if found := sorted(folder.glob("step-*")):
+        where = folder.resolve()
+        raise UserError(
+            f"checkpoint.scratch: found checkpoints in {where} ({found[-1].name}), of a run that is not in {place} any "
+            f"more, as when the bucket was made anew, expected none at a first start; remove {where}, or choose "
+            "another --output"
+        )
 
 
 class StoredRun:
@@ -113,6 +131,9 @@ class StoredRun:
                         "that job or choose another --output"
                     )
                 self._lease = lease
+                self.log = CommitLog(self.checkpoints / COMMITS)
+                if self.log.is_new():
+                    self._forget_another()
                 metrics = self.folder / runs.METRICS
                 # Unsent data must survive a start that is killed before the new folder is complete.
                 aside = self.scratch / f"{self._own.name}.{runs.METRICS}"
@@ -126,7 +147,6 @@ class StoredRun:
                 LogReader(self.place).write(self.folder)
                 self._arrived = add_unsent(metrics, before)
                 aside.unlink(missing_ok=True)
-                self.log = CommitLog(self.checkpoints / COMMITS)
                 self.meet(self.log.claim())
                 named.write_text(self.attempt or "")
                 if not self.log.conditional:
@@ -144,6 +164,13 @@ class StoredRun:
                 f"output: found {self.place} with objects that are not a run's ({strange[0]}), expected a "
                 "new name or an earlier part of this run; choose another --output"
             )
+
+    def _forget_another(self) -> None:
+        """At the first start of a run: remove what another run of this name has left to be sent from this machine."""
+        refuse_checkpoints(self.scratch / runs.CHECKPOINTS, self.place)
+        for name in (runs.METRICS, _ATTEMPT):
+            (self.scratch / f"{self._own.name}.{name}").unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _make_folder(self) -> None:
         with readable_errors(self.folder):

@@ -74,11 +74,15 @@ class ObjectClient:
         url: its name in errors.
         encrypted: whether its connections are.
         md5_tags: whether an ETag that looks like an MD5 is one.
+        service: the endpoint or account whose bucket it is, which its URL does not say; None: the scheme's usual one.
     """
 
-    def __init__(self, url: str, store: Any, *, encrypted: bool = True, md5_tags: bool = True):
+    def __init__(
+        self, url: str, store: Any, *, encrypted: bool = True, md5_tags: bool = True, service: str | None = None
+    ):
         import obstore
 
+        self.service = service
         self.url, self._encrypted, self._md5_tags = url, encrypted, md5_tags
         self._library, self._store, self._exists = obstore, store, False
 
@@ -409,11 +413,13 @@ def open_client(scheme: str, bucket: str) -> ObjectClient | HubClient:
         if scheme == "s3":
             return _s3(store.S3Store, bucket, session, common)
         if scheme == "gs":
-            http = str(_setting(session, ["GOOGLE_BASE_URL"])).startswith("http://")
+            base = _setting(session, ["GOOGLE_BASE_URL"])
+            http = base is not None and base.startswith("http://")
             common["client_options"]["allow_http"] = http
-            return ObjectClient(url, store.GCSStore(bucket, **common), encrypted=not http)
+            return ObjectClient(url, store.GCSStore(bucket, **common), encrypted=not http, service=base)
         emulator = str(_setting(session, ["AZURE_STORAGE_USE_EMULATOR"])).lower() in ("true", "1")
-        return ObjectClient(url, store.AzureStore(bucket, **common), encrypted=not emulator)
+        account = _setting(session, ["AZURE_STORAGE_ACCOUNT_NAME"])
+        return ObjectClient(url, store.AzureStore(bucket, **common), encrypted=not emulator, service=account)
     except exceptions.BaseError as error:
         raise UserError(f"{url}: {_NO_CREDENTIALS[scheme]}") from error
 
@@ -454,7 +460,8 @@ def _s3(store: Callable[..., Any], bucket: str, session: Any, common: Fields) ->
         given["checksum_algorithm"] = "sha256"
     given |= {"skip_signature": True} if public else {"credential_provider": _Credentials(credentials)}
     made = store(bucket, client_options=options, retry_config=common["retry_config"], **given)
-    return ObjectClient(f"s3://{bucket}", made, encrypted=encrypted, md5_tags=compared.lower() != "when_required")
+    tags = compared.lower() != "when_required"
+    return ObjectClient(f"s3://{bucket}", made, encrypted=encrypted, md5_tags=tags, service=endpoint)
 
 
 class _Credentials:

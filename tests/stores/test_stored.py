@@ -14,13 +14,14 @@ from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.config import CheckpointConfig
 from cloze.launch.finetune.command import finetune
+from cloze.launch.run.commits import is_first
 from cloze.launch.run.runs import METRICS, read_metrics
 from cloze.launch.run.stored import scratch_of, stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.endings import SAID_SECONDS
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.stores import leases
+from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.places import to_place
 from tests.stores.server import BUSY
 
@@ -141,8 +142,35 @@ def test_scratch_of_runs_and_machines_differs(bucket, monkeypatch):
     one = scratch_of(place, "/scratch")
     assert one.parent.name == "scratch" and one.name.startswith("run-")
     assert scratch_of(to_place(bucket) / "b/run", "/scratch") != one == scratch_of(place, "/scratch")
-    monkeypatch.setattr("platform.node", lambda: "another")  # they may share the disk
-    assert scratch_of(place, "/scratch") != one
+    with monkeypatch.context() as patch:
+        patch.setattr("platform.node", lambda: "another")  # they may share the disk
+        assert scratch_of(place, "/scratch") != one
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    clients.open_client.cache_clear()
+    assert scratch_of(to_place(str(place)), "/scratch") != one, "of a bucket of the same name"
+
+
+def test_a_bucket_that_was_made_anew_begins_a_new_run(config):
+    """What this machine has of the old run: curves are dropped, checkpoints named with their folder, each time."""
+    with stored(config, Environment(), Console()) as (_, run):
+        (run.folder / METRICS).write_text(json.dumps({"step": 1, "train/loss": 2.0}) + "\n")
+    place = to_place(config.output)
+
+    def made_anew() -> None:
+        for each in list(place.objects()):
+            place.at(each.key).unlink()
+
+    made_anew()
+    with stored(config, Environment(), Console()) as (_, run):
+        assert not (run.folder / METRICS).exists() and is_first(run.attempt)
+        (run.scratch / "checkpoints/step-2").mkdir()
+    made_anew()
+    for _ in range(2):
+        with pytest.raises(UserError) as error, stored(config, Environment(), Console()):
+            raise AssertionError("it was taken")
+        where = f"{run.scratch}/checkpoints"
+        assert str(error.value).startswith(f"checkpoint.scratch: found checkpoints in {where} (step-2), of a run that")
+        assert str(error.value).endswith(f"expected none at a first start; remove {where}, or choose another --output")
 
 
 def test_an_error_is_said_though_the_store_is_silent(config, proxy, request):
