@@ -241,9 +241,10 @@ def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> N
     if not folder.exists() or (folder.is_dir() and not _entries(folder) - _BEFORE_CONFIG):
         return  # an interrupted start leaves only these
     if not (folder / CONFIG).is_file():
+        where = folder / min(_entries(folder) - _BEFORE_CONFIG) if folder.is_dir() else folder
         raise UserError(
-            f"output: found {shown} with files that are not a run's, expected a new folder or an earlier "
-            "part of this run; choose another --output"
+            f"output: found {shown} with files that are not a run's ({where}), expected a new "
+            "folder or an earlier part of this run; choose another --output"
         )
     before = _shaping(read_fields(folder / CONFIG)) | read_fields(folder / DATA)
     _refuse_another(

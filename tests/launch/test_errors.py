@@ -278,7 +278,8 @@ def test_a_folder_that_holds_another_run(data, finished, tmp_path, capsys):
     assert "files that are not a run's" in error_of(capsys, *arguments, tmp_path / "file")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
-    assert "files that are not a run's" in error_of(capsys, *arguments, tmp_path / "mine")
+    line = error_of(capsys, *arguments, tmp_path / "mine")
+    assert f"files that are not a run's ({tmp_path}/mine/thesis.txt)" in line
 
 
 @pytest.mark.parametrize("before,after", [("fp32", "bf16"), ("bf16", "autocast")])
