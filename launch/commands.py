@@ -37,6 +37,8 @@ class Command:
     """Whether the process is prepared, as DeepSpeed wants it, before the function's module is imported."""
     trains: bool = False
     """Whether the configuration's `processes` are started, each with the same command."""
+    completes: str = ""
+    """`module:name` of what completes the configuration by where its values come from."""
     checks: str = ""
     """`module:name`, called with the configuration before torch is imported, which takes seconds: raises UserError for
     what is not there."""
@@ -135,6 +137,7 @@ COMMANDS = {
         "cloze.launch.pretrain.command:pretrain",
         "cloze.launch.config:PretrainConfig",
         configs="pretrain",
+        completes="cloze.launch.pretrain.shapes:complete",
         prepares=True,
         listed=(_OBJECTIVES,),
         trains=True,
@@ -159,6 +162,7 @@ COMMANDS = {
         "cloze.launch.pretrain.sweep:sweep",
         "cloze.launch.config:SweepConfig",
         configs="pretrain",
+        completes="cloze.launch.pretrain.shapes:complete",
         prepares=True,
         listed=(_OBJECTIVES,),
         main=("grid", "run", "model", "processes", *_RUN_FIELDS),
@@ -172,6 +176,7 @@ COMMANDS = {
         "cloze.launch.pretrain.command:print_deepspeed_config",
         "cloze.launch.config:DeepSpeedConfig",
         configs="pretrain",
+        completes="cloze.launch.pretrain.shapes:complete",
         prepares=True,
         listed=(_OBJECTIVES,),
         main=("processes", *_RUN_FIELDS, "zero.stage"),
@@ -182,6 +187,7 @@ COMMANDS = {
         "cloze.launch.tools.plan:plan",
         "cloze.launch.tools.planning.config:PlanConfig",
         configs="pretrain",
+        completes="cloze.launch.pretrain.shapes:complete",
         prepares=True,
         checks="cloze.launch.pretrain.precheck:check_folders",
         listed=(_OBJECTIVES, ("device", "cloze.launch.system.data_sheets:NAMES")),
@@ -219,6 +225,7 @@ COMMANDS = {
         words="task",
         short=(("--train", "--train_file"),),
         configs="finetune",
+        completes="cloze.launch.training.shortening:shorten",
         prepares=True,
         trains=True,
         checks="cloze.launch.finetune.precheck:check_inputs",
@@ -312,7 +319,13 @@ def parse(name: str, arguments: list[str]) -> Any:
 
     command = COMMANDS[name]
     return parsing.parse(
-        name, load(command.config), arguments, words=command.words, short=command.short, configs=command.configs
+        name,
+        load(command.config),
+        arguments,
+        words=command.words,
+        short=command.short,
+        configs=command.configs,
+        complete=load(command.completes) if command.completes else None,
     )
 
 

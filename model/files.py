@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,56 +12,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cloze.model.config import ModelError
+from cloze.model.config_files import read_object
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights that transformers has split: names of weights -> names of files
 OLD_WEIGHTS = "pytorch_model.bin"
 
-# Bounds of a JSON file: 4 million labels take 64 MB; a configuration is nested 5 deep.
-_MOST_BYTES = 64 << 20
-_MOST_LEVELS = 64
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 _NUMBERS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _INDICES = ("position_ids", "token_type_ids")  # whole numbers beside the weights in old folders
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The fields of a JSON file.
-
-    Raises:
-        ModelError: it is anything but a regular file of bounded size and depth that holds one object.
-    """
-    expected = "expected a model folder, as cloze export makes"
-    try:
-        if path.exists() and not path.is_file():
-            raise ModelError(f"{path}: found no regular file, {expected}")
-        if (size := path.stat().st_size) > _MOST_BYTES:
-            raise ModelError(f"{path}: found {size:,} bytes, expected at most {_MOST_BYTES:,}; fetch the model again")
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ModelError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: {error}; {expected}") from None
-    if not isinstance(values, dict):
-        raise ModelError(f"{path}: found {type(values).__name__}, expected an object; fetch or export the model again")
-    if not _is_shallow(values):
-        raise ModelError(f"{path}: found values nested more than {_MOST_LEVELS} deep; fetch or export the model again")
-    return values
-
-
-def _is_shallow(value: object) -> bool:
-    """Whether lists and objects are nested at most _MOST_LEVELS deep."""
-    level = [value]
-    for _ in range(_MOST_LEVELS):
-        level = [
-            part
-            for each in level
-            if isinstance(each, (dict, list))
-            for part in (each.values() if isinstance(each, dict) else each)
-        ]
-        if not level:
-            return True
-    return False
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

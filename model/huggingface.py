@@ -13,8 +13,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,12 +23,21 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cloze.model.config import ROBERTAS, BertConfig, HeadConfig, ModelError
-from cloze.model.files import INDEX, WEIGHTS, read_object, read_weights, shard_names
+from cloze.model.config_files import (
+    ACTIVATIONS,
+    BERT_FIELDS,
+    MODERN_FIELDS,
+    OWN_MODEL_TYPE,
+    SEGMENTS,
+    Json,
+    config_from_huggingface,
+    read_object,
+    reading,
+)
+from cloze.model.files import INDEX, WEIGHTS, read_weights, shard_names
 from cloze.model.initialization import init_weights
 
 StateDict = dict[str, Tensor]
-Json = dict[str, Any]
-"""Fields of config.json."""
 _Model = TypeVar("_Model", bound="InFolders")
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")  # in names of weights, theirs and ours
 
@@ -348,13 +356,10 @@ def with_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
     return result
 
 
-OWN_MODEL_TYPE = "cloze"  # model_type in config.json of our own format
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json")
 # File names that mark a folder of another kind, into which no model may be written.
 _NO_MODELS = {"manifest.json": "prepared data", "checkpoints": "a run"}
 
-_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu"}
-_THEIR_ACTIVATIONS = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
 # What a head is for -> its name in transformers. A head for anything else goes out in our own format.
 _PROBLEMS = {
     "single_label": "single_label_classification",
@@ -362,36 +367,6 @@ _PROBLEMS = {
     "regression": "regression",
     "score": None,  # one score, of which transformers' own classes say nothing
 }
-_SEGMENTS = "segment_embeddings"  # false in config.json: the only segment's embedding is zero, as without segments
-# Fields that BERT's configuration in transformers has under the same name, and ELECTRA's, which has one more.
-_BERT_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "classifier_dropout",
-    "layer_norm_eps",
-    "initializer_range",
-    "pad_token_id",
-    "tie_word_embeddings",
-    "is_decoder",
-    "add_cross_attention",
-)
-# Defaults of ELECTRA's configuration in transformers.
-_ELECTRA_DEFAULTS = {
-    "vocab_size": 30522,
-    "embedding_size": 128,
-    "hidden_size": 256,
-    "num_attention_heads": 4,
-    "intermediate_size": 1024,
-}
-# Of RoBERTa's, XLM-RoBERTa's and CamemBERT's configurations.
-_ROBERTA_DEFAULTS = {"pad_token_id": 1, "vocab_size": 30522}
 _ROBERTA_CLASSES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}  # beginnings of names
 _SEQUENCE_CLASSIFIER = "BertForSequenceClassification"
 _DETECTOR = "BertForReplacedTokenDetection"
@@ -401,22 +376,6 @@ _ELECTRA_CLASSES = {
         f"Bert{ending}": f"Electra{ending}"
         for ending in ("Model", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
     },
-}
-_MODERN_FIELDS = {  # ours -> ModernBERT's
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_hidden_layers",
-    "num_attention_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "max_position_embeddings": "max_position_embeddings",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "layer_norm_eps": "norm_eps",
-    "initializer_range": "initializer_range",
-    "pad_token_id": "pad_token_id",
-    "tie_word_embeddings": "tie_word_embeddings",
-    "local_attention_window": "local_attention",
-    "norm_bias": "norm_bias",
-    "decoder_bias": "decoder_bias",
 }
 
 
@@ -431,8 +390,8 @@ def config_to_huggingface(
     values = {"model_type": family, "dtype": str(dtype).removeprefix("torch.")}
     if family != "modernbert":
         theirs = _their_architecture(family, architecture)
-        values |= {"architectures": [theirs], "hidden_act": _ACTIVATIONS[config.hidden_act]}
-        values |= {name: getattr(config, name) for name in _BERT_FIELDS}
+        values |= {"architectures": [theirs], "hidden_act": ACTIVATIONS[config.hidden_act]}
+        values |= {name: getattr(config, name) for name in BERT_FIELDS}
         if family == "electra":
             values["embedding_size"] = config.embedding_size
         if family in ROBERTAS:
@@ -440,14 +399,14 @@ def config_to_huggingface(
             values |= dict.fromkeys(("bos_token_id", "eos_token_id"))
             values["max_position_embeddings"] = config.first_position + config.max_position_embeddings
         if not config.type_vocab_size:  # which these are never without there
-            values |= {"type_vocab_size": 1, _SEGMENTS: False}
+            values |= {"type_vocab_size": 1, SEGMENTS: False}
     else:
         theirs = architecture.replace("BertForPreTraining", "BertForMaskedLM")  # no segments
         values |= {"architectures": [f"Modern{theirs}"]}
-        values |= {theirs: getattr(config, ours) for ours, theirs in _MODERN_FIELDS.items()}
+        values |= {theirs: getattr(config, ours) for ours, theirs in MODERN_FIELDS.items()}
         values |= {
-            "hidden_activation": _ACTIVATIONS[config.hidden_act],
-            "classifier_activation": _ACTIVATIONS[config.hidden_act],
+            "hidden_activation": ACTIVATIONS[config.hidden_act],
+            "classifier_activation": ACTIVATIONS[config.hidden_act],
             **dict.fromkeys(("attention_bias", "mlp_bias", "classifier_bias"), config.linear_bias),
             **dict.fromkeys(("embedding_dropout", "mlp_dropout"), config.hidden_dropout_prob),
             "classifier_dropout": config.hidden_dropout_prob if rate is None else rate,
@@ -502,116 +461,6 @@ def _export_family(config: BertConfig, architecture: str, head: HeadConfig | Non
     if (needs_pooler and not config.pooler) or (head and (head.columns or head.pooling != "pooler")):
         return None
     return family
-
-
-def config_from_huggingface(values: Json) -> BertConfig:
-    """BertConfig from the content of a config.json.
-
-    Raises:
-        ModelError: for unsupported architectures.
-    """
-    kind = values.get("model_type")
-    if kind == OWN_MODEL_TYPE:
-        known = {field.name for field in dataclasses.fields(BertConfig)}
-        return BertConfig(**{name: value for name, value in values.items() if name in known})
-    if kind == "modernbert":
-        return _modern_config(values)
-    kinds = ("bert", "electra", *ROBERTAS)
-    if kind not in kinds:
-        raise ModelError(
-            f"config.json: found model_type {kind!r}, expected {', '.join(kinds)}, modernbert or {OWN_MODEL_TYPE}"
-        )
-    if values.get("position_embedding_type", "absolute") != "absolute":
-        raise ModelError(
-            f"config.json: found position_embedding_type {values['position_embedding_type']!r}, expected absolute"
-        )
-    fields = {name: values[name] for name in _BERT_FIELDS if name in values}
-    if kind == "electra":
-        fields = {**_ELECTRA_DEFAULTS, **fields, "pooler": False}
-        fields["embedding_size"] = values.get("embedding_size", _ELECTRA_DEFAULTS["embedding_size"])
-    if kind in ROBERTAS:
-        fields = _roberta_fields(values, {**_ROBERTA_DEFAULTS, **fields})
-    fields["pad_token_id"] = fields.get("pad_token_id") or 0  # transformers may say null
-    return BertConfig(hidden_act=_activation(values.get("hidden_act", "gelu")), **fields)
-
-
-def _roberta_fields(values: Json, fields: Json) -> Json:
-    """`fields` of a RoBERTa as ours: its number of positions counts the rows before the first one too."""
-    kind = values["model_type"]
-    for name, expected in (("hidden_act", "gelu"), ("is_decoder", False), ("add_cross_attention", False)):
-        if (found := values.get(name, expected)) != expected:
-            raise ModelError(f"config.json: found {name} {found!r} with model_type {kind}, expected {expected!r}")
-    if (padding := fields["pad_token_id"]) is None:
-        raise ModelError(
-            f"config.json: found pad_token_id null with model_type {kind}, expected the id after which positions begin"
-        )
-    rows = fields.get("max_position_embeddings", BertConfig.max_position_embeddings)
-    return fields | {"family": kind, "max_position_embeddings": rows - padding - 1}
-
-
-def _activation(name: str) -> Any:
-    """Ours, one of `BertConfig.hidden_act`, for theirs."""
-    if name not in _THEIR_ACTIVATIONS:
-        raise ModelError(f"config.json: found activation {name!r}, expected one of {', '.join(_THEIR_ACTIVATIONS)}")
-    return _THEIR_ACTIVATIONS[name]
-
-
-def _modern_config(values: Json) -> BertConfig:
-    fields = {ours: values[theirs] for ours, theirs in _MODERN_FIELDS.items() if theirs in values}
-    fields["pad_token_id"] = fields.get("pad_token_id") or 0  # as BERT's
-    biases = {values.get(name, False) for name in ("attention_bias", "mlp_bias", "classifier_bias")}
-    if len(biases) > 1:
-        raise ModelError("config.json: found attention_bias, mlp_bias, classifier_bias unequal, expected all equal")
-    activations = [values.get(f"{name}_activation", "gelu") for name in ("hidden", "classifier")]
-    if len(set(activations)) > 1:
-        raise ModelError(f"config.json: found hidden and classifier activation {activations}, expected them equal")
-    bases = _rotary_bases(values)
-    every = values.get("global_attn_every_n_layers", 3)
-    kinds = values.get("layer_types")
-    expected = ["sliding_attention" if layer % every else "full_attention" for layer in range(len(kinds or []))]
-    if kinds and kinds != expected:
-        raise ModelError(f"config.json: found layer_types that are not global every {every} layers")
-    return BertConfig(
-        **fields,
-        hidden_act=_activation(activations[0]),
-        hidden_dropout_prob=values.get("mlp_dropout", 0.0),
-        linear_bias=biases.pop(),
-        rotary_theta=bases["full_attention"],
-        local_rotary_theta=bases["sliding_attention"],
-        global_attention_every=every,
-        position_embedding="rotary",
-        type_vocab_size=0,
-        norm_position="pre",
-        first_attention_norm=False,
-        gated_feed_forward=True,
-        classifier_transform=True,
-        classifier_dropout=values.get("classifier_dropout", 0.0),
-        pooler=False,
-    )
-
-
-def _rotary_bases(values: Json) -> dict[str, float]:
-    """Base of the rotary frequencies by kind of layer.
-
-    Raises:
-        ModelError: for scaled frequencies.
-    """
-    bases = {
-        "full_attention": values.get("global_rope_theta", 160_000.0),
-        "sliding_attention": values.get("local_rope_theta", 10_000.0),
-    }
-    for field in ("rope_scaling", "rope_parameters"):
-        given = values.get(field) or {}
-        layers = {layer: given.get(layer) or {} for layer in bases}
-        for rope in (given, *layers.values()):
-            kind = rope.get("rope_type") or rope.get("type") or "default"
-            if kind != "default":
-                raise ModelError(
-                    f"config.json: found rope_type {kind!r} in {field}, expected default: scaled rotary "
-                    "positions are not computed here; take a model without them"
-                )
-        bases = {layer: layers[layer].get("rope_theta", base) for layer, base in bases.items()}
-    return bases
 
 
 def architecture_of(state_dict: StateDict) -> str:
@@ -724,7 +573,7 @@ def cast_pretrained(folder: str | os.PathLike[str], dtype: torch.dtype) -> None:
         for name, tensor in read_weights(folder).items()
     }
     check_finite(weights, f"{folder} in {str(dtype).removeprefix('torch.')}")
-    values = _read_config(folder) | {"dtype": str(dtype).removeprefix("torch.")}
+    values = read_object(folder / "config.json") | {"dtype": str(dtype).removeprefix("torch.")}
     _write_weights(weights, folder)
     _write_config(values, folder)
 
@@ -781,8 +630,8 @@ def load_pretrained(folder: str | os.PathLike[str]) -> tuple[BertConfig, StateDi
         ModelError: for what is missing, damaged, not finite or of another architecture.
     """
     folder = Path(folder)
-    values = _read_config(folder)
-    with _reading(folder):
+    values = read_object(folder / "config.json")
+    with reading(folder):
         config = config_from_huggingface(values)
     weights = read_weights(folder)
     _check_layers(weights, config, folder)
@@ -792,7 +641,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> tuple[BertConfig, StateDi
     weights = from_huggingface(weights, config, _named_architecture(values) or "")
     segments = "bert.embeddings.segment.weight"
     # Training in transformers changes the zeros, which makes it a normal segment.
-    if values.get(_SEGMENTS) is False and segments in weights and not weights[segments].any():
+    if values.get(SEGMENTS) is False and segments in weights and not weights[segments].any():
         config = dataclasses.replace(config, type_vocab_size=0)
         del weights[segments]
     return config, weights
@@ -848,7 +697,7 @@ def load_architecture(folder: str | os.PathLike[str]) -> str:
     Raises:
         ModelError: it names none.
     """
-    name = _named_architecture(_read_config(Path(folder)))
+    name = _named_architecture(read_object(Path(folder) / "config.json"))
     if not name:
         raise ModelError(
             f"{folder}: found no architectures in config.json, expected the name of the model's class, "
@@ -871,13 +720,13 @@ def _named_architecture(values: Json) -> str | None:
 
 def load_note(folder: str | os.PathLike[str], name: str) -> Any:
     """The note of this name that was given to `save_pretrained`; None if config.json has none."""
-    return _read_config(Path(folder)).get(name)
+    return read_object(Path(folder) / "config.json").get(name)
 
 
 def load_head(folder: str | os.PathLike[str]) -> HeadConfig | None:
     """Labels and problem type of the head in a model folder; None if config.json has none."""
-    with _reading(Path(folder)):
-        return _head(_read_config(Path(folder)))
+    with reading(Path(folder)):
+        return _head(read_object(Path(folder) / "config.json"))
 
 
 def _head(values: Json) -> HeadConfig | None:
@@ -912,24 +761,6 @@ def _labels(given: Any) -> tuple[str, ...]:
     return tuple(str(given[str(number)]) for number in range(len(given)))
 
 
-def _read_config(folder: Path) -> Json:
-    return read_object(folder / "config.json")
-
-
-@contextmanager
-def _reading(folder: Path) -> Iterator[None]:
-    """Turn errors that values of wrong types in a config.json cause in its readers into a ModelError."""
-    try:
-        yield
-    except ModelError:
-        raise
-    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
-        raise ModelError(
-            f"{folder / 'config.json'}: found a value of another kind than its field's ({error}); fix "
-            "it, or fetch or export the model again"
-        ) from error
-
-
 class InFolders(nn.Module):
     """Mixin with which a model class is loaded from folders and its objects are saved to them."""
 
@@ -959,7 +790,7 @@ class InFolders(nn.Module):
         """
         config, weights = load_pretrained(folder)
         pooled = any(name.startswith("bert.pooler.") for name in weights)
-        bare = _our_architecture(_named_architecture(_read_config(Path(folder))) or "") == "BertModel"
+        bare = _our_architecture(_named_architecture(read_object(Path(folder) / "config.json")) or "") == "BertModel"
         if new_head_seed is None and not pooled and bare:
             config = dataclasses.replace(config, pooler=False)  # transformers' config.json lacks it
         if cls.takes_head:

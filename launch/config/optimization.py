@@ -77,6 +77,9 @@ class ScheduleConfig:
     """Shape after the warmup, which itself is always linear. docs/recipes.md shows the shapes."""
     warmup_steps: int | None = None
     """Warmup steps; null: warmup_share of all steps."""
+    warmup_of_steps: int | None = None
+    """Steps of the run that warmup_steps is meant for, at least 1: a shorter run has as much less warmup. Set where the
+    command line makes a run shorter than its recipe; null: warmup_steps is meant for any."""
     warmup_share: float = 0.01
     """Share of all steps (or of the time budget) used for warmup, 0 to 1; applies when warmup_steps is null."""
     warmup_tokens: int | None = None
@@ -102,6 +105,7 @@ class ScheduleConfig:
             "schedule",
             self,
             warmup_steps=0,
+            warmup_of_steps=1,
             warmup_share=0,
             warmup_tokens=1,
             initial_share=0,
@@ -125,6 +129,14 @@ class ScheduleConfig:
                 )
             if self.warmup_steps is not None:
                 raise UserError("schedule.warmup_tokens: found beside schedule.warmup_steps, expected one of them")
+
+    def warmup_in(self, steps: float) -> int:
+        """Warmup steps of a run of this length; of warmup_tokens apart."""
+        if self.warmup_steps is None:
+            return round(self.warmup_share * steps)
+        if self.warmup_of_steps is None or steps >= self.warmup_of_steps:
+            return self.warmup_steps
+        return round(self.warmup_steps * steps / self.warmup_of_steps)
 
 
 @dataclass(frozen=True)

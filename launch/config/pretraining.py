@@ -63,7 +63,7 @@ class PretrainConfig(RunConfig):
     """Cache on a local disk for data in an object store."""
     init_from: str | None = None
     """Folder of a run, its URL in an object store, or a Hugging Face folder of a BERT, whose weights this run starts
-    from; null: random weights."""
+    from, and whose shape it has if no model is given; null: random weights."""
     init_optimizer: bool = False
     """Whether the optimizer's moments are taken from init_from too."""
     init_positions: Literal["same", "extend"] = "same"
@@ -80,7 +80,8 @@ class PretrainConfig(RunConfig):
     """word2vec text file whose vectors initialize the word embeddings, by token; null: random ones. Not with
     init_from."""
     model: BertConfig = field(default_factory=BertConfig, metadata=FIXED)
-    """Shape of the model: a file in configs/model/ or single fields."""
+    """Shape of the model: a file in configs/model/ or single fields; with init_from and without such a file the
+    source's, and single fields of it."""
     objective: str = "masked"
     """Training objective, one of those of docs/recipes.md; or the dotted name of your own class, such as
     my_module.MyObjective, in a file of the current folder or installed (docs/python.md)."""

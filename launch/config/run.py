@@ -99,10 +99,10 @@ def check_processes(config: RunConfig) -> None:
 
 def check_warmup(config: RunConfig) -> None:
     """Raise UserError for more steps of warmup than there are steps."""
-    warmup = config.schedule.warmup_steps
-    if config.train.time_budget_hours is None and warmup is not None and warmup > config.train.max_steps:
+    warmup, steps = config.schedule.warmup_steps, config.train.max_steps
+    if config.train.time_budget_hours is None and warmup is not None and config.schedule.warmup_in(steps) > steps:
         raise UserError(
             f"schedule.warmup_steps: found {warmup}, expected at most train.max_steps = "
-            f"{config.train.max_steps}; for a shorter run add --schedule.warmup_steps null, which makes "
+            f"{steps}; for a shorter run add --schedule.warmup_steps null, which makes "
             f"the warmup {config.schedule.warmup_share:g} of its steps (schedule.warmup_share)"
         )

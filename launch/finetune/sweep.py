@@ -32,6 +32,7 @@ from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import visible_gpus
 from cloze.launch.system.pictures import check_library
 from cloze.launch.training.process import EXIT_COMPLETE
+from cloze.launch.training.shortening import shorten
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
@@ -84,7 +85,7 @@ def _plan(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> 
         part = part_of_name(settings)
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
         words = [config.task, "--config", yaml.safe_dump(base), *words]
-        chosen = parse("finetune", FinetuneConfig, words, words="task")
+        chosen = parse("finetune", FinetuneConfig, words, words="task", complete=shorten)
         settled.append((settings, part, chosen))
         if chosen.model_step is None:
             steps.update(_begun_from(file_of(folder / _name(part, config.seed)), chosen.model))

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from argparse import ArgumentError
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import yaml
 
 from cloze.launch.parsing.error_messages import check_file, explain
 from cloze.launch.parsing.fields import Described, describe
+from cloze.launch.parsing.given import Complete, Given, chunks, names_in_file
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import describe as cannot_be_read
 from cloze.pipeline.untrusted import load_yaml
@@ -69,8 +71,21 @@ def takes_flags(name: str) -> bool:
     return name in {"pretrain", "sweep", "finetune", "deepspeed-config", "vocab", "prepare"}
 
 
+class Parser(jsonargparse.ArgumentParser):
+    """The library's, whose `--print_config` prints the configuration as a command gets it."""
+
+    complete: Callable[[jsonargparse.Namespace], None] | None = None
+    """Completes the values of the command line that is parsed."""
+
+    def dump(self, namespace: jsonargparse.Namespace, *arguments: Any, **named: Any) -> str:
+        """The values as YAML, completed."""
+        if self.complete:
+            self.complete(namespace)
+        return super().dump(namespace, *arguments, **named)
+
+
 @functools.cache
-def build_parser(name: str, config: Any, words: str | None = None) -> jsonargparse.ArgumentParser:
+def build_parser(name: str, config: Any, words: str | None = None) -> Parser:
     """The parser of a command: every field an option, required ones without a default positional where one names it.
 
     Args:
@@ -79,7 +94,7 @@ def build_parser(name: str, config: Any, words: str | None = None) -> jsonargpar
     """
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     # --help is ours: see help_pages.py.
-    parser = jsonargparse.ArgumentParser(prog=f"cloze {name}", exit_on_error=False, allow_abbrev=False, add_help=False)
+    parser = Parser(prog=f"cloze {name}", exit_on_error=False, allow_abbrev=False, add_help=False)
     parser.add_argument("--config", action="config")
     positional = not takes_flags(name)
     takes_texts = words is not None and get_type_hints(config)[words] == list[str]
@@ -101,6 +116,7 @@ def parse(
     words: str | None = None,
     short: tuple[tuple[str, str], ...] = (),
     configs: str = "",
+    complete: Complete | None = None,
 ) -> Config:
     """A command's configuration from its arguments.
 
@@ -109,6 +125,7 @@ def parse(
         words: the field that takes the word or words without a flag.
         short: short flags, each with the long one that it stands for.
         configs: the kind of shipped configurations that `--config` takes by name.
+        complete: gives the values of fields that follow from others, and from where these come.
 
     Raises:
         UserError: an unknown field, a value of the wrong kind, a missing file, in one line.
@@ -126,8 +143,14 @@ def parse(
     arguments = _join_lists(_complete_switches(arguments, known), lists)
     if words is not None and kinds[words] == list[str]:
         arguments = words_first(arguments)
+    another = partial(build_parser.__wrapped__, name, kind, words)
     try:
-        namespace = parser.instantiate(parser.parse_args(_files_first(arguments, known, configs)))
+        arguments = _files_first(arguments, known, configs)
+        parser.complete = partial(_complete, another, arguments, complete) if complete else None
+        found = parser.parse_args(arguments)
+        if parser.complete:
+            parser.complete(found)
+        namespace = parser.instantiate(found)
     except BrokenPipeError:  # of --print_config
         raise
     except PermissionError as error:  # the library looks whether a value is the path of a file of fields
@@ -147,6 +170,35 @@ def parse(
             f"cloze {name} --help"
         )
     return made
+
+
+def _complete(
+    another: Callable[[], Parser], words: list[str], complete: Complete, namespace: jsonargparse.Namespace
+) -> None:
+    """Set the fields whose values follow from what the words give.
+
+    Args:
+        another: makes a parser beside the one that is at work, which the library can't use within itself.
+    """
+    given = list(chunks(words))
+
+    def untyped(name: str) -> Any:
+        others = [word for option, chunk in given if option not in (name, "print_config") for word in chunk]
+        parser = another()
+        # --print_config needs no field, this does
+        missing = [action for action in parser._actions if action.required and namespace.get(action.dest) is None]
+        fill = [word for action in missing for word in (*action.option_strings[:1], "-")]
+        return parser.parse_args([*others, *fill])[name]
+
+    files = [chunk[-1].removeprefix("--config=") for name, chunk in given if name == "config"]
+    origins = Given(
+        namespace.get,
+        untyped,
+        frozenset(name for name, _ in given if name not in ("", "config")),
+        frozenset(name for file in files for name in names_in_file(file)),
+    )
+    for name, value in complete(origins).items():
+        namespace[name] = value
 
 
 def _fields_of(values: object) -> list[tuple[str, object]]:

@@ -10,6 +10,7 @@ from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.data import TrainingData, open_data, run_masking
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.making import make_objective, objective_facts
+from cloze.launch.pretrain.precheck import check_start
 from cloze.launch.pretrain.validation import HeldOut, held_out_samples
 from cloze.launch.run import runs
 from cloze.launch.system.own_classes import make, own_class
@@ -36,6 +37,7 @@ def open_inputs(config: PretrainConfig, world_size: int) -> RunInputs:
     Raises:
         UserError: the configuration is wrong, or does not fit the data.
     """
+    check_start(config)
     data, model = open_data(config)
     run_masking(config, data)  # also checks that masking.* is not set for shards that hold their masks
     config = replace(config, model=model, train=config.train.on(world_size).for_size(encoder_weights(model)))

@@ -19,7 +19,7 @@ from cloze.launch.checkpoint import CheckpointManager, TrainState, checkpoint_st
 from cloze.launch.config import PretrainConfig
 from cloze.launch.config.marks import FIXED, marked
 from cloze.launch.engine.engine import Engine
-from cloze.launch.pretrain.precheck import check_source
+from cloze.launch.pretrain.shapes import OF_VOCABULARY, check_shape, check_source
 from cloze.launch.pretrain.vocabulary import OF_TOKENS, NewVocabulary, new_vocabulary
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
@@ -32,23 +32,6 @@ from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.stores.places import StorePath, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-# Model fields that may differ between phases, since no weight depends on them. A changed rotary base changes the
-# outputs and is reported; it is raised for longer sequences (ModernBERT's from 10,000 to 160,000, arXiv 2412.13663,
-# section 2.2.2).
-FREE_MODEL_FIELDS = {
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "attention_output_dropout_prob",
-    "classifier_dropout",
-    "initialization",
-    "initializer_range",
-    "initializer_cutoff",
-    "embedding_initializer_range",
-    "position_initializer_range",
-    "max_position_embeddings",
-    "rotary_theta",
-    "local_rotary_theta",
-}
 _FETCHED = "step-init_from.tmp"  # beside the checkpoints of the new run, removed by its first save
 POSITIONS = "bert.embeddings.position.weight"
 # Fields that determine the optimizer's groups and states.
@@ -131,7 +114,7 @@ def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoi
         source = _with_vocabulary(config, source, old, Tokenizer.from_folder(manifest.folder / runs.TOKENIZER))
     if config.init_layers is not None:
         source = _of_layers(source, config.init_layers)
-    _check_shape(config, source)
+    check_shape(config, source.config, OF_VOCABULARY if source.vocabulary else ())
     return source
 
 
@@ -166,33 +149,6 @@ def _of_layers(source: Source, layers: list[int]) -> Source:
             if name.startswith(own)
         }
     return replace(source, config=replace(source.config, num_hidden_layers=len(layers)), weights=weights)
-
-
-def _check_shape(config: PretrainConfig, source: Source) -> None:
-    for field in fields(BertConfig):
-        wanted, found = getattr(config.model, field.name), getattr(source.config, field.name)
-        free = FREE_MODEL_FIELDS | ({"vocab_size", "pad_token_id"} if source.vocabulary else set())
-        if wanted != found and field.name not in free:
-            raise UserError(
-                f"model.{field.name}: found {wanted!r}, expected {found!r}, that of init_from = "
-                f"{source.name}; set it to that"
-            )
-    wanted, found = config.model.max_position_embeddings, source.config.max_position_embeddings
-    if config.model.position_embedding != "learned" or wanted == found:
-        return
-    if wanted < found:
-        raise UserError(
-            f"model.max_position_embeddings: found {wanted}, expected at least the {found} that "
-            f"init_from = {source.name} has learned; set it to {found}"
-        )
-    if config.init_positions != "extend" or config.init_optimizer:
-        fix = (
-            "--init_optimizer false and --init_positions extend" if config.init_optimizer else "--init_positions extend"
-        )
-        raise UserError(
-            f"model.max_position_embeddings: found {wanted}, expected {found}, those that init_from = "
-            f"{source.name} has learned; with {fix} the further ones are drawn"
-        )
 
 
 def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:

@@ -36,6 +36,7 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, visible_gpus
 from cloze.launch.system.pictures import check_library
 from cloze.launch.training.process import EXIT_COMPLETE
+from cloze.launch.training.shortening import shorten
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
@@ -121,7 +122,8 @@ def plan(config: SweepConfig) -> list[PretrainingRun]:
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
         output = folder / part_of_name(settings)
         chosen = replace(
-            parse("pretrain", PretrainConfig, ["--config", yaml.safe_dump(base), *words]), output=str(output)
+            parse("pretrain", PretrainConfig, ["--config", yaml.safe_dump(base), *words], complete=shorten),
+            output=str(output),
         )
         deepspeed_config(chosen, 1)
         resolved = open_inputs(chosen, 1)

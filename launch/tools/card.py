@@ -17,7 +17,8 @@ from cloze.launch.system.software import software
 from cloze.launch.texts.encoding import TRUNCATION
 from cloze.launch.texts.vectors import Vectors
 from cloze.model.config import BertConfig
-from cloze.model.huggingface import OWN_MODEL_TYPE, load_note, load_pretrained
+from cloze.model.config_files import OWN_MODEL_TYPE
+from cloze.model.huggingface import load_note, load_pretrained
 from cloze.model.tasks import saved_class
 
 # Our class -> the hub's name of its task, and the Auto class of transformers.

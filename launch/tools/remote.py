@@ -11,7 +11,8 @@ import re
 from pathlib import Path
 
 import cloze.model
-from cloze.model.huggingface import OWN_MODEL_TYPE, load_note, load_pretrained
+from cloze.model.config_files import OWN_MODEL_TYPE
+from cloze.model.huggingface import load_note, load_pretrained
 from cloze.model.tasks import saved_class
 from cloze.version import __version__
 

@@ -13,7 +13,7 @@ def warmup_steps(config: ScheduleConfig, end: float) -> int:
     """Warmup in steps (with a time budget: seconds) of a run of length `end`; 0 with `warmup_tokens`."""
     if config.warmup_tokens is not None:
         return 0
-    return round(config.warmup_share * end) if config.warmup_steps is None else config.warmup_steps
+    return config.warmup_in(end)
 
 
 class Progress(NamedTuple):
@@ -88,11 +88,15 @@ def _rise(config: ScheduleConfig, share: float) -> float:
 
 def describe(config: ScheduleConfig, train: TrainConfig) -> str:
     """Shape, length and warmup in words."""
+    shrunk = ""
     if config.warmup_tokens is not None:
         warmup = f"{config.warmup_tokens:,} tokens"
     elif train.budget_seconds is not None:
         warmup = f"{config.warmup_share:.1%} of the time"
     else:
-        warmup = f"{warmup_steps(config, train.max_steps)} steps"
+        steps = warmup_steps(config, train.max_steps)
+        warmup = f"{steps} steps"
+        if config.warmup_steps not in (None, steps):
+            shrunk = f", shrunk from {config.warmup_steps} with the run, from {config.warmup_of_steps:,} steps"
     length = "" if train.time_budget_hours is None else f" over {train.time_budget_hours:g} hours"
-    return f"{config.name}{length}, {warmup} of warmup"
+    return f"{config.name}{length}, {warmup} of warmup{shrunk}"

@@ -25,6 +25,10 @@ REFUSED = [
     ("plan --device h100 --data nowhere", "nowhere: found no manifest.json"),
     ("pretrain --config bert-base-phase2 --data SHARDS --output o", "init_from: found no folder runs/bert-base-phase1"),
     ("pretrain --data SHARDS --output o --init_from MODEL", "init_from: found neither config.yaml nor config.json in"),
+    (
+        "pretrain --config adapt --model base --data SHARDS --output o --init_from TINY",
+        "model.hidden_size: found 768, expected 128; model.num_hidden_layers: found 12, expected 2; model.num",
+    ),
     ("pretrain --data SHARDS --output o --init_word_vectors v.txt", "init_word_vectors: found no file v.txt"),
     ("plan --config nosuch", "--config: found no file 'nosuch'"),
     ("pretrain --data nowhere --output o --processes 2", "nowhere: found no manifest.json"),
@@ -72,6 +76,9 @@ def test_what_is_not_there_is_refused_without_torch(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "runs").mkdir()
     (tmp_path / "shards").mkdir()
+    (tmp_path / "tiny").mkdir()
+    shape = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps({"model_type": "bert", **shape}))
     (tmp_path / "shards" / "manifest.json").touch()
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "config.json").write_text("{}")
@@ -79,6 +86,7 @@ def test_what_is_not_there_is_refused_without_torch(tmp_path):
     (tmp_path / "list.json").write_text('[\n{"question": "?", "context": "Rain."}]')
     (tmp_path / "squad.json").write_text('{"version": "1.1", "data": []}')
     places = {"FILE": [str(tmp_path / "file.tsv")], "MODEL": [str(tmp_path / "model")]}
+    places["TINY"] = [str(tmp_path / "tiny")]
     places["SHARDS"] = [str(tmp_path / "shards")]
     places["REAL"] = [str(tmp_path / "real")]
     places["MODEL/none"] = [str(tmp_path / "model" / "none")]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import resource
 import shutil
 
@@ -12,7 +11,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from cloze.model.config import HeadConfig, ModelError
-from cloze.model.files import read_object
 from cloze.model.huggingface import copy_pretrained, load_head, load_pretrained, save_pretrained
 from cloze.model.tasks import ARCHITECTURES, BertForSequenceClassification
 from tests.model.model_batches import TINY, pretraining_model
@@ -183,26 +181,6 @@ def test_shards_that_do_not_fit_their_index_are_refused(classifier, tmp_path):
     ):
         (path / "model.safetensors.index.json").write_text(json.dumps(content))
         refused(path, found)
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
-def test_a_file_that_is_none_is_not_read(tmp_path, make):
-    make(tmp_path / "config.json")
-    with pytest.raises(ModelError, match="no regular file"):
-        read_object(tmp_path / "config.json")
-
-
-def test_a_configuration_has_bounds(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text('{"a": ' + "[" * 63 + "]" * 63 + "}")
-    assert read_object(path)
-    path.write_text('{"a": ' + "[" * 64 + "]" * 64 + "}")
-    with pytest.raises(ModelError, match="nested more than"):
-        read_object(path)
-    with open(path, "wb") as file:
-        file.truncate(65 << 20)
-    with pytest.raises(ModelError, match="68,157,440 bytes, expected at most"):
-        read_object(path)
 
 
 def test_weights_that_find_no_space_are_an_error_of_the_file_system(tmp_path):

@@ -61,7 +61,10 @@ def test_the_micro_batch_is_the_largest_that_divides(sizes, processes, micro):
 
 @pytest.mark.parametrize("recipe", ["small", "tiny", "bert-base-phase1", "electra-small"])
 def test_a_trial_shorter_than_its_warmup_is_refused_with_the_option(recipe):
+    """If the warmup is on the command line; that of the recipe shrinks."""
     words = ["--config", recipe, "--data", "d", "--output", "o", "--train.max_steps", "5"]
+    assert parse("pretrain", words).schedule.warmup_in(5) <= 2
+    words += ["--schedule.warmup_steps", "20"]
     with pytest.raises(UserError, match=r"expected at most train.max_steps = 5; .* add (--\S+ \S+), which") as refused:
         parse("pretrain", words)
     option = re.search(r"add (--\S+ \S+),", str(refused.value))[1].split()

@@ -154,7 +154,7 @@ def test_longer_positions_are_refused_or_extended_by_name(short, long, tmp_path)
     train(short, tmp_path / "first", *STILL, "--model.max_position_embeddings", "16")
     arguments = (*STILL, "--init_from", str(tmp_path / "first"), "--model.max_position_embeddings", "32")
     output = train(long, tmp_path / "second", *arguments, status=2)
-    assert "found 32, expected 16, those that init_from" in output.splitlines()[-1]
+    assert "found 32, expected 16: that of init_from" in output.splitlines()[-1]
     assert table(train(long, tmp_path / "second", *arguments, "--init_positions", "extend"))["positions"] == (
         "0 to 15 taken, 16 to 31 drawn"
     )
@@ -194,7 +194,7 @@ def test_a_hugging_face_bert_is_trained_on(long, tmp_path):
     # And what does not fit says so, in one line.
     for overrides, expected in (
         (("--init_optimizer", "true"), "a Hugging Face folder without optimizer states"),
-        (("--model.hidden_act", "relu"), "model.hidden_act: found 'relu', expected 'gelu', that of init_from"),
+        (("--model.hidden_act", "relu"), "model.hidden_act: found 'relu', expected 'gelu': that of init_from"),
     ):
         output = train(long, tmp_path / "other", *STILL, "--init_from", str(folder), *overrides, status=2)
         line = output.splitlines()[-1]

@@ -1,0 +1,133 @@
+"""The shape of a run that starts from another model (`init_from`): the source's, or a given one, compared with it.
+
+Imports no torch: what does not fit is said within a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+from cloze.launch.config import PretrainConfig
+from cloze.launch.parsing import Given
+from cloze.launch.run import runs
+from cloze.launch.run.stored import fetch_description
+from cloze.launch.training.shortening import shorten
+from cloze.model.config import BertConfig
+from cloze.model.config_files import read_shape
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores.places import StorePath, to_place
+from cloze.pipeline.stores.scratch import scratch_folder
+
+# Model fields that may differ between phases, since no weight depends on them. A changed rotary base changes the
+# outputs and is reported; it is raised for longer sequences (ModernBERT's from 10,000 to 160,000, arXiv 2412.13663,
+# section 2.2.2).
+_FREE = {
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "attention_output_dropout_prob",
+    "classifier_dropout",
+    "initialization",
+    "initializer_range",
+    "initializer_cutoff",
+    "embedding_initializer_range",
+    "position_initializer_range",
+    "rotary_theta",
+    "local_rotary_theta",
+}
+OF_VOCABULARY = ("vocab_size", "pad_token_id")  # which follow from the shards' tokenizer
+
+
+def complete(given: Given) -> dict[str, object]:
+    """The fields of a pretraining configuration that follow from others: the warmup of a shorter run, and without a
+    given model the shape of `init_from`, with the single fields that were typed.
+
+    Raises:
+        UserError, ModelError: `init_from` is needed for its shape and is no model.
+    """
+    values = shorten(given)
+    source, output = given.value("init_from"), given.value("output")
+    if not source or given.has_section("model"):
+        return values
+    run = _local(output) if output else None
+    if run and (run / runs.CONFIG).is_file():  # it goes on, and the source may be gone
+        shape = runs.model_config(run)
+    else:
+        shape = replace(source_shape(_local(source), given.value("init_layers")), vocab_size=0)
+    typed = given.fields_of("model")
+    return values | {f"model.{name}": value for name, value in asdict(shape).items() if name not in typed}
+
+
+def _local(folder: str) -> Path:
+    """The folder; of a run in a store, the files that describe it, fetched into a temporary one."""
+    place = to_place(folder)
+    if not isinstance(place, StorePath):
+        return place
+    local = scratch_folder()
+    fetch_description(place, local)
+    return local
+
+
+def source_shape(folder: Path, layers: list[int] | None) -> BertConfig:
+    """The shape of a run or of a Hugging Face folder.
+
+    Args:
+        layers: those of its layers that are taken; None: all.
+
+    Raises:
+        UserError, ModelError: it is neither, or another kind of model.
+    """
+    check_source(folder)
+    shape = runs.model_config(folder) if (folder / runs.CONFIG).is_file() else read_shape(folder)
+    return shape if layers is None else replace(shape, num_hidden_layers=len(layers))
+
+
+def check_source(folder: Path) -> None:
+    """Raise UserError for a folder that is neither a run nor a model's."""
+    if not any((folder / name).is_file() for name in (runs.CONFIG, "config.json")):
+        found = f"neither {runs.CONFIG} nor config.json in" if folder.is_dir() else "no folder"
+        raise UserError(
+            f"init_from: found {found} {folder}, expected the folder of a run of `cloze pretrain` or of a Hugging Face "
+            "BERT; check the path, or give another --init_from"
+        )
+
+
+def check_shape(config: PretrainConfig, source: BertConfig, but: Collection[str] = ()) -> None:
+    """Raise UserError with all differences of a run's shape from that of its source, except those that may be.
+
+    Args:
+        but: fields that are not compared.
+    """
+    found = [each for name, each in _differences(config, source) if name not in but]
+    if not found:
+        return
+    fix = "leave the model out, by --model or in a file, to take the source's shape"
+    if config.model.max_position_embeddings > source.max_position_embeddings:
+        extend = ["--init_optimizer false"] * config.init_optimizer + ["--init_positions extend"]
+        fix += f"; with {' '.join(extend)} further positions are drawn"
+    raise UserError(f"{'; '.join(found)}: {'those' if found[1:] else 'that'} of init_from = {config.init_from}; {fix}")
+
+
+def _differences(config: PretrainConfig, source: BertConfig) -> Iterator[tuple[str, str]]:
+    for field in fields(BertConfig):
+        wanted, found = getattr(config.model, field.name), getattr(source, field.name)
+        if wanted == found or field.name in _FREE:
+            continue
+        least = ""
+        if field.name == "max_position_embeddings":
+            if config.model.position_embedding != "learned" or source.position_embedding != "learned":
+                continue
+            if wanted > found and config.init_positions == "extend" and not config.init_optimizer:
+                continue
+            least = "at least " * (wanted < found)
+        yield field.name, f"model.{field.name}: found {wanted!r}, expected {least}{found!r}"
+
+
+def check_early(config: PretrainConfig, folder: Path) -> None:
+    """Raise UserError or ModelError unless a folder is a source of the run's shape, as far as its configuration tells:
+    without tokenizer and weights, which say how many tokens it has, and whether its only segment is one.
+    """
+    source = source_shape(folder, config.init_layers)
+    segments = ("type_vocab_size",) if not source.type_vocab_size and config.model.type_vocab_size == 1 else ()
+    check_shape(config, source, (*OF_VOCABULARY, *segments))
