@@ -20,7 +20,7 @@ highlight_language = "none"
 
 # The order of the pages in the sidebar; Sphinx says when one is missing.
 PAGES = {
-    "First steps": ["docs/install", "docs/recipes", "docs/adapt"],
+    "First steps": ["docs/install", "docs/tutorial", "docs/continue", "docs/adapt", "docs/recipes"],
     "Prepare": ["docs/prepare", "docs/data-format"],
     "Pretrain": ["docs/training", "docs/monitoring", "docs/clusters", "docs/scaling"],
     "Use": ["docs/finetune", "docs/use", "docs/evaluate", "docs/python"],
