@@ -3,6 +3,7 @@
 from cloze.launch.checkpoint.deepspeed_files import ALLOWED_CLASSES, load_pickled
 from cloze.launch.checkpoint.fetching import fetch_run
 from cloze.launch.checkpoint.manager import CheckpointManager, checkpoint_steps, read_average, read_weights
+from cloze.launch.checkpoint.shared_reading import read_once
 from cloze.launch.checkpoint.state import CHECKSUMS, TrainState, damage, read_state
 from cloze.launch.checkpoint.stored import StoredCheckpoints
 
@@ -17,6 +18,7 @@ __all__ = [
     "fetch_run",
     "load_pickled",
     "read_average",
+    "read_once",
     "read_state",
     "read_weights",
 ]

@@ -80,8 +80,7 @@ class PretrainConfig(RunConfig):
     """word2vec text file whose vectors initialize the word embeddings, by token; null: random ones. Not with
     init_from."""
     model: BertConfig = field(default_factory=BertConfig, metadata=FIXED)
-    """Shape of the model: a file in configs/model/ or single fields; with init_from and without such a file the
-    source's, and single fields of it."""
+    """Shape of the model: a file in configs/model/ or single fields; with init_from and no such file the source's."""
     objective: str = "masked"
     """Training objective, one of those of docs/recipes.md; or the dotted name of your own class, such as
     my_module.MyObjective, in a file of the current folder or installed (docs/python.md)."""

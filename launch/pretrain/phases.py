@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from cloze.launch.checkpoint import CheckpointManager, TrainState, checkpoint_steps, fetch_run, read_weights
+from cloze.launch.checkpoint import CheckpointManager, TrainState, checkpoint_steps, fetch_run, read_once, read_weights
 from cloze.launch.config import PretrainConfig
 from cloze.launch.config.marks import FIXED, marked
 from cloze.launch.engine.engine import Engine
@@ -24,9 +25,10 @@ from cloze.launch.pretrain.vocabulary import OF_TOKENS, NewVocabulary, new_vocab
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
-from cloze.model.config import BertConfig
+from cloze.model.config import BertConfig, ModelError
 from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.stores.places import StorePath, to_place
@@ -100,22 +102,34 @@ def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoi
     """
     name = config.init_from or str(path)
     check_source(path)
-    if (path / runs.CONFIG).is_file():
-        # Agreed among the ranks: the source may still be training, and all must take the same step.
-        step, weights = read_weights(path, checkpoints.agree_on_latest(), checkpoints.warn)
-        source = Source(path, runs.model_config(path), weights, step, name)
-        tokenizer = path / runs.TOKENIZER
-    else:
-        shape, weights = load_pretrained(path)
-        source = Source(path, shape, weights, None, name)
-        tokenizer = path
-    old = Tokenizer.from_folder(tokenizer)
+    of_run = (path / runs.CONFIG).is_file()
+    newest = checkpoints.agree_on_latest() if of_run else None
+    # By one rank, also since the source may still be training: all must take the same step.
+    found = read_once(partial(_read, path, of_run, newest, checkpoints.warn), path, checkpoints.device)
+    source = Source(path, BertConfig(**found["shape"]), found["weights"], found["step"], name)
+    old = Tokenizer.from_folder(path / runs.TOKENIZER if of_run else path)
     if old.fingerprint != manifest.tokenizer_fingerprint:
         source = _with_vocabulary(config, source, old, Tokenizer.from_folder(manifest.folder / runs.TOKENIZER))
     if config.init_layers is not None:
         source = _of_layers(source, config.init_layers)
     check_shape(config, source.config, OF_VOCABULARY if source.vocabulary else ())
     return source
+
+
+def _read(path: Path, of_run: bool, newest: int | None, warn: Callable[[str], None]) -> Fields:
+    """Shape, fp32 weights and step of a source.
+
+    Raises:
+        UserError: it is damaged, or another kind of model.
+    """
+    if of_run:
+        step, weights = read_weights(path, newest, warn)
+        return {"shape": asdict(runs.model_config(path)), "weights": weights, "step": step}
+    try:
+        shape, weights = load_pretrained(path)
+    except ModelError as error:
+        raise UserError(str(error)) from error
+    return {"shape": asdict(shape), "weights": weights, "step": None}
 
 
 def _with_vocabulary(config: PretrainConfig, source: Source, old: Tokenizer, new: Tokenizer) -> Source:
