@@ -14,7 +14,7 @@ from cloze.pipeline.storage import readable_errors
 # Guessing one of 62^16 keys by requests is infeasible; keys invented by people are shorter.
 LEAST_CHARACTERS = 16
 # Paths that reveal nothing of anyone's texts: probes, and pages that a browser requests without a key.
-OPEN = ("/", "/health", "/ready", "/model", "/docs", "/openapi.json")
+OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json")
 STATIC = "/static-offline-docs/"  # files of fastapi_offline
 
 

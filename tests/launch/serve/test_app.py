@@ -444,6 +444,12 @@ def test_the_page_asks_what_the_model_s_head_answers(tmp_path):
             with served_here(build_app(predictor, config)) as address:
                 page = browser.new_page()
                 page.goto(address)
+                if config.api_key_file:
+                    page.wait_for_selector("#key-field:visible")
+                    assert "expected `Authorization: Bearer KEY`" in page.inner_text("#error")
+                    assert not page.inner_text("#model"), "not even what the model is called"
+                    page.fill("#key", key)
+                    page.press("#key", "Enter")
                 page.wait_for_selector("#operation option", state="attached")
                 assert page.input_value("#operation") == operation
                 assert "word senses" not in page.inner_text("#operation"), "beside fill-mask only"
@@ -452,11 +458,6 @@ def test_the_page_asks_what_the_model_s_head_answers(tmp_path):
                 if second:
                     page.fill("#pair", second)
                 page.click("#ask")
-                if config.api_key_file:
-                    page.wait_for_selector("#key-field:visible")
-                    assert "expected `Authorization: Bearer KEY`" in page.inner_text("#error")
-                    page.fill("#key", key)
-                    page.click("#ask")
                 page.wait_for_selector("#guesses .guess")
                 shown = page.locator("#guesses .guess b").all_inner_texts()
                 if operation == "classify":
