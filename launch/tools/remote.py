@@ -22,6 +22,7 @@ _PARTS = (
     "bert",
     "branching",
     "config",
+    "config_files",
     "copies",
     "dropout",
     "embeddings",

@@ -40,9 +40,9 @@ def test_from_a_table_to_answers(model, files, tmp_path, capsys):
     assert predictions[1]["place"] == "row 3 (line 5)"  # the header is row 1; each record has two lines
     assert "12 = " in said and said.count(" peak, ") == 1, "the rate is said once"
     assert re.search(r"the peak (as given|by the model's size)", re.sub(r"[│\s]+", " ", said))
-    last = said.strip().splitlines()[-4:]
-    assert [line.split()[0] for line in last] == ["model", "results", "mistakes", "next"]
-    assert last[3].endswith(f'cloze predict classify {output} "TEXT"')
+    last = said.strip().splitlines()[-5:]
+    assert [line.split()[0] for line in last] == ["model", "results", "mistakes", "confusion", "next"]
+    assert last[-1].endswith(f'cloze predict classify {output} "TEXT"')
 
     capsys.readouterr()
     assert main(["predict", "classify", str(output), "--file", str(paths[1]), "--format", "json"]) == 0

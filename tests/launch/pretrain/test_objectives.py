@@ -561,7 +561,12 @@ def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, t
         (data, ("--objective_options.temperature", "0"), "objective_options.temperature: found 0, expected a"),
         (data, ("--init_layers", "[1, 9]"), "init_layers: found 9, expected 0 to 3, the layers of"),
         (data, ("--init_layers", "[1]"), "init_layers: found 1, expected one for each of model.num_hidden_layers = 2"),
-        (data, ("--model.hidden_size", "16"), "objective_options.cosine: found 1.0 with model.hidden_size 16 and a"),
+        (data, ("--model.hidden_size", "16"), "model.hidden_size: found 16, expected 32: that of init_from"),
+        (
+            data,
+            ("--init_from", "null", "--init_layers", "null", "--model.hidden_size", "16"),
+            "objective_options.cosine: found 1.0 with model.hidden_size 16 and a",
+        ),
         (foreign, (), f"that of the shards in {foreign}; prepare them with --tokenizer {teacher}"),
     ):
         said = train(given, run, *distilled(teacher), *options, status=2).splitlines()

@@ -306,7 +306,7 @@ def test_a_kill_between_publishing_and_cleaning_leaves_nothing(folder, undisturb
     config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
     with monkeypatch.context() as patch:
         patch.setattr(
-            "cloze.pipeline.jobs.prepare.remove_tree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+            "cloze.pipeline.jobs.prepare._remove_work", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         with pytest.raises(KeyboardInterrupt):
             prepare(config)
