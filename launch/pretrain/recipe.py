@@ -51,6 +51,10 @@ def open_pretraining(config: PretrainConfig, environment: Environment, console: 
         if config.train.learning_rate == AUTO:
             size = encoder_weights(recipe.config.model)
             console.say(f"peak rate: {recipe.config.train.learning_rate:g}, {origin_of_rate(AUTO, size)}")
+            if config.init_from:
+                console.say(
+                    "that is a rate for random weights; --config adapt has what continues a model (docs/adapt.md)"
+                )
         for manifest in recipe.data.manifests:
             if manifest.remark:
                 console.warn(manifest.remark)

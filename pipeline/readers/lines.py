@@ -238,8 +238,8 @@ def _bad_byte(segment: Segment, where: str, error: UnicodeDecodeError) -> UserEr
 
 def _bad_encoding(segment: Segment, where: str, what: str) -> UserError:
     return UserError(
-        f"{segment.file.path}: {where}: found {what}, expected UTF-8; convert the file, or replace such bytes "
-        "with --source.encoding_errors replace"
+        f"{segment.file.path}: {where}: found {what}, expected UTF-8; convert the file (iconv -f LATIN1 -t "
+        "UTF-8, if it is that), or replace such bytes with --source.encoding_errors replace"
     )
 
 

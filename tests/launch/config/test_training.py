@@ -105,3 +105,5 @@ def test_a_run_says_the_rate_that_it_takes_by_size_and_keeps_it(tmp_path):
     # The same words as before go on with it, and what is given is said to be nothing else.
     assert "complete" in train(data, run, "--train.learning_rate", "auto", "--train.max_steps", "2")
     assert "peak rate" not in train(data, tmp_path / "given", "--train.max_steps", "1")
+    more = ("--init_from", str(run), "--train.learning_rate", "auto", "--train.max_steps", "1")
+    assert "that is a rate for random weights; --config adapt" in train(data, tmp_path / "continued", *more)
