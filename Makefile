@@ -4,8 +4,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# As many tests at once as there are cores; not more than four, since many start processes of their own.
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4
+# One test more at once than there are cores, since many wait for processes of their own; not more than four.
+PROCESSES = $(shell $(PYTHON) -c "import os; print(min(os.cpu_count() + 1, 4))")
+PYTEST = $(BIN)/python -m pytest --numprocesses $(PROCESSES)
 
 .PHONY: quickstart test test-slow bench gpu lint docs env lock clean
 
