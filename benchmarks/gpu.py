@@ -327,7 +327,20 @@ def outcomes(path: Path) -> dict[str, str]:
 
 
 def wanted(arguments: argparse.Namespace, gpus: int) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-    """Name, seconds and command of each part of this run."""
+    """Name, seconds and command of each part of this run, with its places filled."""
+    for name, seconds, command in _chosen(arguments, gpus):
+        places = {"{folder}": str(folder_of(name, arguments.output.resolve())), "{gpus}": str(gpus)}
+        for place, found in places.items():
+            command = tuple(word.replace(place, found) for word in command)
+        yield name, seconds, command
+
+
+def folder_of(name: str, output: Path) -> Path:
+    """The folder of a part."""
+    return output / name.replace(" ", "-")
+
+
+def _chosen(arguments: argparse.Namespace, gpus: int) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     for name, part in PARTS.items():
         if arguments.only and name not in arguments.only:
             continue
@@ -342,12 +355,10 @@ def wanted(arguments: argparse.Namespace, gpus: int) -> Iterator[tuple[str, int,
 
 def run_part(name: str, seconds: float, command: tuple[str, ...], output: Path, of: dict) -> Found:
     """Run a part; its own folder and what it printed lie in `output`."""
-    folder = output / name.replace(" ", "-")
+    folder = folder_of(name, output)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tests.xml").unlink(missing_ok=True)
-    places = {"{folder}": str(folder), "{gpus}": str(of["count"])}
-    words = [places.get(word, word.replace("{folder}", str(folder))) for word in command]
-    done = run_command(seconds, words)
+    done = run_command(seconds, list(command))
     (folder / "output.txt").write_text(done["output"])
     return Found(**done, tests=outcomes(folder / "tests.xml"), of=of)
 
@@ -465,7 +476,7 @@ def main() -> int:
     output.mkdir(parents=True, exist_ok=True)
     results, left = kept(output, of), []
     for name, seconds, command in wanted(arguments, of["count"]):
-        if name in results:
+        if name in results and results[name].command == " ".join(command):  # a quick one is not the whole
             print(f"{name}: done before", flush=True)
             continue
         seconds = min(seconds, end - time.monotonic())

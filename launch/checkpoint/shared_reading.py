@@ -80,10 +80,14 @@ def _bytes(tensor: Tensor) -> Tensor:
 def _send(tensors: list[Tensor], receives: bool, device: torch.device) -> None:
     """Give every rank rank 0's bytes: uint8 (N,) each, of the same sizes on all ranks, written in place. Collective."""
     for pieces in _packed(tensors):
-        packed = torch.cat(pieces).to(device)
+        sizes = [len(each) for each in pieces]
+        if receives:
+            packed = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        else:
+            packed = torch.cat(pieces).to(device)
         distributed.broadcast_from_main(packed)
         if receives:
-            for piece, values in zip(pieces, packed.cpu().split([len(each) for each in pieces]), strict=True):
+            for piece, values in zip(pieces, packed.cpu().split(sizes), strict=True):
                 piece.copy_(values)
 
 

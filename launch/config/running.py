@@ -20,8 +20,8 @@ class CheckpointConfig:
     every_steps: int = 1000
     """Steps between two checkpoints; 0: only at the end of the run and when it is stopped."""
     every_minutes: float | None = None
-    """Minutes after which a checkpoint is saved besides those by steps, once the one before is written; null: by steps
-    alone."""
+    """Minutes after which a checkpoint is saved besides those by steps, once the one before is written, above 0; null:
+    by steps alone."""
     keep_last: int = 2
     """Number of newest checkpoints that are kept, at least 1."""
     asynchronous: bool = True
@@ -42,7 +42,11 @@ class CheckpointConfig:
     scratch and ends. A start on other machines waits 1.2 times as long, at least 30 s, for a run that was killed."""
 
     def __post_init__(self) -> None:
-        at_least("checkpoint", self, every_steps=0, every_minutes=0, keep_last=1, local=1, store_patience_seconds=1)
+        at_least("checkpoint", self, every_steps=0, keep_last=1, local=1, store_patience_seconds=1)
+        if self.every_minutes is not None and self.every_minutes <= 0:
+            raise UserError(
+                f"checkpoint.every_minutes: found {self.every_minutes:g}, expected more than 0, or null: by steps alone"
+            )
         if self.store_patience_seconds > _LONGEST_PATIENCE:
             raise UserError(
                 f"checkpoint.store_patience_seconds: found {self.store_patience_seconds:g}, expected at "

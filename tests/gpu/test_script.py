@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -133,10 +134,17 @@ def test_parts_that_fail_or_hang_are_named_and_repeated_alone(script, run, h100,
     assert "## late: out of time" in page and "    begun" in page and "| faster | scaling.md | mfu of figures" in page
     assert "2 claims hold, 2 fail, 3 were not measured" in capsys.readouterr().out
 
+    ok["figures"] = replace(ok["figures"], quick=60, quick_command=("-c", MEASURES, "FIGURES", "quick"))
     monkeypatch.setattr(script, "PARTS", ok | {name: script.Part("now?", ("-c", ""), 60) for name in list(bad)[:3]})
+    run("--quick")
+    assert "figures: done after" in capsys.readouterr().out, "another command than before"
+    run()
+    printed = capsys.readouterr().out
+    assert "figures: done after" in printed, "a quick part is not the whole"
+    assert "tests: done before" in printed and "memory: done after" in printed, "what has failed is repeated"
     status, report, _ = run()
     printed = capsys.readouterr().out
-    assert "figures: done before" in printed and "tests: done before" in printed and "memory: done after" in printed
+    assert "figures: done before" in printed and "tests: done before" in printed and "memory: done before" in printed
     assert status == 1 and not any(each["status"] for each in report["parts"].values()), "claims still fail"
 
 

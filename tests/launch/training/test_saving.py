@@ -3,6 +3,7 @@
 import time
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from cloze.launch.checkpoint import TrainState
@@ -10,6 +11,7 @@ from cloze.launch.config import CheckpointConfig, PretrainConfig
 from cloze.launch.run.runs import read_metrics
 from cloze.launch.training.callbacks import RunView
 from cloze.launch.training.saving import Saving
+from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
 from tests.launching import finish, pretrain_arguments
 from tests.synthetic import make_shards
@@ -30,6 +32,12 @@ def test_rank_0_wishes_a_checkpoint_when_its_time_has_come_and_the_one_before_is
     by_steps = Saving(PretrainConfig("", ""), None, SimpleNamespace(is_writing=False), None, None, {}, None, None)
     now += 1e9
     assert not by_steps.wishes(ranks[0]).save
+
+
+@pytest.mark.parametrize("minutes", [0.0, -5.0])
+def test_no_minutes_are_refused(minutes):
+    with pytest.raises(UserError, match=f"checkpoint.every_minutes: found {minutes:g}, expected more than 0"):
+        CheckpointConfig(every_minutes=minutes)
 
 
 def test_a_run_saves_by_the_clock_and_goes_on_from_there(tmp_path):
