@@ -5,8 +5,6 @@ A run that resumes on another device keeps these choices, or prints one line abo
 
 from __future__ import annotations
 
-import importlib.util
-import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +14,9 @@ from cloze.launch.config import PretrainConfig
 from cloze.launch.engine.config import PRECISIONS
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
+from cloze.launch.system.compiling import lack
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import device_name, has_flash_attention_3
-from cloze.launch.system.environment import c_compiler
 from cloze.model.attention import select_kernel
 
 # Codes of the saved choice for from_main.
@@ -42,43 +40,18 @@ def resolve_compile(config: PretrainConfig, device: torch.device, console: Conso
     kept = runs.device_facts(Path(config.output)).get("compile")
     kept = distributed.from_main(_NOTHING_KEPT if kept is None else _YES if kept else _NO, device)
     wanted = kept == _YES if kept else config.train.compiles(attention_kernel(config, device), config.sharding_stage)
-    lacking = _lacking(device) if wanted else None
+    on_gpu = device.type == "cuda"  # on a CPU nothing is compiled unless it is requested
+    lacking = lack(device) if wanted and on_gpu else None
     # All ranks or none: compiled layers round differently, and different GPUs may choose differently.
-    others = torch.tensor([float(not wanted), float(lacking is not None)], device=device)
+    others = torch.tensor([float(not wanted), float(not on_gpu or lacking is not None)], device=device)
     unwanted, missing = distributed.reduce_sum(others).tolist()
-    if wanted and missing and device.type == "cuda":
+    if wanted and missing and on_gpu:
+        reason = f"{lacking.what} on this machine; {lacking.advice}" if lacking else "another process cannot compile"
         console.warn(
-            f"train.compile: the layers are not compiled, since {lacking or 'another process'} lacks what "
-            "that takes; install Triton, a C compiler and Python's headers, or set it to false"
+            f"train.compile: the layers are not compiled: {reason}; `cloze doctor` tries it on every machine, "
+            "and false leaves it out"
         )
     return replace(config, train=replace(config.train, compile=not unwanted and not missing))
-
-
-def _lacking(device: torch.device) -> str | None:
-    """What this machine lacks for torch.compile on its GPU, or None; on a CPU nothing is compiled unless it is
-    requested.
-    """
-    if device.type != "cuda":
-        return "a GPU"
-    if importlib.util.find_spec("triton") is None:
-        return "this environment, without Triton,"
-    if not c_compiler():
-        return "this machine, without a C compiler,"
-    # Triton compiles its interface to CUDA's driver at its first kernel.
-    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        return "this machine, without Python.h,"
-    try:
-        _compile_one(device)
-    except Exception as error:  # of Inductor, Triton, the C compiler, the linker, or CUDA's assembler
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return f"this machine, on which a kernel of one addition ended with {reason!r},"
-    return None
-
-
-def _compile_one(device: torch.device) -> None:
-    """Compile and run a trivial kernel; any error means that nothing can be compiled here."""
-    torch.compile(lambda values: values + 1, fullgraph=True)(torch.zeros(1, device=device))
-    torch.cuda.synchronize(device)
 
 
 def facts_of(config: PretrainConfig, device: torch.device) -> dict[str, object]:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -400,6 +401,18 @@ def prepare_process() -> Environment:
 def c_compiler() -> str | None:
     """The C compiler that Triton would use (its runtime/build.py), or None."""
     return os.environ.get("CC") or next(filter(None, map(shutil.which, ("clang", "gcc", "cc"))), None)
+
+
+def cuda_driver_folder() -> str | None:
+    """The folder with CUDA's driver library where Triton would look for it (its backends/nvidia/driver.py), or None."""
+    if given := os.environ.get("TRITON_LIBCUDA_PATH"):
+        return given
+    known: list[str] = []
+    with contextlib.suppress(OSError):
+        listing = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, errors="replace")
+        known = [line.split()[-1] for line in listing.stdout.splitlines() if "libcuda.so.1" in line]
+    folders = [os.path.dirname(path) for path in known] or os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    return next((folder for folder in folders if os.path.exists(os.path.join(folder, "libcuda.so.1"))), None)
 
 
 def job_end_time() -> float:

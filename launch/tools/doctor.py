@@ -26,7 +26,7 @@ from cloze.pipeline.stores.places import is_url, to_place
 EXIT_PROBLEM = 2
 _VERDICTS = ("skipped", "ok", "warning", "problem")
 # If all checks of a rank run into their time limits, the other ranks wait for the sum of the limits.
-_PATIENCE = 7
+_PATIENCE = 8
 
 
 def doctor(config: DoctorConfig) -> int:
@@ -60,6 +60,7 @@ def doctor(config: DoctorConfig) -> int:
         keeps = environment.local_rank == 0
         examiner.run("matrix product", lambda: doctor_checks.matrix_product(device, keeps))
         examiner.run("memory bandwidth", lambda: doctor_checks.memory_bandwidth(device, keeps))
+        examiner.run("compilation", lambda: doctor_checks.compilation(device))
     examiner.run("shared memory", lambda: doctor_checks.shared_memory(device, environment.world_size))
     if output := config.output:
         examiner.run("output", lambda: doctor_checks.output(Path(output), environment.rank))

@@ -18,6 +18,7 @@ import torch
 from packaging.requirements import Requirement
 
 from cloze.launch.system import distributed
+from cloze.launch.system.compiling import lack
 from cloze.launch.system.data_sheets import is_slice
 from cloze.launch.system.devices import (
     data_sheet_flops,
@@ -163,6 +164,17 @@ def memory_bandwidth(device: torch.device, keep: bool) -> list[Finding]:
                 )
             ]
     return [Finding("memory bandwidth", found, measure=rate)]
+
+
+def compilation(device: torch.device) -> list[Finding]:
+    """Whether torch.compile has what it needs on a GPU."""
+    if device.type != "cuda":
+        return [Finding("compilation", "for GPUs only", "skipped")]
+    found = lack(device)
+    if found is None:
+        return [Finding("compilation", "torch.compile made a kernel, and it ran")]
+    advice = f"{found.advice}; without it runs do not compile their layers, and are slower (docs/performance.md)"
+    return [Finding("compilation", found.what, "warning", advice)]
 
 
 def shared_memory(device: torch.device | None, world_size: int) -> list[Finding]:
