@@ -249,8 +249,8 @@ def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
     return torch.exp2(torch.cat((exponents, between)))
 
 
-# The kernels. Query, key, value and the result are (B, S, heads, head size), for varlen (T, heads, head
-# size). `dropout_seed` None: no dropout.
+# The kernels. Query, key, value and the result are (B, S, heads, head size), for varlen (T, heads, head size). Keys and
+# values may have fewer heads, each for as many neighbouring heads of queries. `dropout_seed` None: no dropout.
 
 
 def eager_attention(
@@ -271,18 +271,24 @@ def eager_attention(
         The result and (B, heads, S, S') probabilities.
     """
     query, key, value = (each.transpose(1, 2) for each in (query, key, value))
-    batch, heads, length, size = query.shape
-    query, key, value = (each.reshape(batch * heads, each.shape[2], size) for each in (query, key, value))
+    (batch, heads, length, size), groups, keys = query.shape, key.shape[1], key.shape[2]
+    # Heads of queries that share keys are rows of one product.
+    query = query.reshape(batch * groups, heads // groups * length, size)
+    key, value = (each.reshape(batch * groups, keys, size) for each in (key, value))
     # beta = 0 ignores the first argument; alpha scales inside the product instead of in a pass of its own.
     scores = torch.baddbmm(query.new_empty(1, 1, 1), query, key.transpose(1, 2), beta=0, alpha=size**-0.5)
     if bias is not None:  # in place and not on a view, or autograd copies the scores again in backward
         # flatten, not a reshape to -1: with dynamic shapes torch 2.13's inductor then reads other sequences' bias.
-        scores.add_(bias.expand(batch, heads, -1, -1).flatten(0, 1))
-    probabilities = scores.softmax(-1).view(batch, heads, length, key.shape[1])
+        if groups == heads or bias.shape[1:3] == (1, 1):
+            bias = bias.expand(batch, groups, -1, -1)
+        else:
+            bias = bias.expand(batch, heads, -1, -1).unflatten(1, (groups, -1)).flatten(2, 3)
+        scores.add_(bias.flatten(0, 1))
+    probabilities = scores.softmax(-1).view(batch, heads, length, keys)
     weights = dropout(probabilities, probability, dropout_seed)
     if head_mask is not None:
         weights = weights * head_mask.to(weights.dtype)[:, None, None]
-    result = torch.bmm(weights.view(batch * heads, length, -1), value).view(batch, heads, length, size)
+    result = torch.bmm(weights.view(batch * groups, -1, keys), value).view(batch, heads, length, size)
     return result.transpose(1, 2), weights
 
 
@@ -296,6 +302,9 @@ def sdpa_attention(
     dropout_seed: int | None,
 ) -> tuple[Tensor, None]:
     """torch's scaled dot product attention on padded sequences."""
+    shared = query.shape[2] // key.shape[2]
+    if shared > 1:  # of torch's kernels that take a bias, some have no grouped queries
+        key, value = (each.repeat_interleave(shared, 2) for each in (key, value))
     query, key, value = (each.transpose(1, 2) for each in (query, key, value))
     if dropout_seed is None or probability == 0:
         result = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)

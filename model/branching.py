@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from cloze.model.inputs import Context
 
 
-def branch(inputs: Tensor, linear: nn.Linear, parts: int = 1) -> tuple[Tensor, ...]:
-    """(T, width) -> the inputs, for a residual, and the output of `linear` split into equal parts (T, columns / parts).
+def branch(inputs: Tensor, linear: nn.Linear, widths: Sequence[int] | None = None) -> tuple[Tensor, ...]:
+    """(T, width) -> the inputs, for a residual, and the output of `linear` in parts (T, a width); None: in one.
 
     The values are those of `linear(inputs)`. In backward the residual's gradient is added by the matrix product that
     computes the gradient of `inputs`, and the gradients of the parts are not concatenated: products take them one by
     one. For GPUs, where another pass over the tokens takes a third of such a product; torch's own backward makes such
     passes. A module that is not a plain Linear, such as an adapter around one, is called normally.
     """
+    widths = [linear.out_features] if widths is None else list(widths)
     if type(linear) is not nn.Linear:
-        return inputs, *linear(inputs).chunk(parts, -1)
+        return inputs, *linear(inputs).split(widths, -1)
     weight, bias = linear.weight.to(inputs.dtype), linear.bias
-    branches: tuple[Tensor, ...] = _Branch.apply(inputs, weight, None if bias is None else bias.to(inputs.dtype), parts)
+    branches: tuple[Tensor, ...] = _Branch.apply(
+        inputs, weight, None if bias is None else bias.to(inputs.dtype), widths
+    )
     return branches
 
 
 class _Branch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, inputs: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Context, inputs: Tensor, weight: Tensor, bias: Tensor | None, widths: list[int]
+    ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)  # the residual has no gradient if it is not used
         with torch.autocast(inputs.device.type, enabled=False):
             outputs = nn.functional.linear(inputs, weight, bias)
         ctx.save_for_backward(inputs, weight)
-        return inputs.view_as(inputs), *outputs.chunk(parts, -1)
+        ctx.widths = widths
+        return inputs.view_as(inputs), *outputs.split(widths, -1)
 
     @staticmethod
     def backward(ctx: Context, residual: Tensor | None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -38,7 +46,7 @@ class _Branch(torch.autograd.Function):
         total = to_weight = to_bias = None
         if ctx.needs_input_grad[0]:
             total = residual
-            for gradient, rows in zip(gradients, weight.chunk(len(gradients)), strict=True):
+            for gradient, rows in zip(gradients, weight.split(ctx.widths), strict=True):
                 total = gradient @ rows if total is None else torch.addmm(total, gradient, rows)
         if ctx.needs_input_grad[1]:
             to_weight = _joined([gradient.t() @ inputs for gradient in gradients])

@@ -84,6 +84,10 @@ class BertConfig:
     """Number of encoder layers, at least 1."""
     num_attention_heads: int = 12
     """Number of attention heads in each layer."""
+    num_key_value_heads: int | None = None
+    """Heads of keys and values, each for num_attention_heads / num_key_value_heads heads of queries (grouped queries,
+    arXiv 2305.13245); null: num_attention_heads.
+    """
     intermediate_size: int = 3072
     """Width of the feed-forward network (of each half, if it is gated)."""
     max_position_embeddings: int = 512
@@ -215,6 +219,7 @@ class BertConfig:
             ("embedding_size", 1),
             ("num_hidden_layers", 1),
             ("num_attention_heads", 1),
+            ("num_key_value_heads", 1),
             ("intermediate_size", 1),
             ("max_position_embeddings", 1),
             ("type_vocab_size", 0),
@@ -246,6 +251,11 @@ class BertConfig:
         if self.hidden_size % self.num_attention_heads:
             raise ModelError(
                 f"model.hidden_size: found {self.hidden_size}, expected a multiple of "
+                f"model.num_attention_heads = {self.num_attention_heads}"
+            )
+        if self.num_attention_heads % self.key_value_heads:
+            raise ModelError(
+                f"model.num_key_value_heads: found {self.num_key_value_heads}, expected a divisor of "
                 f"model.num_attention_heads = {self.num_attention_heads}"
             )
         if self.vocab_size and self.pad_token_id >= self.vocab_size:
@@ -294,6 +304,16 @@ class BertConfig:
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and of values."""
+        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def key_value_width(self) -> int:
+        """Width of all keys, or of all values, of a token."""
+        return self.key_value_heads * self.head_size
 
     @property
     def embedding_width(self) -> int:

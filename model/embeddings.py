@@ -123,18 +123,19 @@ def rotary_tables(position_ids: Tensor, head_size: int, theta: float) -> tuple[T
     return angles.cos().unsqueeze(-2), angles.sin().unsqueeze(-2)
 
 
-def rotate_packed(packed: Tensor, num_heads: int, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate queries and keys in (..., 3 * hidden), pairing element i of a head with i + half its size. The products
-    and their sum are rounded once, to the dtype of `packed`; so are the gradients."""
+def rotate_packed(packed: Tensor, num_rotated: int, tables: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate the first `num_rotated` heads, those of queries and keys, of (..., heads * head size), pairing element i
+    of a head with i + half its size. The products and their sum are rounded once, to the dtype of `packed`; so are the
+    gradients."""
     if _BLOCK_ELEMENTS[packed.is_cuda] and not torch.compiler.is_compiling():
-        result: Tensor = _RotateInBlocks.apply(packed, num_heads, *tables)
+        result: Tensor = _RotateInBlocks.apply(packed, num_rotated, *tables)
         return result
-    cosine, sine = (table.unsqueeze(-2) for table in tables)
-    heads = packed.unflatten(-1, (3, num_heads, -1))
-    rotated, value = heads[..., :2, :, :], heads[..., 2:, :, :]
+    cosine, sine = tables
+    heads = packed.unflatten(-1, (-1, cosine.shape[-1]))
+    rotated, value = heads[..., :num_rotated, :], heads[..., num_rotated:, :]
     first, second = rotated.chunk(2, dim=-1)
     rotated = (rotated * cosine + torch.cat((-second, first), dim=-1) * sine).to(packed.dtype)
-    return torch.cat((rotated, value), dim=-3).flatten(-3)
+    return torch.cat((rotated, value), dim=-2).flatten(-2)
 
 
 # Elements of queries and keys in one block, by whether they are on a GPU (None: all). 512 KiB in fp32 stay in a core's
@@ -147,20 +148,20 @@ class _RotateInBlocks(torch.autograd.Function):
     too little work, take its expression instead; the values are the same."""
 
     @staticmethod
-    def forward(ctx: Context, packed: Tensor, num_heads: int, cosine: Tensor, sine: Tensor) -> Tensor:
+    def forward(ctx: Context, packed: Tensor, num_rotated: int, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
-        ctx.num_heads = num_heads
+        ctx.num_rotated = num_rotated
         rotated = torch.empty_like(packed, memory_format=torch.contiguous_format)
         half = cosine.shape[-1] // 2  # a table's halves are equal
         angles = [
-            table[..., :half].expand(*packed.shape[:-1], 1, half).reshape(-1, 1, 1, 1, half) for table in (cosine, sine)
+            table[..., :half].expand(*packed.shape[:-1], 1, half).reshape(-1, 1, 1, half) for table in (cosine, sine)
         ]
-        sources, targets = (each.view(-1, 3, num_heads, 2, half) for each in (packed.contiguous(), rotated))
-        targets[:, 2] = sources[:, 2]
+        sources, targets = (each.unflatten(-1, (-1, 2, half)).flatten(0, -4) for each in (packed.contiguous(), rotated))
+        targets[:, num_rotated:] = sources[:, num_rotated:]
         elements = _BLOCK_ELEMENTS[packed.is_cuda] or packed.numel()
-        rows = max(1, elements // (4 * num_heads * half))
+        rows = max(1, elements // (2 * num_rotated * half))
         for source, target, cos, sin in zip(
-            *(each.split(rows) for each in (sources[:, :2], targets[:, :2], *angles)), strict=True
+            *(each.split(rows) for each in (sources[:, :num_rotated], targets[:, :num_rotated], *angles)), strict=True
         ):
             source = source.to(torch.promote_types(source.dtype, cos.dtype))
             block, products = source * cos, source * sin
@@ -172,7 +173,7 @@ class _RotateInBlocks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         cosine, sine = ctx.saved_tensors
-        return _RotateInBlocks.apply(gradient, ctx.num_heads, cosine, -sine), None, None, None
+        return _RotateInBlocks.apply(gradient, ctx.num_rotated, cosine, -sine), None, None, None
 
 
 def check_length(config: BertConfig, length: int) -> None:

@@ -54,10 +54,12 @@ class Attention(nn.Module):
 
     def __init__(self, config: BertConfig, layer: int) -> None:
         super().__init__()
-        self.num_heads, self.head_size = config.num_attention_heads, config.head_size
+        self.head_size = config.head_size
+        self.num_heads = [config.num_attention_heads, config.key_value_heads, config.key_value_heads]
         self.probability = config.attention_probs_dropout_prob
         self.local = config.attends_locally(layer)
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.linear_bias)
+        self.widths = [heads * config.head_size for heads in self.num_heads]
+        self.qkv = nn.Linear(config.hidden_size, sum(self.widths), bias=config.linear_bias)
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
 
     def forward(
@@ -69,9 +71,9 @@ class Attention(nn.Module):
         layout, rotary = context.layout, context.local_rotary if self.local else context.rotary
         extra = {"head_mask": head_mask} if context.kernel == "eager" else {}
         if context.kernel == "varlen" and rotary is None:
-            hidden, *parts = branch(hidden, self.qkv, 3)
+            hidden, *parts = branch(hidden, self.qkv, self.widths)
             mixed, _ = self._attend(
-                [part.unflatten(-1, (self.num_heads, self.head_size)) for part in parts],
+                [part.unflatten(-1, (-1, self.head_size)) for part in parts],
                 context.kernel,
                 layout,
                 seed,
@@ -80,7 +82,7 @@ class Attention(nn.Module):
             return self.output(_rows(mixed, read)), None, hidden
         packed = self.qkv(hidden)
         if rotary is not None:
-            packed = rotate_packed(packed, self.num_heads, rotary)
+            packed = rotate_packed(packed, sum(self.num_heads[:2]), rotary)
         if layout.groups:
             groups = packed.split([group.num_tokens for group in layout.groups])
             seeds = [None if seed is None else seed + number for number in range(len(groups))]
@@ -96,9 +98,9 @@ class Attention(nn.Module):
         return self.output(_rows(mixed, read)), probabilities if context.output_attentions else None, hidden
 
     def _heads(self, packed: Tensor, layout: Layout | None) -> Sequence[Tensor]:
-        """(..., 3 * hidden) -> queries, keys and values (..., heads, head size), padded as the layout says."""
+        """(..., width of all) -> queries, keys and values (..., heads, head size), padded as the layout says."""
         packed = packed if layout is None else layout.pad(packed)
-        heads: Sequence[Tensor] = packed.unflatten(-1, (3, self.num_heads, self.head_size)).unbind(-3)
+        heads: Sequence[Tensor] = packed.unflatten(-1, (-1, self.head_size)).split(self.num_heads, -2)
         return heads
 
     def _attend(
@@ -124,19 +126,18 @@ class CrossAttention(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.num_heads, self.head_size = config.num_attention_heads, config.head_size
+        self.head_size = config.head_size
         self.probability = config.attention_probs_dropout_prob
         self.query = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
-        self.key_value = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=config.linear_bias)
+        self.key_value = nn.Linear(config.hidden_size, 2 * config.key_value_width, bias=config.linear_bias)
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
 
     def forward(
         self, hidden: Tensor, context: Context, seed: int | None, head_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """(B, S, hidden) -> (B, S, hidden); from the eager kernel also the probabilities (B, heads, S, S')."""
-        query = self.query(hidden).unflatten(-1, (self.num_heads, self.head_size))
-        key_value = self.key_value(context.cross_states).unflatten(-1, (2, self.num_heads, self.head_size))
-        key, value = key_value.unbind(-3)
+        query = self.query(hidden).unflatten(-1, (-1, self.head_size))
+        key, value = self.key_value(context.cross_states).unflatten(-1, (-1, self.head_size)).chunk(2, -2)
         extra = {"head_mask": head_mask} if context.kernel == "eager" else {}
         mixed, probabilities = KERNELS[context.kernel](
             query, key, value, context.layout, context.cross_bias, self.probability, seed, **extra

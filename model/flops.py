@@ -37,7 +37,7 @@ class TokenCounts:
 def encoder_weights(config: BertConfig) -> int:
     """Number of weights in the matrices that every token is multiplied with."""
     up = 2 if config.gated_feed_forward else 1
-    attention = 4 * config.hidden_size**2
+    attention = 2 * config.hidden_size * (config.hidden_size + config.key_value_width)
     return config.num_hidden_layers * (attention + (up + 1) * config.hidden_size * config.intermediate_size)
 
 

@@ -139,6 +139,7 @@ _POOLER = {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
 VOCABULARY_ROWS = ("bert.embeddings.word.weight", "masked_lm.decoder.weight", "masked_lm.decoder.bias")
 
 _BERT_DEFAULTS = (  # fields that must have the published values
+    "num_key_value_heads",
     "position_embedding",
     "segment_padding_index",
     "embedding_norm",
@@ -154,6 +155,7 @@ _BERT_DEFAULTS = (  # fields that must have the published values
     "classifier_transform",
 )
 _MODERN_VALUES = {
+    "num_key_value_heads": None,
     "embedding_size": None,
     "position_embedding": "rotary",
     "type_vocab_size": 0,

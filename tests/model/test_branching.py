@@ -27,15 +27,17 @@ class Names(TorchDispatchMode):
 def test_outputs_and_gradients_are_those_of_the_map(bias, takes_residual):
     torch.manual_seed(0)
     linear, inputs = nn.Linear(4, 6, bias=bias).double(), torch.randn(5, 4, dtype=torch.double, requires_grad=True)
-    factors = [torch.randn(5, 2, dtype=torch.double) for _ in range(3)]
+    widths = (3, 1, 2)
+    factors = [torch.randn(5, width, dtype=torch.double) for width in widths]
 
     def gradients(residual, parts):
         loss = sum((factor * part).sum() for factor, part in zip(factors, parts, strict=True))
         loss = loss + residual.square().sum() if takes_residual else loss
         return loss, *torch.autograd.grad(loss, [inputs, *linear.parameters()])
 
-    residual, *parts = branch(inputs, linear, 3)
-    for ours, expected in zip(gradients(residual, parts), gradients(inputs, linear(inputs).chunk(3, -1)), strict=True):
+    residual, *parts = branch(inputs, linear, widths)
+    wanted = gradients(inputs, linear(inputs).split(widths, -1))
+    for ours, expected in zip(gradients(residual, parts), wanted, strict=True):
         torch.testing.assert_close(ours, expected)
 
 
@@ -49,7 +51,7 @@ def test_gradients_that_nobody_wants_are_not_computed():
 
 def test_backward_neither_adds_nor_brings_together_what_has_the_size_of_all_tokens():
     linear, inputs = nn.Linear(8, 24), torch.randn(1000, 8, requires_grad=True)
-    residual, *parts = branch(inputs, linear, 3)
+    residual, *parts = branch(inputs, linear, [8, 8, 8])
     outputs, given = [residual, *parts], [torch.randn(1000, 8) for _ in range(4)]
     with Names(1000 * 8) as names:
         torch.autograd.grad(outputs, [inputs], given)

@@ -47,7 +47,7 @@ def test_scaled_sinusoids_have_one_learned_factor_that_starts_small_and_is_saved
 def test_rotation_keeps_lengths_and_makes_products_relative():
     generator = torch.Generator().manual_seed(0)
     packed = torch.randn(1, 3 * 8, generator=generator).expand(40, -1)
-    rotated = rotate_packed(packed, 1, rotary_tables(torch.arange(40), 8, 10_000.0))
+    rotated = rotate_packed(packed, 2, rotary_tables(torch.arange(40), 8, 10_000.0))
     query, key, value = rotated.view(40, 3, 8).unbind(1)
     torch.testing.assert_close(query.norm(dim=1), packed[:, :8].norm(dim=1))
     torch.testing.assert_close(value, packed[:, 16:])
@@ -60,20 +60,20 @@ def test_rotation_keeps_lengths_and_makes_products_relative():
 @pytest.mark.parametrize("shape", [(300,), (3, 100)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rotation_and_its_gradient_are_a_complex_product(shape, dtype, monkeypatch):
-    """In blocks of 16 tokens, so that there are several and the last is smaller."""
-    monkeypatch.setitem(embeddings._BLOCK_ELEMENTS, False, 16 * 2 * 2 * 8)
+    """In blocks of 16 tokens, so that there are several and the last is smaller; three heads of queries share a key."""
+    monkeypatch.setitem(embeddings._BLOCK_ELEMENTS, False, 16 * 4 * 8)
     positions = torch.arange(300).view(shape) % 64
     cosine, sine = rotary_tables(positions, 8, 10_000.0)
-    turns = torch.complex(cosine, sine)[..., :4].to(torch.complex128).unsqueeze(-2)
-    packed = torch.randn(*shape, 3 * 16).to(dtype).requires_grad_()
-    rotated = rotate_packed(packed, 2, (cosine, sine))
+    turns = torch.complex(cosine, sine)[..., :4].to(torch.complex128)
+    packed = torch.randn(*shape, 5 * 8).to(dtype).requires_grad_()
+    rotated = rotate_packed(packed, 4, (cosine, sine))
     rotated.backward(towards := torch.randn_like(rotated))
 
     def expected(of: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-        parts = of.detach().double().unflatten(-1, (3, 2, 2, 4))
-        turned = torch.complex(parts[..., :2, :, 0, :], parts[..., :2, :, 1, :]) * turns
+        parts = of.detach().double().unflatten(-1, (5, 2, 4))
+        turned = torch.complex(parts[..., :4, 0, :], parts[..., :4, 1, :]) * turns
         queries_keys = torch.stack((turned.real, turned.imag), dim=-2)
-        return torch.cat((queries_keys, parts[..., 2:, :, :, :]), dim=-4).flatten(-4)
+        return torch.cat((queries_keys, parts[..., 4:, :, :]), dim=-3).flatten(-3)
 
     rounding = {"atol": 1e-6, "rtol": 1e-6} if dtype == torch.float32 else {"atol": 1e-6, "rtol": 2**-8}  # rounded once
     assert rotated.dtype == packed.grad.dtype == dtype

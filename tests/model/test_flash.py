@@ -40,8 +40,9 @@ def reference_flash(
     window_size_right=-1,
 ):
     """aten._flash_attention_forward by its documentation, sequence by sequence. What is dropped hangs on a state, drawn
-    from the default generator as there."""
+    from the default generator as there. Keys and values may have fewer heads."""
     assert torch.equal(offsets, other_offsets) and longest == other_longest
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
     state, parts, empty = torch.randint(1 << 62, (2,)), [], query.new_empty(0)
     for q, k, v, hidden, kept in sequences(
         offsets, longest, probability, causal, state, window_size_left, window_size_right, query, key, value
@@ -72,7 +73,8 @@ def reference_flash_backward(
     **_,
 ):
     """aten._flash_attention_backward: the mask drawn again from the forward's state."""
-    gradients, scale = [], query.shape[-1] ** -0.5
+    gradients, scale, heads = [], query.shape[-1] ** -0.5, key.shape[1]
+    key, value = (each.repeat_interleave(query.shape[1] // heads, 1) for each in (key, value))
     for g, q, k, v, hidden, kept in sequences(
         offsets,
         longest,
@@ -90,7 +92,8 @@ def reference_flash_backward(
         to_shares = (g @ v.transpose(1, 2)) * kept
         to_scores = shares * (to_shares - (to_shares * shares).sum(-1, keepdim=True)) * scale
         gradients.append([to_scores @ k, to_scores.transpose(1, 2) @ q, (shares * kept).transpose(1, 2) @ g])
-    return tuple(torch.cat([each.transpose(0, 1) for each in parts]) for parts in zip(*gradients, strict=True))
+    to_query, *others = (torch.cat([each.transpose(0, 1) for each in parts]) for parts in zip(*gradients, strict=True))
+    return to_query, *(each.unflatten(1, (heads, -1)).sum(2) for each in others)
 
 
 @pytest.fixture
@@ -163,7 +166,22 @@ MODERN = dataclasses.replace(
 )
 
 
-@pytest.mark.parametrize(("config", "expected_graphs"), [(DROPPING, 2), (MODERN, 4)], ids=["bert", "modernbert"])
+EURO = dataclasses.replace(
+    DROPPING,
+    num_key_value_heads=2,
+    position_embedding="rotary",
+    normalization="rms_norm",
+    norm_position="pre",
+    gated_feed_forward=True,
+    linear_bias=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected_graphs"),
+    [(DROPPING, 2), (EURO, 2), (MODERN, 4)],
+    ids=["bert", "eurobert", "modernbert"],
+)
 def test_compiled_layers_drop_the_same_in_flash_attention_and_never_compile_anew(
     flash, config, expected_graphs, monkeypatch
 ):

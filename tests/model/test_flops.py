@@ -28,11 +28,16 @@ def test_flops_are_those_of_the_published_comparison():
     )
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_flops_are_what_torch_counts_of_a_step(gated):
+@pytest.mark.parametrize(("gated", "shared"), [(False, None), (True, 2)])
+def test_flops_are_what_torch_counts_of_a_step(gated, shared):
     """Matrix products as they are dispatched, the pooler's and the pairs' aside; sequences fill their places."""
     config = dataclasses.replace(
-        TINY, gated_feed_forward=gated, vocab_padding_multiple=1, pooler=False, decoder_bias=False
+        TINY,
+        gated_feed_forward=gated,
+        num_key_value_heads=shared,
+        vocab_padding_multiple=1,
+        pooler=False,
+        decoder_bias=False,
     )  # whose gradient is a product too
     model, padded = pretraining_model(config), batch(config, (48, 48))
     flat = concatenate(padded)

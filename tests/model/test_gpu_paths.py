@@ -18,6 +18,8 @@ VARIANTS = {
     "bert": {},
     "pre-LN without pooler": dict(norm_position="pre", pooler=False),
     "local and rotary": dict(position_embedding="rotary", local_attention_window=8),
+    "grouped queries": dict(num_key_value_heads=2),
+    "grouped queries, rotary": dict(num_key_value_heads=1, position_embedding="rotary"),
     "decoder": dict(is_decoder=True),
     "local decoder": dict(is_decoder=True, local_attention_window=8),
 }

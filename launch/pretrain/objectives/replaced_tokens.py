@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -40,13 +41,15 @@ def generator_config(
     model: BertConfig, generator_size: float = 0.25, generator_layers: int | None = None
 ) -> BertConfig:
     """The generator's configuration: a share of the discriminator's heads (at least one, of the same size) and of its
-    feed-forward size; embeddings are shared.
+    feed-forward size; embeddings are shared. Grouped queries remain, as far as that number of heads allows.
     """
     heads = max(1, round(model.num_attention_heads * generator_size))
+    shared = model.num_key_value_heads
     return replace(
         model,
         embedding_size=model.embedding_width,
         num_attention_heads=heads,
+        num_key_value_heads=shared and math.gcd(heads, shared),
         hidden_size=heads * model.head_size,
         intermediate_size=max(1, model.intermediate_size * heads // model.num_attention_heads),
         num_hidden_layers=model.num_hidden_layers if generator_layers is None else generator_layers,

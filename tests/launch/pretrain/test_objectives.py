@@ -526,6 +526,10 @@ def test_generators_have_the_published_shapes():
             made.num_hidden_layers,
             made.embedding_size,
         )
+    grouped = BertConfig.preset("base", num_key_value_heads=4)
+    assert (
+        generator_config(grouped, 1 / 2).key_value_heads == 2 and generator_config(grouped, 1 / 3).key_value_heads == 4
+    )
 
 
 @pytest.mark.slow
