@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloze.launch.system.cores import usable_cores
 from cloze.pipeline import allocator
 from cloze.pipeline.errors import UserError
 
@@ -127,7 +128,12 @@ def protect_process() -> None:
       CUDA graphs, which nothing here uses.
     - PYTORCH_ALLOC_CONF: batches of changing lengths fragment the CUDA allocator's segments; expandable segments avoid
       it. Read when CUDA starts; a user's own setting, under the older names too, wins.
+    - GOMP_SPINCOUNT: torch's threads on a CPU wait for each other after each part of a step, by turning 300,000 times
+      before they sleep. Where other processes have the cores, what they wait for does not run meanwhile: a step took
+      four times the processor time. 100 turns are what the library takes by itself where it knows of too few cores.
     """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "100")  # libgomp's manual, GOMP_SPINCOUNT
     if not _ALLOCATOR_SETTINGS & os.environ.keys():
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
@@ -288,8 +294,6 @@ def prepare_deepspeed(environment: Environment) -> None:
     - the launcher's names: DeepSpeed reads RANK, LOCAL_RANK and WORLD_SIZE with every launcher.
     - DS_ACCELERATOR: its own guess warns, and can pick a device that torch was not built for.
     """
-    import torch
-
     os.environ["RANK"] = str(environment.rank)
     os.environ["LOCAL_RANK"] = str(environment.local_rank)
     os.environ["WORLD_SIZE"] = str(environment.world_size)
@@ -298,14 +302,26 @@ def prepare_deepspeed(environment: Environment) -> None:
     # DeepSpeed asks for an address even where one process needs none.
     os.environ["MASTER_ADDR"] = environment.address
     os.environ["MASTER_PORT"] = environment.port
-    if environment.world_size > 1 and not on_gpu and os.environ.get("OMP_NUM_THREADS", "1") == "1":
-        # torchrun sets one thread per process, deepspeed and srun leave all cores to every process:
-        # divide the cores among them instead. Another number is a user's choice, or that of `srun --cpus-per-task`.
-        # macOS has no sched_getaffinity.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        given = os.environ.get("SLURM_CPUS_PER_TASK", "") if environment.launcher == "slurm" else ""
-        shared = max(1, cores // processes_on_this_machine(environment))
-        torch.set_num_threads(int(given) if given.isdigit() else shared)
+    if not on_gpu:
+        _share_cores(environment)
+
+
+def _share_cores(environment: Environment) -> None:
+    """Give this process as many threads as it has cores, unless the user has chosen their number.
+
+    torch counts the cores of the machine, also where a container may use the time of a few. With several processes
+    torchrun sets one thread each, deepspeed and srun leave all cores to every process: the cores are divided instead.
+    """
+    import torch
+
+    given = os.environ.get("OMP_NUM_THREADS")
+    if environment.world_size == 1:
+        if given is None:
+            torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
+    elif given in (None, "1"):  # another number is a user's choice, or that of `srun --cpus-per-task`
+        own = os.environ.get("SLURM_CPUS_PER_TASK", "") if environment.launcher == "slurm" else ""
+        shared = max(1, usable_cores() // processes_on_this_machine(environment))
+        torch.set_num_threads(int(own) if own.isdigit() else shared)
 
 
 # Packages that libraries import only to see whether they are installed: MLflow by DeepSpeed's autotuner, botocore by

@@ -41,19 +41,26 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _left_by_groups(root: Path) -> Iterator[int]:
-    """Bytes that each control group of this process leaves it: its own group and all parent groups."""
-    known = root / "proc/self/cgroup"
-    for line in known.read_text().splitlines() if known.is_file() else ():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in _GROUPS:
-            continue
-        limit, use, files = _GROUPS[controllers]
-        mount = root / "sys/fs/cgroup" / controllers
-        own = mount / path.lstrip("/")
-        for folder in (own, *own.parents):
+    """Bytes that each control group of this process leaves it."""
+    for controllers, folder in group_folders(root):
+        for controller in _GROUPS.keys() & controllers:
+            limit, use, files = _GROUPS[controller]
             if (folder / limit).is_file() and (text := (folder / limit).read_text().strip()) != "max":
                 stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
                 yield int(text) - int((folder / use).read_text()) + int(stat[files])
+
+
+def group_folders(root: Path) -> Iterator[tuple[list[str], Path]]:
+    """The folder of each control group around this process, its own and all parents, with the controllers that it is
+    for; version 2 has one tree for all, whose only name is empty.
+    """
+    known = root / "proc/self/cgroup"
+    for line in known.read_text().splitlines() if known.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        mount = root / "sys/fs/cgroup" / controllers
+        own = mount / path.lstrip("/")
+        for folder in (own, *own.parents):
+            yield controllers.split(","), folder
             if folder == mount:
                 break
 

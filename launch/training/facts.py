@@ -58,10 +58,19 @@ def training_facts(
         ),
         (
             "device",
-            f"{world_size} x {device_name(process.device)}" + (f", {peak / 1e12:.3g} TFLOP/s peak" if peak else ""),
+            f"{world_size} x {device_name(process.device)}{_threads(process.device)}"
+            + (f", {peak / 1e12:.3g} TFLOP/s peak" if peak else ""),
         ),
         ("curves", _curves_command(process.shown(config).output)),
     ]
+
+
+def _threads(device: torch.device) -> str:
+    """A CPU's threads, and what sets their number."""
+    if device.type != "cpu":
+        return ""
+    count = torch.get_num_threads()
+    return f" of {count} thread{'s' * (count > 1)} (set by OMP_NUM_THREADS)"
 
 
 def _curves_command(output: str) -> str:
