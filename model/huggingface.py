@@ -1,8 +1,8 @@
 """Models in folders as Hugging Face has them: names of weights, config.json, model.safetensors, the tokenizer's files.
 
-Architectures of `transformers` (BERT, ELECTRA, RoBERTa and its kin, ModernBERT) are written in its format. Other
-variants are written in our own format: the fields of BertConfig, and our names of weights. `load_pretrained` reads
-both; `InFolders` makes models of them.
+Architectures of `transformers` are written in its format, as their family (`families/`) says. Other variants are
+written in our own format: the fields of BertConfig, and our names of weights. `load_pretrained` reads both; `InFolders`
+makes models of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,245 +23,61 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from cloze.model.config import ROBERTAS, BertConfig, HeadConfig, ModelError
-from cloze.model.config_files import (
-    ACTIVATIONS,
-    BERT_FIELDS,
-    MODERN_FIELDS,
-    OWN_MODEL_TYPE,
-    SEGMENTS,
-    Json,
-    config_from_huggingface,
-    read_object,
-    reading,
-)
+from cloze.model.config import BertConfig, HeadConfig, ModelError
+from cloze.model.config_files import OWN_MODEL_TYPE, SEGMENTS, config_from_huggingface, read_object, reading
+from cloze.model.families import BY_TYPE, OUR_CLASSES, family_for, family_of
+from cloze.model.families.family import DETECTOR, HEADS, Json, Names, Part
 from cloze.model.files import INDEX, WEIGHTS, read_weights, shard_names
 from cloze.model.initialization import init_weights
 
 StateDict = dict[str, Tensor]
 _Model = TypeVar("_Model", bound="InFolders")
-_LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")  # in names of weights, theirs and ours
-
-# Modules: ours -> theirs, or several of theirs whose rows ours concatenates. {} is the number of a layer.
-_BERT = {
-    "bert.embeddings.word": ("bert.embeddings.word_embeddings",),
-    "bert.embeddings.position": ("bert.embeddings.position_embeddings",),
-    "bert.embeddings.segment": ("bert.embeddings.token_type_embeddings",),
-    "bert.embeddings.norm": ("bert.embeddings.LayerNorm",),
-    "bert.pooler.dense": ("bert.pooler.dense",),
-    "masked_lm.dense": ("cls.predictions.transform.dense",),
-    "masked_lm.norm": ("cls.predictions.transform.LayerNorm",),
-    "next_sentence.classifier": ("cls.seq_relationship",),
-    "classifier": ("classifier",),
-    "span": ("qa_outputs",),
-}
-_BERT_LAYER = {
-    "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
-    "attention.output": ("attention.output.dense",),
-    "attention_norm": ("attention.output.LayerNorm",),
-    "cross_attention.query": ("crossattention.self.query",),
-    "cross_attention.key_value": ("crossattention.self.key", "crossattention.self.value"),
-    "cross_attention.output": ("crossattention.output.dense",),
-    "cross_attention_norm": ("crossattention.output.LayerNorm",),
-    "feed_forward.up": ("intermediate.dense",),
-    "feed_forward.down": ("output.dense",),
-    "feed_forward_norm": ("output.LayerNorm",),
-}
-_ELECTRA = {
-    "bert.embeddings.word": ("electra.embeddings.word_embeddings",),
-    "bert.embeddings.position": ("electra.embeddings.position_embeddings",),
-    "bert.embeddings.segment": ("electra.embeddings.token_type_embeddings",),
-    "bert.embeddings.norm": ("electra.embeddings.LayerNorm",),
-    "bert.embeddings.projection": ("electra.embeddings_project",),
-    "masked_lm.dense": ("generator_predictions.dense",),
-    "masked_lm.norm": ("generator_predictions.LayerNorm",),
-    "detection.dense": ("discriminator_predictions.dense",),
-    "detection.score": ("discriminator_predictions.dense_prediction",),
-    "classifier": ("classifier",),
-    "span": ("qa_outputs",),
-}
-_ROBERTA = {
-    "bert.embeddings.word": ("roberta.embeddings.word_embeddings",),
-    "bert.embeddings.position": ("roberta.embeddings.position_embeddings",),
-    "bert.embeddings.segment": ("roberta.embeddings.token_type_embeddings",),
-    "bert.embeddings.norm": ("roberta.embeddings.LayerNorm",),
-    "bert.pooler.dense": ("roberta.pooler.dense",),
-    "masked_lm.dense": ("lm_head.dense",),
-    "masked_lm.norm": ("lm_head.layer_norm",),
-    "classifier": ("classifier",),
-    "span": ("qa_outputs",),
-}
-# Its classifier of sequences has a dense layer with tanh on the first token, which is what a pooler is.
-_ROBERTA_SEQUENCE = {"bert.pooler.dense": ("classifier.dense",), "classifier": ("classifier.out_proj",)}
-_MODERN = {
-    "bert.embeddings.word": ("model.embeddings.tok_embeddings",),
-    "bert.embeddings.norm": ("model.embeddings.norm",),
-    "bert.encoder.final_norm": ("model.final_norm",),
-}
-_MODERN_HEADS = {  # all of them under the same names there
-    "masked_lm": {"masked_lm.dense": ("head.dense",), "masked_lm.norm": ("head.norm",)},
-    "classifier": {"transform.dense": ("head.dense",), "transform.norm": ("head.norm",), "classifier": ("classifier",)},
-    "span": {"transform.dense": ("head.dense",), "transform.norm": ("head.norm",), "span": ("classifier",)},
-}
-_MODERN_LAYER = {
-    "attention.qkv": ("attn.Wqkv",),
-    "attention.output": ("attn.Wo",),
-    "attention_norm": ("attn_norm",),
-    "feed_forward.up": ("mlp.Wi",),
-    "feed_forward.down": ("mlp.Wo",),
-    "feed_forward_norm": ("mlp_norm",),
-}
-# These have both names; they are the same tensor if the embeddings are tied, else only the second is used.
-_BIASES = {
-    "bert": ("cls.predictions.bias", "cls.predictions.decoder.bias"),
-    "roberta": ("lm_head.bias", "lm_head.decoder.bias"),
-}
-_DECODERS = {  # family -> names of the vocabulary projection's weight and bias
-    "bert": ("cls.predictions.decoder.weight", _BIASES["bert"][0]),
-    "roberta": ("lm_head.decoder.weight", _BIASES["roberta"][0]),
-    "electra": ("generator_lm_head.weight", "generator_lm_head.bias"),
-    "modernbert": ("decoder.weight", "decoder.bias"),
-}
-# Of the encoder's names.
-_PREFIXES = {"bert": "bert.", "roberta": "roberta.", "electra": "electra.", "modernbert": "model."}
-# Names of theirs that repeat another parameter or hold no weight.
-_REPEATED = (
-    *(untied for _, untied in _BIASES.values()),
-    *(
-        f"{family}.embeddings.{name}"
-        for family in ("bert", "roberta", "electra")
-        for name in ("position_ids", "token_type_ids")
-    ),
-)
-_SEGMENT_WEIGHTS = {  # which these are never without there
-    family: f"{family}.embeddings.token_type_embeddings.weight" for family in ("bert", "roberta", "electra")
-}
 _POOLER = {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
 VOCABULARY_ROWS = ("bert.embeddings.word.weight", "masked_lm.decoder.weight", "masked_lm.decoder.bias")
-
-_BERT_DEFAULTS = (  # fields that must have the published values
-    "num_key_value_heads",
-    "position_embedding",
-    "segment_padding_index",
-    "embedding_norm",
-    "normalization",
-    "norm_position",
-    "gated_feed_forward",
-    "linear_bias",
-    "norm_bias",
-    "decoder_bias",
-    "pooler_activation",
-    "mlm_head",
-    "local_attention_window",
-    "classifier_transform",
-)
-_MODERN_VALUES = {
-    "num_key_value_heads": None,
-    "embedding_size": None,
-    "position_embedding": "rotary",
-    "type_vocab_size": 0,
-    "embedding_norm": True,
-    "normalization": "layer_norm",
-    "norm_position": "pre",
-    "first_attention_norm": False,
-    "gated_feed_forward": True,
-    "gate_bias": True,
-    "pooler": False,
-    "mlm_head": "bert",
-    "is_decoder": False,
-}
-
-
-def family_of(config: BertConfig) -> str | None:
-    """The model_type of `transformers` for this configuration: bert, electra, modernbert, one of ROBERTAS, or None."""
-    published = BertConfig()
-    if all(getattr(config, name) == getattr(published, name) for name in _BERT_DEFAULTS):
-        if config.family in ROBERTAS:  # whose masked-LM head has GELU whatever the encoder's activation
-            plain = config.embedding_size is None and config.hidden_act == "gelu" and not config.is_decoder
-            return config.family if plain else None
-        if config.embedding_size is None:
-            return "bert"
-        # ELECTRA has no pooler, and GELU in the masked-LM head whatever the encoder's activation.
-        return None if config.pooler or config.hidden_act != "gelu" or config.is_decoder else "electra"
-    if config.local_attention_window and all(getattr(config, name) == value for name, value in _MODERN_VALUES.items()):
-        return "modernbert"
-    return None
-
-
-def _naming(config: BertConfig) -> str:
-    """The key of the tables of names above: the families of ROBERTAS have one set of names; "" of a variant."""
-    family = family_of(config) or ""
-    return "roberta" if family in ROBERTAS else family
-
-
-def huggingface_names(config: BertConfig, head: str = "masked_lm") -> dict[str, tuple[str, ...]]:
-    """Each of our parameters that a model of this configuration can have -> its names in `transformers`.
-
-    Args:
-        head: masked_lm, classifier or span, which ModernBERT does not tell apart by name; sequence for a classifier of
-            sequences, whose names RoBERTa has apart.
-    """
-    family = _naming(config)
-    if not family:
-        raise ModelError("model: this variant has no counterpart in transformers; it is kept in our own format")
-    modules: dict[str, tuple[str, ...]]
-    if family == "modernbert":
-        modules = {**_MODERN, **_MODERN_HEADS["classifier" if head == "sequence" else head]}
-    elif family == "roberta":
-        modules = {**_ROBERTA, **(_ROBERTA_SEQUENCE if head == "sequence" else {})}
-    else:
-        modules = {**(_ELECTRA if family == "electra" else _BERT)}
-    for layer in range(config.num_hidden_layers):
-        parts: Mapping[str, tuple[str, ...]] = _MODERN_LAYER if family == "modernbert" else _BERT_LAYER
-        theirs = f"model.layers.{layer}." if family == "modernbert" else f"{family}.encoder.layer.{layer}."
-        ours = f"bert.encoder.layers.{layer}."
-        modules |= {ours + key: tuple(theirs + name for name in names) for key, names in parts.items()}
-    names = {
-        f"{our_module}.{kind}": tuple(f"{module}.{kind}" for module in their_modules)
-        for our_module, their_modules in modules.items()
-        for kind in ("weight", "bias")
-    }
-    weight, bias = _DECODERS[family]
-    names["masked_lm.decoder.bias"] = (bias,)
-    if not config.tie_word_embeddings:
-        names["masked_lm.decoder.weight"] = (weight,)
-    return names
 
 
 def to_huggingface(state_dict: StateDict, config: BertConfig, architecture: str = "") -> StateDict:
     """Our weights under the names of `transformers`, without the vocabulary's padding.
 
-    ModernBERT and RoBERTa have no next-sentence head, and RoBERTa no pooler beside a masked-LM head: ours are left out
-    there. All but ModernBERT get a segment of zeros if they have none.
+    Parts that the family has no place for (`Family.left_out`) are left out, such as RoBERTa's pooler beside a masked-LM
+    head; a family that is never without segments gets one of zeros.
 
     Args:
-        architecture: the name of our class, which alone tells RoBERTa's classifier of sequences from others.
+        architecture: the name of our class, which alone tells a classifier of sequences from others.
 
     Raises:
         ModelError: a parameter has no counterpart there.
     """
-    head = next((head for head in ("classifier", "span") if f"{head}.weight" in state_dict), "masked_lm")
-    if architecture == _SEQUENCE_CLASSIFIER:
-        head = "sequence"
-    names = huggingface_names(config, head)
-    left_out: tuple[str, ...] = {"modernbert": ("next_sentence.",), "roberta": ("next_sentence.",)}.get(
-        _naming(config), ()
-    )
-    if _naming(config) == "roberta" and "masked_lm.dense.weight" in state_dict:
-        left_out += ("bert.pooler.",)
-    result: StateDict = {}
+    family = family_for(config)
+    head = HEADS.get(architecture, "") if architecture else _head_among(state_dict)
+    names, left_out = family.names(config, head), family.left_out(head)
+    parts: dict[str, list[tuple[int, Tensor]]] = {}
     for name, tensor in without_padding(state_dict, config).items():
         if name.startswith(left_out):
             continue
         if name not in names:
             raise ModelError(f"{name}: this parameter has no counterpart in transformers")
-        result.update(zip(names[name], tensor.chunk(len(names[name])), strict=True))
-    tied, untied = _BIASES.get(_naming(config), ("", ""))
-    if not config.tie_word_embeddings and tied in result:
-        result[untied] = result[tied]
-    if not config.type_vocab_size and (segments := _SEGMENT_WEIGHTS.get(_naming(config))):
-        result[segments] = next(iter(result.values())).new_zeros(1, config.embedding_width)
+        sizes = [part.rows or len(tensor) // len(names[name]) for part in names[name]]
+        for part, rows in zip(names[name], tensor.split(sizes), strict=True):
+            parts.setdefault(part.name, []).append((part.start, rows))
+    result = {
+        name: torch.cat([rows for _, rows in sorted(found, key=itemgetter(0))]) if len(found) > 1 else found[0][1]
+        for name, found in parts.items()
+    }
+    bias = family.decoder[1]
+    if family.second_bias and not config.tie_word_embeddings and bias in result:
+        result[family.second_bias] = result[bias]
+    if family.segments and not config.type_vocab_size:
+        result[family.segments] = next(iter(result.values())).new_zeros(1, config.embedding_width)
     return result
+
+
+def _head_among(state_dict: StateDict) -> str:
+    """The value of HEADS by our weights, as far as they tell it."""
+    for module, head in (("masked_lm.", "masked_lm"), ("span.", "span"), ("classifier.", "tokens")):
+        if any(name.startswith(module) for name in state_dict):
+            return head
+    return ""
 
 
 def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: str = "") -> StateDict:
@@ -278,55 +95,56 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
         if name in theirs:
             raise ModelError(f"{name}: found it twice, under its old name too; fetch the model again")
         theirs[name] = tensor
-    family = _naming(config)
-    tied, untied = _BIASES.get(family, ("", ""))
-    if not config.tie_word_embeddings and untied in theirs:
-        theirs[tied] = theirs[untied]
-    prefix = _PREFIXES.get(family, "bert.")
-    if not any(name.startswith(prefix) for name in theirs):
-        theirs = {prefix + name: tensor for name, tensor in theirs.items()}
-    if not config.type_vocab_size and (segments := theirs.pop(_SEGMENT_WEIGHTS.get(family, ""), None)) is not None:
+    family = family_for(config)
+    if not config.tie_word_embeddings and family.second_bias in theirs:
+        theirs[family.decoder[1]] = theirs[family.second_bias]
+    if not any(name.startswith(family.prefix) for name in theirs):
+        theirs = {family.prefix + name: tensor for name, tensor in theirs.items()}
+    if not config.type_vocab_size and (segments := theirs.pop(family.segments, None)) is not None:
         if segments.any():  # only zeros are as good as none
             raise ModelError(
-                f"{_SEGMENT_WEIGHTS[family]}: found {len(segments)} segments, expected type_vocab_size = 0 of them; "
+                f"{family.segments}: found {len(segments)} segments, expected type_vocab_size = 0 of them; "
                 "fix config.json, or fetch the model again"
             )
+    head = family.head_of(theirs.keys(), architecture)
     result: StateDict = {}
-    head = "masked_lm"
-    if "classifier.weight" in theirs:
-        head = "span" if architecture.endswith("ForQuestionAnswering") else "classifier"
-    if family == "roberta" and "classifier.out_proj.weight" in theirs:
-        head = "sequence"
-        for kind in ("weight", "bias"):
-            theirs.pop(f"roberta.pooler.dense.{kind}", None)  # old folders have one that no class reads
-    for ours, parts in huggingface_names(config, head).items():
-        if any(part in theirs for part in parts):
-            missing = [part for part in parts if part not in theirs]
-            if missing:
-                raise ModelError(f"{missing[0]}: not found in the checkpoint, which has its siblings; it is damaged")
-            if len(parts) > 1:
-                _check_square(parts, theirs, config.hidden_size)
-            result[ours] = torch.cat([theirs.pop(part) for part in parts]) if len(parts) > 1 else theirs.pop(parts[0])
-    repeated = _REPEATED + (tuple(pair[0] for pair in _DECODERS.values()) if config.tie_word_embeddings else ())
-    for name in repeated:
-        theirs.pop(name, None)
-    if theirs:
-        raise ModelError(
-            f"{sorted(theirs)[0]}: found in the checkpoint, not part of the architecture ({len(theirs)} such names)"
-        )
+    taken = {*family.repeated, family.second_bias, *family.unread(head)}
+    if config.tie_word_embeddings:
+        taken.add(family.decoder[0])
+    names = family.names(config, head)
+    _check_rows(names, theirs, config.hidden_size)
+    for ours, parts in names.items():
+        if any(part.name in theirs for part in parts):
+            result[ours] = _joined(parts, theirs, config.hidden_size)
+            taken |= {part.name for part in parts}
+    if left := theirs.keys() - taken:
+        raise ModelError(f"{min(left)}: found in the checkpoint, not part of the architecture ({len(left)} such names)")
     return with_padding(result, config)
 
 
-def _check_square(parts: tuple[str, ...], theirs: StateDict, width: int) -> None:
-    """Check the shape of each of the parts (queries, keys, values) that are concatenated: together they may have the
-    right one although no part has.
+def _check_rows(names: Names, theirs: StateDict, width: int) -> None:
+    """Check the shape of each tensor that is one of several parts (queries, keys, values) or divided into some:
+    together parts may have the right one although none has.
     """
-    for part in parts:
-        expected = (width, width) if part.endswith(".weight") else (width,)
-        if tuple(theirs[part].shape) != expected:
-            raise ModelError(
-                f"{part}: found shape {tuple(theirs[part].shape)}, expected {expected}; fetch the model again"
-            )
+    rows: Counter[str] = Counter()
+    for parts in names.values():
+        if len(parts) > 1 or parts[0].rows:
+            for part in parts:
+                rows[part.name] += part.rows or width
+    for name, number in rows.items():
+        if name in theirs:
+            expected = (number, width) if name.endswith(".weight") else (number,)
+            if (found := tuple(theirs[name].shape)) != expected:
+                raise ModelError(f"{name}: found shape {found}, expected {expected}; fetch the model again")
+
+
+def _joined(parts: tuple[Part, ...], theirs: StateDict, width: int) -> Tensor:
+    """Our parameter of its parts."""
+    if missing := [part.name for part in parts if part.name not in theirs]:
+        raise ModelError(f"{missing[0]}: not found in the checkpoint, which has its siblings; it is damaged")
+    if len(parts) == 1 and not parts[0].rows:
+        return theirs[parts[0].name]
+    return torch.cat([theirs[part.name][part.start : part.start + (part.rows or width)] for part in parts])
 
 
 def without_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
@@ -369,100 +187,35 @@ _PROBLEMS = {
     "regression": "regression",
     "score": None,  # one score, of which transformers' own classes say nothing
 }
-_ROBERTA_CLASSES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}  # beginnings of names
-_SEQUENCE_CLASSIFIER = "BertForSequenceClassification"
-_DETECTOR = "BertForReplacedTokenDetection"
-_ELECTRA_CLASSES = {
-    _DETECTOR: "ElectraForPreTraining",
-    **{
-        f"Bert{ending}": f"Electra{ending}"
-        for ending in ("Model", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
-    },
-}
 
 
 def config_to_huggingface(
     config: BertConfig, architecture: str, dtype: torch.dtype, head: HeadConfig | None = None
 ) -> Json:
-    """The content of config.json: of `transformers`' BERT, ELECTRA, RoBERTa or ModernBERT, or of our own format."""
-    family, rate = _export_family(config, architecture, head), config.classifier_dropout
-    if family is None:
+    """The content of config.json: of the family in `transformers`, or of our own format."""
+    name = _their_class(config, architecture, head)
+    if name is None:
         values = {"model_type": OWN_MODEL_TYPE, "architectures": [architecture], **dataclasses.asdict(config)}
         return values if head is None else values | {"head": dataclasses.asdict(head)}
-    values = {"model_type": family, "dtype": str(dtype).removeprefix("torch.")}
-    if family != "modernbert":
-        theirs = _their_architecture(family, architecture)
-        values |= {"architectures": [theirs], "hidden_act": ACTIVATIONS[config.hidden_act]}
-        values |= {name: getattr(config, name) for name in BERT_FIELDS}
-        if family == "electra":
-            values["embedding_size"] = config.embedding_size
-        if family in ROBERTAS:
-            # Other special tokens are left to the tokenizer; otherwise the ids of RoBERTa's would be used.
-            values |= dict.fromkeys(("bos_token_id", "eos_token_id"))
-            values["max_position_embeddings"] = config.first_position + config.max_position_embeddings
-        if not config.type_vocab_size:  # which these are never without there
-            values |= {"type_vocab_size": 1, SEGMENTS: False}
-    else:
-        theirs = architecture.replace("BertForPreTraining", "BertForMaskedLM")  # no segments
-        values |= {"architectures": [f"Modern{theirs}"]}
-        values |= {theirs: getattr(config, ours) for ours, theirs in MODERN_FIELDS.items()}
-        values |= {
-            "hidden_activation": ACTIVATIONS[config.hidden_act],
-            "classifier_activation": ACTIVATIONS[config.hidden_act],
-            **dict.fromkeys(("attention_bias", "mlp_bias", "classifier_bias"), config.linear_bias),
-            **dict.fromkeys(("embedding_dropout", "mlp_dropout"), config.hidden_dropout_prob),
-            "classifier_dropout": config.hidden_dropout_prob if rate is None else rate,
-            # Ids are left to the tokenizer; otherwise the defaults for ModernBERT's own vocabulary would be used.
-            **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
-            "global_attn_every_n_layers": config.global_attention_every,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "default", "rope_theta": config.rotary_theta},
-                "sliding_attention": {"rope_type": "default", "rope_theta": config.local_rotary_theta},
-            },
-        }
+    family = family_for(config)
+    values = {"model_type": family_of(config), "dtype": str(dtype).removeprefix("torch."), "architectures": [name]}
+    values |= family.write(config)
+    if family.segments and not config.type_vocab_size:
+        values |= {"type_vocab_size": 1, SEGMENTS: False}
     if head is not None:
         values["id2label"] = {str(number): label for number, label in enumerate(head.labels)}
         values["label2id"] = {label: number for number, label in enumerate(head.labels)}
         values["problem_type"] = _PROBLEMS[head.problem]
-        if family == "modernbert":
-            values["classifier_pooling"] = "mean" if head.pooling == "mean" else "cls"
+        values |= family.head_fields(head)
     return values
 
 
-def _their_architecture(family: str, architecture: str) -> str:
-    """The name of their class of BERT, ELECTRA or RoBERTa for the name of ours."""
-    if family == "electra":
-        return _ELECTRA_CLASSES[architecture]
-    if family in ROBERTAS:
-        masked = architecture.replace("BertForPreTraining", "BertForMaskedLM")
-        return _ROBERTA_CLASSES[family] + masked.removeprefix("Bert")
-    return architecture
-
-
-def _export_family(config: BertConfig, architecture: str, head: HeadConfig | None) -> str | None:
-    """The family in transformers that has this architecture and head; None: our own format."""
-    family = family_of(config)
+def _their_class(config: BertConfig, architecture: str, head: HeadConfig | None) -> str | None:
+    """The name of the class in transformers that has this architecture and head; None: our own format."""
     if head and (head.layers != "last" or head.pieces != "none" or head.problem not in _PROBLEMS):
         return None
-    if family == "electra" or architecture == _DETECTOR:
-        known = family == "electra" and architecture in _ELECTRA_CLASSES
-        return "electra" if known and not (head and head.columns) else None
-    if family == "modernbert":
-        if architecture in ("BertModel", "BertForMaskedLM", "BertForPreTraining"):
-            return family
-        known = config.classifier_transform and architecture != "BertForNextSentencePrediction"
-        return family if known and not (head and (head.columns or head.pooling == "max")) else None
-    if family in ROBERTAS and architecture in ("BertForPreTraining", "BertForNextSentencePrediction"):
-        return family if architecture == "BertForPreTraining" else None
-    needs_pooler = architecture in (
-        "BertForPreTraining",
-        "BertForNextSentencePrediction",
-        _SEQUENCE_CLASSIFIER,
-        "BertForMultipleChoice",
-    )
-    if (needs_pooler and not config.pooler) or (head and (head.columns or head.pooling != "pooler")):
-        return None
-    return family
+    family = family_of(config)
+    return BY_TYPE[family].class_of(config, architecture, head) if family else None
 
 
 def architecture_of(state_dict: StateDict) -> str:
@@ -472,7 +225,7 @@ def architecture_of(state_dict: StateDict) -> str:
         return "BertForPreTraining"
     for head, architecture in (
         ("masked_lm", "BertForMaskedLM"),
-        ("detection", _DETECTOR),
+        ("detection", DETECTOR),
         ("next_sentence", "BertForNextSentencePrediction"),
         ("span", "BertForQuestionAnswering"),
     ):
@@ -516,7 +269,7 @@ def save_pretrained(
     architecture = architecture or architecture_of(state_dict)
     if not any(name.startswith("bert.") for name in state_dict):
         state_dict = {f"bert.{name}": tensor for name, tensor in state_dict.items()}
-    own = _export_family(config, architecture, head) is None
+    own = _their_class(config, architecture, head) is None
     weights = without_padding(state_dict, config) if own else to_huggingface(state_dict, config, architecture)
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
     dtype = state_dict["bert.embeddings.word.weight"].dtype
@@ -651,7 +404,11 @@ def load_pretrained(folder: str | os.PathLike[str]) -> tuple[BertConfig, StateDi
 
 def _check_layers(weights: StateDict, config: BertConfig, folder: Path) -> None:
     """Check the number of layers in config.json before anything is allocated for each, since it may be any number."""
-    found = {match[1] for match in map(_LAYER.search, weights) if match}
+    family = family_of(config)
+    stem = BY_TYPE[family].layers.removeprefix(BY_TYPE[family].prefix) if family else ""
+    stems = (re.escape(each).replace(r"\{\}", r"(\d+)") for each in ("encoder.layers.{}.", stem) if each)
+    pattern = re.compile("|".join(rf"(?:^|\.){each}" for each in stems))
+    found = {match[match.lastindex or 1] for match in map(pattern.search, weights) if match}
     if config.num_hidden_layers > len(found):
         raise ModelError(
             f"{folder / 'config.json'}: found num_hidden_layers {config.num_hidden_layers}, expected "
@@ -705,14 +462,7 @@ def load_architecture(folder: str | os.PathLike[str]) -> str:
             f"{folder}: found no architectures in config.json, expected the name of the model's class, "
             "such as BertForMaskedLM; add it"
         )
-    return _our_architecture(name)
-
-
-def _our_architecture(name: str) -> str:
-    """The name of our class for one of theirs."""
-    ours = {theirs: ours for ours, theirs in _ELECTRA_CLASSES.items()}
-    beginnings = "|".join(("ModernBert", "Electra", *_ROBERTA_CLASSES.values()))
-    return ours.get(name) or re.sub(f"^({beginnings})", "Bert", name)
+    return OUR_CLASSES.get(name, name)
 
 
 def _named_architecture(values: Json) -> str | None:
@@ -736,7 +486,8 @@ def _head(values: Json) -> HeadConfig | None:
         head = values["head"]
         columns = tuple((name, tuple(classes)) for name, classes in head["columns"])
         return HeadConfig(**head | {"labels": tuple(head["labels"]), "columns": columns})
-    pooling: Any = values.get("classifier_pooling", "cls") if values["model_type"] == "modernbert" else "pooler"
+    family = BY_TYPE.get(values["model_type"])
+    pooling: Any = family.pooling(values) if family else "pooler"
     labels = HeadConfig.labels  # transformers leaves out default ones
     if "id2label" in values:
         labels = _labels(values["id2label"])
@@ -792,7 +543,8 @@ class InFolders(nn.Module):
         """
         config, weights = load_pretrained(folder)
         pooled = any(name.startswith("bert.pooler.") for name in weights)
-        bare = _our_architecture(_named_architecture(read_object(Path(folder) / "config.json")) or "") == "BertModel"
+        named = _named_architecture(read_object(Path(folder) / "config.json"))
+        bare = OUR_CLASSES.get(named or "", named) == "BertModel"
         if new_head_seed is None and not pooled and bare:
             config = dataclasses.replace(config, pooler=False)  # transformers' config.json lacks it
         if cls.takes_head:

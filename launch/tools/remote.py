@@ -17,7 +17,9 @@ from cloze.model.tasks import saved_class
 from cloze.version import __version__
 
 _TEMPLATES = Path(__file__).parent / "remote_code"
+_FLOOR = Path(cloze.model.__file__).parent
 _PARTS = (
+    *sorted(f"families/{path.stem}" for path in _FLOOR.glob("families/*.py")),
     "attention",
     "bert",
     "branching",
@@ -53,11 +55,15 @@ def write_remote_code(folder: Path) -> None:
     """Add the code with which transformers loads it to a model folder in our own format; other folders need none."""
     if load_note(folder, "model_type") != OWN_MODEL_TYPE:
         return
-    floor = Path(cloze.model.__file__).parent
     for name in _PARTS:
-        text = (floor / f"{name}.py").read_text(encoding="utf-8")
-        text = re.sub(r"^from cloze\.model\.(\w+) import", r"from .cloze_\1 import", text, flags=re.MULTILINE)
-        _write(folder / f"cloze_{name}.py", text, f"model/{name}.py")
+        text = (_FLOOR / f"{name}.py").read_text(encoding="utf-8")
+        text = re.sub(
+            r"^from cloze\.model\.([\w.]+) import",
+            lambda found: f"from .{_beside(found[1])} import",
+            text,
+            flags=re.MULTILINE,
+        )
+        _write(folder / f"{_beside(name)}.py", text, f"model/{name}.py")
     for path in sorted(_TEMPLATES.glob("*.in")):
         _write(folder / path.stem, path.read_text(encoding="utf-8"), f"launch/tools/remote_code/{path.name}")
     path = folder / "config.json"
@@ -69,6 +75,11 @@ def write_remote_code(folder: Path) -> None:
         f"AutoModel{ending}": f"modeling_cloze.Cloze{ending or 'Model'}" for ending in endings
     }
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _beside(name: str) -> str:
+    """Name of a module of model/ among an export's files, which are in one folder."""
+    return "cloze_" + name.replace("/", "_").replace(".", "_").removesuffix("___init__")
 
 
 def _write(path: Path, text: str, source: str) -> None:

@@ -10,8 +10,9 @@ import transformers
 
 from cloze.model.bert import BertModel
 from cloze.model.config import BertConfig, ModelError
+from cloze.model.families import family_of
 from cloze.model.flops import TokenCounts, num_parameters, training_flops
-from cloze.model.huggingface import family_of, load_note
+from cloze.model.huggingface import load_note
 from cloze.model.initialization import init_weights
 from cloze.model.tasks import (
     BertForMaskedLM,

@@ -284,7 +284,7 @@ def test_layers_that_are_only_claimed_cost_nothing(tmp_path, monkeypatch, own):
     assert (values["model_type"] == "cloze") == own
     path.write_text(json.dumps(values | {"num_hidden_layers": 10**7}))
     monkeypatch.setattr(torch.nn.Module, "__init__", lambda *_, **__: pytest.fail("a module is made"))
-    monkeypatch.setattr("cloze.model.huggingface.huggingface_names", lambda *_: pytest.fail("names of all layers"))
+    monkeypatch.setattr("cloze.model.families.family.Family.names", lambda *_: pytest.fail("names of all layers"))
     with pytest.raises(ModelError, match=f"num_hidden_layers 10000000, expected {TINY.num_hidden_layers}, the layers"):
         BertForPreTraining.from_folder(tmp_path)
 

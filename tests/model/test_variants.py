@@ -13,7 +13,8 @@ import yaml
 from cloze.model.bert import BertForPreTraining, BertModel
 from cloze.model.config import ROBERTAS, BertConfig, HeadConfig
 from cloze.model.embeddings import sinusoidal_table
-from cloze.model.huggingface import family_of, load_pretrained, to_huggingface
+from cloze.model.families import family_of
+from cloze.model.huggingface import load_pretrained, to_huggingface
 from cloze.model.tasks import ARCHITECTURES, BertForMaskedLM
 from tests.model.model_batches import TINY, batch, concatenate, gradients, pretraining_model, scramble
 

@@ -1,0 +1,38 @@
+"""The families of encoders in `transformers` that are read and written in its format, a file for each."""
+
+from __future__ import annotations
+
+from cloze.model.config import BertConfig, ModelError
+from cloze.model.families.bert import Bert
+from cloze.model.families.electra import Electra
+from cloze.model.families.family import Family
+from cloze.model.families.modernbert import ModernBert
+from cloze.model.families.roberta import Roberta
+
+FAMILIES: tuple[Family, ...] = (Bert(), Electra(), Roberta(), ModernBert())
+BY_TYPE = {kind: family for family in FAMILIES for kind in family.beginnings}
+"""model_type -> family."""
+OUR_CLASSES = {
+    beginning + end: ours
+    for family in FAMILIES
+    for beginning in family.beginnings.values()
+    for ours, end in family.endings.items()
+}
+"""Name of a class of theirs -> of ours."""
+
+
+def family_of(config: BertConfig) -> str | None:
+    """The model_type of `transformers` for this configuration; None: it has none for it."""
+    return next(filter(None, (family.model_type(config) for family in FAMILIES)), None)
+
+
+def family_for(config: BertConfig) -> Family:
+    """The family of this configuration.
+
+    Raises:
+        ModelError: there is none.
+    """
+    kind = family_of(config)
+    if kind is None:
+        raise ModelError("model: this variant has no counterpart in transformers; it is kept in our own format")
+    return BY_TYPE[kind]

@@ -1,0 +1,218 @@
+"""`Family`: what the folders of one family of `transformers` have of their own. Imports no torch, which takes seconds:
+a config.json is read before anything else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from cloze.model.config import BertConfig, HeadConfig, ModelError
+
+Json = dict[str, Any]
+"""Fields of config.json."""
+Modules = Mapping[str, tuple[str, ...]]
+"""Modules: ours -> theirs, or several of theirs whose rows ours concatenates, in equal shares."""
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu"}
+THEIR_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
+DETECTOR = "BertForReplacedTokenDetection"
+# Our class -> what its head is; others have none.
+HEADS = {
+    "BertForPreTraining": "masked_lm",
+    "BertForMaskedLM": "masked_lm",
+    "BertForSequenceClassification": "sequence",
+    "BertForMultipleChoice": "choice",
+    "BertForTokenClassification": "tokens",
+    "BertForQuestionAnswering": "span",
+}
+# Fields of BertConfig that change nothing that a family's format would have to say: those of the first weights, of
+# training alone, and those that take effect with other fields only.
+_UNSAID = {
+    "initialization",
+    "initializer_cutoff",
+    "embedding_initializer_range",
+    "position_initializer_range",
+    "vocab_padding_multiple",
+    "embedding_dropout",
+    "attention_output_dropout_prob",
+    "rotary_theta",
+    "local_rotary_theta",
+    "global_attention_every",
+    "hidden_act",
+    "pooler",
+    "family",
+}
+
+
+class Part(NamedTuple):
+    """A tensor of theirs, or some of its rows, that is a part of one of ours; ours concatenates its parts' rows."""
+
+    name: str
+    rows: int = 0
+    """Its number of rows; 0: an equal share of ours."""
+    start: int = 0
+    """The first of these rows in theirs. A tensor of theirs may be in several of ours, or twice in one, each time with
+    other rows; together they are all of it.
+    """
+
+
+Names = dict[str, tuple[Part, ...]]
+"""Parameters: ours -> theirs."""
+
+
+class Family:
+    """A family: its model_type(s), names of weights and of classes, and fields of config.json.
+
+    Attributes of the class are tables; a method is overridden where a table does not suffice. A family is one file with
+    one such class, and an entry of `FAMILIES`.
+    """
+
+    beginnings: ClassVar[Mapping[str, str]]
+    """model_type -> beginning of the names of its classes."""
+    named: ClassVar[bool] = True
+    """Whether `BertConfig.family` says its model_type; if not, its fields tell it from all others."""
+    endings: ClassVar[Mapping[str, str]]
+    """Our class -> end of the name of theirs. Of two with one end, the later is what a folder is read as."""
+    pooled: ClassVar[Collection[str]] = ()
+    """Those of our classes whose counterpart is never without a pooler."""
+    poolings: ClassVar[Collection[str]] = ("pooler",)
+    """Values of `HeadConfig.pooling` that their classifiers have."""
+
+    structure: ClassVar[Mapping[str, object]] = {}
+    """Fields of BertConfig -> the value that they have in this family, where that is another than BERT's. (A field that
+    is neither here nor in `fields` or `said` has BERT's.)
+    """
+    fields: ClassVar[Mapping[str, str]]
+    """Fields of BertConfig -> theirs of the same meaning."""
+    said: ClassVar[Collection[str]] = ()
+    """Further fields of BertConfig that `read` and `write` translate."""
+    defaults: ClassVar[Mapping[str, object]] = {}
+    """Fields of BertConfig -> value that their configuration class has where config.json leaves them out, if it is
+    another than ours.
+    """
+    fixed: ClassVar[Mapping[str, object]] = {}
+    """Fields of theirs -> the only value that is computed here."""
+    activation: ClassVar[str] = "hidden_act"
+    """Their field of `hidden_act`."""
+
+    prefix: ClassVar[str]
+    """Of the encoder's names, which a bare encoder's lack."""
+    modules: ClassVar[Modules]
+    """All modules but those of the layers."""
+    heads: ClassVar[Mapping[str, Modules]] = {}
+    """A value of `HEADS` -> modules that have these names in a model with such a head alone."""
+    layers: ClassVar[str]
+    """Beginning of the names of a layer; {} is its number."""
+    layer: ClassVar[Modules]
+    """Modules of a layer."""
+    decoder: ClassVar[tuple[str, str]]
+    """Weight and bias of the vocabulary projection."""
+    repeated: ClassVar[Collection[str]] = ()
+    """Names that repeat another parameter or hold no weight."""
+    second_bias: ClassVar[str] = ""
+    """The other name of the vocabulary projection's bias: the same tensor if the embeddings are tied, else only this
+    one is used.
+    """
+    segments: ClassVar[str] = ""
+    """Name of the segments' embedding, in a family that is never without one."""
+
+    def model_type(self, config: BertConfig) -> str | None:
+        """The model_type of this family that has this configuration; None: it has none."""
+        kind = config.family if self.named else next(iter(self.beginnings))
+        if kind not in self.beginnings or (not self.named and config.family != "bert"):
+            return None
+        return kind if self.has(config) else None
+
+    def has(self, config: BertConfig) -> bool:
+        """Whether all that config.json does not say has the family's value."""
+        said = {*_UNSAID, *self.fields, *self.said} - self.structure.keys()
+        return all(
+            getattr(config, field.name) == self.structure.get(field.name, field.default)
+            for field in dataclasses.fields(BertConfig)
+            if field.name not in said
+        )
+
+    def read(self, values: Json) -> BertConfig:
+        """BertConfig of a config.json.
+
+        Raises:
+            ModelError: for what is not computed here.
+        """
+        for name, expected in self.fixed.items():
+            if (found := values.get(name, expected)) != expected:
+                raise ModelError(
+                    f"config.json: found {name} {found!r} with model_type {values['model_type']}, expected {expected!r}"
+                )
+        given = {ours: values[theirs] for ours, theirs in self.fields.items() if theirs in values}
+        family = {"family": values["model_type"]} if self.named else {}
+        return BertConfig(**{**self.structure, **family, **self.read_further(values, {**self.defaults, **given})})
+
+    def read_further(self, values: Json, fields: Json) -> Json:
+        """All fields of BertConfig, from those that have a field of the same meaning."""
+        fields["pad_token_id"] = fields.get("pad_token_id") or 0  # transformers may say null
+        return fields | {"hidden_act": our_activation(values.get(self.activation, "gelu"))}
+
+    def write(self, config: BertConfig) -> Json:
+        """The fields of a config.json."""
+        values = {theirs: getattr(config, ours) for ours, theirs in self.fields.items()}
+        return values | {self.activation: ACTIVATIONS[config.hidden_act]}
+
+    def class_of(self, config: BertConfig, architecture: str, head: HeadConfig | None) -> str | None:
+        """The name of their class for one of ours; None: there is none that computes the same."""
+        if architecture not in self.endings or (architecture in self.pooled and not config.pooler):
+            return None
+        if head and head.pooling not in self.poolings:
+            return None
+        return self.beginnings[self.model_type(config) or ""] + self.endings[architecture]
+
+    def names(self, config: BertConfig, head: str = "") -> Names:
+        """Each of our parameters that a model of this configuration can have -> its name(s) there.
+
+        Args:
+            head: a value of HEADS, or "" for no head.
+        """
+        modules = {**self.modules, **self.heads.get(head, {})}
+        for layer in range(config.num_hidden_layers):
+            ours, theirs = f"bert.encoder.layers.{layer}.", self.layers.format(layer)
+            modules |= {ours + key: tuple(theirs + name for name in names) for key, names in self.layer.items()}
+        names = {
+            f"{our_module}.{kind}": tuple(Part(f"{module}.{kind}") for module in their_modules)
+            for our_module, their_modules in modules.items()
+            for kind in ("weight", "bias")
+        }
+        weight, bias = self.decoder
+        names["masked_lm.decoder.bias"] = (Part(bias),)
+        if not config.tie_word_embeddings:
+            names["masked_lm.decoder.weight"] = (Part(weight),)
+        return names
+
+    def head_of(self, names: Collection[str], architecture: str) -> str:
+        """The value of HEADS for a folder of theirs, by its weights and the name of its class (which may be "")."""
+        return next(
+            (HEADS[ours] for ours, end in self.endings.items() if ours in HEADS and architecture.endswith(end)), ""
+        )
+
+    def left_out(self, head: str) -> tuple[str, ...]:
+        """Beginnings of our names that a model with this head has no place for, and that are not exported."""
+        return ()
+
+    def unread(self, head: str) -> tuple[str, ...]:
+        """Names of theirs that folders may have and that no class reads."""
+        return ()
+
+    def pooling(self, values: Json) -> str:
+        """`HeadConfig.pooling` of a config.json."""
+        return "pooler"
+
+    def head_fields(self, head: HeadConfig) -> Json:
+        """Further fields of config.json of a head."""
+        return {}
+
+
+def our_activation(name: str) -> Any:
+    """Ours, one of `BertConfig.hidden_act`, for theirs."""
+    if name not in THEIR_ACTIVATIONS:
+        raise ModelError(f"config.json: found activation {name!r}, expected one of {', '.join(THEIR_ACTIVATIONS)}")
+    return THEIR_ACTIVATIONS[name]

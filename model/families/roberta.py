@@ -1,0 +1,88 @@
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT with positions that begin after padding, and heads of their own names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from cloze.model.config import BertConfig, ModelError
+from cloze.model.families.bert import FIELDS, LAYER, buffers, embeddings
+from cloze.model.families.family import Family, Json
+
+
+class Roberta(Family):
+    """RoBERTa (arXiv 1907.11692). Its masked-LM head has GELU whatever the encoder's activation; beside that head it
+    has no pooler, and no class has a head for next sentences.
+    """
+
+    beginnings = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
+    endings = {
+        "BertForPreTraining": "ForMaskedLM",
+        **{
+            f"Bert{end}": end
+            for end in (
+                "Model",
+                "ForMaskedLM",
+                "ForSequenceClassification",
+                "ForTokenClassification",
+                "ForMultipleChoice",
+                "ForQuestionAnswering",
+            )
+        },
+    }
+    pooled = ("BertForSequenceClassification", "BertForMultipleChoice")
+    structure = {"hidden_act": "gelu", "is_decoder": False}
+    fields = FIELDS
+    defaults = {"pad_token_id": 1, "vocab_size": 30522}
+    fixed = {
+        "position_embedding_type": "absolute",
+        "hidden_act": "gelu",
+        "is_decoder": False,
+        "add_cross_attention": False,
+    }
+    prefix = "roberta."
+    modules = {
+        **embeddings("roberta."),
+        "bert.pooler.dense": ("roberta.pooler.dense",),
+        "masked_lm.dense": ("lm_head.dense",),
+        "masked_lm.norm": ("lm_head.layer_norm",),
+        "classifier": ("classifier",),
+        "span": ("qa_outputs",),
+    }
+    # Its classifier of sequences has a dense layer with tanh on the first token, which is what a pooler is.
+    heads = {"sequence": {"bert.pooler.dense": ("classifier.dense",), "classifier": ("classifier.out_proj",)}}
+    layers, layer = "roberta.encoder.layer.{}.", LAYER
+    decoder = ("lm_head.decoder.weight", "lm_head.bias")
+    second_bias = "lm_head.decoder.bias"
+    repeated = buffers("roberta.")
+    segments = "roberta.embeddings.token_type_embeddings.weight"
+
+    def read_further(self, values: Json, fields: Json) -> Json:
+        """Their number of positions counts the rows before the first one too."""
+        if (padding := fields["pad_token_id"]) is None:
+            raise ModelError(
+                f"config.json: found pad_token_id null with model_type {values['model_type']}, expected the id after "
+                "which positions begin"
+            )
+        rows = fields.get("max_position_embeddings", BertConfig.max_position_embeddings)
+        return super().read_further(values, fields | {"max_position_embeddings": rows - padding - 1})
+
+    def write(self, config: BertConfig) -> Json:
+        """Other special tokens are left to the tokenizer; otherwise the ids of RoBERTa's would be used."""
+        rows = config.first_position + config.max_position_embeddings
+        return {
+            **super().write(config),
+            **dict.fromkeys(("bos_token_id", "eos_token_id")),
+            "max_position_embeddings": rows,
+        }
+
+    def head_of(self, names: Collection[str], architecture: str) -> str:
+        """The names of the weights tell it."""
+        return "sequence" if "classifier.out_proj.weight" in names else ""
+
+    def left_out(self, head: str) -> tuple[str, ...]:
+        """Next sentences, and the pooler beside a masked-LM head."""
+        return ("next_sentence.", "bert.pooler.") if head == "masked_lm" else ("next_sentence.",)
+
+    def unread(self, head: str) -> tuple[str, ...]:
+        """The pooler of old folders of a classifier."""
+        return ("roberta.pooler.dense.weight", "roberta.pooler.dense.bias") if head == "sequence" else ()
