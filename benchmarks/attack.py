@@ -117,7 +117,7 @@ def ask(folder: Path, count: int, connections: int, seed: int) -> dict:
     lost, asked, slowest, besieged = [], 0, 0.0, {}
     with (
         hostile_requests.many_files(connections + 1000),
-        server(save_model(folder)) as (address, process),
+        server(save_model(folder), fresh=True) as (address, process),
         ExitStack() as stack,
     ):
         for what, wrong in hostile_requests.ask_badly(address, count, seed):

@@ -1,6 +1,6 @@
 """Runs whose processes are forked from one that has imported everything: they start in a second instead of many.
 
-All that a command does after its imports happens anew in each process.
+All that a command does after its imports and the making of its parser happens anew in each process.
 """
 
 from __future__ import annotations
@@ -24,16 +24,7 @@ with fewer_imports():
     from cloze.launch.training.process import EXIT_COMPLETE, EXIT_REQUEUE
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(
-    [  # one list for all tests: it is the process's, and the last one that is set counts
-        "tests.forked",
-        "pytest",
-        "torch._dynamo",  # which torch's optimizers import at their first use
-        "matplotlib.backends.backend_agg",  # which draws the confusions of a fine-tuning
-        "cloze.launch.pretrain.command",
-        "cloze.launch.finetune.command",
-    ]
-)
+FORKSERVER.set_forkserver_preload(["tests.preloaded"])  # one list for all tests: the last one that is set counts
 # A process that goes on when another has failed is asked to end, and made to after so long, as srun does.
 GRACE_SECONDS = 10
 

@@ -25,7 +25,6 @@ from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import ASIDE
 from tests.forked import ForkedRun
 from tests.launching import (
-    CLOZE,
     ROOT,
     assert_same_weights,
     children,
@@ -87,13 +86,13 @@ def test_killed_between_checkpoints(data, undisturbed, tmp_path, stage, launcher
     run = tmp_path / "lr[1e-3] a+b(c|d)"  # DeepSpeed takes paths for patterns
     arguments = (data, run, *RUN, "--zero.stage", stage)
 
-    def begin(step: int | None = None):
-        if launcher == "torchrun":
-            return start(pretrain_command(*arguments, processes=2, program=slow_program(step) if step else CLOZE))
-        return ForkedRun(pretrain_arguments(*arguments), 2, slow_from(step) if step else main)
-
-    kill_when(begin(27), lambda: step_of(run) >= 27)
-    output = finish(begin())
+    command = pretrain_arguments(*arguments)
+    if launcher == "torchrun":
+        first = start(pretrain_command(*arguments, processes=2, program=slow_program(27)))
+    else:
+        first = ForkedRun(command, 2, slow_from(27))
+    kill_when(first, lambda: step_of(run) >= 27)
+    output = finish(ForkedRun(command, 2))
     assert "resumed from step" in output
     assert curve(run) == curve(undisturbed(stage))
     assert_same_weights(weights(run), weights(undisturbed(stage)))

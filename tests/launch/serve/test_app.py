@@ -281,7 +281,7 @@ def test_a_full_queue_says_so_and_recovers(folder):
 
 
 def test_sigterm_answers_what_was_accepted(folder):
-    with server(folder, "--max_batch_tokens", "500") as (address, process):
+    with server(folder, "--max_batch_tokens", "500", fresh=True) as (address, process):
         text = "the cat sat on the mat and the sky is blue"
         httpx.post(address + "/score", json={"inputs": [text]})
         tokens = 120 * 11 * 13  # of a request: each of a text's 11 tokens is the blank once, between [CLS] and [SEP]

@@ -1,0 +1,31 @@
+"""What the process imports from which tests fork theirs (forked.py), so that none of them has to: what the commands
+import before and while they run, and the parsers of those that run most.
+"""
+
+import importlib
+
+import pytest  # noqa: F401
+
+import tests.forked  # noqa: F401
+from cloze.launch.commands import build_parser
+from cloze.launch.system.environment import fewer_imports
+
+LATER = (
+    "torch._dynamo",  # which torch's optimizers import at their first use
+    "matplotlib.backends.backend_agg",  # which draws the confusions of a fine-tuning
+    # What DeepSpeed imports when it makes an engine, TensorBoard's writer with a run's settings, and a console's table.
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.ops.op_builder.all_ops",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "rich._emoji_codes",
+    "tensorboard.plugins.hparams.plugin_data_pb2",
+    "cloze.launch.pretrain.command",
+    "cloze.launch.finetune.command",
+    "cloze.launch.serve.app",
+)
+
+with fewer_imports():
+    for module in LATER:
+        importlib.import_module(module)
+for name in ("pretrain", "finetune", "serve"):
+    build_parser(name)
