@@ -23,12 +23,16 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
 from cloze.launch.checkpoint.state import read_state, sharding_stage
+from cloze.launch.engine.repairs import conversion_in_threads
 from cloze.launch.system.environment import forbid_pickled_code
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
 # The file of which every rank needs all, at stages 0 to 2: the model, and at stage 0 the optimizer's states.
 MODEL_FILE = "mp_rank_00_model_states.pt"
+
+# Files that are converted at a time. Each is in memory meanwhile: the states of one rank.
+_CONVERTING_THREADS = 4
 
 # The classes besides tensors in DeepSpeed's files. A file with any other class is refused, by our loads and by
 # DeepSpeed's, as soon as this module is imported: Python programs are as safe as our commands.
@@ -105,17 +109,21 @@ def convert_to_universal(folder: Path, target: Path) -> None:
             "for another number of processes; free space, then run the same command again"
         )
     try:
-        with _silence(), plain_path(folder.parent) as source, plain_path(target.parent) as workplace:
+        with (
+            _silence(),
+            conversion_in_threads(),
+            plain_path(folder.parent) as source,
+            plain_path(target.parent) as workplace,
+        ):
             ds_to_universal.main(
                 Namespace(
                     input_folder=str(source / folder.name),
                     output_folder=str(workplace / target.name),
                     keep_temp_folder=False,
                     strict=True,
-                    # One worker runs in this process. The files of stages 1 and 2 lack entries that the converter
-                    # expects of newer files.
-                    num_extract_workers=1,
-                    num_merge_workers=1,
+                    num_extract_workers=_CONVERTING_THREADS,
+                    num_merge_workers=_CONVERTING_THREADS,
+                    # The files of stages 1 and 2 lack entries that the converter expects of newer files.
                     inject_missing_state=sharding_stage(read_state(folder)) < 3,
                 )
             )

@@ -204,7 +204,7 @@ class CheckpointManager:
         return False
 
     def publish(self) -> None:
-        """Wait until every rank has written and verified its files, then publish them. Collective.
+        """Wait until every rank has written its files, then publish them. Collective.
 
         Raises:
             UserError: the disk is full or can't be written; no incomplete folder has the name of a checkpoint.
@@ -215,7 +215,6 @@ class CheckpointManager:
         step, mine = writing.state.step, {}
         with self._together("write its part of a checkpoint"):
             mine = writing.writer.result(writing.aside)
-        # Each rank verifies its own files.
         parts = distributed.gather_texts(json.dumps(mine), self.device)
         here, facts = self._in_this_folder(parts, writing.facts)
         with self._together("publish a checkpoint"), readable_errors(writing.aside):

@@ -1,4 +1,4 @@
-"""Writing tensors to disk: copied to host memory, shared ones once; written in a background thread, then verified."""
+"""Writing tensors to disk: copied to host memory, shared ones once; hashed and written in a background thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 import torch
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import readable_errors, sha256_of
+from cloze.pipeline.storage import readable_errors
 
 
 def replace_tensors(
@@ -33,22 +33,42 @@ def replace_tensors(
     return other(value)
 
 
-def host_copy(value: object) -> Any:
+class HostCopy:
     """A deep copy of nested dicts, lists and tuples with every tensor in host memory; nothing is shared with `value`.
 
-    Tensors that share a storage also share its copy, so that the files keep their size.
+    Tensors that share a storage also share its copy, so that the files keep their size. Copies from a GPU go into
+    pinned memory behind the work that is queued there, and the host does not wait for them: `take` does. torch keeps
+    pinned memory for the next copy.
     """
-    copies: dict[int, torch.UntypedStorage] = {}
 
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
+    def __init__(self, value: object) -> None:
+        self._copies: dict[int, torch.UntypedStorage] = {}
+        self._copied: torch.cuda.Event | None = None
+        self._value = replace_tensors(value, self._copy, copy.deepcopy)
+        if self._copied is not None:
+            self._copied.record()
+
+    def take(self) -> Any:
+        """The copy, when it is complete."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._value
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in copies:
-            copies[storage._cdata] = storage.cpu() if storage.device.type != "cpu" else storage.clone()
+        if storage._cdata not in self._copies:
+            self._copies[storage._cdata] = self._copy_storage(storage, tensor.device)
         host = torch.empty(0, dtype=tensor.dtype)
-        host.set_(copies[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
+        host.set_(self._copies[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
         return torch.nn.Parameter(host, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else host
 
-    return replace_tensors(value, copied, copy.deepcopy)
+    def _copy_storage(self, storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
+        if device.type == "cpu":
+            return storage.clone()
+        self._copied = self._copied or torch.cuda.Event()
+        source = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+        host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
+        return host.copy_(source, non_blocking=True).untyped_storage()
 
 
 class _HashingFile:
@@ -73,13 +93,14 @@ class _HashingFile:
         self._file.flush()
 
 
-def write_verified(content: object, path: Path) -> tuple[int, str]:
-    """Write with torch.save, sync, and verify by reading back; returns size in bytes and SHA-256.
+def write_hashed(copied: HostCopy, path: Path) -> tuple[int, str]:
+    """Write with torch.save and sync; returns size in bytes and SHA-256, by which every reader verifies the file.
 
     Raises:
-        UserError: the disk returns other bytes than were written.
+        UserError: the file has another size than was written.
         OSError: the disk is full or can't be written.
     """
+    content = copied.take()
     with open(path, "wb") as file:
         hashing = _HashingFile(file)
         try:
@@ -90,16 +111,13 @@ def write_verified(content: object, path: Path) -> tuple[int, str]:
             raise hashing.error from None
         file.flush()
         os.fsync(file.fileno())
-        # so that the read comes from the disk, not from the page cache; macOS lacks posix_fadvise
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    written = hashing.size, hashing.digest.hexdigest()
-    if (path.stat().st_size, sha256_of(path)) != written:
+        size = os.fstat(file.fileno()).st_size
+    if size != hashing.size:
         raise UserError(
-            f"{path}: found other bytes on the disk than were written, expected the same; check the disk, "
+            f"{path}: found {size} bytes on the disk, expected the {hashing.size} that were written; check the disk, "
             "then run the same command again"
         )
-    return written
+    return hashing.size, hashing.digest.hexdigest()
 
 
 class BackgroundWriter:
@@ -111,7 +129,7 @@ class BackgroundWriter:
 
     def submit(self, content: object, path: Path) -> None:
         """Copy `content`, which may change as soon as this returns, and write the copy."""
-        self._pending.append((path.name, self._pool.submit(write_verified, host_copy(content), path)))
+        self._pending.append((path.name, self._pool.submit(write_hashed, HostCopy(content), path)))
 
     def done(self) -> bool:
         """Whether writing is over, by success or failure."""

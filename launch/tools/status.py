@@ -62,6 +62,8 @@ class RunState:
     heartbeat_seconds: float | None
     """Since the process that has been silent for longest has shown itself."""
     restarts: int | None
+    checkpoints_left_out: int | None
+    """By steps, since its last start, because the one before was still being written."""
     phase: str | None
     """What its processes do, of one that runs or has fallen silent, as their heartbeats say: evaluating, saving, ...;
     of several that do different things each, with how many."""
@@ -106,6 +108,7 @@ def read_run(folder: Path, now: float | None = None, shown: str | None = None) -
         max(0, max_steps - step) * seconds if running else None,
         silence,
         starts - 1 if starts else None,
+        None if (left_out := last.get("speed/checkpoints_left_out")) is None else int(left_out),
         _phase(beats, now) if state in ("running", "silent") else None,
     )
 
@@ -225,7 +228,8 @@ def show_status(config: StatusConfig) -> int:
                 strict=True,
             )
             if value
-        ],
+        ]
+        + [("checkpoints left out", str(count)) for count in [state.checkpoints_left_out] if count],
     )
     if not config.follow:
         return 0

@@ -127,6 +127,7 @@ class Loop:
             tokens=batch.num_tokens,
             stop_wishes=any(wish.stop for wish in wishes),
             save_wishes=any(wish.save for wish in wishes),
+            leave_out_wishes=any(wish.leave_out for wish in wishes),
             publish_votes=self.checkpoints.publish_votes(),
             seconds=time.monotonic() - self._began if self.environment.is_main else 0.0,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from cloze.launch.checkpoint import CheckpointManager
@@ -17,6 +18,9 @@ from cloze.launch.training.throughput import Throughput
 from cloze.launch.training.totals import Wishes
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
+
+# Steps wait for a checkpoint that is written in so many seconds, so that short runs have all of theirs.
+_SHORT_SECONDS = 5.0
 
 
 class Publishing(Callback):
@@ -34,12 +38,14 @@ class Publishing(Callback):
 
 class Saving(Callback):
     """Saves the state after the last good step: every `checkpoint.every_steps` steps and `every_minutes` minutes, after
-    an evaluation that is to be kept, when a rank wishes it, and at the end.
+    an evaluation that is to be kept, when a rank wishes it, and at the end. One that is due by steps while the one
+    before is still being written is left out if writing takes long.
 
     Args:
         facts: plain values kept in every checkpoint.
         metrics: rank 0's writer, whose trackers' state is kept, too; None on the other ranks.
         average: of the weights, kept in checkpoints.
+        warn: of the first one that is left out; `on_log` counts them all.
     """
 
     def __init__(
@@ -52,28 +58,59 @@ class Saving(Callback):
         facts: Fields,
         metrics: MetricsWriter | None,
         average: WeightAverage | None,
+        warn: Callable[[str], None],
     ) -> None:
         super().__init__(config)
         self._engine, self._checkpoints, self._progress, self._throughput = engine, checkpoints, progress, throughput
         self._facts, self._metrics, self._average = facts, metrics, average
+        self._warn = warn
         self._saved_at = time.monotonic()
+        self._writing_since: float | None = None
+        self._write_seconds = 0.0  # of the last one that was written
+        self._left_out = 0
 
     def wishes(self, run: RunView) -> Wishes:
-        """A checkpoint when it is time for one by rank 0's clock; the training does not wait for the one before."""
-        minutes = self.config.checkpoint.every_minutes
-        if minutes is None or run.rank or self._checkpoints.is_writing:
+        """By rank 0's clock, a checkpoint when it is time for one, and none by steps while a long one is written."""
+        if run.rank:
             return Wishes()
-        return Wishes(save=time.monotonic() - self._saved_at >= 60 * minutes)
+        now, minutes = time.monotonic(), self.config.checkpoint.every_minutes
+        if self._checkpoints.is_writing:
+            if self._writing_since is None:
+                self._writing_since = now
+            return Wishes(leave_out=max(now - self._writing_since, self._write_seconds) > _SHORT_SECONDS)
+        if self._writing_since is not None:
+            self._write_seconds = now - self._writing_since
+            self._writing_since = None
+        return Wishes(save=minutes is not None and now - self._saved_at >= 60 * minutes)
 
     def on_step(self, run: RunView) -> None:
         state, checkpoint = self._progress.state, self.config.checkpoint
         evaluated = state.evaluated_step == state.step
         kept = self.config.evaluation.keep_best and evaluated and state.best_step == self._progress.good[0].step
         wished = run.agreed is not None and run.agreed.save_wishes > 0
-        if kept or wished or (checkpoint.every_steps and state.step % checkpoint.every_steps == 0):
+        due = bool(checkpoint.every_steps) and state.step % checkpoint.every_steps == 0
+        due_locally = checkpoint.local is not None and state.step % checkpoint.local == 0
+        if kept or wished:
             self._save()
-        elif checkpoint.local and state.step % checkpoint.local == 0:
-            self._save(local=True)
+        elif not (due or due_locally):
+            return
+        elif self._checkpoints.is_writing and run.agreed is not None and run.agreed.leave_out_wishes > 0:
+            self._leave_out(state.step)
+        else:
+            self._save(local=not due)
+
+    def _leave_out(self, step: int) -> None:
+        self._left_out += 1
+        if self._left_out == 1:
+            self._warn(
+                f"checkpoint.every_steps: step {step} was reached while the checkpoint before was still being written, "
+                "and is left out, as later ones will be; the curve speed/checkpoints_left_out counts them. Save less "
+                "often, or on a faster disk"
+            )
+
+    def on_log(self, run: RunView, scalars: Mapping[str, float]) -> Mapping[str, float] | None:
+        """Checkpoints left out since the start, if there are any."""
+        return {"speed/checkpoints_left_out": self._left_out} if self._left_out else None
 
     def on_end(self, run: RunView, complete: bool) -> None:
         """Leave a checkpoint of the end, and without a doubt about it remove those that are not kept."""

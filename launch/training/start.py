@@ -135,7 +135,9 @@ class Training:
             **recipe.facts,
             **recipe.kept_facts(),
         }
-        saving = Saving(config, engine, self.checkpoints, progress, throughput, facts, metrics, self.average)
+        saving = Saving(
+            config, engine, self.checkpoints, progress, throughput, facts, metrics, self.average, console.warn
+        )
         watchers += [
             StopOnRequest(stop),  # a stop, by a wish
             Publishing(self.checkpoints, throughput),  # when a checkpoint is published: once all ranks have written

@@ -19,6 +19,8 @@ class Wishes:
     """That the run stops there, with a checkpoint."""
     save: bool = False
     """That a checkpoint is saved."""
+    leave_out: bool = False
+    """That one that is due by steps is left out, since writing the one before takes long."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Agreed:
     """Ranks that wish to stop."""
     save_wishes: float
     """Ranks that wish a checkpoint."""
+    leave_out_wishes: float
+    """Ranks that wish to leave out one that is due by steps."""
     publish_votes: float
     """Ranks that are ready to publish the checkpoint that is being written (CheckpointManager.publish_votes)."""
     seconds: float

@@ -61,6 +61,13 @@ class Compiled:
     """Whether Triton makes binaries of the kernels."""
 
 
+@dataclass(frozen=True)
+class Copied:
+    """Tensors on the device that are copied for a checkpoint, two of them with one storage."""
+
+    tensors: int
+
+
 # Tokens of the sequences of a compiled model's micro-batches, in turn.
 COMPILED_LENGTHS = ((512,) * 32, (512,) * 29 + (33, 12, 77))
 

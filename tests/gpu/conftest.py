@@ -14,7 +14,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from tests.gpu.cases import Case, Compiled, Recipe
+from tests.gpu.cases import Case, Compiled, Copied, Recipe
 from tests.gpu.fake_cuda import ROOT, build
 from tests.gpu.large_world import Part, Place
 from tests.gpu.worker import Report
@@ -34,7 +34,7 @@ def library(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def worker(library, tmp_path_factory) -> Iterator[Callable[[Case | Place | Recipe | Compiled], dict]]:
+def worker(library, tmp_path_factory) -> Iterator[Callable[[Case | Place | Recipe | Compiled | Copied], dict]]:
     """The process that answers; each question is answered once."""
     errors = tmp_path_factory.mktemp("worker") / "stderr"
     with errors.open("w") as stream:
@@ -48,7 +48,7 @@ def worker(library, tmp_path_factory) -> Iterator[Callable[[Case | Place | Recip
         )
 
         @functools.cache
-        def ask(question: Case | Place | Recipe | Compiled) -> dict:
+        def ask(question: Case | Place | Recipe | Compiled | Copied) -> dict:
             process.stdin.write(json.dumps(asdict(question)) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()

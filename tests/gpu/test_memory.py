@@ -6,7 +6,7 @@ import pytest
 
 from cloze.launch import commands
 from cloze.launch.tools.plan import make_estimator
-from tests.gpu.cases import Recipe
+from tests.gpu.cases import Copied, Recipe
 
 PROCESSES = 8
 # Masked shares of the data that recipes are for (configs/prepare/), where they are not BERT's.
@@ -53,3 +53,10 @@ def test_the_largest_micro_batch_of_a_recipe_fits_into_its_card_as_it_was_planne
     found = peak_bytes(Recipe(recipe, stage, PROCESSES, size, batch.lengths[0], batch.masked // size))
     assert found < 80e9
     assert found == pytest.approx(expected.tensors, rel=0.05), expected
+
+
+def test_a_checkpoint_is_copied_into_pinned_memory_while_training_goes_on(worker):
+    """Each storage once; only the thread that writes waits, for the event behind the copies."""
+    found = worker(Copied(3))
+    assert found["copies"] == {"cuda to cpu": 3} and found["waits"] == {}
+    assert found["events"] == [0, 1] and found["devices"] == ["cpu"] and found["tied"]

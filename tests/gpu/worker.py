@@ -22,6 +22,7 @@ from tests.gpu.cases import (
     WORLD_SIZE,
     Case,
     Compiled,
+    Copied,
     Recipe,
     configuration,
     join,
@@ -335,6 +336,32 @@ def compiled(case: Compiled) -> dict:
     return {"started": made.started, "binaries": made.binaries, "graphs": dynamo.counters["stats"]["unique_graphs"]}
 
 
+def copied(case: Copied) -> dict:
+    """What copying a file's content to the host asks of the device, and what its writer waits for."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from cloze.launch.checkpoint.saving import HostCopy
+    from tests.gpu.fake_cuda import LOG, watch
+
+    with FakeTensorMode(allow_non_fake_inputs=True), watch():
+        content = {str(number): torch.ones(1000, device="cuda") for number in range(case.tensors)}
+        content["tied"] = content["0"].view(10, 100)
+        LOG.clear()
+        LOG.listening = True
+        copy = HostCopy(content)
+        waits, before = dict(LOG.waits), len(LOG.events)
+        taken = copy.take()
+        LOG.listening = False
+    return {
+        "waits": waits,
+        "copies": dict(LOG.copies),
+        "events": [before, len(LOG.events)],
+        "devices": sorted({tensor.device.type for tensor in taken.values()}),
+        "tied": taken["tied"].untyped_storage()._cdata == taken["0"].untyped_storage()._cdata,
+    }
+
+
 def answer(line: str) -> dict:
     """The report on one case, or what one rank of a large world has; or its traceback."""
     question = json.loads(line)
@@ -343,6 +370,8 @@ def answer(line: str) -> dict:
             return large_world.part(large_world.Place(**question))
         if "capability" in question:
             return compiled(Compiled(**question))
+        if "tensors" in question:
+            return copied(Copied(**question))
         if "sequences" in question:
             return {"peak_bytes": peak_bytes(Recipe(**question))}
         return asdict(report(Case(**question)))

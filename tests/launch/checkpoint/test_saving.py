@@ -1,6 +1,7 @@
 """What is written is what was there when saving began, whatever training does meanwhile."""
 
 import errno
+import hashlib
 import json
 import os
 import resource
@@ -9,12 +10,13 @@ import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from cloze.launch.checkpoint import CHECKSUMS, load_pickled, saving
-from cloze.launch.checkpoint.saving import BackgroundWriter, host_copy, write_verified
+from cloze.launch.checkpoint.saving import BackgroundWriter, HostCopy, write_hashed
 from cloze.launch.cli import main
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
@@ -28,7 +30,7 @@ def test_a_copy_shares_nothing_with_the_original_and_keeps_what_it_shares_itself
     model = OrderedDict(weight=flat[2:6].view(2, 2), tied=flat[2:6].view(2, 2), bias=torch.nn.Parameter(flat[7:9]))
     model._metadata = {"": {"version": 2}}
     content = {"module": model, "steps": [1, (2, torch.tensor(3))], "name": "x"}
-    copied = host_copy(content)
+    copied = HostCopy(content).take()
     flat.fill_(-1)
     assert copied["module"]["weight"].tolist() == [[2, 3], [4, 5]] and copied["module"]["bias"].tolist() == [7, 8]
     copied["module"]["tied"][0, 0] = 9
@@ -41,11 +43,11 @@ def test_weights_that_change_during_the_write_are_not_what_is_saved(tmp_path, mo
     """The writing thread is held at the door until the weights have changed."""
     changed = threading.Event()
 
-    def write_late(content, path):
+    def write_late(copied, path):
         assert changed.wait(60)
-        return write_verified(content, path)
+        return write_hashed(copied, path)
 
-    monkeypatch.setattr(saving, "write_verified", write_late)
+    monkeypatch.setattr(saving, "write_hashed", write_late)
     weights = {"w": torch.randn(1000), "step": torch.tensor(5.0)}
     expected = {name: tensor.clone() for name, tensor in weights.items()}
     writer = BackgroundWriter()
@@ -61,10 +63,29 @@ def test_weights_that_change_during_the_write_are_not_what_is_saved(tmp_path, mo
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
-def test_a_disk_that_gives_back_other_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "sha256_of", lambda path: "0" * 64)
-    with pytest.raises(UserError, match="found other bytes on the disk than were written"):
-        write_verified({"w": torch.ones(3)}, tmp_path / "a.pt")
+def test_what_is_written_is_hashed_once_on_its_way(tmp_path, monkeypatch):
+    """Nothing is read back: a file of which every reader compares the hash."""
+    hashed, sha256 = [], hashlib.sha256
+
+    class Counting:
+        def __init__(self) -> None:
+            self.update, self.hexdigest = self._update, (inner := sha256()).hexdigest
+            self._inner = inner
+
+        def _update(self, data) -> None:
+            hashed.append(len(data))
+            self._inner.update(data)
+
+    monkeypatch.setattr(hashlib, "sha256", Counting)
+    size, digest = write_hashed(HostCopy({"w": torch.ones(100_000)}), tmp_path / "a.pt")
+    monkeypatch.undo()
+    assert sum(hashed) == size == (tmp_path / "a.pt").stat().st_size and digest == sha256_of(tmp_path / "a.pt")
+
+
+def test_a_file_that_is_shorter_than_what_was_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving.os, "fstat", lambda file: SimpleNamespace(st_size=1))
+    with pytest.raises(UserError, match="a.pt: found 1 bytes on the disk, expected the"):
+        write_hashed(HostCopy({"w": torch.ones(3)}), tmp_path / "a.pt")
 
 
 def test_a_write_that_fails_is_reported_by_name(tmp_path):
@@ -127,14 +148,14 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_file(tmp_path, limit):
 
 def fails_on_rank_1(arguments: list[str]) -> int:
     """The command line, on whose second process the disk is full."""
-    write = saving.write_verified
+    write = saving.write_hashed
 
-    def fail(content: object, path: Path) -> tuple[int, str]:
+    def fail(copied: HostCopy, path: Path) -> tuple[int, str]:
         if path.name == "rank-00001.pt":
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return write(content, path)
+        return write(copied, path)
 
-    saving.write_verified = fail
+    saving.write_hashed = fail
     status = main(arguments)
     if os.environ["RANK"] == "1":
         time.sleep(3)  # the launcher ends the other as soon as one has ended
