@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config as symbolic_sizes
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cloze.model.attention import KERNELS, Layout, leave_graphs
@@ -355,6 +356,9 @@ class Encoder(nn.Module):
             backend: that of torch.compile.
         """
         leave_graphs()
+        # Sizes that happen to be alike at first, as of a micro-batch of 128 sequences of 128 tokens, are not taken for
+        # one: a graph for that batch alone would be compiled, and another one at the next batch.
+        symbolic_sizes.use_duck_shape = False
         logging.getLogger("torch._higher_order_ops.wrap").addFilter(_is_no_hint)
         self.compiled = True
         for layer in self.layers:

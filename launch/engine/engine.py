@@ -271,9 +271,14 @@ class Engine:
     def _autocasts(self) -> bool:
         return bool(self._deepspeed.torch_autocast_enabled())
 
-    def autocast(self) -> AbstractContextManager[None]:
-        """Context in which the model by itself, without the engine, computes as the engine does."""
-        return torch.autocast(self.device.type, self.dtype, enabled=self._autocasts)
+    @contextlib.contextmanager
+    def as_in_a_step(self) -> Iterator[None]:
+        """Context in which the model by itself, without the engine, computes as the engine does, forward and
+        backward.
+        """
+        copies = self._copies if self.model.training and self._copies and not self._copies.active else None
+        with torch.autocast(self.device.type, self.dtype, enabled=self._autocasts), copies or contextlib.nullcontext():
+            yield
 
     def close(self) -> None:
         """Release the memory of the engine."""

@@ -111,7 +111,7 @@ class Finetuning(Recipe):
             beat = partial(process.heartbeat.beat, 0, "compute")
             began = time.perf_counter()
             engine.model.eval()
-            with engine.autocast():
+            with engine.as_in_a_step():
                 self._train, validation = (
                     encode_once(
                         engine.model.features,

@@ -262,20 +262,25 @@ class ProbeBatches:
     masked_share: float
     """The largest share of a sequence's tokens that the run masks."""
     device: torch.device
+    next_tokens: bool = False
+    """Whether the run begins with every next token to predict, and causal attention."""
 
     def of(self, size: int) -> list[Fields]:
         """A batch of `size` sequences of maximum length, and MIXED_BATCHES batches of `size` with lengths drawn from
-        the histogram; inputs of `BertForPreTraining.forward`.
+        the histogram; inputs of `BertForPreTraining.forward`. With `next_tokens` those with causal attention first, and
+        all of them again as they come later in the run.
         """
         generator = torch.Generator().manual_seed(PROBE_SEED)
         histogram = torch.as_tensor(self.length_histogram, dtype=torch.float64)
         drawn = torch.multinomial(histogram, MIXED_BATCHES * size, replacement=True, generator=generator)
         longest = torch.full((1, size), self.max_length)
-        return [self._batch(lengths, generator) for lengths in torch.cat((longest, drawn.view(-1, size)))]
+        parts = (True, False) if self.next_tokens else (False,)
+        every = torch.cat((longest, drawn.view(-1, size)))
+        return [self._batch(lengths, causal, generator) for causal in parts for lengths in every]
 
-    def _batch(self, lengths: torch.Tensor, generator: torch.Generator) -> Fields:
-        """Sequences of these lengths (size,), with the maximum number of masked tokens."""
-        share = min(1.0, MASKED_MARGIN * self.masked_share)
+    def _batch(self, lengths: torch.Tensor, causal: bool, generator: torch.Generator) -> Fields:
+        """Sequences of these lengths (size,), with the maximum number of tokens to predict."""
+        share = 1.0 if causal else min(1.0, MASKED_MARGIN * self.masked_share)
         starts, tokens = lengths.cumsum(0) - lengths, int(lengths.sum())
         ids = torch.randint(self.vocab_size, (tokens,), generator=generator)
         places = torch.arange(tokens) - starts.repeat_interleave(lengths)
@@ -284,6 +289,7 @@ class ProbeBatches:
         (batch,) = concatenated(ids.numpy(), offsets, lengths.numpy(), np.array([len(lengths)]))
         return to_device(
             batch
+            | ({"causal": True} if causal else {})
             | {
                 "masked_positions": positions,
                 "labels": ids[positions],
@@ -295,8 +301,14 @@ class ProbeBatches:
 
 def probe_batches(data: TrainingData, masking: RunMasking, device: torch.device) -> ProbeBatches:
     """The batches that measure the maximum memory of a run on this data."""
-    predicted = 1.0 if masking.next_tokens_until else data.most_masked(masking)
-    return ProbeBatches(data.max_length, data.length_histogram, data.manifest.vocab_size, predicted, device)
+    return ProbeBatches(
+        data.max_length,
+        data.length_histogram,
+        data.manifest.vocab_size,
+        data.most_masked(masking),
+        device,
+        next_tokens=masking.next_tokens_until > 0,
+    )
 
 
 def build_probe(
@@ -390,10 +402,10 @@ class Probe:
         model = self._engine.model
         parameters = [each for each in model.parameters() if each.requires_grad]
         try:
-            with self._engine.autocast():
+            with self._engine.as_in_a_step():  # with the weights of a step, for which layers are compiled
                 loss = self._loss_of(model(**batch, dropout_seed=PROBE_SEED), batch)
-            # Not through the engine or `backward`, whose gradient hooks would start reductions.
-            torch.autograd.grad(loss, parameters, allow_unused=True)
+                # Not through the engine or `backward`, whose gradient hooks would start reductions.
+                torch.autograd.grad(loss, parameters, allow_unused=True)
         except Exception as error:
             if not _out_of_memory(error):
                 raise

@@ -62,6 +62,14 @@ class Compiled:
 
 
 @dataclass(frozen=True)
+class Graphs:
+    """A run whose layers are compiled, with a trial of micro-batches before it."""
+
+    next_tokens: bool
+    """Whether it begins with next tokens."""
+
+
+@dataclass(frozen=True)
 class Copied:
     """Tensors on the device that are copied for a checkpoint, two of them with one storage."""
 

@@ -1,6 +1,6 @@
-"""What Inductor and Triton make of the layers for a GPU: their own kernels, none of which is run.
+"""What Inductor and Triton make of the layers for a GPU: their own kernels, none of which is run; graphs are counted.
 
-Skipped without Triton, which torch's builds for a CPU do not bring: `pip install triton`.
+The first are skipped without Triton, which torch's builds for a CPU do not bring: `pip install triton`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from cloze.launch.tools.planning.roofline import fuse
 from cloze.launch.tools.planning.trace import Batch, ModelRun, trace_micro_step
 from cloze.model.config import BertConfig
-from tests.gpu.cases import COMPILED_LENGTHS, Compiled
+from tests.gpu.cases import COMPILED_LENGTHS, Compiled, Graphs
 
 
 def planned_bytes(model: str, layers: int) -> int:
@@ -46,3 +46,14 @@ def test_triton_compiles_the_kernels_for_ampere_and_hopper(compiled, capability)
     found = compiled(Compiled("base", 2, capability, binaries=True))
     assert found["binaries"].keys() >= {name for name, _ in found["started"]}
     assert len(found["binaries"]) > 20 and min(found["binaries"].values()) > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("next_tokens", [False, True])
+def test_the_trial_of_micro_batches_compiles_the_graphs_of_the_run(worker, next_tokens):
+    """Of the last layer and the others, with the weights of a step; also where a micro-batch is as many sequences as
+    one has tokens. Evaluation, which keeps nothing for backward, has its own two, whatever the lengths.
+    """
+    tried, trained, evaluated, again = worker(Graphs(next_tokens))["graphs"]
+    assert tried == trained == (4 if next_tokens else 2)
+    assert evaluated == again == trained + 2

@@ -23,6 +23,7 @@ from tests.gpu.cases import (
     Case,
     Compiled,
     Copied,
+    Graphs,
     Recipe,
     configuration,
     join,
@@ -336,6 +337,61 @@ def compiled(case: Compiled) -> dict:
     return {"started": made.started, "binaries": made.binaries, "graphs": dynamo.counters["stats"]["unique_graphs"]}
 
 
+def graphs(case: Graphs) -> list[int]:
+    """Graphs that Dynamo has made after the trial of micro-batches, after steps, and after each of two evaluations."""
+    import torch
+    import torch._dynamo.utils as dynamo
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from cloze.launch.engine.config import deepspeed_config
+    from cloze.launch.engine.engine import Engine
+    from cloze.launch.pretrain.first_model import build_model
+    from cloze.launch.pretrain.probing import Probe, ProbeBatches
+    from cloze.launch.system.devices import to_device
+    from cloze.launch.system.distributed import HostCopy
+    from cloze.model.encoder import Encoder
+    from tests.gpu.fake_cuda import on_the_host
+
+    join(0, WORLD_SIZE)
+    HostCopy.take = lambda copy: [0.0] * copy._host.numel()
+    compile_layers = Encoder.compile_layers
+    Encoder.compile_layers = lambda encoder: compile_layers(encoder, backend="eager")  # graphs are Dynamo's
+    config = configuration(Case(layers=3))
+    config = replace(config, train=replace(config.train, compile=True))
+    device, length = torch.device("cuda", 0), 8
+    made = ProbeBatches(
+        length, [0, 0, 0, 2, 0, 3, 0, 0, 5], 1000, 0.2, torch.device("cpu"), next_tokens=case.next_tokens
+    )
+    batches_of = on_the_host(made.of)
+    on_device = types.SimpleNamespace(
+        of=lambda size: [to_device(each, device) for each in batches_of(size)], device=device
+    )
+
+    def count() -> int:
+        return dynamo.counters["stats"]["unique_graphs"]
+
+    with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loop = loop_of(config)
+        loop.objective.counts = lambda micro_batches: [1.0] * len(loop.objective.TERMS)
+        probed = Engine(build_model(config, loop.objective), config, deepspeed_config(config, WORLD_SIZE), device)
+        Probe(probed, loop.objective, on_device, 1, MICRO_STEPS, False).run(length, lambda fits: fits)
+        found = [count()]
+        given = batches(config, False)
+        for _ in range(2):
+            batch = on_the_host(lambda: next(given))()
+            for causal in (True, False) if case.next_tokens else (False,):
+                micro = [each | ({"causal": True} if causal else {}) for each in batch.micro_batches]
+                loop.step(iter([replace(batch, micro_batches=micro)]))
+        found.append(count())
+        loop.engine.model.eval()
+        for lengths in LENGTHS[:2]:
+            with torch.no_grad():
+                loop.engine(**to_device(on_the_host(_micro_batch)(lengths), device))
+            found.append(count())
+    return found
+
+
 def copied(case: Copied) -> dict:
     """What copying a file's content to the host asks of the device, and what its writer waits for."""
     import torch
@@ -370,6 +426,8 @@ def answer(line: str) -> dict:
             return large_world.part(large_world.Place(**question))
         if "capability" in question:
             return compiled(Compiled(**question))
+        if "next_tokens" in question:
+            return {"graphs": graphs(Graphs(**question))}
         if "tensors" in question:
             return copied(Copied(**question))
         if "sequences" in question:

@@ -87,7 +87,7 @@ class EngineWithRoomFor:
 
     def __init__(self, model: torch.nn.Module, sequences: int) -> None:
         self.model, self._sequences = model, sequences
-        self.autocast = nullcontext
+        self.as_in_a_step = nullcontext
 
     def __call__(self, **inputs):
         self._running = len(inputs["sequence_offsets"]) - 1
@@ -138,6 +138,15 @@ def test_the_probe_tries_the_longest_and_lengths_of_the_corpus():
         assert len(batch["labels"]) == sum(-(-length // 4) for length in lengths)  # a fifth, and a quarter of it more
         assert torch.equal(batch["labels"], batch["input_ids"][batch["masked_positions"]])
     assert len({tuple(batch["sequence_offsets"].tolist()) for batch in mixed}) == MIXED_BATCHES
+
+
+def test_the_probe_of_a_run_that_begins_with_next_tokens_tries_both_parts():
+    """Both take graphs of their own, and every token to predict takes most memory."""
+    batches = ProbeBatches(8, [0, 0, 0, 5, 0, 3, 0, 0, 2], 50, 0.2, torch.device("cpu"), next_tokens=True).of(4)
+    first, later = batches[: 1 + MIXED_BATCHES], batches[1 + MIXED_BATCHES :]
+    assert len(first) == len(later) and all(each["causal"] for each in first)
+    assert all(len(each["labels"]) == len(each["input_ids"]) for each in first)
+    assert all("causal" not in each and len(each["labels"]) < len(each["input_ids"]) for each in later)
 
 
 def test_a_model_that_does_not_fit_alone_ends_in_one_line(monkeypatch):
