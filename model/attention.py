@@ -64,6 +64,15 @@ class Layout(NamedTuple):
         tokens: Tensor = _Unpad.apply(padded, self.token_index, self.padded_index)
         return tokens
 
+    def with_bias(self, bias: Tensor) -> Layout:
+        """The same with (1, heads, S, S) added to the scores of all layers, where S counts from a sequence's start."""
+        of_length = bias[..., : self.length, : self.length]
+        return self._replace(
+            bias=of_length if self.bias is None else self.bias + of_length,
+            local_bias=None if self.local_bias is None else self.local_bias + of_length,
+            groups=tuple(group.with_bias(bias) for group in self.groups),
+        )
+
 
 def _rows_or_zero(rows: Tensor, index: Tensor) -> Tensor:
     """rows[index], zero where the index is one past the last row. Selecting is several times faster than
@@ -249,6 +258,31 @@ def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
     return torch.exp2(torch.cat((exponents, between)))
 
 
+# Distance in tokens from which on all are of one class in T5 (arXiv 1910.10683) and MPNet (arXiv 2004.09297).
+_FARTHEST = 128
+
+
+class RelativeBias(nn.Module):
+    """A learned number for each head and class of distance between two tokens (T5, arXiv 1910.10683, section 2.1): half
+    of the classes for each direction; of these, half for single distances, the others for ranges that grow by a factor.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(config.relative_position_buckets, config.num_attention_heads))
+
+    def forward(self, length: int, dtype: torch.dtype) -> Tensor:
+        """(1, heads, length, length)."""
+        places = torch.arange(length, device=self.weight.device)
+        half = len(self.weight) // 2
+        distance = places[None, :] - places[:, None]
+        near, far = half // 2, distance.abs()
+        grown = (far / near).log() / math.log(_FARTHEST / near) * (half - near)
+        classes = torch.where(far < near, far, (near + grown.clamp_min(0).long()).clamp_max(half - 1))
+        bias = nn.functional.embedding(classes + half * (distance > 0), self.weight)
+        return bias.permute(2, 0, 1)[None].to(dtype)
+
+
 # The kernels. Query, key, value and the result are (B, S, heads, head size), for varlen (T, heads, head size). Keys and
 # values may have fewer heads, each for as many neighbouring heads of queries. `dropout_seed` None: no dropout.
 
@@ -369,8 +403,9 @@ def check_kernel(name: str, config: BertConfig) -> None:
         raise ModelError(
             f"attention_kernel: varlen needs heads of a multiple of 8 up to 256, found {config.head_size}; use sdpa"
         )
-    if config.position_embedding == "alibi":
-        raise ModelError("attention_kernel: varlen takes no bias, found position_embedding = alibi; use sdpa")
+    if config.biases_scores:
+        found = "relative_position_buckets" if config.relative_position_buckets else "position_embedding"
+        raise ModelError(f"attention_kernel: varlen takes no bias, found {found} = {getattr(config, found)}; use sdpa")
     if config.add_cross_attention:
         raise ModelError(
             "attention_kernel: varlen takes concatenated tokens, cross-attention padded ones, found "
@@ -407,8 +442,7 @@ def select_kernel(name: str, config: BertConfig, hidden: Tensor, needs_probabili
         return name
     if not hidden.is_cuda:
         return "eager"
-    biased = config.position_embedding == "alibi"
-    return "varlen" if flash and not biased and _flash_has_heads_of(config.head_size) else "sdpa"
+    return "varlen" if flash and not config.biases_scores and _flash_has_heads_of(config.head_size) else "sdpa"
 
 
 def _flash_has_heads_of(size: int) -> bool:

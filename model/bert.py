@@ -153,6 +153,8 @@ class BertModel(InFolders):
             )
         else:
             layout = padded_layout(self.config, kernel, attention_mask, hidden, causal or self.config.is_decoder)
+        if self.config.relative_position_buckets:
+            layout = layout.with_bias(self.encoder.relative_bias(longest, hidden.dtype))
         context = self._context(kernel, layout, position_ids, output_attentions)
         if encoder_hidden_states is not None:
             context = self._attend_to(context, encoder_hidden_states, encoder_attention_mask, hidden)

@@ -21,6 +21,7 @@ class ModelError(ValueError):
 MOST_DROPPED = 1 - 2**-16
 SINUSOIDAL = ("sinusoidal", "scaled_sinusoidal")
 ROBERTAS = ("roberta", "xlm-roberta", "camembert")
+AFTER_PADDING = (*ROBERTAS, "mpnet")  # families whose positions begin in the row after padding's
 
 
 _LARGEST = 1 << 24  # upper bound of any size: larger values are mistakes, which would exhaust the memory
@@ -82,6 +83,10 @@ class BertConfig:
     """
     num_hidden_layers: int = 12
     """Number of encoder layers, at least 1."""
+    num_layer_groups: int | None = None
+    """Groups of neighbouring layers, as equal as can be, that share their weights, as in ALBERT (1: all layers share
+    them); null: no layer shares any.
+    """
     num_attention_heads: int = 12
     """Number of attention heads in each layer."""
     num_key_value_heads: int | None = None
@@ -120,9 +125,9 @@ class BertConfig:
     pad_token_id: int = 0
     """Id of the padding token; its word embedding starts at zero and gets no gradient from lookups."""
 
-    family: Literal["bert", "roberta", "xlm-roberta", "camembert"] = "bert"
-    """Whose conventions the model has: a RoBERTa, XLM-RoBERTa or CamemBERT reads its learned positions from row
-    pad_token_id + 1 on, and is exported as such; bert: any other.
+    family: Literal["bert", "roberta", "xlm-roberta", "camembert", "mpnet", "distilbert"] = "bert"
+    """As which family the model is exported; a RoBERTa, XLM-RoBERTa, CamemBERT or MPNet reads its learned positions
+    from row pad_token_id + 1 on. bert: the one that the other fields tell, or none.
     """
     position_embedding: Literal["learned", "sinusoidal", "scaled_sinusoidal", "rotary", "alibi", "none"] = "learned"
     """How positions enter: added vectors (learned; sinusoidal; scaled_sinusoidal: times one learned factor, at first
@@ -130,6 +135,10 @@ class BertConfig:
     """
     position_initializer_range: float | None = None
     """Standard deviation of initial learned positions; null: initializer_range."""
+    relative_position_buckets: int = 0
+    """Classes of distances between tokens, each with a learned number for each head that is added to the scores of all
+    layers, as in T5 and MPNet; 0: none.
+    """
     rotary_theta: float = 10000.0
     """Base of the rotary frequencies in layers with global attention."""
     local_rotary_theta: float = 10000.0
@@ -218,6 +227,8 @@ class BertConfig:
             ("hidden_size", 1),
             ("embedding_size", 1),
             ("num_hidden_layers", 1),
+            ("num_layer_groups", 1),
+            ("relative_position_buckets", 0),
             ("num_attention_heads", 1),
             ("num_key_value_heads", 1),
             ("intermediate_size", 1),
@@ -276,7 +287,14 @@ class BertConfig:
                 positions in SINUSOIDAL and self.embedding_width % 2
             ),
             f"family: {self.family} needs position_embedding: learned": (
-                self.family in ROBERTAS and positions != "learned"
+                self.family in AFTER_PADDING and positions != "learned"
+            ),
+            "num_layer_groups: must be at most num_hidden_layers": self.num_distinct_layers > self.num_hidden_layers,
+            "num_layer_groups: shared layers need local_attention_window: 0 and first_attention_norm: true": (
+                self.num_layer_groups is not None and (self.local_attention_window > 0 or not self.first_attention_norm)
+            ),
+            "relative_position_buckets: must be 0, or a multiple of 4, half of it for each direction": (
+                self.relative_position_buckets % 4
             ),
             "add_cross_attention: true needs is_decoder: true": self.add_cross_attention and not self.is_decoder,
             "first_attention_norm: false needs norm_position: pre": (
@@ -323,7 +341,21 @@ class BertConfig:
     @property
     def first_position(self) -> int:
         """Row of the learned positions that belongs to a sequence's first token."""
-        return self.pad_token_id + 1 if self.family in ROBERTAS else 0
+        return self.pad_token_id + 1 if self.family in AFTER_PADDING else 0
+
+    @property
+    def num_distinct_layers(self) -> int:
+        """Number of layers with weights of their own."""
+        return self.num_hidden_layers if self.num_layer_groups is None else self.num_layer_groups
+
+    def layer_group(self, layer: int) -> int:
+        """Which of the layers with weights of their own layer `layer` (from 0) is, computed as in transformers."""
+        return int(layer / (self.num_hidden_layers / self.num_distinct_layers))
+
+    @property
+    def biases_scores(self) -> bool:
+        """Whether positions enter by numbers added to the scores of attention, which flash attention does not take."""
+        return self.position_embedding == "alibi" or self.relative_position_buckets > 0
 
     @property
     def attention_output_dropout(self) -> float:

@@ -14,7 +14,8 @@ from cloze.model.inputs import Context
 class Copied(nn.Module):
     """A module whose own and inner weights may be replaced by 16-bit copies; `WeightCopies` says when.
 
-    All of them must be such as autocast would cast, and be used once in a pass.
+    All of them must be such as autocast would cast. Those of a layer that runs several times in a pass get a gradient
+    of each, added up in fp32.
     """
 
     _copies: _Copies | None = None

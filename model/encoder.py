@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx.experimental import _config as symbolic_sizes
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from cloze.model.attention import KERNELS, Layout, leave_graphs
+from cloze.model.attention import KERNELS, Layout, RelativeBias, leave_graphs
 from cloze.model.branching import branch
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.copies import Copied
@@ -277,10 +277,10 @@ class EncoderOutput(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """The stack of layers. are recomputed).
+    """The stack of layers, of which neighbouring ones may be one layer, run several times.
 
     Args:
-        gradient_checkpointing: none, all, or every_N (layers 0, N, 2N ...
+        gradient_checkpointing: none, all, or every_N (layers 0, N, 2N ... are recomputed).
     """
 
     def __init__(self, config: BertConfig, gradient_checkpointing: str = "none") -> None:
@@ -288,7 +288,9 @@ class Encoder(nn.Module):
         self.config = config
         self.compiled = False
         self.checkpoint_every = parse_checkpointing(gradient_checkpointing)
-        self.layers = nn.ModuleList(EncoderLayer(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(EncoderLayer(config, layer) for layer in range(config.num_distinct_layers))
+        if config.relative_position_buckets:
+            self.relative_bias = RelativeBias(config)
         if config.norm_position == "pre":
             self.final_norm = encoder_norm(config)
 
@@ -312,8 +314,9 @@ class Encoder(nn.Module):
         """
         states, attentions, cross_attentions = [hidden], [], []
         seed, bits = drops
-        for number, layer in enumerate(self.layers):
-            wanted = read if layer is self.layers[-1] else None
+        for number in range(self.config.num_hidden_layers):
+            layer = self.layers[self.config.layer_group(number)]
+            wanted = read if number == self.config.num_hidden_layers - 1 else None
             keys = bits[number], None if seed is None else DropoutKey(seed, number + 1)
             mask = None if head_mask is None else head_mask[number]
             if self.checkpoint_every and number % self.checkpoint_every == 0 and torch.is_grad_enabled():

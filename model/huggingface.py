@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from cloze.model.config import BertConfig, HeadConfig, ModelError
 from cloze.model.config_files import OWN_MODEL_TYPE, SEGMENTS, config_from_huggingface, read_object, reading
-from cloze.model.families import BY_TYPE, OUR_CLASSES, family_for, family_of
-from cloze.model.families.family import DETECTOR, HEADS, Json, Names, Part
+from cloze.model.families import BY_TYPE, FAMILIES, OUR_CLASSES, family_for, family_of
+from cloze.model.families.family import DETECTOR, HEADS, Family, Json, Names, Part
 from cloze.model.files import INDEX, WEIGHTS, read_weights, shard_names
 from cloze.model.initialization import init_weights
 
@@ -389,6 +389,8 @@ def load_pretrained(folder: str | os.PathLike[str]) -> tuple[BertConfig, StateDi
     with reading(folder):
         config = config_from_huggingface(values)
     weights = read_weights(folder)
+    if values["model_type"] != OWN_MODEL_TYPE:
+        _check_family(weights, BY_TYPE[values["model_type"]], folder)
     _check_layers(weights, config, folder)
     check_finite(weights, str(folder))
     if values["model_type"] == OWN_MODEL_TYPE:
@@ -402,6 +404,18 @@ def load_pretrained(folder: str | os.PathLike[str]) -> tuple[BertConfig, StateDi
     return config, weights
 
 
+def _check_family(weights: StateDict, family: Family, folder: Path) -> None:
+    """Check that the weights have no names of another family than config.json's."""
+    if any(name.startswith(family.prefix) for name in weights):
+        return
+    for other in FAMILIES:
+        if any(name.startswith(other.prefix) for name in weights):
+            raise ModelError(
+                f"{folder}: found weights of {', '.join(other.beginnings)}, expected those of "
+                f"{', '.join(family.beginnings)}, as config.json says; fetch the model again"
+            )
+
+
 def _check_layers(weights: StateDict, config: BertConfig, folder: Path) -> None:
     """Check the number of layers in config.json before anything is allocated for each, since it may be any number."""
     family = family_of(config)
@@ -409,9 +423,11 @@ def _check_layers(weights: StateDict, config: BertConfig, folder: Path) -> None:
     stems = (re.escape(each).replace(r"\{\}", r"(\d+)") for each in ("encoder.layers.{}.", stem) if each)
     pattern = re.compile("|".join(rf"(?:^|\.){each}" for each in stems))
     found = {match[match.lastindex or 1] for match in map(pattern.search, weights) if match}
-    if config.num_hidden_layers > len(found):
+    if config.num_distinct_layers > len(found):
+        field = "num_hidden_layers" if config.num_layer_groups is None else "num_layer_groups"
+        name = BY_TYPE[family].fields.get(field, field) if family else field
         raise ModelError(
-            f"{folder / 'config.json'}: found num_hidden_layers {config.num_hidden_layers}, expected "
+            f"{folder / 'config.json'}: found {name} {config.num_distinct_layers}, expected "
             f"{len(found)}, the layers among the weights; fix it, or fetch the model again"
         )
 

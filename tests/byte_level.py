@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -12,8 +12,8 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.synthetic import NAMES
 
 
-def byte_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Of the texts' pieces that occur twice; any other text in bytes."""
+def byte_tokenizer(texts: Iterable[str], special_tokens: Sequence[str] = tuple(NAMES.values())) -> Tokenizer:
+    """Of the texts' pieces that occur twice; any other text in bytes. Special tokens have the first ids."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -22,7 +22,7 @@ def byte_tokenizer(texts: Iterable[str]) -> Tokenizer:
         trainers.BpeTrainer(
             vocab_size=1000,
             min_frequency=2,
-            special_tokens=list(NAMES.values()),
+            special_tokens=list(special_tokens),
             show_progress=False,
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         ),

@@ -80,6 +80,11 @@ def source_shape(folder: Path, layers: list[int] | None) -> BertConfig:
     """
     check_source(folder)
     shape = runs.model_config(folder) if (folder / runs.CONFIG).is_file() else read_shape(folder)
+    if layers is not None and shape.num_layer_groups is not None:
+        raise UserError(
+            f"init_layers: found {layers} with {folder}, whose layers share weights (num_layer_groups = "
+            f"{shape.num_layer_groups}), expected null: none can be taken alone; leave --init_layers out"
+        )
     return shape if layers is None else replace(shape, num_hidden_layers=len(layers))
 
 

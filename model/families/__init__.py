@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from cloze.model.config import BertConfig, ModelError
+from cloze.model.families.albert import Albert
 from cloze.model.families.bert import Bert
+from cloze.model.families.distilbert import DistilBert
 from cloze.model.families.electra import Electra
 from cloze.model.families.family import Family
 from cloze.model.families.modernbert import ModernBert
+from cloze.model.families.mpnet import MPNet
 from cloze.model.families.roberta import Roberta
 
-FAMILIES: tuple[Family, ...] = (Bert(), Electra(), Roberta(), ModernBert())
+FAMILIES: tuple[Family, ...] = (Bert(), Electra(), Roberta(), ModernBert(), DistilBert(), Albert(), MPNet())
 BY_TYPE = {kind: family for family in FAMILIES for kind in family.beginnings}
 """model_type -> family."""
 OUR_CLASSES = {

@@ -96,6 +96,8 @@ class Family:
     """Fields of theirs -> the only value that is computed here."""
     activation: ClassVar[str] = "hidden_act"
     """Their field of `hidden_act`."""
+    default_activation: ClassVar[str] = "gelu"
+    """Its value where config.json leaves it out."""
 
     prefix: ClassVar[str]
     """Of the encoder's names, which a bare encoder's lack."""
@@ -152,7 +154,7 @@ class Family:
     def read_further(self, values: Json, fields: Json) -> Json:
         """All fields of BertConfig, from those that have a field of the same meaning."""
         fields["pad_token_id"] = fields.get("pad_token_id") or 0  # transformers may say null
-        return fields | {"hidden_act": our_activation(values.get(self.activation, "gelu"))}
+        return fields | {"hidden_act": our_activation(values.get(self.activation, self.default_activation))}
 
     def write(self, config: BertConfig) -> Json:
         """The fields of a config.json."""
@@ -174,7 +176,7 @@ class Family:
             head: a value of HEADS, or "" for no head.
         """
         modules = {**self.modules, **self.heads.get(head, {})}
-        for layer in range(config.num_hidden_layers):
+        for layer in range(config.num_distinct_layers):
             ours, theirs = f"bert.encoder.layers.{layer}.", self.layers.format(layer)
             modules |= {ours + key: tuple(theirs + name for name in names) for key, names in self.layer.items()}
         names = {

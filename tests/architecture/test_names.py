@@ -122,7 +122,7 @@ BEHAVIOURS = {
         "test_predict_what_was_trained",
     },
     "launch/tools": {"test_push"},
-    "model": {"test_cuda", "test_electra", "test_gpu_paths", "test_roberta", "test_variants"},
+    "model": {"test_cuda", "test_electra", "test_gpu_paths", "test_variants"},
     "pipeline": {"test_two_lines"},
     "pipeline/jobs": {"test_families", "test_interruptions", "test_memory"},
     "pipeline/shards": {"test_data_format"},

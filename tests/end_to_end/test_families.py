@@ -16,21 +16,39 @@ from cloze.launch.predict.predictor import Predictor
 from tests.byte_level import byte_tokenizer
 from tests.forked import ForkedRun
 from tests.launching import finish, kill_when, pretrain_arguments, step_of
+from tests.synthetic import NAMES
 
 LINES = [f"the {noun} {verb} near the {place} ." for noun in ("cat", "dog", "king", "child") for verb in
          ("sat", "ran", "slept", "sang") for place in ("house", "river", "wall", "tree", "road")]  # fmt: skip
 SENTENCE = "the cat [MASK] near the tree ."
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 # model_type -> beginning of the names of its classes, its own fields, and the options of a run that say its shape.
 FAMILIES = {
-    "bert": ("Bert", {"max_position_embeddings": 32}, ()),
+    "bert": ("Bert", {**SIZES, "max_position_embeddings": 32}, ()),
     **{
         family: (
             classes,
-            {"type_vocab_size": 1, "max_position_embeddings": 33, "layer_norm_eps": 1e-5},
+            {**SIZES, "type_vocab_size": 1, "max_position_embeddings": 33, "layer_norm_eps": 1e-5},
             ("--model.family", family, "--model.type_vocab_size", "1", "--model.layer_norm_eps", "1e-5"),
         )
         for family, classes in (("roberta", "Roberta"), ("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert"))
     },
+    "distilbert": (
+        "DistilBert",
+        {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 32},
+        ("--model.family", "distilbert", "--model.type_vocab_size", "0", "--model.pooler_activation", "relu"),
+    ),
+    "albert": (
+        "Albert",
+        {**SIZES, "embedding_size": 16, "max_position_embeddings": 32},
+        ("--model.num_layer_groups", "1", "--model.embedding_size", "16", "--model.hidden_act", "gelu_tanh"),
+    ),
+    "mpnet": (
+        "MPNet",
+        {**SIZES, "pad_token_id": 1, "max_position_embeddings": 34, "layer_norm_eps": 1e-5},
+        ("--model.family", "mpnet", "--model.type_vocab_size", "0", "--model.relative_position_buckets", "32")
+        + ("--model.layer_norm_eps", "1e-5"),
+    ),
 }
 
 
@@ -38,12 +56,13 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_goes_through_the_chain_and_stays_itself(family, tmp_path):
     classes, fields, shape = FAMILIES[family]
-    tokenizer = byte_tokenizer(LINES * 2)
+    padding, *others = NAMES.values()
+    padded_with = fields.get("pad_token_id", 0)
+    tokenizer = byte_tokenizer(LINES * 2, (*others[:padded_with], padding, *others[padded_with:]))
     tokenizer.save(tmp_path / "source")
     torch.manual_seed(0)
     kind = getattr(transformers, f"{classes}ForMaskedLM")
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = kind.config_class(vocab_size=tokenizer.vocab_size, pad_token_id=0, **sizes, **fields)
+    config = kind.config_class(**{"vocab_size": tokenizer.vocab_size, "pad_token_id": 0, **fields})
     kind(config).save_pretrained(tmp_path / "source")
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     shards, run, out = tmp_path / "shards", tmp_path / "run", tmp_path / "out"

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from cloze.launch.config import OptimizerConfig
+from cloze.model.attention import RelativeBias
 from cloze.model.embeddings import Embeddings
 from cloze.model.encoder import EncoderLayer
 
@@ -32,7 +33,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Group]:
     for parameter, module in _owned(model):
         # ZeRO-3 leaves a partitioned parameter without a shape and keeps the true one in ds_shape.
         is_matrix = len(getattr(parameter, "ds_shape", parameter.shape)) >= 2
-        decays = is_matrix and (config.decay_embeddings or not isinstance(module, nn.Embedding))
+        decays = is_matrix and (config.decay_embeddings or not isinstance(module, nn.Embedding | RelativeBias))
         depth = depths.get(id(module), top)
         in_layer = 0 < depth < top
         muon = config.name == "muon" and is_matrix and in_layer and isinstance(module, nn.Linear)
@@ -65,8 +66,10 @@ def _owned(model: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Module]]:
 
 
 def _depths(model: nn.Module) -> dict[int, int]:
-    """Depth of the modules by id: 0 for all of the embeddings, 1 for the first encoder layer, and so on."""
-    roots = [module for module in model.modules() if isinstance(module, Embeddings)]
+    """Depth of the modules by id: 0 for all of the embeddings and the bias of distances, 1 for the first encoder layer
+    with weights of its own, and so on.
+    """
+    roots = [module for module in model.modules() if isinstance(module, Embeddings | RelativeBias)]
     layers = [module for module in model.modules() if isinstance(module, EncoderLayer)]
     depths = {id(part): 0 for root in roots for part in root.modules()}
     return depths | {id(part): depth for depth, layer in enumerate(layers, start=1) for part in layer.modules()}

@@ -45,6 +45,7 @@ def generator_config(
     """
     heads = max(1, round(model.num_attention_heads * generator_size))
     shared = model.num_key_value_heads
+    layers = model.num_hidden_layers if generator_layers is None else generator_layers
     return replace(
         model,
         embedding_size=model.embedding_width,
@@ -52,7 +53,8 @@ def generator_config(
         num_key_value_heads=shared and math.gcd(heads, shared),
         hidden_size=heads * model.head_size,
         intermediate_size=max(1, model.intermediate_size * heads // model.num_attention_heads),
-        num_hidden_layers=model.num_hidden_layers if generator_layers is None else generator_layers,
+        num_hidden_layers=layers,
+        num_layer_groups=model.num_layer_groups and min(model.num_layer_groups, layers),
     )
 
 
