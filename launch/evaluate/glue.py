@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ import yaml
 from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.run import runs
+from cloze.launch.run.sweep_results import statistics_of
 from cloze.launch.run.sweeps import Run, run_all
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import visible_gpus
@@ -124,16 +124,10 @@ def _summary(task: str, planned: dict[int, Run]) -> Fields:
     """The values of a task's runs, by seed."""
     values, metric = {}, TASKS[task].metrics[0]
     for seed, run in planned.items():
-        found = run.results()
-        if found is None:
+        results = run.results()
+        if results is None:
             raise UserError(f"{run.folder}: the run has no result; {run.log} says why")
-        metric = found["metric"]
-        values[str(seed)] = found["validation"][metric] or 0.0  # a correlation of constants is undefined
-    numbers = list(values.values())
-    return {
-        "metric": metric,
-        "median": statistics.median(numbers),
-        "mean": statistics.fmean(numbers),
-        "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None,
-        "seeds": values,
-    }
+        metric = results.metric.partition("/")[2]
+        values[str(seed)] = results.value or 0.0  # a correlation of constants is undefined
+    spread = statistics_of(values)
+    return {"metric": metric, **{name: spread[name] for name in ("median", "mean", "deviation")}, "seeds": values}

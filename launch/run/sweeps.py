@@ -1,29 +1,47 @@
-"""Runs over a grid of settings: every combination in a process of its own; statistics of the results."""
+"""Runs over a grid of settings: every combination is planned, and runs in a process of its own."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
-import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import TypeVar
 
-from cloze.launch.config import EvaluationConfig, TrainConfig
+import yaml
+
+from cloze.launch.config import RunConfig, TrainConfig
 from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import child_variables
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
 
 RESULTS = "results.json"  # of a run; in the folder of a sweep, of all its runs
 _POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a complete run has reached."""
+
+    metric: str
+    """The curve by which runs are compared: validation/loss."""
+    values: dict[str, float]
+    """By curve; what is not defined is left out."""
+    majority: float | None = None
+    """What a constant prediction reaches; a run that is no better has failed."""
+
+    @property
+    def value(self) -> float | None:
+        """The value by which runs are compared."""
+        return self.values.get(self.metric)
 
 
 @dataclass(frozen=True)
@@ -33,8 +51,8 @@ class Run:
     name: str
     """Of its folder, under that of all."""
     folder: Path
-    settings: dict[str, str]
-    """What differs from the other runs, as written in the grid."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """What differs from the other runs except for the seed, as written in the grid."""
     command: list[str] = field(default_factory=list)
 
     @property
@@ -42,11 +60,28 @@ class Run:
         """The file with the run's output."""
         return self.folder.with_name(self.folder.name + ".log")
 
-    def results(self) -> Fields | None:
-        """results.json of a complete run, or None."""
-        if runs.read_status(self.folder).get("state") != "complete" or not (self.folder / RESULTS).exists():
+    @property
+    def complete(self) -> bool:
+        """Whether the run has reached its end."""
+        return runs.read_status(self.folder).get("state") == "complete"
+
+    def results(self) -> Results | None:
+        """The values of a complete fine-tuning run, or None."""
+        if not self.complete or not (self.folder / RESULTS).exists():
             return None
-        return runs.read_fields(self.folder / RESULTS)
+        content = runs.read_fields(self.folder / RESULTS)
+        values = {
+            f"{split}/{name}": value
+            for split, measured in content.items()
+            if split == "validation" or split.startswith("test/")
+            for name, value in measured.items()
+            if value is not None and name != "examples" and not name.endswith("total")
+        }
+        metric = content["metric"]
+        return Results(f"validation/{metric}", values, content["majority"].get(metric))
+
+
+AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 def combinations(grid: list[str], refused: Collection[str] = ()) -> list[dict[str, str]]:
@@ -71,7 +106,7 @@ def combinations(grid: list[str], refused: Collection[str] = ()) -> list[dict[st
                 f"grid: found {entry!r}, expected FIELD=VALUE,VALUE with values that differ, such as "
                 "learning_rate=2e-5,3e-5"
             )
-        if name in {each.name for each in fields(TrainConfig)}:
+        if name in {train.name for train in fields(TrainConfig)}:
             name = f"train.{name}"
         if name in refused or name in axes:
             why = "it is named twice" if name in axes else "it is the same for all runs, or their number"
@@ -86,53 +121,44 @@ def part_of_name(settings: dict[str, str]) -> str:
     return re.sub(r"[^\w.=,+-]", "_", text)
 
 
+def arguments_of(settings: dict[str, str]) -> list[str]:
+    """Settings as the command line takes them."""
+    return [word for name, value in settings.items() for word in (f"--{name}", value)]
+
+
 def file_of(output: Path) -> Path:
     """The file with a run's configuration, beside its folder."""
     return output.with_name(output.name + ".yaml")
 
 
-def num_complete(planned: Sequence[Run]) -> int:
-    """Number of runs that have a result."""
-    return sum(run.results() is not None for run in planned)
+def command_of(words: Sequence[str], output: Path) -> list[str]:
+    """The command of a run with its own configuration."""
+    return [sys.executable, "-m", "cloze", *words, "--config", str(file_of(output))]
 
 
-def reach_end(
-    folder: Path,
-    planned: Sequence[Run],
-    devices: list[str],
-    console: Console,
-    summarize: Callable[[], Fields],
-    draw: Callable[[Fields], None],
-) -> Fields | None:
-    """Run all runs of a sweep, holding the folder's lock, and write `results.json` and a picture.
+def written(planned: Iterable[tuple[AnyRun, RunConfig]]) -> list[AnyRun]:
+    """Write the configuration of each run beside its folder.
 
     Args:
-        devices: as of `run_all`.
-        summarize: makes the results of all runs, with their number as `n`.
-        draw: called with the results after they are written.
-
-    Returns:
-        The results, or None if a signal stopped the sweep.
+        planned: runs and their configurations; nothing is written before all of them have been given, and so checked.
 
     Raises:
-        UserError: no run has a result, or another job holds the folder.
+        UserError: two runs have the same folder.
     """
-    with runs.locked(folder):
-        runs.set_status(folder, "running", num_complete(planned))
-        if run_all(planned, devices, console):
-            runs.set_status(folder, "requeue", num_complete(planned))
-            console.say(
-                f"stopped with {num_complete(planned)} of {len(planned)} runs complete; the same command continues"
+    texts: dict[Path, str] = {}
+    checked: list[AnyRun] = []
+    for run, config in planned:
+        path = file_of(run.folder)
+        if path in texts:
+            raise UserError(
+                f"grid: found two settings whose runs would both be {run.folder}, expected names that differ; "
+                "let one of them be a sweep of its own"
             )
-            return None
-        summary = summarize()
-        publish_text(folder / RESULTS, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-        if not summary["n"]:
-            runs.set_status(folder, "failed", 0)
-            raise UserError(f"{folder}: none of the {len(planned)} runs has a result; {planned[0].log} says why")
-        draw(summary)
-        runs.set_status(folder, "complete", num_complete(planned))
-    return summary
+        texts[path] = yaml.safe_dump(asdict(config), sort_keys=False)
+        checked.append(run)
+    for path, text in texts.items():
+        publish_text(path, text)
+    return checked
 
 
 def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> bool:
@@ -186,7 +212,7 @@ def _start(run: Run, device: str) -> subprocess.Popen[bytes]:
 def _say_end(run: Run, status: int, stopped: bool, console: Console) -> None:
     results = run.results()
     if results is not None:
-        console.say(f"{run.name}: {results['metric']} {shown(results['validation'][results['metric']])}")
+        console.say(f"{run.name}: {results.metric} {shown(results.value)}")
     elif stopped:
         console.say(f"{run.name}: stopped")
     else:
@@ -197,28 +223,6 @@ def last_line(log: Path) -> str:
     """The last line of a run's output."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
-
-
-def statistics_of(values: dict[str, float]) -> Fields:
-    """Median, mean and standard deviation of the runs' values, and the values by run."""
-    numbers = list(values.values())
-    return {
-        "median": statistics.median(numbers),
-        "mean": statistics.fmean(numbers),
-        # sample standard deviation, with n - 1
-        "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None,
-        "n": len(numbers),
-        "values": values,
-    }
-
-
-def best_of(found: list[tuple[float, str]], evaluation: EvaluationConfig, label: str) -> Fields | None:
-    """The best of pairs (value, name); of equal values the first."""
-    best: tuple[float, str] | None = None
-    for value, name in found:
-        if best is None or evaluation.is_better(value, best[0]):
-            best = value, name
-    return None if best is None else {"value": best[0], label: best[1]}
 
 
 def named(settings: dict[str, str]) -> str:

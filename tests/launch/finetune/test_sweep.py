@@ -56,7 +56,7 @@ def test_killed_and_started_again_it_repeats_no_finished_run_and_sums_all_up(mod
     for each in summary["settings"]:
         values = [result(folder, run)["validation"]["accuracy"] for run in each["runs"]]
         measured = each["metrics"]["validation/accuracy"]
-        assert list(measured["values"].values()) == values and measured["n"] == each["n"] == 2
+        assert list(measured["values"].values()) == values and measured["n"] == 2
         assert measured["median"] == pytest.approx(statistics.median(values))
         assert measured["mean"] == pytest.approx(sum(values) / 2)
         assert measured["deviation"] == pytest.approx(statistics.stdev(values))
@@ -65,7 +65,7 @@ def test_killed_and_started_again_it_repeats_no_finished_run_and_sums_all_up(mod
     best = max(names, key=lambda run: result(folder, run)["validation"]["accuracy"])
     assert summary["best"]["run"] == {"value": result(folder, best)["validation"]["accuracy"], "name": best}
     assert summary["best"]["median"]["settings"] == {"train.learning_rate": "3e-3"}
-    assert (folder / "spread.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((folder / runs.STATUS).read_text())["state"] == "complete"
     assert main([*words, "--dropout", "0.3"]) == 2
     error = capsys.readouterr().err

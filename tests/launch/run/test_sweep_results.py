@@ -1,0 +1,65 @@
+"""The results of a sweep: statistics by setting, failed runs, the best."""
+
+import json
+import math
+import statistics
+
+from cloze.launch.pretrain.sweep import PretrainingRun
+from cloze.launch.run.sweep_results import Sweep
+from cloze.launch.run.sweeps import Run
+from cloze.launch.system.console import Console
+
+
+def test_a_run_whose_last_loss_is_no_number_has_failed_and_the_others_count(tmp_path, capsys):
+    runs = []
+    for name, value in (("rate=2", None), ("rate=1", 2.5)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "status.json").write_text('{"state": "complete", "step": 1}')
+        lines = ({"step": 1, "speed/tokens_per_second": 1009.0}, {"step": 1, "validation/loss": value})
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        runs.append(PretrainingRun(name, tmp_path / name, {"train.rate": name[-1]}))
+    sweep = Sweep(tmp_path, runs, "at the end", columns={"tokens/s": "speed/tokens_per_second"})
+    summary = sweep.summarize()
+    assert [(entry["runs"], entry["failed"]) for entry in summary["settings"]] == [
+        (["rate=1"], {}),
+        (["rate=2"], {"rate=2": "its validation/loss is not a number"}),
+    ], "the best setting first"
+    assert summary["best"]["median"] == {"value": 2.5, "settings": {"train.rate": "1"}} and summary["n"] == 1
+    sweep.draw(summary)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    sweep.show(summary, Console())
+    said = " ".join(capsys.readouterr()).replace("│", " ")
+    assert [words for line in said.splitlines() if (words := line.split())[:1] == ["rate"]] == [
+        ["rate", "1", "2.5000", "2.5000", "±", "-", "1", "1,009", "0"],
+        ["rate", "2", "-", "-", "0", "-", "1"],
+    ]
+    assert "rate=2 failed: its validation/loss is not a number" in said and "best run: rate=1, 2.5000" in said
+
+
+def test_of_fine_tuning_runs_the_higher_accuracy_is_best_and_the_majority_answer_fails(tmp_path):
+    runs = []
+    for rate, seed, accuracy in (("1", 1, 0.5), ("1", 2, 0.75), ("2", 1, 0.875), ("2", 2, None)):
+        run = Run(f"{rate}-{seed}", tmp_path / f"{rate}-{seed}", {"train.rate": rate})
+        run.folder.mkdir()
+        (run.folder / "status.json").write_text('{"state": "complete", "step": 1}')
+        measured = {"examples": 8, "accuracy": accuracy, "true_total": 4}
+        content = {"metric": "accuracy", "validation": measured, "test/a": measured, "majority": {"accuracy": 0.5}}
+        (run.folder / "results.json").write_text(json.dumps(content | {"steps": {"accuracy": 1.0}}))
+        runs.append(run)
+    runs.append(Run("2-3", tmp_path / "2-3", {"train.rate": "2"}))
+    runs[-1].log.write_text("first\nout of memory\n\n")
+    summary = Sweep(tmp_path, runs, "at the best checkpoint", {"task": "rte"}).summarize()
+    best, other = summary["settings"]
+    assert best["settings"] == {"train.rate": "2"} and set(best["metrics"]) == {
+        "validation/accuracy",
+        "test/a/accuracy",
+    }
+    assert best["failed"] == {
+        "2-2": "its validation/accuracy is not a number",
+        "2-3": "no result: out of memory",
+    }
+    assert other["failed"] == {"1-1": "validation/accuracy 0.5000, no better than 0.5000, the majority answer"}
+    values = other["metrics"]["validation/accuracy"]
+    assert values["values"] == {"1-1": 0.5, "1-2": 0.75} and values["median"] == values["mean"] == 0.625
+    assert math.isclose(values["deviation"], statistics.stdev([0.5, 0.75])) and values["n"] == 2
+    assert summary["best"]["run"] == {"value": 0.875, "name": "2-1"} and summary["task"] == "rte"
