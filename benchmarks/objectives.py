@@ -251,7 +251,8 @@ def train(name: str, size: Size, output: Path) -> dict:
 
 def held_out_loss(run: Path, pairs: bool) -> float | None:
     """Of masked tokens of single sequences, at the end of a run; None for ELECTRA."""
-    from cloze.launch.run.runs import fields_of, read_metrics
+    from cloze.launch.run.metrics_file import read_metrics
+    from cloze.launch.run.runs import fields_of
 
     if fields_of(run)["objective"] == "replaced_tokens":
         return None

@@ -240,7 +240,7 @@ class Contender:
 
     def logged(self, scalar: str) -> float:
         """Median of what the run has logged; the first line comes before the first checkpoint."""
-        from cloze.launch.run.runs import read_metrics
+        from cloze.launch.run.metrics_file import read_metrics
 
         (path,) = self.output.rglob("metrics.jsonl")  # of a run in a store it lies deeper
         return statistics.median(line[scalar] for line in read_metrics(path.parent) if scalar in line)

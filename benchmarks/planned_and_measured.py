@@ -22,7 +22,8 @@ from pathlib import Path
 import torch
 from loading import make_shards
 
-from cloze.launch.run.runs import fields_of, read_metrics
+from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.runs import fields_of
 from cloze.launch.system.environment import child_variables
 
 LOG_EVERY = 4

@@ -128,7 +128,7 @@ def run_cloze(data: Path, start: Path, run: Path, steps: int, every: int) -> Non
 
 def cloze_curve(data: Path, run: Path, samples: int) -> list[dict]:
     from cloze.launch.pretrained.loading import load_model
-    from cloze.launch.run.runs import read_metrics
+    from cloze.launch.run.metrics_file import read_metrics
 
     curve, seconds, before = [], 0.0, 0
     for line in read_metrics(run):

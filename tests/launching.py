@@ -15,7 +15,8 @@ from typing import Literal
 
 import torch
 
-from cloze.launch.run.runs import METRICS, read_metrics
+from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.runs import METRICS
 from cloze.launch.system.environment import child_variables, fewer_imports
 from tests.forked import ForkedRun
 

@@ -12,7 +12,7 @@ import yaml
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.finetune.job import Job
 from cloze.launch.parsing import parse
-from cloze.launch.run import runs
+from cloze.launch.run.comparison import check_folder
 from cloze.launch.run.preemption import EXIT_REQUEUE
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweeps import Run, arguments_of, combinations, command_of, file_of, part_of_name, written
@@ -73,7 +73,7 @@ def _planned(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) 
             name = _name(settings, seed)
             output = folder / name
             own = replace(chosen, seed=seed, output=str(output), model_step=step)
-            runs.check_folder(replace(job.config, seed=seed, output=own.output, model_step=step), job.facts)
+            check_folder(replace(job.config, seed=seed, output=own.output, model_step=step), job.facts)
             yield Run(name, output, settings, command_of(["finetune", config.task], output)), own
 
 

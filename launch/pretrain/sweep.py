@@ -15,7 +15,8 @@ from cloze.launch.config import PretrainConfig, SweepConfig
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.parsing import parse
 from cloze.launch.pretrain.inputs import open_inputs
-from cloze.launch.run import runs
+from cloze.launch.run.comparison import check_folder
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.preemption import EXIT_REQUEUE
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweeps import Results, Run, arguments_of, combinations, command_of, part_of_name, written
@@ -43,7 +44,7 @@ class PretrainingRun(Run):
         """The last evaluation and the median speed of a complete run, or None."""
         if not self.complete:
             return None
-        lines = runs.read_metrics(self.folder)
+        lines = read_metrics(self.folder)
         measured, speeds = ([line[name] for line in lines if name in line] for name in (self.metric, _SPEED))
         values = {}
         if measured and measured[-1] is not None:
@@ -97,7 +98,7 @@ def _planned(config: SweepConfig) -> Iterator[tuple[PretrainingRun, PretrainConf
         chosen = replace(parse("pretrain", PretrainConfig, words, complete=shorten), output=str(output))
         deepspeed_config(chosen, 1)
         resolved = open_inputs(chosen, 1)
-        runs.check_folder(resolved.config, resolved.facts)
+        check_folder(resolved.config, resolved.facts)
         has_validation = all(
             manifest.splits["validation"].counts.get("samples") for manifest in resolved.data.manifests
         )

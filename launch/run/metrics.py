@@ -20,7 +20,8 @@ from tensorboard.summary.writer import event_file_writer
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from cloze.launch.run.runs import METRICS, is_evaluation, kept_lines, lines_of
+from cloze.launch.run.metrics_file import is_evaluation, kept_lines, lines_of
+from cloze.launch.run.runs import METRICS
 from cloze.launch.run.trackers import TRACKERS, Tracking, tracked
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError

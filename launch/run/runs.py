@@ -1,27 +1,22 @@
-"""The folder of a run: its configuration and data, its status, its lock."""
+"""The folder of a run: the names of its files, and its description (configuration, data, device, tokenizer)."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from cloze.launch.config import FinetuneConfig, PretrainConfig, RunConfig, marks
-from cloze.launch.config.marks import marked
+from cloze.launch.config import RunConfig
 from cloze.launch.system.software import software
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.storage import ASIDE, holding, publish_text, readable_errors
-from cloze.pipeline.stores.places import is_url
+from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.untrusted import load_json, load_yaml, read_json
 
 CONFIG = "config.yaml"
@@ -42,14 +37,6 @@ TRAINED_LENGTH = "max_length"  # in data.json
 
 Facts = Mapping[str, str | int]  # facts of the inputs of a run, by name: hashes, fingerprints, lengths
 
-# Files that an interrupted start may leave without CONFIG.
-_BEFORE_CONFIG = {LOCK, HEARTBEATS, DATA, DEVICE, STATUS, SOFTWARE, DEEPSPEED, TRACKING}
-
-# Fields of every kind of run. (With dropout another micro-batch size drops other units, as does another world size.)
-FREE_FIELDS = {name.rstrip(".") for kind in (PretrainConfig, FinetuneConfig) for name in marked(kind, marks.FREE)}
-# Facts that must not change at a resume, besides the marked fields: the weights belong to one tokenizer.
-FIXED = ("tokenizer_fingerprint", *marked(PretrainConfig, marks.FIXED))
-
 
 def flatten(values: Fields, prefix: str = "") -> dict[str, object]:
     """Nested fields by their dotted names."""
@@ -60,33 +47,6 @@ def flatten(values: Fields, prefix: str = "") -> dict[str, object]:
         else:
             flat[prefix + name] = value
     return flat
-
-
-def _shaping(values: Fields) -> dict[str, object]:
-    """The fields that shape the result, by dotted name."""
-    return {
-        name: value
-        for name, value in flatten(values).items()
-        if name not in FREE_FIELDS and name.split(".")[0] not in FREE_FIELDS
-    }
-
-
-def _defaults(config: Any) -> dict[str, object]:
-    """The fields of a configuration and its sections that have a default, with that default."""
-    found: dict[str, object] = {}
-    for field in fields(config):
-        if is_dataclass(value := getattr(config, field.name)):
-            found[field.name] = _defaults(value)
-        elif field.default is not MISSING:
-            found[field.name] = field.default
-        elif field.default_factory is not MISSING:
-            found[field.name] = field.default_factory()
-    return found
-
-
-def config_hash(config: RunConfig) -> str:
-    """SHA-256 of the fields that shape the result: the same for all starts of a run, wherever its folder is."""
-    return hashlib.sha256(json.dumps(_shaping(asdict(config)), sort_keys=True).encode()).hexdigest()
 
 
 def data_facts(manifest: Manifest) -> dict[str, str | int]:
@@ -225,120 +185,6 @@ def has_checkpoints(folder: Path) -> bool:
     return any(path.suffix != ".tmp" for path in (folder / CHECKPOINTS).glob("step-*"))
 
 
-def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> None:
-    """Refuse a folder that holds anything but an earlier part of this run.
-
-    Args:
-        config: configuration of the run.
-        facts: facts of the inputs of the run, among them the tokenizer's fingerprint.
-        shown: name of the folder in errors; None: its path.
-
-    Raises:
-        UserError: names the first field that differs, with both values.
-    """
-    folder = Path(config.output)
-    shown = shown or str(folder)
-    if not folder.exists() or (folder.is_dir() and not _entries(folder) - _BEFORE_CONFIG):
-        return  # an interrupted start leaves only these
-    if not (folder / CONFIG).is_file():
-        where = folder / min(_entries(folder) - _BEFORE_CONFIG) if folder.is_dir() else folder
-        raise UserError(
-            f"output: found {shown} with files that are not a run's ({where}), expected a new "
-            "folder or an earlier part of this run; choose another --output"
-        )
-    before = _shaping(read_fields(folder / CONFIG)) | read_fields(folder / DATA)
-    _refuse_another(
-        f"output: found {shown} with another run",
-        before,
-        config,
-        facts,
-        "choose another --output",
-        repeated=None if is_url(shown) else folder / CONFIG,
-        states=has_checkpoints(folder),
-    )
-
-
-def check_checkpoint(folder: Path, state: Fields, config: RunConfig, facts: Facts) -> None:
-    """Refuse a checkpoint of another run, which may have been copied into the run's folder.
-
-    Args:
-        folder: folder of the checkpoint.
-        state: content of its state.json; in one of an earlier version, without the fields, only the hashes are
-            compared.
-
-    Raises:
-        UserError: names the first field that differs, with both values.
-    """
-    hashes = {name: state[name] for name in facts if name in state}
-    if "shaping" in state:
-        before = state["shaping"] | hashes
-    else:
-        before = shaping_of(config, facts) | hashes
-    _refuse_another(
-        f"{folder}: found a checkpoint of another run", before, config, facts, "remove it to resume from an older one"
-    )
-
-
-def shaping_of(config: RunConfig, facts: Facts) -> dict[str, object]:
-    """What shapes the result of a run, by dotted name: fields, and facts of its inputs."""
-    return {**_shaping(asdict(config)), **facts}
-
-
-def _refuse_another(
-    found: str,
-    before: dict[str, object],
-    config: RunConfig,
-    facts: Facts,
-    fix: str,
-    repeated: Path | None = None,
-    states: bool = True,
-) -> None:
-    """Raise UserError, which begins with `found`, for the first field that differs from before and must not.
-
-    Args:
-        repeated: file of the run's configuration, suggested for --config.
-        states: whether there are optimizer states to resume from.
-    """
-    # A field that an earlier version did not have gets its default.
-    unknown = {name: facts[name] for name in facts if name == TRAINED_LENGTH}
-    before = _shaping(_defaults(config)) | unknown | before
-    now = shaping_of(config, facts)
-    for name in sorted(before.keys() | now.keys()):
-        if before.get(name) == now.get(name):
-            continue
-        if (
-            states
-            and name == "train.precision"
-            and config.sharding_stage > 0
-            and "bf16" in (before.get(name), now[name])
-        ):
-            new = (
-                ", or begin a new run with its weights by --init_from and another --output"
-                if isinstance(config, PretrainConfig)
-                else ""
-            )
-            raise UserError(
-                f"{found}, whose {name} is {before.get(name)!r}, expected {now[name]!r}: at zero.stage "
-                f"{config.zero.stage} optimizer states of bf16 do not become those of another precision, "
-                f"nor these bf16's; keep --{name} {before.get(name)}{new}"
-            )
-        acceptable = not name.startswith(FIXED)
-        if acceptable and config.checkpoint.accept_changes:
-            continue
-        if repeated and name not in facts:
-            fix += f", or repeat the run's configuration with --config {repeated}"
-        if acceptable:
-            fix += ", or accept the change with --checkpoint.accept_changes true"
-        raise UserError(f"{found}, whose {name} is {before.get(name)!r}, expected {now.get(name)!r}; {fix}")
-
-
-def _entries(folder: Path) -> set[str]:
-    """Names in a folder, without leftovers of interrupted writes and conversions."""
-    empty = all(path.suffix == ".tmp" for path in (folder / CHECKPOINTS).glob("*"))
-    names = {path.name for path in folder.iterdir() if not path.name.startswith(ASIDE)}
-    return names - ({CHECKPOINTS} if empty else set())
-
-
 def describe(
     folder: Path, config: RunConfig, facts: Facts, save_tokenizer: Callable[[Path], object], deepspeed: Fields
 ) -> None:
@@ -358,119 +204,12 @@ def describe(
             aside.rename(target)
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock the run for one job at a time: a requeued job must not run beside the one that it replaces.
-
-    Raises:
-        UserError: another job holds the lock, or the file system has no locks.
-    """
-    with readable_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with holding(folder / LOCK) as held:
-        if not held:
-            raise UserError(
-                f"output: found {folder} in use by another job, expected it free; wait for that job or "
-                "choose another --output"
-            )
-        yield
-
-
-def in_use(folder: Path) -> bool:
-    """Whether a job holds the run's lock.
-
-    Raises:
-        UserError: as `locked` does.
-    """
-    if not (folder / LOCK).exists():
-        return False
-    with holding(folder / LOCK) as held:
-        return not held
-
-
-def set_status(folder: Path, state: str, step: int | None) -> None:
-    """Write status.json. The job templates read it.
-
-    Args:
-        state: running, requeue (stopped early with a checkpoint: submit again), complete, failed.
-    """
-    publish_text(folder / STATUS, json.dumps({"state": state, "step": step}) + "\n", durable=state != "running")
-
-
-@contextmanager
-def recording_failure(folder: Path) -> Iterator[None]:
-    """Set the status `running` at once, so that a start that fails or is killed does not leave an earlier status; and
-    `failed` if an error ends the start before it has set another status.
-    """
-    set_status(folder, "running", read_status(folder).get("step", 0))
-    try:
-        yield
-    except BaseException:
-        with suppress(UserError):  # the disk may be full, which is then the error being raised
-            if (status := read_status(folder)).get("state") == "running":
-                set_status(folder, "failed", status.get("step", 0))
-        raise
-
-
-def read_status(folder: Path) -> Fields:
-    """Content of status.json: state and step; empty where it is missing or damaged."""
-    try:
-        status = read_json(folder / STATUS)
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(status, dict) or not isinstance(status.get("state"), str):
-        return {}
-    return status | {"step": status["step"] if type(status.get("step")) is int else 0}
-
-
 def num_starts(folder: Path) -> int:
     """How often the run has been started; 0 where it is not known, as for a run that an earlier version began."""
     try:
         return int(read_json(folder / SOFTWARE).get(STARTS, 0))
     except (OSError, ValueError, AttributeError, TypeError):
         return 0
-
-
-def read_metrics(folder: Path) -> list[Fields]:
-    """The lines of a run's metrics.jsonl except damaged ones; the last line may be incomplete."""
-    return lines_of((folder / METRICS).read_bytes())[0]
-
-
-def lines_of(content: bytes) -> tuple[list[Fields], int]:
-    """The lines of the content of a metrics.jsonl, and the number of damaged ones, which are left out; an incomplete
-    last line does not count as damaged.
-    """
-    *whole, last = content.split(b"\n")
-    found = [metrics_of(line) for line in whole]
-    lines = [line for line in (*found, metrics_of(last)) if line is not None]
-    return lines, found.count(None)
-
-
-def metrics_of(line: bytes) -> Fields | None:
-    """Content of a line of metrics.jsonl: a step, and values by curve, null for one that was not finite; None if the
-    line is damaged.
-    """
-    try:
-        values = load_json(line)
-    except ValueError:
-        return None
-    if not isinstance(values, dict) or type(values.get("step")) is not int:
-        return None
-    return values if all(value is None or isinstance(value, (int, float)) for value in values.values()) else None
-
-
-def kept_lines(lines: list[Fields], step: int, evaluated_step: int) -> list[Fields]:
-    """The lines that stay when a run resumes from a step.
-
-    Args:
-        evaluated_step: step of the last evaluation before it.
-    """
-    return [line for line in lines if line["step"] <= (evaluated_step if is_evaluation(line) else step)]
-
-
-def is_evaluation(line: Mapping[str, object]) -> bool:
-    """Whether a line of metrics.jsonl has the figures of an evaluation."""
-    return any(name.startswith("validation/") for name in line)
 
 
 def check_there(folder: Path) -> None:

@@ -19,7 +19,8 @@ from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 
-from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING, kept_lines, lines_of
+from cloze.launch.run.metrics_file import kept_lines, lines_of
+from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text

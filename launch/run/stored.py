@@ -17,7 +17,7 @@ import platform
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -25,20 +25,21 @@ from typing import TypeVar
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
 from cloze.launch.run.commits import CommitLog
+from cloze.launch.run.metrics_file import lines_of
+from cloze.launch.run.ownership import LEASE, held, locked
 from cloze.launch.run.segments import LOG, LogReader, Shipper, add_unsent, fetch_heartbeats, send_rest
 from cloze.launch.run.store_waits import Patience, StoreAway
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import holding, readable_errors
-from cloze.pipeline.stores.leases import Lease, Unchecked, leased
+from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.stores.leases import Lease, Unchecked
 from cloze.pipeline.stores.places import StorePath, is_url, to_output
 
 # Seconds that the end of a run waits for the store to take the remaining data. An error is reported after that; other
 # processes delay theirs by a few seconds only (launch/cli.py).
 _LEAVE_SECONDS, _FAILED_SECONDS = 60.0, 4.0
-LEASE = "lease"
 COMMITS = "commits.json"
 # The files of the description that a start reads; the others are only written.
 _READ = (runs.CONFIG, runs.DATA, runs.DEVICE, runs.SOFTWARE)
@@ -81,7 +82,7 @@ class StoredRun:
         self.scratch = scratch_of(place, config.checkpoint.scratch)
         self._own = self.scratch / f"rank-{environment.rank:05d}"
         self.folder = self._own / place.name
-        """That looks like the run's to this process, with its name, which TensorBoard and trackers show."""
+        """This process's copy of the run's folder; its name is the run's, which TensorBoard and trackers show."""
         self.attempt: str | None = None
         """The name of this start, which rank 0 gives it and the others hear of (`meet`)."""
         self.log: CommitLog | None = None
@@ -110,52 +111,42 @@ class StoredRun:
         Raises:
             UserError: another job holds the run, the place holds something else, or the store can't be used.
         """
-        with readable_errors(self.scratch):
-            self.scratch.mkdir(parents=True, exist_ok=True)
-        with holding(self.scratch / f"{self._own.name}{runs.LOCK}") as alone:
-            if not alone:
-                raise UserError(
-                    f"output: found {self.scratch} in use by another job on this machine, expected it "
-                    "free; wait for that job, or choose another --checkpoint.scratch"
-                )
-            if not main:
+        with ExitStack() as owned:
+            owned.enter_context(locked(self.scratch, self._own.name, "checkpoint.scratch"))
+            if main:
+                self._check_place()
+                own = self.scratch / f"{self._own.name}.{LEASE}"
+                self._lease = owned.enter_context(held(self.place, self._console, self.patience_seconds, own))
+                self._take_over()
+            else:
                 self._make_folder()
-                yield
-                return
-            self._check_place()
-            own = self.scratch / f"{self._own.name}.{LEASE}"
-            with leased(self.place / LEASE, self._console.warn, self.patience_seconds, own) as lease:
-                if lease is None:
-                    raise UserError(
-                        f"output: found {self.place} in use by another job, expected it free; wait for "
-                        "that job or choose another --output"
-                    )
-                self._lease = lease
-                self.log = CommitLog(self.checkpoints / COMMITS)
-                if self.log.is_new():
-                    self._forget_another()
-                metrics = self.folder / runs.METRICS
-                # Unsent data must survive a start that is killed before the new folder is complete.
-                aside = self.scratch / f"{self._own.name}.{runs.METRICS}"
-                if metrics.exists() and not aside.exists():
-                    metrics.replace(aside)
-                before = runs.lines_of(aside.read_bytes())[0] if aside.exists() else []
-                named = self.scratch / f"{self._own.name}.{_ATTEMPT}"
-                if named.is_file():
-                    send_rest(self.folder, self.place / LOG, named.read_text())
-                self._make_folder()
-                LogReader(self.place).write(self.folder)
-                self._arrived = add_unsent(metrics, before)
-                aside.unlink(missing_ok=True)
-                self.meet(self.log.claim())
-                named.write_text(self.attempt or "")
-                if not self.log.conditional:
-                    self._console.warn(
-                        f"{self.place}: the store does not enforce conditional writes, so an "
-                        "old job that continues after a pause could commit; make sure that "
-                        "there is only one"
-                    )
-                yield
+            yield
+
+    def _take_over(self) -> None:
+        """Send what an earlier start on this machine has not sent, make the folder anew, and claim the commits."""
+        self.log = CommitLog(self.checkpoints / COMMITS)
+        if self.log.is_new():
+            self._forget_another()
+        metrics = self.folder / runs.METRICS
+        # Unsent data must survive a start that is killed before the new folder is complete.
+        aside = self.scratch / f"{self._own.name}.{runs.METRICS}"
+        if metrics.exists() and not aside.exists():
+            metrics.replace(aside)
+        before = lines_of(aside.read_bytes())[0] if aside.exists() else []
+        named = self.scratch / f"{self._own.name}.{_ATTEMPT}"
+        if named.is_file():
+            send_rest(self.folder, self.place / LOG, named.read_text())
+        self._make_folder()
+        LogReader(self.place).write(self.folder)
+        self._arrived = add_unsent(metrics, before)
+        aside.unlink(missing_ok=True)
+        self.meet(self.log.claim())
+        named.write_text(self.attempt or "")
+        if not self.log.conditional:
+            self._console.warn(
+                f"{self.place}: the store does not enforce conditional writes, so an old job that continues after a "
+                "pause could commit; make sure that there is only one"
+            )
 
     def _check_place(self) -> None:
         names = {path.name for path in self.place.iterdir()}

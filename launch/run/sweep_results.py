@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloze.launch.config.metrics import measure_of
-from cloze.launch.run import runs
+from cloze.launch.run.ownership import locked
+from cloze.launch.run.status import set_status
 from cloze.launch.run.sweep_pictures import DrawnSetting, draw_sweep
 from cloze.launch.run.sweeps import RESULTS, Results, Run, last_line, named, run_all, shown
 from cloze.launch.system.console import Console, figure
@@ -45,10 +46,10 @@ class Sweep:
         Raises:
             UserError: no run has a result, or another job holds the folder.
         """
-        with runs.locked(self.folder):
-            runs.set_status(self.folder, "running", self._num_complete())
+        with locked(self.folder):
+            set_status(self.folder, "running", self._num_complete())
             if run_all(self.runs, devices, console):
-                runs.set_status(self.folder, "requeue", self._num_complete())
+                set_status(self.folder, "requeue", self._num_complete())
                 console.say(
                     f"stopped with {self._num_complete()} of {len(self.runs)} runs complete; the same command continues"
                 )
@@ -56,11 +57,11 @@ class Sweep:
             summary = self.summarize()
             publish_text(self.folder / RESULTS, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
             if not summary["n"]:
-                runs.set_status(self.folder, "failed", 0)
+                set_status(self.folder, "failed", 0)
                 log = self.runs[0].log
                 raise UserError(f"{self.folder}: none of the {len(self.runs)} runs has a result; {log} says why")
             self.draw(summary)
-            runs.set_status(self.folder, "complete", self._num_complete())
+            set_status(self.folder, "complete", self._num_complete())
         self.show(summary, console)
         return True
 

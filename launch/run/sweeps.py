@@ -17,7 +17,9 @@ import yaml
 
 from cloze.launch.config import RunConfig, TrainConfig
 from cloze.launch.run import runs
+from cloze.launch.run.ownership import in_use
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.status import read_status
 from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import child_variables
 from cloze.pipeline.errors import UserError
@@ -63,7 +65,7 @@ class Run:
     @property
     def complete(self) -> bool:
         """Whether the run has reached its end."""
-        return runs.read_status(self.folder).get("state") == "complete"
+        return read_status(self.folder).get("state") == "complete"
 
     def results(self) -> Results | None:
         """The values of a complete fine-tuning run, or None."""
@@ -181,7 +183,7 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
     passed_on = False
     with StopRequest() as stop:
         while running or (waiting and not stop.wanted):
-            left_behind = [run.name for run in waiting if runs.in_use(run.folder)]
+            left_behind = [run.name for run in waiting if in_use(run.folder)]
             if left_behind not in ([], reported):
                 console.say(f"waiting for {', '.join(left_behind)}, still at work since an earlier start")
                 reported = left_behind

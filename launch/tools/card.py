@@ -12,6 +12,7 @@ import yaml
 from cloze.launch.config import DataSource
 from cloze.launch.pretrained.loading import load_vectors
 from cloze.launch.run import runs
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.system.console import figure
 from cloze.launch.system.software import software
 from cloze.launch.texts.encoding import TRUNCATION
@@ -169,7 +170,7 @@ def _measured(run: Path) -> str:
         return ""
     found: dict[str, float] = {}
     step = 0
-    for line in runs.read_metrics(run):
+    for line in read_metrics(run):
         if any(name.startswith("validation/") for name in line):
             found, step = {name: value for name, value in line.items() if name.startswith("validation/")}, line["step"]
     rows = [

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloze.launch.config import QuickstartConfig
-from cloze.launch.run import runs
 from cloze.launch.run.metrics import tensorboard_command
-from cloze.launch.run.runs import METRICS, read_metrics
+from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.runs import METRICS
+from cloze.launch.run.status import read_status
 from cloze.launch.system.console import Console, clock
 from cloze.launch.system.environment import device_type
 from cloze.launch.system.ranks import Children, shell_status
@@ -183,7 +184,7 @@ class Quickstart:
 
     @staticmethod
     def _status(run: Path) -> str | None:
-        return runs.read_status(run).get("state")
+        return read_status(run).get("state")
 
     def processes(self) -> int:
         """The number of processes in the configuration, at most the number of GPUs if there are any."""

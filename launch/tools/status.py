@@ -15,7 +15,9 @@ from pathlib import Path
 
 from cloze.launch.config.commands import RunsConfig, StatusConfig
 from cloze.launch.run import runs
+from cloze.launch.run.metrics_file import lines_of
 from cloze.launch.run.segments import LogReader, fetch_heartbeats
+from cloze.launch.run.status import read_status
 from cloze.launch.run.stored import fetch_objects
 from cloze.launch.system.console import Console, clock, has_progress
 from cloze.pipeline.errors import UserError
@@ -80,7 +82,7 @@ def read_run(folder: Path, now: float | None = None, shown: str | None = None) -
         UserError: the folder holds no run.
     """
     fields = runs.fields_of(folder)
-    status = runs.read_status(folder)
+    status = read_status(folder)
     state, step = status.get("state", "new"), status.get("step", 0)
     now, beats = time.time() if now is None else now, _heartbeats(folder)
     silence = max(0.0, now - min(beat["time"] for beat in beats)) if beats else None
@@ -270,7 +272,7 @@ class _Tail:
         whole = content[: content.rfind(b"\n") + 1]
         self._file, self._seen = found.st_ino, start + len(whole)
         # Without the first one, if it was met in its middle.
-        lines = runs.lines_of(whole)[0]
+        lines = lines_of(whole)[0]
         return lines[-_LINES_BEFORE:] if new else lines
 
 
@@ -321,6 +323,6 @@ def _last_lines(path: Path) -> list[Fields]:
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            return runs.lines_of(file.read())[0]  # without the first one, if the reading began in its middle
+            return lines_of(file.read())[0]  # without the first one, if the reading began in its middle
     except FileNotFoundError:
         return []

@@ -9,8 +9,8 @@ from pathlib import Path
 from cloze.launch.checkpoint import TrainState
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Outcome
-from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
+from cloze.launch.run.status import set_status
 from cloze.launch.system.console import Console
 from cloze.launch.training.callbacks import Callback, RunView, with_more
 from cloze.launch.training.goals import ending
@@ -69,7 +69,7 @@ class Curves(Callback):
         scalars |= self._throughput.scalars()
         self.write(state, with_more(self._watchers, "on_log", run, scalars))
         if self.metrics:
-            runs.set_status(Path(self.config.output), "running", state.step)
+            set_status(Path(self.config.output), "running", state.step)
         self._throughput.reset()
 
     def _losses(self, window: WindowSums) -> dict[str, float]:

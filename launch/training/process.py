@@ -12,9 +12,12 @@ import torch
 
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
+from cloze.launch.run.comparison import check_folder
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
+from cloze.launch.run.ownership import locked
 from cloze.launch.run.preemption import EXIT_REQUEUE, StopRequest
+from cloze.launch.run.status import recording_failure, set_status
 from cloze.launch.run.stored import StoredRun
 from cloze.launch.run.trackers import check_installed
 from cloze.launch.system import distributed
@@ -66,14 +69,14 @@ def joined(
 
     Args:
         config: configuration of the run at this world size.
-        facts: hashes of the inputs of the run, which must not change between starts (runs.check_folder).
+        facts: hashes of the inputs of the run, which must not change between starts (check_folder).
         stored: the run in an object store, if the local output folder represents one.
 
     Raises:
         UserError: the folder holds another run, or another job uses it.
     """
     output = Path(config.output)
-    runs.check_folder(config, facts, None if stored is None else str(stored.place))
+    check_folder(config, facts, None if stored is None else str(stored.place))
     check_installed(config.monitor.trackers)
     if environment.world_size > 1 and config.monitor.hang_seconds >= COLLECTIVE_SECONDS:
         console.warn(
@@ -82,7 +85,7 @@ def joined(
         )
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     main = environment.is_main
-    with runs.locked(output) if main else nullcontext(), runs.recording_failure(output) if main else nullcontext():
+    with locked(output) if main else nullcontext(), recording_failure(output) if main else nullcontext():
         fetch = stored.fetch_heartbeats if stored else None
         # reports a rank that doesn't join
         with Heartbeat(output, environment, config.monitor, fetch=fetch) as heartbeat:
@@ -137,7 +140,7 @@ def recorded(
         with stop:
             step = progress.state.step
             if metrics:
-                runs.set_status(output, "running", step)
+                set_status(output, "running", step)
                 if stored:
                     stored.begin(step, progress.state.evaluated_step)
                 metrics.describe(step, (output / runs.CONFIG).read_text(encoding="utf-8"), runs.flatten(asdict(shown)))
@@ -146,7 +149,7 @@ def recorded(
                 if record.complete:  # is said only of what is seen to be there
                     runs.check_there(output)
                     metrics.check_there()
-                runs.set_status(output, "complete" if record.complete else "requeue", progress.saved_step)
+                set_status(output, "complete" if record.complete else "requeue", progress.saved_step)
                 if stored:  # before the barrier: torchrun may end this process as soon as another one exits
                     stored.ship_last(partial(process.heartbeat.beat, progress.state.step, "save"))
             process.console.say(

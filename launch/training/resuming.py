@@ -9,6 +9,7 @@ from cloze.launch.checkpoint.state import saved_alike
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
+from cloze.launch.run.comparison import check_checkpoint
 from cloze.launch.system import distributed
 from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.process import Process
@@ -22,7 +23,7 @@ def open_checkpoints(
     """The run's checkpoints, the step to resume from (None: a new run), and whether it was saved at another world size.
 
     Args:
-        facts: hashes of the inputs, which a resume compares (runs.check_folder).
+        facts: hashes of the inputs, which a resume compares (check_folder).
 
     Raises:
         UserError: checkpoint.resume requires or forbids a checkpoint, all are damaged, or the newest good one belongs
@@ -47,7 +48,7 @@ def open_checkpoints(
     step = _find_resume(config, checkpoints)
     if step is None:
         return checkpoints, None, False
-    runs.check_checkpoint(checkpoints.path(step), checkpoints.state(step), config, facts)
+    check_checkpoint(checkpoints.path(step), checkpoints.state(step), config, facts)
     elastic = checkpoints.is_elastic(step)
     if elastic:
         process.console.say(f"step {step} was saved by another number of processes: converting it")

@@ -13,6 +13,7 @@ from cloze.launch.config import RunConfig
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
+from cloze.launch.run.comparison import config_hash, shaping_of
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import EXIT_REQUEUE, StopRequest
 from cloze.launch.run.stored import stored
@@ -130,8 +131,8 @@ class Training:
         facts = {
             "zero_stage": self.engine.stage,
             "sharding_stage": self.engine.sharding_stage,
-            "config_hash": runs.config_hash(config),
-            "shaping": runs.shaping_of(config, recipe.facts),
+            "config_hash": config_hash(config),
+            "shaping": shaping_of(config, recipe.facts),
             **recipe.facts,
             **recipe.kept_facts(),
         }

@@ -19,13 +19,13 @@ from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.pretrain.data import check_data
 from cloze.launch.run import runs
-from cloze.launch.system import distributed
+from cloze.launch.run.comparison import config_hash
+from cloze.launch.run.status import read_status
 from cloze.launch.training import loop
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import ASIDE
 from tests.forked import ForkedRun
 from tests.launching import (
-    ROOT,
     assert_same_weights,
     children,
     curve,
@@ -132,34 +132,6 @@ def dies_describing(command: list[str]) -> int:
     return main(command)
 
 
-def fails_leaving(command: list[str]) -> int:
-    """The command, which meets an error once it has written how it ended, as when another rank dies there."""
-    told, barrier, ended = runs.set_status, distributed.barrier, []
-
-    def set_status(folder, state, step):
-        told(folder, state, step)
-        ended.extend([state] if state != "running" else [])
-
-    def meet():
-        if ended:
-            raise RuntimeError("connection closed by peer")
-        barrier()
-
-    runs.set_status, distributed.barrier = set_status, meet
-    return main(command)
-
-
-def test_what_has_ended_well_is_not_called_failed(data, tmp_path):
-    """Job files go by the status: all was saved, whatever befalls the processes as they leave."""
-    command = pretrain_arguments(
-        data, tmp_path / "run", *RUN, "--train.max_steps", "3", "--monitor.hang_seconds", "7200"
-    )
-    output = finish(ForkedRun(command, 2, fails_leaving), status=None)
-    assert "connection closed by peer" in output and "complete at step 3" in output
-    assert json.loads((tmp_path / "run" / "status.json").read_text()) == {"state": "complete", "step": 3}
-    assert "warning: monitor.hang_seconds: found 7200; what hangs is not reported" in output
-
-
 def loses(folder: Path, command: list[str]) -> int:
     """The command, whose folder or file is removed before its last step."""
     make_step = loop.Loop.step
@@ -187,7 +159,7 @@ def test_nothing_is_complete_that_has_vanished(data, tmp_path, name, found):
     command = pretrain_arguments(data, run, *RUN, "--train.max_steps", "6")
     output = finish(ForkedRun(command, 1, partial(loses, run / name)), status=2)
     assert found in output and "complete at" not in output
-    assert runs.read_status(run).get("state") != "complete"
+    assert read_status(run).get("state") != "complete"
     assert "complete at step 6" in finish(ForkedRun(command))
 
 
@@ -267,32 +239,6 @@ def test_one_process_alone_ends_with_75_when_stopped(data, tmp_path):
     assert "the same command continues" in finish(process, status=75)
 
 
-SLOW_STATUS = """
-import sys, time
-from cloze.launch.run import runs
-from cloze.launch.cli import main
-told = runs.set_status
-def slowly(folder, state, step):
-    if state != "running":
-        time.sleep(4)
-    told(folder, state, step)
-runs.set_status = slowly
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.slow
-def test_no_rank_leaves_before_the_status_is_written(data, tmp_path):
-    """torchrun ends the others when one has left with 75; job scripts go by what rank 0 writes, be the disk slow."""
-    script = tmp_path / "slowly.py"
-    script.write_text(SLOW_STATUS)
-    command = pretrain_command(
-        data, tmp_path / "run", *RUN, "--train.stop_before_seconds", "5", processes=2, program=(str(script),)
-    )
-    finish(start(command, PYTHONPATH=str(ROOT), SLURM_JOB_END_TIME="1"), status=None)
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "requeue"
-
-
 @pytest.mark.slow
 def test_an_evaluation_that_ends_a_resumed_run_is_in_its_checkpoint(data, tmp_path):
     """Stopped at a step that is to be evaluated: the resume evaluates it first, and reaches the target."""
@@ -330,7 +276,7 @@ def test_a_checkpoint_knows_by_hashes_what_it_is_of(data, undisturbed):
     config = parse("pretrain", pretrain_arguments(data, run, *RUN, "--train.log_every_steps", "7")[1:])
     _, model = check_data(data, config.model)
     assert {state["data_streams"] for state in states} == {16}  # as many as samples in a batch
-    hashes = [runs.config_hash(replace(config, model=model, data_streams=16, seed=seed)) for seed in (42, 43)]
+    hashes = [config_hash(replace(config, model=model, data_streams=16, seed=seed)) for seed in (42, 43)]
     assert known == {(manifest.hash, manifest.tokenizer_fingerprint, hashes[0])} and len(set(hashes)) == 2
 
 

@@ -9,7 +9,7 @@ import pytest
 import cloze
 from cloze.launch.cli import main
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.pipeline.errors import UserError
 from tests.launch.tiny_models import TAGS, labels, save_model
 from tests.launching import ROOT, TINY

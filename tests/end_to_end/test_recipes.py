@@ -9,7 +9,7 @@ import pytest
 
 from cloze.launch.commands import parse
 from cloze.launch.config import BatchArithmetic
-from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.system.environment import child_variables
 from tests.launching import PATIENCE_SECONDS, ROOT
 from tests.synthetic import make_shards

@@ -7,7 +7,8 @@ import torch
 
 from cloze.launch.cli import main
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.run.runs import model_config, read_metrics
+from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.runs import model_config
 from cloze.launch.tools.onnx import write_onnx
 from cloze.model.bert import BertForPreTraining
 from cloze.model.initialization import init_weights

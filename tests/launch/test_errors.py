@@ -4,11 +4,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +17,6 @@ import yaml
 from cloze.launch.checkpoint import CheckpointManager
 from cloze.launch.checkpoint.state import hash_of_files
 from cloze.launch.cli import main
-from cloze.launch.commands import parse
-from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system import endings
 from cloze.launch.system.environment import Environment, child_variables
@@ -36,7 +32,6 @@ from tests.launching import (
     pretrain_arguments,
     pretrain_command,
     start,
-    step_of,
     train,
     weights,
 )
@@ -282,25 +277,6 @@ def test_a_folder_that_holds_another_run(data, finished, tmp_path, capsys):
     assert f"files that are not a run's ({tmp_path}/mine/thesis.txt)" in line
 
 
-@pytest.mark.parametrize("before,after", [("fp32", "bf16"), ("bf16", "autocast")])
-def test_optimizer_states_of_bf16_do_not_become_others_where_they_are_divided(before, after, tmp_path):
-    """DeepSpeed gives their files other names, and the start would end with one that is missing."""
-    words = ["--data", "d", "--output", str(tmp_path), "--zero.stage", "1", "--checkpoint.accept_changes", "true"]
-    save = parse("pretrain", [*words, "--train.precision", before])
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(save)))
-    (tmp_path / "data.json").write_text("{}")
-    runs.check_folder(parse("pretrain", [*words, "--train.precision", after]), {})  # there are no states yet
-    (tmp_path / "checkpoints" / "step-00000002").mkdir(parents=True)
-    with pytest.raises(UserError) as refused:
-        runs.check_folder(parse("pretrain", [*words, "--train.precision", after]), {})
-    assert f"train.precision is {before!r}, expected {after!r}: at zero.stage 1" in str(refused.value)
-    assert f"keep --train.precision {before}, or begin a new run with its weights by --init_from" in str(refused.value)
-    # Without ZeRO all are fp32, and autocast's are at any stage.
-    runs.check_folder(parse("pretrain", [*words, "--train.precision", after, "--zero.stage", "0"]), {})
-    if before == "fp32":
-        runs.check_folder(parse("pretrain", [*words, "--train.precision", "autocast"]), {})
-
-
 def test_resume_policies(data, finished, tmp_path):
     fixed = ("--train.max_steps", "4", "--checkpoint.every_steps", "2")
     for run, policy, expected in (
@@ -349,17 +325,6 @@ def test_what_all_processes_find_is_said_once(data, tmp_path):
     output = finish(start(command, PYTHONPATH=str(ROOT)), status=1)  # torchrun makes 1 of every status
     said = [line for line in output.splitlines() if line.startswith("error: ")]
     assert len(said) == 1 and "found 15, expected a multiple of the 2 processes; set it to 14 or 16" in said[0]
-
-
-def test_two_jobs_do_not_share_a_run(data, tmp_path):
-    first = ForkedRun(pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "100000"))
-    while step_of(tmp_path / "run") < 1:
-        assert first.poll() is None
-        time.sleep(0.01)
-    output = train(data, tmp_path / "run", "--train.max_steps", "100000", status=2)
-    assert "in use by another job" in output.splitlines()[-1]
-    first.send_signal(signal.SIGTERM)
-    finish(first, status=75)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from cloze.launch.commands import parse
 from cloze.launch.run import runs
+from cloze.launch.run.status import read_status
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.untrusted import load_json, load_yaml, read_json
 
@@ -81,4 +82,4 @@ def test_only_regular_files_are_read(tmp_path):
         read_json(tmp_path / "status.json")
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "missing.json")
-    assert runs.read_status(tmp_path) == {}
+    assert read_status(tmp_path) == {}

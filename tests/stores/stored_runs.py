@@ -13,8 +13,10 @@ from pathlib import Path
 from cloze.launch.cli import main
 from cloze.launch.run import store_waits
 from cloze.launch.run.commits import read_commits
-from cloze.launch.run.runs import STATUS, read_metrics, read_status
+from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.runs import STATUS
 from cloze.launch.run.segments import LogReader
+from cloze.launch.run.status import read_status
 from cloze.launch.training import loop
 from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.places import to_place

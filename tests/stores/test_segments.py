@@ -6,7 +6,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from cloze.launch.run.runs import lines_of
+from cloze.launch.run.metrics_file import lines_of
 from cloze.launch.run.segments import LogReader, Shipper, add_unsent, fetch_heartbeats, send_rest
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import to_place

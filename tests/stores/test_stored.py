@@ -15,7 +15,8 @@ from cloze.launch.commands import parse
 from cloze.launch.config import CheckpointConfig
 from cloze.launch.finetune.command import finetune
 from cloze.launch.run.commits import is_first
-from cloze.launch.run.runs import METRICS, read_metrics
+from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.runs import METRICS
 from cloze.launch.run.stored import scratch_of, stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.endings import SAID_SECONDS
@@ -38,7 +39,7 @@ def test_one_job_at_a_time(config, tmp_path, capsys):
     with stored(config, Environment(), Console()) as (local, run):
         first = run.attempt
         assert local.output == str(run.folder) and run.folder.is_dir() and str(run.folder).startswith(str(tmp_path))
-        for late, told in ((config, "in use by another job on this machine"), (other, "in use by another job, exp")):
+        for late, told in ((config, "choose another --checkpoint.scratch"), (other, "choose another --output")):
             with pytest.raises(UserError, match=told), stored(late, Environment(), Console()):
                 raise AssertionError("two hold it")
         assert run.lost() is None

@@ -18,7 +18,7 @@ from cloze.launch.checkpoint import fetch_run, read_weights
 from cloze.launch.checkpoint.fetching import read_index
 from cloze.launch.cli import main
 from cloze.launch.run.commits import read_commits
-from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.stored import COMMITS
 from cloze.pipeline.stores.places import to_place
 from tests.launch.run.test_trackers import history

@@ -10,7 +10,7 @@ from cloze.launch.finetune.kinds import read_examples
 from cloze.launch.finetune.models import start_model
 from cloze.launch.finetune.tasks import find_task
 from cloze.launch.pretrained.source import find_source
-from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.training.schedules import multiplier
 from tests.launch.finetune.running import arguments, finetune
 from tests.launch.finetune.small import make_model

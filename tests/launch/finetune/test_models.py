@@ -12,7 +12,7 @@ from cloze.launch.finetune.kinds import read_examples
 from cloze.launch.finetune.models import start_model
 from cloze.launch.finetune.tasks import find_task
 from cloze.launch.pretrained.source import find_source
-from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.metrics_file import read_metrics
 from tests.launch.finetune.running import finetune
 from tests.launch.finetune.small import GOOD, sentence, sentiment, write_tsv
 from tests.launching import weights

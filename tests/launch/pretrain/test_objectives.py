@@ -18,7 +18,7 @@ from cloze.launch.pretrain.objectives.replaced_tokens import generator_config
 from cloze.launch.pretrain.objectives.span_boundary import spans
 from cloze.launch.pretrain.objectives.table import OBJECTIVES
 from cloze.launch.pretrained.loading import load_model
-from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.training.loop import dropout_seed
 from cloze.model.config import BertConfig
 from cloze.model.huggingface import load_note, load_pretrained

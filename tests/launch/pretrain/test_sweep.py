@@ -7,7 +7,8 @@ import time
 import pytest
 
 from cloze.launch.cli import main
-from cloze.launch.run.runs import read_metrics, read_status
+from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.status import read_status
 from tests.forked import ForkedRun
 from tests.launching import finish, kill_when, pretrain_arguments, step_of
 from tests.synthetic import make_shards

@@ -14,7 +14,8 @@ import pytest
 from cloze.launch.cli import main
 from cloze.launch.config import MonitorConfig
 from cloze.launch.run.heartbeat import Heartbeat
-from cloze.launch.run.runs import HEARTBEATS, read_metrics
+from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.runs import HEARTBEATS
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import loop
 from tests.forked import ForkedRun

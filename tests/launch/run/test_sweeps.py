@@ -10,6 +10,7 @@ import pytest
 
 from cloze.launch.finetune.sweep import _NO_SETTINGS
 from cloze.launch.run import runs
+from cloze.launch.run.ownership import in_use
 from cloze.launch.run.sweeps import Run, combinations, run_all
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
@@ -74,7 +75,7 @@ def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path):
     (tmp_path / "a").mkdir()
     holding = f"import fcntl, time\nfile = open({str(tmp_path / 'a' / runs.LOCK)!r}, 'w')\nfcntl.flock(file, 2)\n"
     orphan = subprocess.Popen([sys.executable, "-c", holding + completing(tmp_path / "a", waiting)])
-    while not runs.in_use(tmp_path / "a"):
+    while not in_use(tmp_path / "a"):
         assert orphan.poll() is None
         time.sleep(0.01)
     assert not run_all(planned, [""], console)

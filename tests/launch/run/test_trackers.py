@@ -11,7 +11,7 @@ import pytest
 from cloze.launch.cli import main
 from cloze.launch.run import trackers
 from cloze.launch.run.metrics import MetricsWriter
-from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.trackers import Tracking
 from tests.launching import kill_when, pretrain_command, start, step_of, train
 from tests.synthetic import make_shards

@@ -10,7 +10,7 @@ import yaml
 
 from cloze.launch.cli import main
 from cloze.launch.pretrained.loading import load_model
-from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.metrics_file import read_metrics
 from tests.launching import assert_same_weights, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
 

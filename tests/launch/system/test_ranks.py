@@ -10,7 +10,7 @@ import time
 import pytest
 
 from cloze.launch.cli import main
-from cloze.launch.run.runs import in_use
+from cloze.launch.run.ownership import in_use
 from cloze.launch.system import ranks
 from tests.launching import PATIENCE_SECONDS, children, finish, kill_all, pretrain_arguments, pretrain_command, start
 from tests.synthetic import make_shards
@@ -161,7 +161,7 @@ time.sleep(600)
 QUICKSTART = """
 import os, sys
 from cloze.launch.cli import main
-from cloze.launch.run.runs import in_use
+from cloze.launch.run.ownership import in_use
 os.chdir(sys.argv[1])  # where `-m cloze` finds the other one first
 sys.exit(main(["quickstart", "--output", "out"]))
 """

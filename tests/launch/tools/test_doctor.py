@@ -10,7 +10,7 @@ import torch
 
 from cloze.launch.cli import main
 from cloze.launch.config import DoctorConfig
-from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.system import devices, distributed
 from cloze.launch.tools.doctor import doctor
 from tests.forked import ForkedRun

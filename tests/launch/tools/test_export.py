@@ -15,7 +15,8 @@ from transformers import AutoModel
 from cloze.launch.cli import main
 from cloze.launch.predict.output import encoded
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.run.runs import model_config, read_metrics
+from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.runs import model_config
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError

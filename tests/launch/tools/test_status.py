@@ -11,6 +11,7 @@ import pytest
 
 from cloze.launch.cli import main
 from cloze.launch.run import runs
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.system.console import Console
 from cloze.launch.tools.status import _Tail, find_runs, read_run
 from cloze.pipeline.errors import UserError
@@ -34,7 +35,7 @@ def go_on(run, steps: str) -> str:
 
 def test_a_run_is_read_from_its_files(run):
     state = read_run(run)
-    last = [line for line in runs.read_metrics(run) if "train/loss" in line][-1]
+    last = [line for line in read_metrics(run) if "train/loss" in line][-1]
     assert (state.state, state.step, state.max_steps, state.restarts) == ("complete", 4, 4, 1)
     assert state.loss == last["train/loss"] and state.tokens_per_second == last["speed/tokens_per_second"]
     assert state.seconds_left is None and state.heartbeat_seconds < 60
@@ -100,8 +101,8 @@ def test_damaged_figures_are_left_out_with_a_warning(run, tmp_path, capsys):
     (copy / runs.SOFTWARE).unlink()
     assert f"{runs.METRICS}: found 5 damaged lines, expected the figures of a step in each" in go_on(copy, "5")
     assert (
-        runs.read_metrics(copy)[: 2 + len(others)]
-        == runs.read_metrics(run)[:1] + [{"step": 2, "train/loss": None}] + runs.read_metrics(run)[1:]
+        read_metrics(copy)[: 2 + len(others)]
+        == read_metrics(run)[:1] + [{"step": 2, "train/loss": None}] + read_metrics(run)[1:]
     ), "what is whole stays"
 
 

@@ -9,7 +9,7 @@ import torch
 
 from cloze.launch.checkpoint import read_weights
 from cloze.launch.cli import main
-from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.model.tasks import saved_class
 from tests.forked import ForkedRun
 from tests.launching import (

@@ -11,7 +11,7 @@ from cloze.launch.checkpoint import TrainState
 from cloze.launch.checkpoint import saving as files
 from cloze.launch.cli import main
 from cloze.launch.config import CheckpointConfig, PretrainConfig
-from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.tools.status import read_run
 from cloze.launch.training import saving as steps
 from cloze.launch.training.callbacks import RunView

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cloze.launch.run.runs import LOCK, in_use, locked
+from cloze.launch.run.ownership import in_use, locked
+from cloze.launch.run.runs import LOCK
 from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs import prepare as preparing

@@ -18,7 +18,7 @@ from cloze.launch.finetune.examples.answering import AnswerExamples
 from cloze.launch.finetune.squad import read_squad
 from cloze.launch.finetune.tasks import find_task
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.texts.encoding import windows as windows_of
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer

@@ -20,7 +20,7 @@ from cloze.launch.finetune.examples.classification import _label_set, predicted
 from cloze.launch.finetune.kinds import read_examples
 from cloze.launch.finetune.tasks import TASKS, find_task
 from cloze.launch.pretrained.source import find_source
-from cloze.launch.run.runs import read_metrics
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.texts.encoding import Encoder, Truncation
 from cloze.launch.texts.sequences import build_sequences
 from cloze.launch.texts.tables import Row

@@ -17,7 +17,6 @@ from cloze.launch.cli import main
 from cloze.launch.config import ScheduleConfig
 from cloze.launch.finetune.contrastive import ContrastiveObjective
 from cloze.launch.predict import Predictor
-from cloze.launch.run.runs import kept_lines
 from cloze.launch.training.schedules import multiplier
 from tests.forked import ForkedRun
 from tests.launch.finetune.running import arguments, finetune, lines
@@ -171,12 +170,6 @@ def test_16_bit_products_of_two_ranks(plain, data, tmp_path):
         results, _ = embed(plain, data, tmp_path / name, *options, "--epochs", 1, processes=2)
         found[name] = [line["train/loss"] for line in curve(tmp_path / name) if "train/loss" in line]
     assert found["bf16"] == pytest.approx(found["fp32"], abs=0.15) and found["bf16"] != found["fp32"]
-
-
-def test_an_evaluation_without_a_loss_is_not_shown_twice():
-    """Of a run that was killed before its first checkpoint, and measures the start again."""
-    kept = [{"step": 0, "train/loss": 2.0}]
-    assert kept_lines([*kept, {"step": 0, "validation/spearman": 0.5}, {"step": 1, "train/loss": 1.0}], 0, -1) == kept
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])

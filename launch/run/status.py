@@ -1,0 +1,49 @@
+"""The status of a run: `status.json`, by which job templates decide whether to queue it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from cloze.launch.run.runs import STATUS
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
+from cloze.pipeline.storage import publish_text
+from cloze.pipeline.untrusted import read_json
+
+
+def set_status(folder: Path, state: str, step: int | None) -> None:
+    """Write status.json. The job templates read it.
+
+    Args:
+        state: running, requeue (stopped early with a checkpoint: submit again), complete, failed.
+    """
+    publish_text(folder / STATUS, json.dumps({"state": state, "step": step}) + "\n", durable=state != "running")
+
+
+@contextmanager
+def recording_failure(folder: Path) -> Iterator[None]:
+    """Set the status `running` at once, so that a start that fails or is killed does not leave an earlier status; and
+    `failed` if an error ends the start before it has set another status.
+    """
+    set_status(folder, "running", read_status(folder).get("step", 0))
+    try:
+        yield
+    except BaseException:
+        with suppress(UserError):  # the disk may be full, which is then the error being raised
+            if (status := read_status(folder)).get("state") == "running":
+                set_status(folder, "failed", status.get("step", 0))
+        raise
+
+
+def read_status(folder: Path) -> Fields:
+    """Content of status.json: state and step; empty where it is missing or damaged."""
+    try:
+        status = read_json(folder / STATUS)
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(status, dict) or not isinstance(status.get("state"), str):
+        return {}
+    return status | {"step": status["step"] if type(status.get("step")) is int else 0}
