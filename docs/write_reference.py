@@ -1,6 +1,6 @@
 """Write docs/reference.md from signatures and docstrings: `python docs/write_reference.py`.
 
-It reads sources and imports nothing of them: the page is the same on any Python.
+It reads the sources of what it shows and imports nothing of them: the page is the same on any Python.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import textwrap
 from pathlib import Path
+
+from cloze.pipeline.bounds import Bounds
 
 PAGE = Path(__file__).with_name("reference.md")
 # Heading -> what is in it, as module:name; behind a class those of its methods that are shown, where not all are.
@@ -153,10 +155,24 @@ def _fields(node: ast.ClassDef, source: str) -> list[str]:
         if not isinstance(field, ast.AnnAssign) or ast.unparse(field.target).startswith("_"):
             continue
         text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-        default = f" = {ast.unparse(field.value)}" if field.value else ""
-        said = f": {' '.join(text.split())}" if text else ""
+        value, allowed = _default(field.value)
+        default = f" = {ast.unparse(value)}" if value else ""
+        said = f": {' '.join([*text.split(), *allowed])}" if text else ""
         lines.append(f"- `{ast.unparse(field.target)}: {ast.unparse(field.annotation)}{default}`{said}")
     return lines
+
+
+def _default(value: ast.expr | None) -> tuple[ast.expr | None, list[str]]:
+    """A field's default, and the sentence of the bounds in its metadata: `field(default=1, metadata=bounds(...))`."""
+    if not isinstance(value, ast.Call) or ast.unparse(value.func) != "field":
+        return value, []
+    given = {keyword.arg: keyword.value for keyword in value.keywords}
+    allowed = [
+        str(Bounds(**{keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords})).capitalize() + "."
+        for call in ast.walk(given.get("metadata", ast.Tuple([])))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "bounds"
+    ]
+    return (given["default"] if "default" in given else value if "metadata" not in given else None), allowed
 
 
 def _text(node: ast.FunctionDef | ast.ClassDef) -> str:

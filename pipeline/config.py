@@ -4,20 +4,18 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from cloze.pipeline.bounds import POSITIVE_SHARE, SEED, SHARE, bounds, check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
 Objective = Literal["next_sentence", "sentence_order", "full_sentences", "single_sentences", "given_pairs"]
+_LENGTH = bounds(at_least=8, at_most=1 << 15)
 PAIR_OBJECTIVES = ("next_sentence", "sentence_order", "given_pairs")
 
 
 def _require(valid: bool, name: str, found: object, expected: str) -> None:
     if not valid:
         raise UserError(f"{name}: found {found!r}, expected {expected}")
-
-
-def _require_share(name: str, found: float) -> None:
-    _require(0 <= found <= 1, name, found, "a share from 0 to 1")
 
 
 _WORD = re.compile(r"[^\W_]+([-'’.]+[^\W_]+)*[-'’.]*|[\W_]*")  # only letters and digits, or only punctuation
@@ -54,14 +52,14 @@ class MixtureSource:
 
     input: list[str] = field(default_factory=list)
     """Files, folders or globs (names of data sets, if format is dataset); at least one."""
-    weight: float = 1.0
-    """Copies of each document, above 0; the fractional part is the share of documents that get one copy more."""
+    weight: float = field(default=1.0, metadata=bounds(above=0, at_most=1000))
+    """Copies of each document; the fractional part is the share of documents that get one copy more."""
     source: SourceConfig = field(default_factory=SourceConfig)
     """How these files are read."""
 
     def __post_init__(self) -> None:
+        check_bounds("mixture", self)
         _require(bool(self.input), "mixture.input", self.input, "at least one file, folder or glob")
-        _require(0 < self.weight <= 1000, "mixture.weight", self.weight, "a number above 0, up to 1000")
 
 
 @dataclass(frozen=True)
@@ -84,11 +82,10 @@ class VocabularyConfig:
     """Whether case is removed; true or false (bytes always keep it)."""
     strip_accents: bool | None = None
     """Whether accents are removed; true, false, or null: same as lowercase."""
-    alphabet: int = 1000
-    """Number of characters that wordpiece and unigram keep, the most frequent first; 1 to 60000 (Chinese needs about
-    7000)."""
-    min_frequency: int = 2
-    """Minimum occurrences of a word or pair in the vocabulary; at least 1."""
+    alphabet: int = field(default=1000, metadata=bounds(at_least=1, at_most=60000))
+    """Number of characters that wordpiece and unigram keep, the most frequent first (Chinese needs about 7000)."""
+    min_frequency: int = field(default=2, metadata=bounds(at_least=1))
+    """Minimum occurrences of a word or pair in the vocabulary."""
     pad_token: str = "[PAD]"
     """Name of the padding token; letters or digits with marks around them."""
     unknown_token: str = "[UNK]"
@@ -107,8 +104,7 @@ class VocabularyConfig:
     """Roles of the special tokens in the order of their ids 0 to 4; each of the five once."""
 
     def __post_init__(self) -> None:
-        _require(self.min_frequency >= 1, "vocabulary.min_frequency", self.min_frequency, "at least 1")
-        _require(1 <= self.alphabet <= 60000, "vocabulary.alphabet", self.alphabet, "1 to 60000")
+        check_bounds("vocabulary", self)
         roles = ["pad", "unknown", "classification", "separator", "mask"]
         _require(
             sorted(self.special_order) == sorted(roles),
@@ -141,26 +137,23 @@ class SamplesConfig:
     objective: Objective = "next_sentence"
     """next_sentence: BERT's pairs; sentence_order: ALBERT's; full_sentences: RoBERTa's; single_sentences; given_pairs:
     the two segments that the source gives."""
-    random_share: float = 0.5
+    random_share: float = field(default=0.5, metadata=SHARE)
     """Probability of a random (or, with sentence_order, swapped) segment B; a share. With given_pairs 0 means never."""
-    short_share: float = 0.1
+    short_share: float = field(default=0.1, metadata=SHARE)
     """Probability that a pair has a random shorter target length, as in the BERT release; a share."""
     cross_documents: bool = True
     """Whether full sentences continue into the next document (after a separator); true or false."""
-    single_share: float = 0.0
+    single_share: float = field(default=0.0, metadata=SHARE)
     """full_sentences with cross_documents false: probability that each sentence of a document becomes a sample of its
     own instead; a share."""
-    pair_sets: int = 1
-    """Number of times that samples are built anew, with new cuts and partners; epochs cycle through them; at least 1,
-    and 1 where nothing is random: single_sentences, full_sentences with single_share 0, given_pairs with random_share
-    0."""
-    min_document_tokens: int = 1
-    """Minimum tokens of a document; shorter ones are skipped and counted; at least 1."""
+    pair_sets: int = field(default=1, metadata=bounds(at_least=1))
+    """Number of times that samples are built anew, with new cuts and partners; epochs cycle through them, and 1 where
+    nothing is random: single_sentences, full_sentences with single_share 0, given_pairs with random_share 0."""
+    min_document_tokens: int = field(default=1, metadata=bounds(at_least=1))
+    """Minimum tokens of a document; shorter ones are skipped and counted."""
 
     def __post_init__(self) -> None:
-        _require_share("samples.random_share", self.random_share)
-        _require_share("samples.short_share", self.short_share)
-        _require_share("samples.single_share", self.single_share)
+        check_bounds("samples", self)
         within = self.objective == "full_sentences" and not self.cross_documents
         _require(
             within or self.single_share == 0,
@@ -168,7 +161,6 @@ class SamplesConfig:
             self.single_share,
             "0, unless objective is full_sentences and cross_documents is false",
         )
-        _require(self.pair_sets >= 1, "samples.pair_sets", self.pair_sets, "at least 1")
         draws = self.objective in PAIR_OBJECTIVES and (self.objective != "given_pairs" or self.random_share > 0)
         draws = draws or 0 < self.single_share < 1
         _require(
@@ -178,7 +170,6 @@ class SamplesConfig:
             f"1: {self.objective} draws no cuts or partners, so that all sets would have the same samples; for "
             "more masks raise mask_sets, or draw them at load time (masking.mode dynamic)",
         )
-        _require(self.min_document_tokens >= 1, "samples.min_document_tokens", self.min_document_tokens, "at least 1")
 
 
 @dataclass(frozen=True)
@@ -190,38 +181,32 @@ class MaskingConfig:
     loaded."""
     strategy: Literal["token", "whole_word", "span"] = "token"
     """Unit of masking: a token; a whole word; a span of words, as in SpanBERT."""
-    rate: float = 0.15
-    """Share of a sample's tokens that is predicted; above 0, up to 1."""
-    mask_share: float = 0.8
+    rate: float = field(default=0.15, metadata=POSITIVE_SHARE)
+    """Share of a sample's tokens that is predicted."""
+    mask_share: float = field(default=0.8, metadata=SHARE)
     """Share of the predicted tokens that the mask token replaces; a share."""
-    random_share: float = 0.1
+    random_share: float = field(default=0.1, metadata=SHARE)
     """Share of the predicted tokens that a random token replaces; the remaining ones are unchanged; a share."""
     selection: Literal["count", "independent"] = "count"
     """count: min(cap, max(1, round(rate × length))) per sample; independent: each token (or word) independently, so
     that a sample may have none."""
     random_from: Literal["ordinary", "ordinary_other", "all"] = "ordinary"
     """Source of random tokens: the ordinary ones, those except the original, or the whole vocabulary."""
-    max_predictions_per_sequence: int | None = None
-    """Cap on the predicted tokens of a sample; at least 1; null: round(rate × max_length)."""
-    span_p: float = 0.2
-    """Parameter of the geometric distribution of span lengths in words; above 0, up to 1."""
-    max_span: int = 10
-    """Longest span, in words; at least 1."""
+    max_predictions_per_sequence: int | None = field(default=None, metadata=bounds(at_least=1))
+    """Cap on the predicted tokens of a sample; null: round(rate × max_length)."""
+    span_p: float = field(default=0.2, metadata=POSITIVE_SHARE)
+    """Parameter of the geometric distribution of span lengths in words."""
+    max_span: int = field(default=10, metadata=bounds(at_least=1))
+    """Longest span, in words."""
 
     def __post_init__(self) -> None:
-        _require(0 < self.rate <= 1, "masking.rate", self.rate, "a share above 0, up to 1")
-        _require_share("masking.mask_share", self.mask_share)
-        _require_share("masking.random_share", self.random_share)
+        check_bounds("masking", self)
         _require(
             self.mask_share + self.random_share <= 1 + 1e-9,
             "masking.mask_share + masking.random_share",
             self.mask_share + self.random_share,
             "at most 1",
         )
-        cap = self.max_predictions_per_sequence
-        _require(cap is None or cap >= 1, "masking.max_predictions_per_sequence", cap, "at least 1, or null")
-        _require(0 < self.span_p <= 1, "masking.span_p", self.span_p, "a number above 0, up to 1")
-        _require(self.max_span >= 1, "masking.max_span", self.max_span, "at least 1")
         spans_by_count = self.strategy != "span" or self.selection == "count"
         _require(spans_by_count, "masking.selection", self.selection, "count, with strategy span")
 
@@ -230,28 +215,26 @@ class MaskingConfig:
 class SplitConfig:
     """Shares of the documents that are held out, by content hash."""
 
-    validation: float = 0.01
-    """Share of the validation split; from 0 to 0.25."""
-    test: float = 0.0
-    """Share of the test split; from 0 to 0.25."""
+    validation: float = field(default=0.01, metadata=bounds(at_least=0, at_most=0.25))
+    """Share of the validation split."""
+    test: float = field(default=0.0, metadata=bounds(at_least=0, at_most=0.25))
+    """Share of the test split."""
 
     def __post_init__(self) -> None:
-        for name in ("validation", "test"):
-            value = getattr(self, name)
-            _require(0 <= value <= 0.25, f"split.{name}", value, "a share from 0 to 0.25")
+        check_bounds("split", self)
 
 
 @dataclass(frozen=True)
 class ShardsConfig:
     """The files that are written."""
 
-    target_tokens: int = 1 << 21
-    """Target size of a shard in tokens of text; from 1024 to 16777216 (a worker holds a shard, 50 bytes per token)."""
+    target_tokens: int = field(default=1 << 21, metadata=bounds(at_least=1024, at_most=1 << 24))
+    """Target size of a shard in tokens of text (a worker holds a shard, 50 bytes per token)."""
     compression: Literal["zstd", "none"] = "zstd"
     """zstd: smaller; none: reading is zero-copy."""
 
     def __post_init__(self) -> None:
-        _require(1024 <= self.target_tokens <= 1 << 24, "shards.target_tokens", self.target_tokens, "1024 to 16777216")
+        check_bounds("shards", self)
 
 
 @dataclass(frozen=True)
@@ -266,22 +249,21 @@ class PrepareConfig:
     vocab replaces an existing vocabulary."""
     tokenizer: str | None = None
     """For prepare: folder of a tokenizer, its tokenizer.json, or a vocab.txt; or its URL."""
-    vocab_size: int = 30522
-    """For vocab: number of entries, special tokens included; at least 6."""
+    vocab_size: int = field(default=30522, metadata=bounds(at_least=6))
+    """For vocab: number of entries, special tokens included."""
     extend: str | None = None
     """For vocab: folder of a tokenizer, a model or a run whose vocabulary gets the words of the input that it cuts into
     many pieces (vocabulary.add), instead of a new vocabulary."""
-    max_length: int = 128
-    """Longest sample in tokens, special tokens included; from 8 to 32768."""
-    more_lengths: list[int] = field(default_factory=list)
-    """Further lengths, each prepared into OUTPUT/length-N from the same tokenized text; from 8 to 32768."""
-    mask_sets: int = 10
-    """Number of precomputed mask sets, through which epochs cycle; from 1 to 1000 (unused if masking.mode is
-    dynamic)."""
-    seed: int = 42
-    """Seed of every random draw; from 0 to 2^63 - 1."""
-    workers: int = 1
-    """Processes on this machine; at least 1. The output does not depend on their number."""
+    max_length: int = field(default=128, metadata=_LENGTH)
+    """Longest sample in tokens, special tokens included."""
+    more_lengths: list[int] = field(default_factory=list, metadata=_LENGTH)
+    """Further lengths, each prepared into OUTPUT/length-N from the same tokenized text."""
+    mask_sets: int = field(default=10, metadata=bounds(at_least=1, at_most=1000))
+    """Number of precomputed mask sets, through which epochs cycle (unused if masking.mode is dynamic)."""
+    seed: int = field(default=42, metadata=SEED)
+    """Seed of every random draw."""
+    workers: int = field(default=1, metadata=bounds(at_least=1, at_most=1024))
+    """Processes on this machine. The output does not depend on their number."""
     executor: Literal["local", "dask"] = "local"
     """local: processes on this machine; dask: the workers of a Dask cluster."""
     scheduler: str | None = None
@@ -304,17 +286,11 @@ class PrepareConfig:
     """The files that are written."""
 
     def __post_init__(self) -> None:
-        _require(self.vocab_size >= 6, "vocab_size", self.vocab_size, "at least 6")
-        for name, values in (("max_length", [self.max_length]), ("more_lengths", self.more_lengths)):
-            for value in values:
-                _require(8 <= value <= 1 << 15, name, value, "8 to 32768")
+        check_bounds("", self)
         lengths = self.lengths
         _require(len(set(lengths)) == len(lengths), "more_lengths", self.more_lengths, "each length once")
         add = self.vocabulary.add
         _require(add >= 1 if self.extend else add == 0, "vocabulary.add", add, "at least 1 with extend, else 0")
-        _require(1 <= self.mask_sets <= 1000, "mask_sets", self.mask_sets, "1 to 1000")
-        _require(0 <= self.seed < 1 << 63, "seed", self.seed, "0 to 2^63 - 1")
-        _require(1 <= self.workers <= 1024, "workers", self.workers, "1 to 1024")
         if self.executor == "dask":
             _require(bool(self.scheduler), "scheduler", self.scheduler, "an address, with executor dask")
         else:
@@ -365,16 +341,15 @@ class InspectConfig:
     """Folder written by `cloze prepare`, or its URL in a store."""
     split: Literal["train", "validation", "test"] = "train"
     """Split whose samples are shown."""
-    samples: int = 4
-    """Number of samples that are decoded and shown; at least 0."""
-    mask_set: int = 0
-    """Mask set that is shown (with dynamic masking: the epoch); at least 0."""
+    samples: int = field(default=4, metadata=bounds(at_least=0))
+    """Number of samples that are decoded and shown."""
+    mask_set: int = field(default=0, metadata=bounds(at_least=0))
+    """Mask set that is shown (with dynamic masking: the epoch)."""
     tensorboard: str | None = None
     """Folder for histograms and examples as TensorBoard events; null: none are written."""
 
     def __post_init__(self) -> None:
-        _require(self.samples >= 0, "samples", self.samples, "at least 0")
-        _require(self.mask_set >= 0, "mask_set", self.mask_set, "at least 0")
+        check_bounds("", self)
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,6 @@ from __future__ import annotations
 from cloze.pipeline.errors import UserError
 
 
-def at_least(section: str, config: object, **minimums: float) -> None:
-    """Raise UserError, naming the field, if a value is below its minimum."""
-    for name, least in minimums.items():
-        value = getattr(config, name)
-        if value is not None and value < least:
-            raise UserError(f"{section}.{name}: found {value}, expected at least {least}")
-
-
 def check_ends(name: str, ends: list[float | None]) -> None:
     """Raise UserError, naming the field, unless every phase except the last has an end, in ascending order."""
     if not ends:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from cloze.launch.config.checks import at_least
+from cloze.pipeline.bounds import bounds, check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import is_url
 
@@ -22,9 +22,8 @@ class ExportConfig:
     step: int | Literal["best"] | None = None
     """Step of the checkpoint; best: the checkpoint of the best evaluation (evaluation.keep_best); null: the newest good
     one."""
-    average: int = 1
-    """Number of checkpoints of a pretraining run whose weights are averaged: the chosen one and those before it; at
-    least 1."""
+    average: int = field(default=1, metadata=bounds(at_least=1))
+    """Number of checkpoints of a pretraining run whose weights are averaged: the chosen one and those before it."""
     ema: bool = False
     """Whether to export the moving average of the weights, from a run with ema.decay, instead of the weights."""
     generator: bool = False
@@ -41,7 +40,7 @@ class ExportConfig:
     """Whether a repository that push creates is private; if true, an existing one must be private too."""
 
     def __post_init__(self) -> None:
-        at_least("export", self, average=1)
+        check_bounds("", self)
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,11 @@ class QuickstartConfig:
 
     output: str = "runs/quickstart"
     """Folder for all results; steps whose result exists already are not repeated."""
-    processes: int = 2
-    """Number of training processes, at least 1."""
+    processes: int = field(default=2, metadata=bounds(at_least=1))
+    """Number of training processes."""
 
     def __post_init__(self) -> None:
-        at_least("quickstart", self, processes=1)
+        check_bounds("", self)
 
 
 @dataclass(frozen=True)
@@ -73,11 +72,11 @@ class DoctorConfig:
     """Folder written by `cloze prepare` that is verified; null: none."""
     output: str | None = None
     """Folder for runs, in which writing is tested; null: none."""
-    timeout_seconds: float = 60.0
-    """Seconds after which a check without a result counts as hanging, at least 1."""
+    timeout_seconds: float = field(default=60.0, metadata=bounds(at_least=1))
+    """Seconds after which a check without a result counts as hanging."""
 
     def __post_init__(self) -> None:
-        at_least("doctor", self, timeout_seconds=1)
+        check_bounds("", self)
 
 
 @dataclass(frozen=True)
@@ -99,14 +98,14 @@ class StatusConfig:
     follow: bool = False
     """Whether to show the last lines of the run's metrics, and every new one until the run ends; the exit status is
     that of the run."""
-    interval_seconds: float = 2.0
-    """Seconds between two reads of the run's files with follow, at least 0.1."""
+    interval_seconds: float = field(default=2.0, metadata=bounds(at_least=0.1))
+    """Seconds between two reads of the run's files with follow."""
     curves: str | None = None
     """Folder to which metrics.jsonl and the TensorBoard events of a run in an object store are written, each curve
     once; with follow they are extended. null: none."""
 
     def __post_init__(self) -> None:
-        at_least("status", self, interval_seconds=0.1)
+        check_bounds("", self)
         if self.curves is not None and not is_url(self.run):
             raise UserError(
                 f"curves: found {self.curves} with the folder {self.run} as run, expected null: its curves "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
+from cloze.pipeline.bounds import bounds, check_bounds
 from cloze.pipeline.errors import UserError
 
 
@@ -12,9 +12,9 @@ from cloze.pipeline.errors import UserError
 class EmbeddingConfig:
     """The contrastive loss of the task embed, and the sizes of its vectors."""
 
-    temperature: float = 0.05
-    """Divisor of the cosines before the softmax, above 0; 0.05: SimCSE's (Gao et al. 2021, arXiv 2104.08821), equal to
-    a scale of 20 in sentence-transformers."""
+    temperature: float = field(default=0.05, metadata=bounds(above=0))
+    """Divisor of the cosines before the softmax; 0.05: SimCSE's (Gao et al. 2021, arXiv 2104.08821), equal to a scale
+    of 20 in sentence-transformers."""
     symmetric: bool = False
     """Whether each positive must also find its anchor among all anchors of the batch; the loss is then the mean of both
     directions."""
@@ -29,8 +29,7 @@ class EmbeddingConfig:
     first two of text_columns."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise UserError(f"embedding.temperature: found {self.temperature}, expected a number above 0")
+        check_bounds("embedding", self)
         if any(size < 1 for size in self.dimensions) or len(set(self.dimensions)) < len(self.dimensions):
             raise UserError(
                 f"embedding.dimensions: found {', '.join(map(str, self.dimensions))}, expected sizes of at "

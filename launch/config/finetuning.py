@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from cloze.launch.config.checks import at_least
 from cloze.launch.config.embedding import EmbeddingConfig
 from cloze.launch.config.marks import FREE
 from cloze.launch.config.model import HubConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
-from cloze.launch.config.run import RunConfig, check_processes, check_sections, check_seed, check_warmup
+from cloze.launch.config.run import RunConfig, check_sections, check_warmup
 from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.config.training import AUTO, TrainConfig
+from cloze.pipeline.bounds import SEED, bounds, check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
@@ -33,16 +33,17 @@ class FinetuneTrainConfig(TrainConfig):
 
     rates: ClassVar[tuple[tuple[float, float], ...]] = _RATES
 
-    max_steps: int | None = None  # type: ignore[assignment]  # `for_units` counts them before anything reads them
-    """Optimizer steps of the whole run, at least 1, overriding `epochs`; null: as many as `epochs` gives."""
-    global_batch_size: int = 32
+    # `for_units` counts them before anything reads them
+    max_steps: int | None = field(default=None, metadata=bounds(at_least=1))  # type: ignore[assignment]
+    """Optimizer steps of the whole run, overriding `epochs`; null: as many as `epochs` gives."""
+    global_batch_size: int = field(default=32, metadata=bounds(at_least=1))
     """Examples in one optimizer step over all processes; a multiple of the world size."""
     micro_batch_size: int = field(default=32, metadata=FREE)
     """Maximum examples in one forward and backward pass of one process: the largest such divisor of its share of a
     batch is used, which does not change the gradient."""
-    learning_rate: float | Literal["auto"] = AUTO
-    """Peak learning rate, above 0; the schedule multiplies it. auto: by the number of parameters in the model's layers:
-    3e-4 below 20 million (BERT-mini, BERT-small), 1e-4 below 60 million (BERT-medium), else 3e-5."""
+    learning_rate: float | Literal["auto"] = field(default=AUTO, metadata=bounds(above=0))
+    """Peak learning rate; the schedule multiplies it. auto: by the number of parameters in the model's layers: 3e-4
+    below 20 million (BERT-mini, BERT-small), 1e-4 below 60 million (BERT-medium), else 3e-5."""
 
 
 @dataclass(frozen=True)
@@ -79,23 +80,23 @@ class FinetuneConfig(RunConfig, HubConfig):
     """Whether rows with another number of fields than the header are skipped and counted; false: they are refused."""
     choice_columns: list[str] = field(default_factory=list)
     """Columns of the choices of multiple-choice; empty: the task's default columns."""
-    max_length: int | None = None
-    """Longest sequence in tokens, special tokens included, at least 8; null: 128, for question answering 384, with
-    keep: head_tail 512, or as many as the model has positions."""
+    max_length: int | None = field(default=None, metadata=bounds(at_least=8))
+    """Longest sequence in tokens, special tokens included; null: 128, for question answering 384, with keep: head_tail
+    512, or as many as the model has positions."""
     keep: Literal["head", "tail", "head_tail", "pieces"] = "head"
     """Part that is kept of a longer text; head_tail: its first head_tokens and its last ones; pieces: all of it, in
     overlapping pieces of max_length, window_step apart."""
     piece_pooling: Literal["max", "mean", "attention"] = "mean"
     """How the vectors of a text's pieces are combined into one, with keep: pieces."""
-    head_tokens: int = 128
-    """Tokens kept from the beginning with keep: head_tail, at least 1."""
-    window_step: int | None = None
-    """Tokens between the starts of consecutive windows or pieces of a long text, at least 1 (squad, squad2, keep:
-    pieces); null: for question answering a third of max_length, at most 128, otherwise half of a piece."""
-    max_query_tokens: int = 64
-    """Longest question in tokens, at least 1; longer ones are truncated (squad, squad2)."""
-    max_answer_tokens: int = 30
-    """Longest predicted answer in tokens, at least 1 (squad, squad2)."""
+    head_tokens: int = field(default=128, metadata=bounds(at_least=1))
+    """Tokens kept from the beginning with keep: head_tail."""
+    window_step: int | None = field(default=None, metadata=bounds(at_least=1))
+    """Tokens between the starts of consecutive windows or pieces of a long text (squad, squad2, keep: pieces); null:
+    for question answering a third of max_length, at most 128, otherwise half of a piece."""
+    max_query_tokens: int = field(default=64, metadata=bounds(at_least=1))
+    """Longest question in tokens; longer ones are truncated (squad, squad2)."""
+    max_answer_tokens: int = field(default=30, metadata=bounds(at_least=1))
+    """Longest predicted answer in tokens (squad, squad2)."""
     answer_softmax: Literal["window", "document"] = "window"
     """Scope of the softmax over start and end scores in training: each window, or all tokens of the document, each
     once; a batch then counts questions with all their windows (squad, squad2)."""
@@ -106,36 +107,35 @@ class FinetuneConfig(RunConfig, HubConfig):
     """Sequence vector that the head reads; what transformers lacks is written in Cloze's own format: for BERT's shapes
     all but pooler, for ModernBERT's max. For embed: the vector of a text, which any folder can record: cls, mean or
     max. null: pooler; for embed the pooling of the model's vectors, mean if it has learned none."""
-    dropout: float | None = None
-    """Dropout probability everywhere in the model, 0 <= p < 1; null: the model's own."""
+    dropout: float | None = field(default=None, metadata=bounds(at_least=0, below=1))
+    """Dropout probability everywhere in the model; null: the model's own."""
     freeze: str = "none"
     """Frozen parameters. none; encoder: only the head (and the pooler) is trained, on encoder outputs computed once for
     each example, without dropout; below_N: only the top N layers and the head are trained."""
-    unfreeze_every_epochs: float | None = None
-    """Epochs after which one more layer is unfrozen, from the top, starting with only the head, above 0; null: all
-    layers are trained from the start."""
+    unfreeze_every_epochs: float | None = field(default=None, metadata=bounds(above=0))
+    """Epochs after which one more layer is unfrozen, from the top, starting with only the head; null: all layers are
+    trained from the start."""
     read_layers: Literal["last", "last_four", "weighted"] = "last"
     """Layers that the head reads: the last; the last four, concatenated; a learned weighted sum of all. All but last
     are written in Cloze's own format and need a pooling other than pooler."""
-    reinitialize_layers: int = 0
-    """Number of top layers (with the pooler) that start from random weights, at least 0 (Zhang et al. 2021, arXiv
-    2006.05987)."""
-    epochs: float | None = 3.0
-    """Passes over the training file, above 0; train.max_steps, if given, overrides it."""
-    evaluate_every_epochs: float | None = field(default=1.0, metadata=FREE)
-    """Epochs between two evaluations, above 0; null: evaluation.every_steps applies."""
+    reinitialize_layers: int = field(default=0, metadata=bounds(at_least=0))
+    """Number of top layers (with the pooler) that start from random weights (Zhang et al. 2021, arXiv 2006.05987)."""
+    epochs: float | None = field(default=3.0, metadata=bounds(above=0))
+    """Passes over the training file; train.max_steps, if given, overrides it."""
+    evaluate_every_epochs: float | None = field(default=1.0, metadata=FREE | bounds(above=0))
+    """Epochs between two evaluations; null: evaluation.every_steps applies."""
     glue_submission: bool = False
     """Whether each test file's predictions are also written in the format of gluebenchmark.com."""
-    seeds: int = field(default=1, metadata=FREE)
-    """Runs of each setting, with `seed` and the numbers after it, each in its own subfolder of `output`; at least 1."""
+    seeds: int = field(default=1, metadata=FREE | bounds(at_least=1))
+    """Runs of each setting, with `seed` and the numbers after it, each in its own subfolder of `output`."""
     grid: list[str] = field(default_factory=list, metadata=FREE)
     """Settings to try, each `FIELD=VALUE,VALUE`, such as learning_rate=2e-5,3e-5 (`train.` may be omitted); every
     combination is run."""
-    processes: int | Literal["auto"] = field(default=1, metadata=FREE)
-    """Processes that the command starts on this machine, at least 1; auto: one per GPU. On several machines, or under
-    torchrun, srun, deepspeed or mpirun, the launcher starts them."""
-    seed: int = 42
-    """Seed of the new head, the order of examples and dropout, 0 or more."""
+    processes: int | Literal["auto"] = field(default=1, metadata=FREE | bounds(at_least=1))
+    """Processes that the command starts on this machine; auto: one per GPU. On several machines, or under torchrun,
+    srun, deepspeed or mpirun, the launcher starts them."""
+    seed: int = field(default=42, metadata=SEED)
+    """Seed of the new head, the order of examples and dropout."""
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     """The contrastive loss and the vector sizes (embed)."""
     train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
@@ -160,24 +160,7 @@ class FinetuneConfig(RunConfig, HubConfig):
     """Further DeepSpeed settings, by DeepSpeed's names."""
 
     def __post_init__(self) -> None:
-        at_least(
-            "finetune",
-            self,
-            max_length=8,
-            head_tokens=1,
-            window_step=1,
-            max_query_tokens=1,
-            max_answer_tokens=1,
-            reinitialize_layers=0,
-            seeds=1,
-        )
-        check_seed(self)
-        for name in ("epochs", "evaluate_every_epochs", "unfreeze_every_epochs"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UserError(f"{name}: found {value}, expected more than 0")
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise UserError(f"dropout: found {self.dropout}, expected 0 <= p < 1")
+        check_bounds("", self)
         number = self.freeze.removeprefix("below_")
         if self.freeze not in ("none", "encoder") and not (self.freeze.startswith("below_") and number.isdigit()):
             raise UserError(f"freeze: found {self.freeze!r}, expected none, encoder or below_N, such as below_2")
@@ -207,7 +190,6 @@ class FinetuneConfig(RunConfig, HubConfig):
             if found != usual:
                 expected = "null" if usual is None else str(usual)
                 raise UserError(f"{section}.{name}: found {found}, expected {expected}: it is for pretraining")
-        check_processes(self)
         if self.processes != 1 and (self.seeds > 1 or self.grid):
             raise UserError(
                 f"processes: found {self.processes} with seeds or grid, expected 1: a sweep starts a run "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cloze.launch.config.checks import at_least
 from cloze.launch.config.marks import FIXED
+from cloze.pipeline.bounds import POSITIVE_SHARE, SHARE, bounds, check_bounds
 from cloze.pipeline.errors import UserError
 
 
@@ -24,29 +24,25 @@ class OptimizerConfig:
     """Whether moments are divided by 1 - beta^t (adamw, lamb); the BERT release does not."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     """Decay rates of the first and the second moment, both 0 <= beta < 1."""
-    eps: float = 1e-6
+    eps: float = field(default=1e-6, metadata=bounds(at_least=0))
     """Added to the square root of the second moment."""
-    weight_decay: float = 0.01
+    weight_decay: float = field(default=0.01, metadata=bounds(at_least=0))
     """Decoupled weight decay of matrices; biases and norms never decay."""
     decay_embeddings: bool = field(default=True, metadata=FIXED)
     """Whether weight decay applies to embeddings (it does in the BERT release)."""
-    layer_decay: float = field(default=1.0, metadata=FIXED)
-    """Learning rate of each layer as a share of the rate of the layer above, above 0 and at most 1; for fine-tuning."""
-    momentum: float = 0.95
-    """Muon's momentum, 0 <= momentum < 1 (muon)."""
+    layer_decay: float = field(default=1.0, metadata=FIXED | POSITIVE_SHARE)
+    """Learning rate of each layer as a share of the rate of the layer above; for fine-tuning."""
+    momentum: float = field(default=0.95, metadata=bounds(at_least=0, below=1))
+    """Muon's momentum (muon)."""
     trust_ratio_bounds: list[float] | None = None
     """Minimum and maximum ratio by which a tensor's update is scaled; null: unbounded (lamb)."""
     adapt_undecayed: bool = True
     """Whether tensors without weight decay (biases, norms) are scaled too; NVIDIA's implementation does not (lamb)."""
 
     def __post_init__(self) -> None:
-        at_least("optimizer", self, eps=0, weight_decay=0)
+        check_bounds("optimizer", self)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"optimizer.betas: found {self.betas}, expected two numbers, both 0 <= beta < 1")
-        if not 0 < self.layer_decay <= 1:
-            raise UserError(f"optimizer.layer_decay: found {self.layer_decay}, expected above 0 and at most 1")
-        if not 0 <= self.momentum < 1:
-            raise UserError(f"optimizer.momentum: found {self.momentum}, expected 0 <= momentum < 1")
         bounds = self.trust_ratio_bounds
         if bounds is not None and (len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]):
             raise UserError(f"optimizer.trust_ratio_bounds: found {bounds}, expected two numbers, the least first")
@@ -75,51 +71,33 @@ class ScheduleConfig:
         "linear"
     )
     """Shape after the warmup, which itself is always linear. docs/recipes.md shows the shapes."""
-    warmup_steps: int | None = None
+    warmup_steps: int | None = field(default=None, metadata=bounds(at_least=0))
     """Warmup steps; null: warmup_share of all steps."""
-    warmup_of_steps: int | None = None
-    """Steps of the run that warmup_steps is meant for, at least 1: a shorter run has as much less warmup. Set where the
-    command line makes a run shorter than its recipe; null: warmup_steps is meant for any."""
-    warmup_share: float = 0.01
-    """Share of all steps (or of the time budget) used for warmup, 0 to 1; applies when warmup_steps is null."""
-    warmup_tokens: int | None = None
-    """Warmup in real tokens instead of steps, at least 1; only for shapes that do not start where the warmup ends:
-    constant, wsd, poly_nvidia."""
-    initial_share: float = 0.0
-    """Share of the peak rate at step 0 of the warmup, 0 to 1."""
-    final_share: float = 0.0
-    """Share of the peak rate at the last step, 0 to 1 (linear, cosine, polynomial, poly_nvidia, wsd)."""
-    power: float = 0.5
-    """Exponent of the polynomial decays, above 0."""
-    decay_share: float = 0.1
-    """Share of all steps used for the decay, above 0 and at most 1 (wsd)."""
+    warmup_of_steps: int | None = field(default=None, metadata=bounds(at_least=1))
+    """Steps of the run that warmup_steps is meant for: a shorter run has as much less warmup. Set where the command
+    line makes a run shorter than its recipe; null: warmup_steps is meant for any."""
+    warmup_share: float = field(default=0.01, metadata=SHARE)
+    """Share of all steps (or of the time budget) used for warmup; applies when warmup_steps is null."""
+    warmup_tokens: int | None = field(default=None, metadata=bounds(at_least=1))
+    """Warmup in real tokens instead of steps; only for shapes that do not start where the warmup ends: constant, wsd,
+    poly_nvidia."""
+    initial_share: float = field(default=0.0, metadata=SHARE)
+    """Share of the peak rate at step 0 of the warmup."""
+    final_share: float = field(default=0.0, metadata=SHARE)
+    """Share of the peak rate at the last step (linear, cosine, polynomial, poly_nvidia, wsd)."""
+    power: float = field(default=0.5, metadata=bounds(above=0))
+    """Exponent of the polynomial decays."""
+    decay_share: float = field(default=0.1, metadata=POSITIVE_SHARE)
+    """Share of all steps used for the decay (wsd)."""
     decay_shape: Literal["linear", "sqrt"] = "linear"
     """linear: 1 - t; sqrt: 1 - sqrt(t), where t is the share of the decay that is done (wsd)."""
-    factor: float = 0.9
-    """Factor by which the rate is multiplied every `factor_steps`, above 0 and at most 1 (exponential)."""
-    factor_steps: int = 250
-    """Steps between two multiplications, at least 1 (exponential)."""
+    factor: float = field(default=0.9, metadata=POSITIVE_SHARE)
+    """Factor by which the rate is multiplied every `factor_steps` (exponential)."""
+    factor_steps: int = field(default=250, metadata=bounds(at_least=1))
+    """Steps between two multiplications (exponential)."""
 
     def __post_init__(self) -> None:
-        at_least(
-            "schedule",
-            self,
-            warmup_steps=0,
-            warmup_of_steps=1,
-            warmup_share=0,
-            warmup_tokens=1,
-            initial_share=0,
-            final_share=0,
-            factor_steps=1,
-        )
-        for name in ("warmup_share", "initial_share", "final_share"):
-            if getattr(self, name) > 1:
-                raise UserError(f"schedule.{name}: found {getattr(self, name)}, expected 0 to 1")
-        if self.power <= 0:
-            raise UserError(f"schedule.power: found {self.power}, expected more than 0")
-        for name in ("decay_share", "factor"):
-            if not 0 < getattr(self, name) <= 1:
-                raise UserError(f"schedule.{name}: found {getattr(self, name)}, expected above 0 and at most 1")
+        check_bounds("schedule", self)
         if self.warmup_tokens is not None:
             if self.name not in ("constant", "wsd", "poly_nvidia"):
                 raise UserError(
@@ -143,18 +121,14 @@ class ScheduleConfig:
 class LossScaleConfig:
     """Loss scale in fp16, which keeps small gradients above zero: halved when a gradient overflows."""
 
-    initial_power: int = 16
-    """Exponent of the initial scale, a power of two, 0 to 32."""
-    window: int = 1000
-    """Steps without an overflow after which the scale is doubled, at least 1."""
-    hysteresis: int = 2
-    """Overflows, consecutive or not, before the scale is halved, at least 1."""
-    minimum: float = 1.0
-    """Minimum scale, above 0."""
+    initial_power: int = field(default=16, metadata=bounds(at_least=0, at_most=32))
+    """Exponent of the initial scale, a power of two."""
+    window: int = field(default=1000, metadata=bounds(at_least=1))
+    """Steps without an overflow after which the scale is doubled."""
+    hysteresis: int = field(default=2, metadata=bounds(at_least=1))
+    """Overflows, consecutive or not, before the scale is halved."""
+    minimum: float = field(default=1.0, metadata=bounds(above=0))
+    """Minimum scale."""
 
     def __post_init__(self) -> None:
-        at_least("loss_scale", self, initial_power=0, window=1, hysteresis=1)
-        if self.initial_power > 32:
-            raise UserError(f"loss_scale.initial_power: found {self.initial_power}, expected 0 to 32")
-        if self.minimum <= 0:
-            raise UserError(f"loss_scale.minimum: found {self.minimum}, expected more than 0")
+        check_bounds("loss_scale", self)

@@ -7,14 +7,14 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cloze.launch.config.checks import at_least
 from cloze.launch.config.data import DataSource, MixtureConfig
 from cloze.launch.config.marks import FIXED, FREE
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
-from cloze.launch.config.run import RunConfig, check_processes, check_sections, check_seed, check_warmup
+from cloze.launch.config.run import RunConfig, check_sections, check_warmup
 from cloze.launch.config.running import CheckpointConfig, DataCacheConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.training import EmaConfig, MaskingConfig, TrainConfig
 from cloze.model.config import BertConfig
+from cloze.pipeline.bounds import POSITIVE_SHARE, SEED, bounds, check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
@@ -26,14 +26,12 @@ class PretrainEvaluationConfig(EvaluationConfig):
     sets: dict[str, str] = field(default_factory=dict)
     """Further prepared folders whose validation splits are evaluated, by name: curves `validation/.../NAME`. Curves
     without a NAME are of the validation split of the training data."""
-    masking_rate: float | None = None
-    """Share of a sample's tokens that is predicted in validation, if its masks are drawn at load time; above 0, up to
-    1; null: the rate in the shards' manifest, regardless of the rate in training."""
+    masking_rate: float | None = field(default=None, metadata=POSITIVE_SHARE)
+    """Share of a sample's tokens that is predicted in validation, if its masks are drawn at load time; null: the rate
+    in the shards' manifest, regardless of the rate in training."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.masking_rate is not None and not 0 < self.masking_rate <= 1:
-            raise UserError(f"evaluation.masking_rate: found {self.masking_rate}, expected a share above 0, up to 1")
         for name in self.sets:
             if not re.fullmatch(r"[\w.-]+", name):
                 raise UserError(
@@ -51,11 +49,11 @@ class PretrainConfig(RunConfig):
     output: str = field(metadata=FREE)
     """Folder of the run (checkpoints, metrics, TensorBoard events, the resolved configuration), or its URL in an object
     store, such as s3://bucket/runs/name."""
-    seed: int = 42
-    """Seed of initial weights, sample order and dropout, 0 or more."""
-    processes: int | Literal["auto"] = field(default=1, metadata=FREE)
-    """Processes that the command starts on this machine, at least 1; auto: one per GPU. On several machines, or under
-    torchrun, srun, deepspeed or mpirun, the launcher starts them."""
+    seed: int = field(default=42, metadata=SEED)
+    """Seed of initial weights, sample order and dropout."""
+    processes: int | Literal["auto"] = field(default=1, metadata=FREE | bounds(at_least=1))
+    """Processes that the command starts on this machine; auto: one per GPU. On several machines, or under torchrun,
+    srun, deepspeed or mpirun, the launcher starts them."""
     data_streams: int | None = None
     """Number of streams into which the order of samples is divided among the processes: at least 1, a divisor of every
     global batch size; null: chosen at the first start and kept."""
@@ -113,6 +111,7 @@ class PretrainConfig(RunConfig):
     """Further DeepSpeed settings, by DeepSpeed's names; a setting that contradicts the fields above is refused."""
 
     def __post_init__(self) -> None:
+        check_bounds("", self)
         if self.init_optimizer and self.init_from is None:
             raise UserError("init_optimizer: found true without init_from, expected the run whose moments to take")
         if self.init_layers is not None and (self.init_from is None or self.init_optimizer):
@@ -134,7 +133,6 @@ class PretrainConfig(RunConfig):
                 f"init_word_vectors: found {self.init_word_vectors} with init_from = {self.init_from}, "
                 "which has word embeddings of its own, expected one of the two; leave the other out"
             )
-        check_seed(self)
         shares = [phase.until_share for phase in self.masking.phases if phase.until_share is not None]
         changes = self.masking.final_rate not in (None, self.masking.rate)
         if (changes or shares) and (self.train.time_budget_hours is not None or self.train.batch_changes):
@@ -152,7 +150,6 @@ class PretrainConfig(RunConfig):
                 f"evaluation.patience: found {self.evaluation.patience} with masking.next_tokens_until, "
                 "expected null: masked tokens are measured, which get no better before they begin"
             )
-        check_processes(self)
         if self.data_streams is not None:
             for name, size in self.train.batch_sizes.items():
                 if self.data_streams < 1 or size % self.data_streams:
@@ -217,9 +214,5 @@ class DeepSpeedConfig(PretrainConfig):
     """Ignored."""
     output: str = field(default="", metadata=FREE)
     """Ignored."""
-    processes: int = field(default=1, metadata=FREE)
-    """Processes of the run (world size), at least 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("deepspeed-config", self, processes=1)
+    processes: int = field(default=1, metadata=FREE | bounds(at_least=1))
+    """Processes of the run (world size)."""

@@ -85,18 +85,6 @@ def check_sections(config: RunConfig) -> None:
             )
 
 
-def check_seed(config: RunConfig) -> None:
-    """Raise UserError for a seed that generators don't accept: torch's are signed 64-bit integers."""
-    if not 0 <= config.seed < 1 << 63:
-        raise UserError(f"seed: found {config.seed}, expected 0 to {(1 << 63) - 1}")
-
-
-def check_processes(config: RunConfig) -> None:
-    """Raise UserError for fewer processes than one."""
-    if isinstance(config.processes, int) and config.processes < 1:
-        raise UserError(f"processes: found {config.processes}, expected at least 1, or auto")
-
-
 def check_warmup(config: RunConfig) -> None:
     """Raise UserError for more steps of warmup than there are steps."""
     warmup, steps = config.schedule.warmup_steps, config.train.max_steps

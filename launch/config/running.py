@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cloze.launch.config.checks import at_least
 from cloze.launch.config.metrics import measure_of
+from cloze.pipeline.bounds import bounds, check_bounds
 from cloze.pipeline.errors import UserError
 
 # Seconds. A lease lasts a fifth longer, and others wait half an hour for rank 0 (launch/system/distributed.py).
@@ -17,41 +17,32 @@ _LONGEST_PATIENCE = 1200
 class CheckpointConfig:
     """When checkpoints are saved, which are kept and how a run resumes."""
 
-    every_steps: int = 1000
+    every_steps: int = field(default=1000, metadata=bounds(at_least=0))
     """Steps between two checkpoints; 0: only at the end of the run and when it is stopped."""
-    every_minutes: float | None = None
-    """Minutes after which a checkpoint is saved besides those by steps, once the one before is written, above 0; null:
-    by steps alone."""
-    keep_last: int = 2
-    """Number of newest checkpoints that are kept, at least 1."""
+    every_minutes: float | None = field(default=None, metadata=bounds(above=0))
+    """Minutes after which a checkpoint is saved besides those by steps, once the one before is written; null: by steps
+    alone."""
+    keep_last: int = field(default=2, metadata=bounds(at_least=1))
+    """Number of newest checkpoints that are kept."""
     asynchronous: bool = True
     """Whether training continues while a checkpoint is written, from a copy in host memory."""
     resume: Literal["auto", "required", "never"] = "auto"
     """auto: resume from the newest good checkpoint, if any; required: fail without one; never: fail with one."""
     accept_changes: bool = False
     """Whether a run may resume with other values of the fields that affect its result."""
-    local: int | None = None
+    local: int | None = field(default=None, metadata=bounds(at_least=1))
     """Steps between two local checkpoints in scratch, of which only the newest is kept, for a quick restart on the same
     machines of a run whose output is in an object store: a divisor of every_steps, whose checkpoints go to the store;
     null: no local ones."""
     scratch: str | None = None
     """Folder on a local disk where a run whose output is in an object store writes its checkpoints before they are
     uploaded, with room for five times a machine's share of one; null: ~/.cache/cloze/runs."""
-    store_patience_seconds: float = 180.0
-    """Seconds for which an object store may be unreachable, 1 to 1200, before a run whose output is there saves to
+    store_patience_seconds: float = field(default=180.0, metadata=bounds(at_least=1, at_most=_LONGEST_PATIENCE))
+    """Seconds for which an object store may be unreachable before a run whose output is there saves to
     scratch and ends. A start on other machines waits 1.2 times as long, at least 30 s, for a run that was killed."""
 
     def __post_init__(self) -> None:
-        at_least("checkpoint", self, every_steps=0, keep_last=1, local=1, store_patience_seconds=1)
-        if self.every_minutes is not None and self.every_minutes <= 0:
-            raise UserError(
-                f"checkpoint.every_minutes: found {self.every_minutes:g}, expected more than 0, or null: by steps alone"
-            )
-        if self.store_patience_seconds > _LONGEST_PATIENCE:
-            raise UserError(
-                f"checkpoint.store_patience_seconds: found {self.store_patience_seconds:g}, expected at "
-                f"most {_LONGEST_PATIENCE}: other processes wait for rank 0 for half an hour"
-            )
+        check_bounds("checkpoint", self)
         if self.local is not None and self.every_steps % self.local:
             raise UserError(
                 f"checkpoint.local: found {self.local}, expected a divisor of checkpoint.every_steps = "
@@ -63,22 +54,22 @@ class CheckpointConfig:
 class EvaluationConfig:
     """When the run is evaluated on the validation split, and how the results are used."""
 
-    every_steps: int = 500
+    every_steps: int = field(default=500, metadata=bounds(at_least=0))
     """Steps between two evaluations; 0: only before the first and after the last step."""
-    samples: int | None = None
+    samples: int | None = field(default=None, metadata=bounds(at_least=1))
     """Number of validation samples, the same ones with the same masks each time; null: all."""
     metric: str = "loss"
     """The `validation/...` curve that decides which evaluation is best: lower is better for losses and errors, higher
     for everything else."""
     keep_best: bool = False
     """Whether the checkpoint of the best evaluation is saved and kept besides the newest ones."""
-    patience: int | None = None
-    """Consecutive evaluations without an improvement after which the run is complete, at least 1; null: never."""
+    patience: int | None = field(default=None, metadata=bounds(at_least=1))
+    """Consecutive evaluations without an improvement after which the run is complete; null: never."""
     target: float | None = None
     """Value of the metric at which the run is complete, such as MLPerf's masked-LM accuracy of 0.72; null: none."""
 
     def __post_init__(self) -> None:
-        at_least("evaluation", self, every_steps=0, samples=1, patience=1)
+        check_bounds("evaluation", self)
 
     def is_better(self, value: float, than: float) -> bool:
         """Whether a value of the metric is better than another."""
@@ -94,29 +85,26 @@ class MonitorConfig:
     MLFLOW_TRACKING_URI). No tracker stops or slows a run, and a resumed run continues its curves."""
     project: str = "cloze"
     """Project (wandb) or experiment (mlflow) that the run belongs to."""
-    inspect_every_steps: int = 100
+    inspect_every_steps: int = field(default=100, metadata=bounds(at_least=0))
     """Steps between two inspected ones: norms of each layer, on CPUs also communication; 0: none."""
-    examples: int = 4
+    examples: int = field(default=4, metadata=bounds(at_least=0))
     """Validation samples whose blanks and predictions are shown at each evaluation of pretraining; 0: none."""
     embeddings: bool = False
     """Whether each evaluation saves a snapshot of the word embeddings for TensorBoard's projector."""
     profile_steps: list[int] = field(default_factory=list)
     """First and last step, counted from 0, that torch.profiler records into RUN/profile; empty: none."""
-    store_seconds: float = 30.0
-    """Seconds between two uploads of curves, events, status and heartbeats to an output in an object store, above 0."""
-    heartbeat_seconds: float = 10.0
-    """Seconds between two writes of each process's heartbeat file, above 0."""
+    store_seconds: float = field(default=30.0, metadata=bounds(above=0))
+    """Seconds between two uploads of curves, events, status and heartbeats to an output in an object store."""
+    heartbeat_seconds: float = field(default=10.0, metadata=bounds(above=0))
+    """Seconds between two writes of each process's heartbeat file."""
     hang_seconds: float = 600.0
     """Seconds without progress after which a process reports where it is, with stack traces; above heartbeat_seconds.
     With several processes 1800 or more gives a warning, since collectives time out first."""
 
     def __post_init__(self) -> None:
-        at_least("monitor", self, inspect_every_steps=0, examples=0)
+        check_bounds("monitor", self)
         if len(set(self.trackers)) < len(self.trackers):
             raise UserError(f"monitor.trackers: found {self.trackers}, expected each at most once")
-        for name in ("store_seconds", "heartbeat_seconds"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"monitor.{name}: found {getattr(self, name)}, expected more than 0")
         if self.hang_seconds <= self.heartbeat_seconds:
             raise UserError(
                 f"monitor.hang_seconds: found {self.hang_seconds}, expected more than "
@@ -133,11 +121,11 @@ class DataCacheConfig:
 
     folder: str | None = None
     """Folder on a local disk, shared by the processes of a machine; null: ~/.cache/cloze/data."""
-    gigabytes: float = 20.0
-    """Maximum size of the cache, at least 0.1; the least recently used data is removed first."""
+    gigabytes: float = field(default=20.0, metadata=bounds(at_least=0.1))
+    """Maximum size of the cache; the least recently used data is removed first."""
 
     def __post_init__(self) -> None:
-        at_least("data_cache", self, gigabytes=0.1)
+        check_bounds("data_cache", self)
 
 
 @dataclass(frozen=True)

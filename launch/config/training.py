@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Literal, TypeVar
 
-from cloze.launch.config.checks import at_least, check_ends
+from cloze.launch.config.checks import check_ends
 from cloze.launch.config.marks import FREE
+from cloze.pipeline.bounds import POSITIVE_SHARE, bounds, check_bounds
 from cloze.pipeline.errors import UserError
 
 Train = TypeVar("Train", bound="TrainConfig")
@@ -24,7 +25,7 @@ _RATES = ((1_000_000, 2e-3), (5_000_000, 1e-3), (20_000_000, 5e-4), (60_000_000,
 class BatchPhase:
     """A global batch size for a part of the run, such as one with shorter sequences."""
 
-    global_batch_size: int
+    global_batch_size: int = field(metadata=bounds(at_least=1))
     """Samples in one optimizer step over all processes; a multiple of the world size."""
     until_tokens: int
     """Tokens since the start of the run at which the phase ends, counted with the data's mean sample length."""
@@ -36,34 +37,34 @@ class TrainConfig:
 
     rates: ClassVar[tuple[tuple[float, float], ...]] = _RATES
 
-    max_steps: int = 1000
-    """Optimizer steps of the whole run, at least 1; with a time budget the maximum."""
-    time_budget_hours: float | None = None
-    """Hours of training after which the run is complete, above 0: the schedule follows the clock; null: none."""
-    global_batch_size: int = 256
+    max_steps: int = field(default=1000, metadata=bounds(at_least=1))
+    """Optimizer steps of the whole run; with a time budget the maximum."""
+    time_budget_hours: float | None = field(default=None, metadata=bounds(above=0))
+    """Hours of training after which the run is complete: the schedule follows the clock; null: none."""
+    global_batch_size: int = field(default=256, metadata=bounds(at_least=1))
     """Samples in one optimizer step over all processes; a multiple of the world size."""
-    initial_global_batch_size: int | None = None
+    initial_global_batch_size: int | None = field(default=None, metadata=bounds(at_least=1))
     """Global batch size of the first steps, from which it grows; also a multiple of the world size; null: it does not
     grow."""
-    batch_increment: int | None = None
+    batch_increment: int | None = field(default=None, metadata=bounds(at_least=1))
     """Samples added to the global batch at a time; also a multiple of the world size; null:
     initial_global_batch_size."""
-    batch_warmup_tokens: int = 0
-    """Tokens after which the global batch has its full size, 0 or more, counted with the data's mean sample length."""
+    batch_warmup_tokens: int = field(default=0, metadata=bounds(at_least=0))
+    """Tokens after which the global batch has its full size, counted with the data's mean sample length."""
     batch_phases: list[BatchPhase] = field(default_factory=list)
     """Other global batch sizes, in consecutive phases; after the last phase global_batch_size applies."""
-    micro_batch_size: int | Literal["auto"] | None = field(default=None, metadata=FREE)
+    micro_batch_size: int | Literal["auto"] | None = field(default=None, metadata=FREE | bounds(at_least=1))
     """Maximum samples in one forward and backward pass of one process: the largest such divisor of its share of a batch
     is used, which does not change the gradient; auto: the most that fit, tried at the first start, on a CPU up to 32
     and only if memory could be short; null: auto on a GPU, 32 on a CPU."""
-    sequence_length: int | None = field(default=None, metadata=FREE)
+    sequence_length: int | None = field(default=None, metadata=FREE | bounds(at_least=1))
     """Longest sequence in tokens that the run accepts; shards with longer ones are refused; null: any."""
-    memory_limit_gib: float | None = field(default=None, metadata=FREE)
+    memory_limit_gib: float | None = field(default=None, metadata=FREE | bounds(at_least=0))
     """GiB of memory that a process may use, for micro_batch_size: auto; null: all of the GPU, or the process's share of
     this machine."""
-    learning_rate: float | Literal["auto"] = AUTO
-    """Peak learning rate, above 0; the schedule multiplies it. auto: by the number of parameters in the model's layers:
-    2e-3 below 1 million (BERT-tiny), 1e-3 below 5 (mini), 5e-4 below 20 (small), 2e-4 below 60 (medium), else 1e-4."""
+    learning_rate: float | Literal["auto"] = field(default=AUTO, metadata=bounds(above=0))
+    """Peak learning rate; the schedule multiplies it. auto: by the number of parameters in the model's layers: 2e-3
+    below 1 million (BERT-tiny), 1e-3 below 5 (mini), 5e-4 below 20 (small), 2e-4 below 60 (medium), else 1e-4."""
     precision: Literal["bf16", "fp16", "fp32", "autocast"] = "bf16"
     """Number format of the matrix products: bf16 and fp16 keep fp32 master weights; fp16 needs a GPU; autocast: bf16
     products with fp32 weights, at any zero.stage."""
@@ -72,7 +73,7 @@ class TrainConfig:
     with precision fp32."""
     deterministic: bool = field(default=False, metadata=FREE)
     """Whether a GPU sums in the same order each time, so that a resumed run is identical bit for bit; slower."""
-    gradient_clipping: float = 1.0
+    gradient_clipping: float = field(default=1.0, metadata=bounds(at_least=0))
     """Maximum global gradient norm; 0: no clipping."""
     gradient_checkpointing: str = field(default="none", metadata=FREE)
     """Layers whose activations are recomputed in the backward pass to save memory: none, all, or every_N."""
@@ -83,46 +84,25 @@ class TrainConfig:
     at zero.stage 0, as decided at the first start."""
     loss_reduction: Literal["tokens", "samples"] = "tokens"
     """tokens: mean over all masked tokens of the global batch; samples: mean of the means of the samples."""
-    log_every_steps: int = field(default=10, metadata=FREE)
+    log_every_steps: int = field(default=10, metadata=FREE | bounds(at_least=1))
     """Steps between two lines of metrics."""
-    max_skipped_steps: int = field(default=20, metadata=FREE)
-    """Consecutive steps with an infinite or NaN loss or gradient, each skipped, after which the run ends with an error;
-    at least 1."""
-    stop_before_seconds: float | None = field(default=None, metadata=FREE)
+    max_skipped_steps: int = field(default=20, metadata=FREE | bounds(at_least=1))
+    """Consecutive steps with an infinite or NaN loss or gradient, each skipped, after which the run ends with an
+    error."""
+    stop_before_seconds: float | None = field(default=None, metadata=FREE | bounds(at_least=0))
     """Seconds before the job's time limit, as the scheduler reports it, at which the run saves a checkpoint and stops;
     null: never."""
-    grace_seconds: float | None = field(default=None, metadata=FREE)
+    grace_seconds: float | None = field(default=None, metadata=FREE | bounds(at_least=0))
     """Seconds from a stop signal to the end of the job, as set in the job files: Slurm's --signal, Kubernetes'
     terminationGracePeriodSeconds. A run in an object store warns if its checkpoints take longer; null: unknown."""
 
     def __post_init__(self) -> None:
-        if self.micro_batch_size != AUTO:
-            at_least("train", self, micro_batch_size=1)
+        check_bounds("train", self)
         if self.tf32 and self.precision != "fp32":
             raise UserError(
                 f"train.tf32: found true with train.precision {self.precision}, expected false: its "
                 "products have 16 bits; use --train.precision fp32 with it"
             )
-        at_least(
-            "train",
-            self,
-            max_steps=1,
-            sequence_length=1,
-            global_batch_size=1,
-            memory_limit_gib=0,
-            gradient_clipping=0,
-            log_every_steps=1,
-            max_skipped_steps=1,
-            stop_before_seconds=0,
-            grace_seconds=0,
-            initial_global_batch_size=1,
-            batch_increment=1,
-            batch_warmup_tokens=0,
-        )
-        if self.learning_rate != AUTO and self.learning_rate <= 0:
-            raise UserError(f"train.learning_rate: found {self.learning_rate}, expected more than 0")
-        if self.time_budget_hours is not None and self.time_budget_hours <= 0:
-            raise UserError(f"train.time_budget_hours: found {self.time_budget_hours}, expected more than 0")
         grows = self.initial_global_batch_size is not None
         if grows != (self.batch_warmup_tokens > 0):
             raise UserError(
@@ -131,7 +111,7 @@ class TrainConfig:
             )
         check_ends("train.batch_phases", [*(phase.until_tokens for phase in self.batch_phases), None])
         for phase in self.batch_phases:
-            at_least("train.batch_phases", phase, global_batch_size=1)
+            check_bounds("train.batch_phases", phase)
         if grows and self.batch_phases:
             raise UserError(
                 "train.batch_phases: found them with train.initial_global_batch_size "
@@ -215,25 +195,24 @@ class TrainConfig:
 class EmaConfig:
     """An exponential moving average of the weights: validation/ema_..., and `cloze export --ema true`."""
 
-    decay: float | None = None
-    """Share of the average that a step keeps, 0 <= decay < 1, such as 0.9999; null: no average."""
+    decay: float | None = field(default=None, metadata=bounds(at_least=0, below=1))
+    """Share of the average that a step keeps, such as 0.9999; null: no average."""
     warmup: bool = True
     """Whether the decay of step n is limited to (1 + n) / (10 + n), so that the initial weights are soon forgotten."""
 
     def __post_init__(self) -> None:
-        if self.decay is not None and not 0 <= self.decay < 1:
-            raise UserError(f"ema.decay: found {self.decay}, expected 0 <= decay < 1, or null")
+        check_bounds("ema", self)
 
 
 @dataclass(frozen=True)
 class MaskingPhase:
     """A masking rate for a part of the run."""
 
-    rate: float
-    """Share of a sample's tokens that is predicted, above 0, up to 1."""
+    rate: float = field(metadata=POSITIVE_SHARE)
+    """Share of a sample's tokens that is predicted."""
     until_tokens: int | None = None
     """Tokens since the start of the run at which the phase ends."""
-    until_share: float | None = None
+    until_share: float | None = field(default=None, metadata=bounds(above=0, below=1))
     """Or the share of the run's samples at which the phase ends; the last phase has neither."""
 
 
@@ -241,32 +220,28 @@ class MaskingPhase:
 class MaskingConfig:
     """What is predicted during a run: the masking rate, for shards whose masks are drawn at load time; next tokens."""
 
-    rate: float | None = None
-    """Initial share of a sample's tokens that is predicted, above 0, up to 1; null: the rate in the shards' manifest,
-    which validation uses unless evaluation.masking_rate is given."""
-    final_rate: float | None = None
+    rate: float | None = field(default=None, metadata=POSITIVE_SHARE)
+    """Initial share of a sample's tokens that is predicted; null: the rate in the shards' manifest, which validation
+    uses unless evaluation.masking_rate is given."""
+    final_rate: float | None = field(default=None, metadata=POSITIVE_SHARE)
     """Share that is predicted at the end of the run; null: rate."""
-    change_begins: float = 0.0
-    """Share of the run's samples after which the rate begins to change, linearly; from 0, below 1."""
+    change_begins: float = field(default=0.0, metadata=bounds(at_least=0, below=1))
+    """Share of the run's samples after which the rate begins to change, linearly."""
     phases: list[MaskingPhase] = field(default_factory=list)
     """Rates of consecutive phases, instead of rate: each phase but the last with until_tokens or until_share."""
     strategy: Literal["token", "whole_word", "span"] | None = None
     """Unit of masking: a token; a whole word; a span of words; null: as in the shards' manifest, which validation
     always uses."""
-    next_tokens_until: int = 0
+    next_tokens_until: int = field(default=0, metadata=bounds(at_least=0))
     """Tokens since the start of the run up to which every next token is predicted, with causal attention, before masked
     ones are (arXiv 2507.00994); fewer than the run has; also for shards that hold their masks."""
 
     def __post_init__(self) -> None:
+        check_bounds("masking", self)
         if self.phases and self.rate is not None:
             raise UserError(f"masking.phases: found them with masking.rate {self.rate}, expected one of the two")
         for phase in self.phases:
-            if not 0 < phase.rate <= 1:
-                raise UserError(f"masking.phases: found rate {phase.rate}, expected a share above 0, up to 1")
-            if phase.until_share is not None and not 0 < phase.until_share < 1:
-                raise UserError(
-                    f"masking.phases: found until_share {phase.until_share}, expected a share between 0 and 1"
-                )
+            check_bounds("masking.phases", phase)
         for kind, other in (("until_tokens", "until_share"), ("until_share", "until_tokens")):
             if any(getattr(phase, other) is not None for phase in self.phases):
                 continue
@@ -274,15 +249,8 @@ class MaskingConfig:
             break
         else:
             raise UserError("masking.phases: found until_tokens and until_share, expected one of them in all phases")
-        for name in ("rate", "final_rate"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 1:
-                raise UserError(f"masking.{name}: found {value}, expected a share above 0, up to 1")
         if self.final_rate is not None and self.rate is None:
             raise UserError(f"masking.final_rate: found {self.final_rate} without masking.rate, expected both")
-        if not 0 <= self.change_begins < 1:
-            raise UserError(f"masking.change_begins: found {self.change_begins}, expected a share from 0, below 1")
-        at_least("masking", self, next_tokens_until=0)
 
 
 def _nearest_divisors(size: int, count: int) -> list[int]:

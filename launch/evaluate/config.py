@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from cloze.launch.config.checks import at_least
 from cloze.launch.config.model import ModelConfig
 from cloze.launch.system.pictures import check_ending
+from cloze.pipeline.bounds import bounds, check_bounds
 from cloze.pipeline.errors import UserError
 
 
@@ -34,15 +34,15 @@ class EvaluateConfig(ModelConfig):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Number format of the matrix products. auto: blimp in bf16, repeated in fp32 for close pairs (see
     docs/evaluate.md); lines in fp32."""
-    every_nth: int = 1
-    """For a quick look: 10 evaluates every tenth line, or every tenth pair of each file, starting with the first; at
-    least 1, which is all."""
-    max_length: int = 128
+    every_nth: int = field(default=1, metadata=bounds(at_least=1))
+    """For a quick look: 10 evaluates every tenth line, or every tenth pair of each file, starting with the first; 1 is
+    all."""
+    max_length: int = field(default=128, metadata=bounds(at_least=8))
     """lines: longest sequence in tokens, special tokens included; a longer line is split into consecutive windows that
-    do not attend to each other; at least 8."""
+    do not attend to each other."""
 
-    seeds: int = 5
-    """glue: runs per task, at least 1."""
+    seeds: int = field(default=5, metadata=bounds(at_least=1))
+    """glue: runs per task."""
     random_weights: bool = False
     """glue: whether models of the same shape with random weights are evaluated too, as a baseline."""
     finetune_config: str = "small-models"
@@ -51,7 +51,7 @@ class EvaluateConfig(ModelConfig):
     """glue: folder of the fine-tuning runs; completed ones are not repeated."""
 
     def __post_init__(self) -> None:
-        at_least("evaluate", self, every_nth=1, max_length=8, seeds=1)
+        check_bounds("", self)
         if not self.data:
             raise UserError("data: found none, expected what the suite is made of; give --data FOLDER")
         if self.every_checkpoint and (self.step is not None or self.json or self.picture):

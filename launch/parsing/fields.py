@@ -10,6 +10,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from docstring_parser import parse_from_object
 
+from cloze.pipeline.bounds import bounds_of
+
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -87,6 +89,8 @@ def _describe(config: Any, prefix: str) -> Iterator[Described]:
         default = field.default if field.default_factory is MISSING else field.default_factory()
         kind = kinds[field.name]
         sentence = " ".join((docs.get(field.name) or "").split())
+        if allowed := bounds_of(config).get(field.name):
+            sentence += f" {str(allowed).capitalize()}."
         yield Described(prefix + field.name, kind, sentence, default)
         if is_dataclass(kind):
             for inner in _describe(kind, f"{prefix}{field.name}."):

@@ -1,17 +1,17 @@
 """The operation `answer`: the spans of a text that answer a question."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from cloze.launch.config.checks import at_least
 from cloze.launch.predict.config import Input, typed_text
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value, plain
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.decoding import answer_spans, null_score
 from cloze.launch.texts.encoding import Answering, Encoder, Encoding
+from cloze.pipeline.bounds import bounds, check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
@@ -36,16 +36,16 @@ class AnswerQuestion(Operation):
     name, head, key = "answer", "span", "answers"
     fields, takes_pair = ("question", "context"), "always"
 
-    top_k: int = 1
-    """Number of answers, at least 1."""
-    max_answer_tokens: int | None = None
+    top_k: int = field(default=1, metadata=bounds(at_least=1))
+    """Number of answers."""
+    max_answer_tokens: int | None = field(default=None, metadata=bounds(at_least=1))
     """Longest answer in tokens; null: as in the model's fine-tuning, or 30."""
-    max_length: int | None = None
+    max_length: int | None = field(default=None, metadata=bounds(at_least=8))
     """Longest window in tokens, question included; at most the model's positions; null: as in its fine-tuning, or
     384."""
-    window_step: int | None = None
+    window_step: int | None = field(default=None, metadata=bounds(at_least=1))
     """Tokens between the starts of two windows; null: as in the model's fine-tuning, or 128."""
-    candidates: int = 20
+    candidates: int = field(default=20, metadata=bounds(at_least=1))
     """Number of most probable starts and ends considered in each window; also of the spans that share the
     probability."""
     allow_no_answer: bool | None = None
@@ -54,7 +54,7 @@ class AnswerQuestion(Operation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("predict", self, top_k=1, max_answer_tokens=1, max_length=8, window_step=1, candidates=1)
+        check_bounds("", self)
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
         asked = self._as_learned(encoder.answering)

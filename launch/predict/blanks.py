@@ -1,15 +1,15 @@
 """The operations `fill-mask` and `score` of a masked-LM head: predictions for blanks, pseudo-log-likelihoods."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cloze.launch.config.checks import at_least
 from cloze.launch.predict.config import Input
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.pipeline.bounds import bounds, check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
@@ -28,12 +28,12 @@ class FillMask(Operation):
 
     name, head, key = "fill-mask", "masked_lm", "blanks"
 
-    top_k: int = 5
-    """Number of guesses for each blank, at least 1."""
+    top_k: int = field(default=5, metadata=bounds(at_least=1))
+    """Number of guesses for each blank."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("predict", self, top_k=1)
+        check_bounds("", self)
 
     def check(self, loaded: LoadedModel) -> None:
         if self.top_k > (size := loaded.config.vocab_size):

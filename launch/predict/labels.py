@@ -1,16 +1,16 @@
 """The operation `classify`: classes of a text or pair of texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from cloze.launch.config.checks import at_least
 from cloze.launch.predict.config import PairInput
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.launch.texts.tables import Columns
+from cloze.pipeline.bounds import bounds, check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
@@ -40,12 +40,12 @@ class Classify(Operation):
 
     name, head = "classify", "BertForSequenceClassification"
 
-    top_k: int | None = None
-    """Number of labels for each text (for each label column), at least 1; null: all."""
+    top_k: int | None = field(default=None, metadata=bounds(at_least=1))
+    """Number of labels for each text (for each label column); null: all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("predict", self, top_k=1)
+        check_bounds("", self)
 
     def check_row(self, row: Row, learned: Columns | None) -> None:
         super().check_row(row, learned)

@@ -92,7 +92,7 @@ def error_of(capsys, *arguments) -> str:
         (["--zero.stage", "2", "--zero.offload_parameters", "true"], "zero.offload_parameters: found true at zero"),
         (["--loss_scale.initial_power", "40"], "loss_scale.initial_power: found 40, expected 0 to 32"),
         (["--train.time_budget_hours", "1", "--schedule.warmup_steps", "5"], "schedule.warmup_steps: found 5 with"),
-        (["--train.time_budget_hours", "0"], "train.time_budget_hours: found 0.0, expected more than 0"),
+        (["--train.time_budget_hours", "0"], "train.time_budget_hours: found 0.0, expected above 0"),
         (["--train.initial_global_batch_size", "8"], "train.batch_warmup_tokens: found 8 and 0, expected both or none"),
         (["--train.batch_increment", "8"], "train.batch_increment: found 8 without train.initial_global_batch_size"),
         (["--train.initial_global_batch_size", "12", "--train.batch_warmup_tokens", "9"], "train.batch_increment: fo"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from cloze.launch.config import MixtureConfig, PretrainConfig
-from cloze.launch.config.checks import at_least
 from cloze.launch.system.data_sheets import named_sheet
 from cloze.launch.tools.planning.assumptions import MASKED_SHARE, NETWORK_GIGABYTES, SHORT_SHARE
+from cloze.pipeline.bounds import POSITIVE_SHARE, SHARE, bounds
 from cloze.pipeline.errors import UserError
 
 
@@ -27,20 +27,20 @@ class PlanConfig(PretrainConfig):
     """Name of a GPU in the data sheets; cpu or this: this machine's, as measured by `cloze doctor`."""
     gpus: int | list[int] = 1
     """Processes of the run (world size), each with one device, at least 1; several numbers are compared in a table."""
-    tokens: float | None = None
-    """Tokens of the run, above 0, from which train.max_steps follows: 100e9; null: train.max_steps counts."""
-    gpus_per_machine: int = 8
-    """Devices per machine, connected at link_gigabytes, at least 1."""
-    link_gigabytes: float | None = None
-    """GB/s from a device to the others of its machine, in one direction, above 0; null: as in its data sheet."""
-    network_gigabytes: float = NETWORK_GIGABYTES
-    """GB/s from a device to other machines, in one direction, above 0: 50 is one card of 400 Gbit/s per device."""
-    price_per_hour: float | None = None
-    """Price of one device per hour, in any currency, 0 or more; null: no cost is estimated."""
-    short_share: float = SHORT_SHARE
-    """Without data: share of sequences shorter than the maximum length, uniformly distributed, 0 to 1."""
-    masked_share: float = MASKED_SHARE
-    """Without data: share of tokens that is predicted, above 0 and at most 1."""
+    tokens: float | None = field(default=None, metadata=bounds(above=0))
+    """Tokens of the run, from which train.max_steps follows: 100e9; null: train.max_steps counts."""
+    gpus_per_machine: int = field(default=8, metadata=bounds(at_least=1))
+    """Devices per machine, connected at link_gigabytes."""
+    link_gigabytes: float | None = field(default=None, metadata=bounds(above=0))
+    """GB/s from a device to the others of its machine, in one direction; null: as in its data sheet."""
+    network_gigabytes: float = field(default=NETWORK_GIGABYTES, metadata=bounds(above=0))
+    """GB/s from a device to other machines, in one direction: 50 is one card of 400 Gbit/s per device."""
+    price_per_hour: float | None = field(default=None, metadata=bounds(at_least=0))
+    """Price of one device per hour, in any currency; null: no cost is estimated."""
+    short_share: float = field(default=SHORT_SHARE, metadata=SHARE)
+    """Without data: share of sequences shorter than the maximum length, uniformly distributed."""
+    masked_share: float = field(default=MASKED_SHARE, metadata=POSITIVE_SHARE)
+    """Without data: share of tokens that is predicted."""
     json: str | None = None
     """File for the estimates as JSON; null: none."""
 
@@ -48,7 +48,6 @@ class PlanConfig(PretrainConfig):
         super().__post_init__()
         if self.device not in ("this", "cpu"):
             named_sheet(self.device)
-        at_least("plan", self, gpus_per_machine=1, price_per_hour=0)
         if not self.counts or min(self.counts) < 1:
             raise UserError(f"plan.gpus: found {self.gpus}, expected 1 or more, or several such numbers")
         if self.tokens is not None and self.train.time_budget_hours is not None:
@@ -56,13 +55,6 @@ class PlanConfig(PretrainConfig):
                 f"plan.tokens: found {self.tokens:g} with train.time_budget_hours {self.train.time_budget_hours:g}, "
                 "expected one of the two"
             )
-        for name in ("link_gigabytes", "network_gigabytes", "tokens"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise UserError(f"plan.{name}: found {getattr(self, name)}, expected more than 0")
-        if not 0 <= self.short_share <= 1:
-            raise UserError(f"plan.short_share: found {self.short_share}, expected 0 to 1")
-        if not 0 < self.masked_share <= 1:
-            raise UserError(f"plan.masked_share: found {self.masked_share}, expected more than 0 and at most 1")
         if not self.data and self.train.sequence_length is None:
             raise UserError(
                 "plan: found neither data nor train.sequence_length, expected one of them: how long the "

@@ -331,7 +331,7 @@ def test_a_masking_rate_needs_masks_that_are_not_drawn_yet(run, tmp_path, capsys
     sections = ["pretrain", "--data", str(data), "--output", str(tmp_path / "run")]
     for arguments, message in (
         (["--masking.final_rate", "0.1"], "masking.final_rate: found 0.1 without masking.rate"),
-        (["--masking.rate", "1.5"], "masking.rate: found 1.5, expected a share"),
+        (["--masking.rate", "1.5"], "masking.rate: found 1.5, expected above 0, up to 1"),
         (
             ["--masking.rate", "0.3", "--masking.final_rate", "0.1", "--train.time_budget_hours", "1"],
             "how many samples it has is not known",

@@ -361,7 +361,7 @@ def test_folders_that_do_not_fit_together_are_refused_in_one_line(data, tmp_path
         (("--masking.phases", "[{rate: 0.3}, {rate: 0.1}]"), "masking.phases: found a phase without an end"),
         (("--masking.phases", "[{rate: 0.3}]", "--masking.rate", "0.2"), "expected one of the two"),
         (("--masking.strategy", "span"), f"masking.strategy: found span with shards in {data / 'wiki'} that hold"),
-        (("--evaluation.masking_rate", "1.5"), "evaluation.masking_rate: found 1.5, expected a share"),
+        (("--evaluation.masking_rate", "1.5"), "evaluation.masking_rate: found 1.5, expected above 0, up to 1"),
         (
             ("--masking.phases", "[{rate: 0.3, until_share: 0.5}, {rate: 0.1}]", "--train.time_budget_hours", "1"),
             "masking.phases: found until_share 0.5 in a run with a time budget",
@@ -445,5 +445,5 @@ def test_validation_has_a_rate_of_its_own(data, tmp_path):
         data / "wiki", tmp_path / "stored", "--train.max_steps", "2", "--evaluation.masking_rate", "0.5", status=2
     )
     assert "evaluation.masking_rate: found 0.5 with shards" in output and "hold their masks" in output
-    with pytest.raises(UserError, match="expected a share above 0"):
+    with pytest.raises(UserError, match="expected above 0, up to 1"):
         MaskingConfig(phases=[MaskingPhase(1.5)])

@@ -93,7 +93,7 @@ def test_what_fails_on_all_ends_with_its_line_and_status(data, tmp_path):
 @pytest.mark.parametrize(
     ("environment", "processes", "expected"),
     [
-        ({}, "0", "processes: found 0, expected at least 1, or auto"),
+        ({}, "0", "processes: found 0, expected at least 1"),
         (
             {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"},
             "2",

@@ -308,7 +308,7 @@ def test_the_command_plans_an_objective(tmp_path, capsys):
             "needed for one sequence at zero.stage 0",
         ),
         (["--gpus", "0"], "plan.gpus: found [0], expected 1 or more"),
-        (["--tokens", "0"], "plan.tokens: found 0.0, expected more than 0"),
+        (["--tokens", "0"], "tokens: found 0.0, expected above 0"),
         (
             ["--tokens", "1e9", "--train.time_budget_hours", "1", "--schedule.warmup_steps", "null"],
             "plan.tokens: found 1e+09 with train.time_budget_hours 1",
