@@ -6,11 +6,8 @@ import contextlib
 import functools
 import importlib.util
 import json
-import math
 import platform
 import time
-from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +25,6 @@ FLASH_ATTENTION_3 = "FA3"  # torch's name of flash attention 3
 
 # Square products whose best rate counts as the peak: large enough to be bound by arithmetic, small enough for a trial.
 _SIZES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
-# Bytes of a copy that counts as bandwidth: far beyond every cache, below what any device has free. Elements of a GELU
-# that fits a core's cache, many times: what a CPU computes, not what it moves.
-_COPIED = {"cuda": 1 << 30, "cpu": 1 << 27}
-_ELEMENTS, _GELUS = 1 << 18, 32
-# Linear layers whose inputs, outputs and gradients exceed a core's cache: tokens, width, number of layers.
-_LINEAR = 2048, 512, 8
-# Attention heads of some BERT sequences: number, tokens, head size.
-_HEADS = 384, 128, 64
 # Other processes can only slow a trial down, and only at times: take the best of short trials spread over seconds.
 _TRIAL_SECONDS = 0.05
 _PAUSE_SECONDS = 0.2
@@ -200,28 +189,7 @@ def data_sheet_flops(device: torch.device) -> float | None:
 
 def measured_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """Best FLOP/s of matrix products that `cloze doctor` has measured and saved, or None."""
-    return _measured().get(_key(device, dtype), 0.0) * _units(device) or None
-
-
-@dataclass(frozen=True)
-class KernelRates:
-    """Measured rates of a device that a plan needs beside its best matrix product."""
-
-    copy: float
-    """Bytes/s of a long copy, read and written."""
-    gelu: float
-    """Elements/s of GELU: pointwise operations of a CPU are limited by arithmetic too."""
-    linear: float
-    """FLOP/s of forward and backward of linear layers whose operands are not in the cache."""
-    batched: float
-    """FLOP/s of forward and backward of attention's batched products."""
-
-
-def measured_kernels(device: torch.device, dtype: torch.dtype) -> KernelRates | None:
-    """The rates that `cloze doctor` has measured and saved, or None."""
-    kept = _measured()
-    rates = KernelRates(*(kept.get(key, 0.0) for key in _kernel_keys(device, dtype)))
-    return rates if all(astuple(rates)) or device.type == "cuda" and rates.copy else None  # a GPU's plan reads no more
+    return saved_rates().get(rate_key(device, dtype), 0.0) * _units(device) or None
 
 
 def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtype, float]:
@@ -236,10 +204,10 @@ def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtyp
             matrix = torch.randn(size, size, device=device, generator=numbers).to(dtype)
             matrices.append(matrix)
             for _ in range(2):  # the first product chooses its kernel
-                _wait(device)
+                synchronize(device)
                 began = time.perf_counter()
                 matrix @ matrix
-                _wait(device)
+                synchronize(device)
                 if (seconds := time.perf_counter() - began) < _TRIAL_SECONDS:
                     break
             if seconds > _SECONDS / 4:
@@ -255,61 +223,13 @@ def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtyp
 
 def _rate(matrix: torch.Tensor) -> float:
     """FLOP/s of one trial."""
-    _wait(matrix.device)
+    synchronize(matrix.device)
     count, began = 0, time.perf_counter()
     while (seconds := time.perf_counter() - began) < _TRIAL_SECONDS:
         matrix @ matrix
-        _wait(matrix.device)
+        synchronize(matrix.device)
         count += 1
     return 2 * len(matrix) ** 3 * count / seconds
-
-
-def measure_kernels(
-    device: torch.device,
-    dtype: torch.dtype,
-    seconds: float = _SECONDS / 4,
-    clock: Callable[[], float] = time.perf_counter,
-) -> KernelRates:
-    """The best rates in so many seconds of trials (at least one each), with this process's number of threads."""
-    numbers = torch.Generator(device).manual_seed(0)  # its own: a run's random state stays as it is
-
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=device, generator=numbers).to(dtype)
-
-    source = torch.zeros(_COPIED[device.type], dtype=torch.uint8, device=device)
-    target, values = torch.empty_like(source), torch.zeros(_ELEMENTS, dtype=dtype, device=device)
-    tokens, width, count = _LINEAR
-    inputs, gradients = drawn(count, tokens, width), drawn(count, tokens, width)
-    weight, bias = drawn(width, width), drawn(width)
-    heads, scores = drawn(*_HEADS), drawn(_HEADS[0], _HEADS[1], _HEADS[1])
-
-    def linear() -> None:
-        kept = []  # as forward keeps what backward reads
-        for each, gradient in zip(inputs, gradients, strict=True):
-            kept += [torch.nn.functional.linear(each, weight, bias), gradient @ weight, gradient.t() @ each]
-
-    def attention() -> None:
-        kept = [torch.bmm(heads, heads.transpose(1, 2)), torch.bmm(scores, heads)]
-        kept.append(torch.bmm(scores.transpose(1, 2), heads))
-
-    works: tuple[tuple[Callable[[], object], float], ...] = (
-        (lambda: target.copy_(source), 2.0 * source.numel()),
-        (lambda: [torch.nn.functional.gelu(values) for _ in range(_GELUS)], float(_GELUS * _ELEMENTS)),
-        (linear, 3 * 2.0 * count * tokens * width * width),
-        (attention, 3 * 2.0 * math.prod(_HEADS) * _HEADS[1]),
-    )
-    for work, _ in works:  # the first call chooses kernels and allocates memory
-        work()
-    end, best = time.monotonic() + seconds, [0.0] * len(works)
-    while True:
-        for place, (work, amount) in enumerate(works):
-            _wait(device)
-            began = clock()
-            work()
-            _wait(device)
-            best[place] = max(best[place], amount / (clock() - began))
-        if time.monotonic() >= end:
-            return KernelRates(*best)
 
 
 def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> dict[torch.dtype, float]:
@@ -322,26 +242,17 @@ def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> dict
         UserError: the file can't be written.
     """
     units = _units(device)
-    kept = _keep({_key(device, dtype): rate / units for dtype, rate in rates.items()})
+    kept = keep_rates({rate_key(device, dtype): rate / units for dtype, rate in rates.items()})
     return {dtype: rate * units for dtype, rate in zip(rates, kept, strict=True)}
 
 
-def keep_measured_kernels(device: torch.device, dtype: torch.dtype, rates: KernelRates) -> None:
-    """Save the results of `measure_kernels` for this user's plans, each unless a higher one is saved already.
-
-    Raises:
-        UserError: the file can't be written.
-    """
-    _keep(dict(zip(_kernel_keys(device, dtype), astuple(rates), strict=True)))
-
-
-def _keep(rates: dict[str, float]) -> list[float]:
+def keep_rates(rates: dict[str, float]) -> list[float]:
     """Write the maximum of each rate and its saved value.
 
     Returns:
         The saved values.
     """
-    before = _measured()
+    before = saved_rates()
     kept = {key: max(rate, before.get(key, 0.0)) for key, rate in rates.items()}
     publish_text(_file(), json.dumps(before | kept, indent=1) + "\n")
     return list(kept.values())
@@ -375,7 +286,7 @@ def measured_anew(device: torch.device, dtype: torch.dtype, keep: bool) -> float
     return rates[dtype]
 
 
-def _wait(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -387,14 +298,8 @@ def _units(device: torch.device) -> int:
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 
-def _key(device: torch.device, what: torch.dtype | str) -> str:
+def rate_key(device: torch.device, what: torch.dtype | str) -> str:
     return f"{device_name(device) if device.type == 'cuda' else _processor()} {what}"
-
-
-def _kernel_keys(device: torch.device, dtype: torch.dtype) -> list[str]:
-    """One key a rate. Unlike the best product, these do not scale with the threads: saved per number of threads."""
-    threads = "" if device.type == "cuda" else f" of {torch.get_num_threads()} threads"
-    return [_key(device, f"{dtype} {rate.name}{threads}") for rate in fields(KernelRates)]
 
 
 def _processor() -> str:
@@ -413,7 +318,7 @@ def _file() -> Path:
     return cache_folder() / "matmul-flops.json"
 
 
-def _measured() -> dict[str, float]:
+def saved_rates() -> dict[str, float]:
     """FLOP/s a GPU or a thread, by device and dtype, and bytes/s; empty where nothing was measured."""
     try:
         content = read_json(_file())

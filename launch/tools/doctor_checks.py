@@ -25,12 +25,11 @@ from cloze.launch.system.devices import (
     data_sheet_of,
     device_name,
     keep_measured,
-    keep_measured_kernels,
     measure_flops,
-    measure_kernels,
 )
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.memory import available_bytes
+from cloze.launch.tools.planning.kernels import keep_measured_kernels, measure_kernels
 from cloze.pipeline.jobs.verifying import check_shard
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import readable_errors, sync_folder

@@ -99,16 +99,6 @@ class RankBatch:
     sources: Sequence[torch.Tensor] | None = None
 
 
-def deal(lengths: np.ndarray, micro_batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:
-    """Distribute a global batch: its rows (micro_batch_size,) for each micro-step of this rank.
-
-    Rows are sorted by length, so that in each micro-step all ranks have similar lengths: little padding, no stragglers.
-    """
-    by_length = np.argsort(lengths, kind="stable")
-    step = micro_batch_size * world_size
-    return [by_length[start : start + step][rank::world_size] for start in range(0, len(lengths), step)]
-
-
 class BatchStream:
     """Iterator over global batches from `samples_consumed` on; it makes this rank's part of each.
 

@@ -68,7 +68,6 @@ TESTED_IN = {
     "launch/finetune/command.py": f"{L}/finetune/test_combinations.py",
     "launch/finetune/recipe.py": f"{L}/finetune/test_combinations.py",
     "launch/finetune/schemes.py": f"{L}/finetune/examples/test_tagging.py",
-    "launch/finetune/examples/base.py": f"{L}/finetune/examples/test_classification.py",
     "launch/finetune/examples/choice.py": f"{L}/finetune/examples/test_tagging.py",
     "launch/finetune/examples/similarity.py": f"{L}/finetune/examples/test_contrastive.py",
     "launch/pretrained/finding.py": f"{L}/pretrained/test_hub.py",

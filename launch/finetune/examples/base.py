@@ -16,7 +16,7 @@ from cloze.launch.system.devices import to_device
 from cloze.launch.training.objective import ModelOutput
 from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.loading import order
-from cloze.pipeline.loading.batches import RankBatch, deal
+from cloze.pipeline.loading.batches import RankBatch
 from cloze.pipeline.records import NO_LABEL
 
 
@@ -188,3 +188,13 @@ def rounds(lengths: np.ndarray, micro_batch_size: int, world_size: int) -> Itera
     by_length = np.argsort(-lengths, kind="stable")
     step = micro_batch_size * world_size
     return (by_length[start : start + step] for start in range(0, len(lengths), step))
+
+
+def deal(lengths: np.ndarray, micro_batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:
+    """Distribute a global batch: its rows (micro_batch_size,) for each micro-step of this rank.
+
+    Rows are sorted by length, so that in each micro-step all ranks have similar lengths: little padding, no stragglers.
+    """
+    by_length = np.argsort(lengths, kind="stable")
+    step = micro_batch_size * world_size
+    return [by_length[start : start + step][rank::world_size] for start in range(0, len(lengths), step)]

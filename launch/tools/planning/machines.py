@@ -12,6 +12,7 @@ from cloze.launch.system.data_sheets import DataSheet, named_sheet
 from cloze.launch.system.environment import device_type
 from cloze.launch.system.memory import available_bytes, resident_bytes
 from cloze.launch.tools.planning.assumptions import BANDWIDTH, BEST_PRODUCT, FLASH, PCIE, SUSTAINED
+from cloze.launch.tools.planning.kernels import KernelRates, measured_kernels
 from cloze.pipeline.errors import UserError
 
 
@@ -81,7 +82,7 @@ def of_data_sheet(sheet: DataSheet) -> Machine:
     )
 
 
-def measured(device: torch.device, product: float, rates: devices.KernelRates, memory_bytes: float) -> Machine:
+def measured(device: torch.device, product: float, rates: KernelRates, memory_bytes: float) -> Machine:
     """A Machine from measurements: its best product (FLOP/s) and its kernels."""
     bandwidth = rates.copy
     if device.type == "cpu":
@@ -132,7 +133,7 @@ def measured(device: torch.device, product: float, rates: devices.KernelRates, m
 
 def _this(device: torch.device, dtype: torch.dtype) -> Machine:
     dtype = dtype if device.type == "cpu" else torch.bfloat16
-    product, rates = devices.measured_flops(device, dtype), devices.measured_kernels(device, dtype)
+    product, rates = devices.measured_flops(device, dtype), measured_kernels(device, dtype)
     if product is None or rates is None:
         sheet = devices.data_sheet_of(device) if device.type == "cuda" else None
         if sheet is None:

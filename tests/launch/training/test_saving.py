@@ -88,7 +88,7 @@ def test_a_checkpoint_by_steps_is_left_out_and_counted_while_the_one_before_is_w
 
 @pytest.mark.parametrize("minutes", [0.0, -5.0])
 def test_no_minutes_are_refused(minutes):
-    with pytest.raises(UserError, match=f"checkpoint.every_minutes: found {minutes:g}, expected above 0"):
+    with pytest.raises(UserError, match=f"checkpoint.every_minutes: found {minutes}, expected above 0"):
         CheckpointConfig(every_minutes=minutes)
 
 

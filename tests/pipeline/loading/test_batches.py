@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cloze.pipeline.config import MaskingConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.loading.batches import BatchPhases, BatchStream, BatchWarmup, deal, evaluation_batches
+from cloze.pipeline.loading.batches import BatchPhases, BatchStream, BatchWarmup, evaluation_batches
 from cloze.pipeline.loading.collate import pad
 from cloze.pipeline.loading.streams import RunMasking, SampleStreams
 from cloze.pipeline.samples.masking import DynamicMasking, RateSchedule
@@ -212,15 +212,6 @@ def test_a_rank_reads_and_masks_its_own_share_alone(folder, data, masks, monkeyp
         assert cost <= 1.1 * (blocks + 1) / blocks + blocks * 24 / count / 24
         assert masked == 0 if masks == "stored" else masked < 1.2
     assert costs[24][0] <= 1.3 * costs[1][0]
-
-
-def test_lengths_at_a_micro_step_are_alike_over_ranks():
-    lengths = np.random.default_rng(0).integers(5, 100, 64)
-    rows = [deal(lengths, 4, rank, 4) for rank in range(4)]
-    for step in range(4):
-        found = np.concatenate([lengths[rows[rank][step]] for rank in range(4)])
-        assert found.max() <= np.sort(lengths)[16 * (step + 1) - 1] and found.min() >= np.sort(lengths)[16 * step]
-    assert np.array_equal(np.sort(np.concatenate([np.concatenate(r) for r in rows])), np.arange(64))
 
 
 def test_a_batch_that_grows_is_the_same_for_any_ranks_and_from_any_step(data):
