@@ -355,13 +355,13 @@ def table(results: dict[str, dict], size: Size) -> str:
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 
-def put(text: str, page: Path) -> None:
+def put(text: str, page: Path, marks: tuple[str, str] = MARKS) -> None:
     """The table into the page, between its marks."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
+    before, _, rest = page.read_text(encoding="utf-8").partition(marks[0])
     if not rest:
-        raise SystemExit(f"{page}: found no {MARKS[0]}, expected the marks between which the table stands")
-    after = rest.partition(MARKS[1])[2]
-    page.write_text(f"{before}{MARKS[0]}\n{text}{MARKS[1]}{after}", encoding="utf-8")
+        raise SystemExit(f"{page}: found no {marks[0]}, expected the marks between which the table stands")
+    after = rest.partition(marks[1])[2]
+    page.write_text(f"{before}{marks[0]}\n{text}{marks[1]}{after}", encoding="utf-8")
 
 
 def main() -> None:

@@ -40,6 +40,9 @@ class EvaluateConfig(ModelConfig):
     max_length: int = field(default=128, metadata=bounds(at_least=8))
     """lines: longest sequence in tokens, special tokens included; a longer line is split into consecutive windows that
     do not attend to each other."""
+    masked: Literal["token", "rest_of_word"] | None = None
+    """What is masked when a token is predicted: the token alone (arXiv 1910.14659), or also the later tokens of its
+    word (arXiv 2305.10588), by which vocabularies compare; null: rest_of_word for lines, token for blimp."""
 
     seeds: int = field(default=5, metadata=bounds(at_least=1))
     """glue: runs per task."""
@@ -70,3 +73,8 @@ class EvaluateConfig(ModelConfig):
             )
         if self.suite == "glue" and self.every_checkpoint:
             raise UserError("every_checkpoint: found true with suite glue, expected false: name a checkpoint with step")
+
+    @property
+    def rest_of_word(self) -> bool:
+        """Whether the rest of a token's word is masked with it."""
+        return self.masked == "rest_of_word" or (self.masked is None and self.suite == "lines")

@@ -1,5 +1,7 @@
 """Pseudo-log-likelihoods of many texts (arXiv 1910.14659): each token is masked in turn and predicted from all others.
 
+Or with the rest of its word masked too (arXiv 2305.10588), so that vocabularies compare that cut words differently.
+
 Texts run in batches of sequences of one length, without padding (Salazar et al. 2020).
 """
 
@@ -31,12 +33,15 @@ def pseudo_log_likelihoods(
     encodings: Sequence[Encoding],
     *,
     bf16: bool = False,
+    rest_of_word: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> np.ndarray:
     """Sum of the natural log-probabilities of each sequence's tokens, special tokens apart; (n,) float64.
 
     Args:
         bf16: whether the encoder's matrix products are made in bf16.
+        rest_of_word: whether the later tokens of a token's word are masked with it (arXiv 2305.10588): the sum over a
+            word is then its log-probability given the other words, and no piece is predicted from those after it.
         progress: called with the tokens processed since its last call.
     """
     # positions of the special tokens -> numbers of the sequences
@@ -44,13 +49,15 @@ def pseudo_log_likelihoods(
     for number, encoding in enumerate(encodings):
         alike[tuple(encoding.parts)].append(number)
     model = _EncoderInBf16(loaded.model) if bf16 else loaded.model
-    groups = [_Alike(encodings, numbers) for _, numbers in sorted(alike.items(), key=lambda item: -len(item[0]))]
+    groups = [
+        _Alike(encodings, numbers, rest_of_word) for _, numbers in sorted(alike.items(), key=lambda item: -len(item[0]))
+    ]
 
     def score(batch: tuple[_Alike, range]) -> int:
         group, variants = batch
-        rows, columns = group.variants(np.asarray(variants))
+        rows, columns, masked = group.variants(np.asarray(variants))
         with torch.inference_mode():
-            group.values[variants.start : variants.stop] = _hidden(loaded, model, rows, columns)
+            group.values[variants.start : variants.stop] = _hidden(loaded, model, rows, columns, masked)
         return rows.size
 
     for size in _on_each_core(score, [(group, part) for group in groups for part in group.batches()], loaded.device):
@@ -62,14 +69,17 @@ def pseudo_log_likelihoods(
 
 
 class _Alike:
-    """Sequences with special tokens at the same positions. A variant is a sequence with one of its tokens masked."""
+    """Sequences with special tokens at the same positions. A variant is a sequence of which one token is predicted."""
 
-    def __init__(self, encodings: Sequence[Encoding], numbers: list[int]) -> None:
+    def __init__(self, encodings: Sequence[Encoding], numbers: list[int], rest_of_word: bool) -> None:
         self.numbers = numbers
+        self._rest_of_word = rest_of_word
+        # A special token, which never continues a word, ends the last one.
+        self._words = np.cumsum([[not each for each in encodings[number].continues] for number in numbers], axis=1)
         self._places = np.flatnonzero(encodings[numbers[0]].parts)
         self._ids = np.array([encodings[number].ids for number in numbers])
         self.values = np.empty(len(numbers) * len(self._places))
-        """Log-probability of the masked token of each variant, which are ordered by sequence and position."""
+        """Log-probability of the predicted token of each variant, which are ordered by sequence and position."""
 
     def batches(self) -> list[range]:
         """Numbers of the variants that are processed together."""
@@ -77,9 +87,15 @@ class _Alike:
         count = len(self.values)
         return [range(start, min(start + at_once, count)) for start in range(0, count, at_once)]
 
-    def variants(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids (N, L), not yet masked, and the position (N,) to mask."""
-        return self._ids[numbers // len(self._places)], self._places[numbers % len(self._places)]
+    def variants(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids (N, L), not yet masked, the position (N,) to predict, and which positions (N, L) are masked for it."""
+        rows, columns = numbers // len(self._places), self._places[numbers % len(self._places)]
+        distance = np.arange(self._ids.shape[1]) - columns[:, None]
+        masked = distance == 0
+        if self._rest_of_word:
+            words = self._words[rows]
+            masked |= (distance > 0) & (words == np.take_along_axis(words, columns[:, None], axis=1))
+        return self._ids[rows], columns, masked
 
 
 def _on_each_core(
@@ -121,13 +137,18 @@ class _EncoderInBf16:
 
 
 def _hidden(
-    loaded: LoadedModel, model: BertForPreTraining | _EncoderInBf16, rows: np.ndarray, columns: np.ndarray
+    loaded: LoadedModel,
+    model: BertForPreTraining | _EncoderInBf16,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    masked: np.ndarray,
 ) -> np.ndarray:
-    """Log-probabilities (N,) of one masked token in each row of ids (N, L)."""
+    """Log-probabilities (N,) of the token at `columns` (N,) of each row of ids (N, L), of which `masked` (N, L) are
+    masked.
+    """
     count, length = rows.shape
     hidden = rows[np.arange(count), columns]
-    rows = rows.copy()
-    rows[np.arange(count), columns] = loaded.tokenizer.special_tokens.mask
+    rows = np.where(masked, loaded.tokenizer.special_tokens.mask, rows)
     (inputs,) = concatenated(
         rows.reshape(-1),
         np.arange(0, rows.size + 1, length),

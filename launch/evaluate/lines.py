@@ -37,6 +37,7 @@ def score_lines(
     *,
     max_length: int,
     bf16: bool,
+    rest_of_word: bool,
     progress: Callable[[int, int], None],
 ) -> Fields:
     """Total scores of all lines; repeated lines count each time but are scored once.
@@ -59,7 +60,10 @@ def score_lines(
 
     sums, tokens = [0.0] * len(number), [0] * len(number)
     for place, piece, value in zip(
-        owners, pieces, pseudo_log_likelihoods(loaded, pieces, bf16=bf16, progress=count), strict=True
+        owners,
+        pieces,
+        pseudo_log_likelihoods(loaded, pieces, bf16=bf16, rest_of_word=rest_of_word, progress=count),
+        strict=True,
     ):
         sums[place] += float(value)
         tokens[place] += sum(part > 0 for part in piece.parts)

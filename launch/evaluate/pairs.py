@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -82,12 +83,14 @@ def score_pairs(
     loaded: LoadedModel,
     pairs: list[Pair],
     precision: str,
+    rest_of_word: bool,
     progress: Callable[[int, int], None],
 ) -> np.ndarray:
     """Log-probability of the good sentence minus that of the bad one, (n,) float64. Repeated sentences are scored once.
 
     Args:
         precision: fp32; bf16; or auto: bf16, and fp32 for pairs whose difference in bf16 is below `CLOSE`.
+        rest_of_word: whether the later tokens of a token's word are masked with it.
         progress: called with the tokens done and the tokens in all.
 
     Raises:
@@ -104,14 +107,15 @@ def score_pairs(
         done += tokens
         progress(done, total)
 
-    scores = pseudo_log_likelihoods(loaded, encodings, bf16=precision != "fp32", progress=count)
+    score = partial(pseudo_log_likelihoods, loaded, rest_of_word=rest_of_word, progress=count)
+    scores = score(encodings, bf16=precision != "fp32")
     if precision == "auto":
         close = np.abs(scores[sides[:, 0]] - scores[sides[:, 1]]) < CLOSE
         again = np.unique(sides[close])
         chosen = [encodings[place] for place in again]
         total += num_tokens(chosen)
         exact = scores.copy()
-        exact[again] = pseudo_log_likelihoods(loaded, chosen, progress=count)
+        exact[again] = score(chosen)
         # Both sentences of a pair are scored in the same precision.
         return np.where(close, exact[sides[:, 0]] - exact[sides[:, 1]], scores[sides[:, 0]] - scores[sides[:, 1]])
     return scores[sides[:, 0]] - scores[sides[:, 1]]

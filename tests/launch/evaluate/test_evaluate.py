@@ -69,13 +69,17 @@ def plain_score(folder):
     reference = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 
-    def score(text: str, pieces: int | None = None) -> float:
+    def score(text: str, pieces: int | None = None, rest_of_word: bool = False) -> float:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         total = 0.0
         for start in range(0, len(ids), pieces or len(ids)):
             whole = [tokenizer.cls_token_id, *ids[start : start + (pieces or len(ids))], tokenizer.sep_token_id]
             for place in range(1, len(whole) - 1):
-                masked = torch.tensor([[*whole[:place], tokenizer.mask_token_id, *whole[place + 1 :]]])
+                end = place + 1
+                while rest_of_word and tokenizer.convert_ids_to_tokens(whole[end]).startswith("##"):
+                    end += 1
+                hidden = [tokenizer.mask_token_id] * (end - place)
+                masked = torch.tensor([[*whole[:place], *hidden, *whole[end:]]])
                 with torch.no_grad():
                     logits = reference(input_ids=masked).logits[0, place]
                 total += float(logits.double().log_softmax(-1)[whole[place]])
@@ -152,8 +156,10 @@ def test_only_a_more_probable_good_sentence_is_right():
     assert accuracies(pairs, [1e-9, 0.0, -1e-9, float("nan")])["paradigms"] == {"p": 25.0}
 
 
-def test_a_line_counts_by_its_characters_and_is_cut_where_it_is_long(model, tmp_path, capsys):
-    lines = [*GOOD[:3], "the man went to the store and bought a gallon of milk", GOOD[0]]
+@pytest.mark.parametrize("masked", [None, "token", "rest_of_word"])
+def test_a_line_counts_by_its_characters_and_is_cut_where_it_is_long(model, tmp_path, capsys, masked):
+    """By default a word's pieces are predicted from left to right, so that none tells those before it."""
+    lines = [*GOOD[:3], "the man went to the store and bought a gallon of milk", GOOD[0], "newyork walkings playedab"]
     with gzip.open(tmp_path / "held-out.jsonl.gz", "wt") as file:
         file.write(json.dumps({"text": "\n".join(lines[:2]) + "\n\n"}) + "\n")
         file.write(json.dumps({"text": " \n" + "\n".join(lines[2:])}) + "\n")
@@ -170,14 +176,15 @@ def test_a_line_counts_by_its_characters_and_is_cut_where_it_is_long(model, tmp_
                 "8",
                 "--json",
                 str(tmp_path / "found.json"),
+                *(["--masked", masked] if masked else []),
             ]
         )
         == 0
     )
     score = plain_score(model)
-    expected = sum(score(line, pieces=6) for line in lines)
+    expected = sum(score(line, pieces=6, rest_of_word=masked != "token") for line in lines)
     result = json.loads((tmp_path / "found.json").read_text())
-    assert result["lines"] == 5 and result["characters"] == sum(map(len, lines))
+    assert result["lines"] == 6 and result["characters"] == sum(map(len, lines))
     assert result["log_likelihood"] == pytest.approx(expected, abs=1e-3)
     assert result["log_likelihood_per_character"] == pytest.approx(expected / result["characters"], abs=1e-5)
     assert "log likelihood per character" in capsys.readouterr().out
