@@ -138,6 +138,14 @@ TABLE = {
         given=("--text", "{data}/corpus/mix-10M/valid-00.jsonl.gz"),
         written="tiny/results.json",
     ),
+    "adapting": Entry(
+        "Ways of adapting to another domain, with words added: that they run, not what they are worth",
+        ("adapting.py", "--quick", "--output", "{folder}"),
+        300,
+        given=("--general", BOOKS),
+        written="results.json",
+        pictures=("adapting.svg",),
+    ),
     "evidence": Entry(  # behind pretraining_curves, of whose run it takes the weights
         "Fine-tuning from those weights, from random ones, and by transformers: that it runs, not what it is worth",
         (

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -393,3 +395,48 @@ def test_the_held_out_loss_of_an_objective_is_its_last(monkeypatch, tmp_path):
     for objective, pairs, expected in (("masked", False, 7.0), ("masked", True, 6.0), ("replaced_tokens", False, None)):
         (tmp_path / "config.yaml").write_text(f"objective: {objective}\n")
         assert objectives.held_out_loss(tmp_path, pairs) == expected
+
+
+def test_ways_of_adapting_are_compared_over_seeds(benchmark, monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import adapting
+
+    called = []
+
+    def run(*words: str) -> float:
+        called.append(words)
+        if words[0] == "evaluate":
+            found = {"log_likelihood_per_character": -2.0 - 0.1 * ("random" in words[1]), "tokens": 300}
+            Path(words[-1]).write_text(json.dumps(found))
+        if words[0] == "finetune":
+            folder = Path(words[words.index("--output") + 1])
+            folder.mkdir(parents=True)
+            accuracy = int(words[words.index("--seed") + 1]) / 10
+            (folder / "results.json").write_text(json.dumps({"validation": {"accuracy": accuracy}}))
+        return 60.0
+
+    page = tmp_path / "page"
+    page.mkdir()
+    (page / "adapt.md").write_text("before\n<!-- adapting -->\nold\n<!-- /adapting -->\nbehind\n")
+    sizes = {"quick": replace(adapting.SIZES["quick"], seeds=2, vocabulary=8192, added=4096, steps=100)}
+    replaced = {"run": run, "import_once": lambda: None, "SIZES": sizes}
+    for _ in range(2):  # the second finds all runs done
+        benchmark("adapting", "--quick", "--output", str(tmp_path), "--page", str(page), **replaced)
+        counts = {name: sum(words[0] == name for words in called) for name in ("pretrain", "evaluate", "finetune")}
+        assert counts == {"pretrain": 1 + 5 * 2, "evaluate": 2 * (1 + 5 * 2), "finetune": 6 * 2}
+    text = (page / "adapt.md").read_text()
+    assert (
+        text.startswith("before\n<!-- adapting -->\n| way |") and text.endswith("-->\nbehind\n") and "old" not in text
+    )
+    # In GFLOPs of a step: 0.65 for the encoder's matrices, 0.10 for attention, 1.30 for 8,192 entries, 1.94 for 12,288.
+    assert "| with replay | 100 | 60 |" in text and "| words added, rows `mean`, with replay | 76 | 60 |" in text
+    assert "rows `random`, with replay | **−0.100** | **−0.100** | +0.000 (noise) |" in text
+    results = json.loads((page / "adapt.json").read_text())
+    assert [each["accuracy"] for each in results["ways"]["mean"]] == [0.1, 0.2]
+    drawn = (page / "adapt.svg").read_bytes()
+    benchmark("adapting", "--draw", "--page", str(page))
+    assert (page / "adapt.md").read_text() == text and (page / "adapt.svg").read_bytes() == drawn
+    texts = {name: (tmp_path / "text" / f"{name}.jsonl").read_text() for name in ("own", "train", "dev")}
+    held = (tmp_path / "text" / "own-held-out.txt").read_text().splitlines()
+    assert len(held) == 8 and not any(json.dumps(line)[1:-1] in texts["own"] for line in held)
+    assert not {*texts["train"].splitlines()} & {*texts["dev"].splitlines()}
