@@ -12,6 +12,7 @@ from cloze.pipeline.records import ROLES
 from cloze.pipeline.untrusted import read_json
 
 HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
+_RULES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")  # of a BERT tokenizer
 _USUAL_NAMES = {  # tried in turn if no configuration names the token
     "pad": ("[PAD]", "<pad>"),
     "unknown": ("[UNK]", "<unk>"),
@@ -38,8 +39,21 @@ def read_tokenizer_config(folder: Path) -> Fields:
                 raise UserError(
                     f"{folder / name}: found {type(content).__name__}, expected an object; fix or remove the file"
                 )
+            _check_kinds(folder / name, content)
             config |= content
     return config
+
+
+def _check_kinds(path: Path, config: Fields) -> None:
+    """Raise UserError for names of special tokens that are no texts, and rules that are neither true nor false."""
+    for name in HUGGING_FACE_NAMES.values():
+        value = config.get(name)
+        given = value.get("content") if isinstance(value, dict) else value
+        if not isinstance(given, str) and value is not None:
+            raise UserError(f"{path}: {name}: found {str(value)[:60]!r}, expected the text of a token; fix it")
+    for name in _RULES:
+        if not isinstance(config.get(name), bool | None):
+            raise UserError(f"{path}: {name}: found {str(config[name])[:60]!r}, expected true or false; fix it")
 
 
 def special_names(vocabulary: dict[str, int], config: Fields) -> dict[str, str]:

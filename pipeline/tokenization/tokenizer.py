@@ -11,7 +11,8 @@ tokenizer, so the ids are always those of the tokenizer.
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -22,6 +23,7 @@ import tokenizers
 from cloze.pipeline import ragged
 from cloze.pipeline.config import is_word
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.records import SpecialTokens, numpy_type, token_type
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import publish_text, publishing
@@ -55,6 +57,7 @@ _TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # the class of transformers that u
 _MODEL_INPUT_NAMES = ["input_ids", "token_type_ids", "attention_mask"]
 # Published vocabularies leave some thousand ids without a token; tables have an entry for each id up to the highest.
 _MOST_UNUSED_IDS = 1 << 20
+_MOST_SAID = 300  # characters of an error of the library
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
@@ -64,24 +67,34 @@ def holds_tokenizer(folder: Place) -> bool:
     return any((folder / name).is_file() for name in _READ)
 
 
+@contextmanager
+def _readable_panics(folder: Callable[[], Place | None]) -> Iterator[None]:
+    """Raise UserError where a rule of the tokenizer gives up on a text: a regular expression that tries too many ways
+    ends as a panic of the library's Rust code, which is no Exception.
+
+    Args:
+        folder: says where the tokenizer was read from.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # pyo3 exports no such class
+            raise
+        raise UserError(
+            f"{folder() or 'tokenizer'}: found a rule that gives up on a text ({error}), expected normalizer, "
+            "pre_tokenizer, post_processor and decoder of tokenizer.json to end on any text; correct their patterns"
+        ) from error
+
+
 def _with_readable_panics(
     method: Callable[Concatenate["Tokenizer", _Given], _Result],
 ) -> Callable[Concatenate["Tokenizer", _Given], _Result]:
-    """Let a method raise UserError where a rule of the tokenizer gives up on a text: a regular expression that tries
-    too many ways ends as a panic of the library's Rust code, which is no Exception.
-    """
+    """Let a method raise UserError for `_readable_panics`."""
 
     @wraps(method)
     def wrapped(self: "Tokenizer", /, *args: _Given.args, **options: _Given.kwargs) -> _Result:
-        try:
+        with _readable_panics(lambda: self.folder):
             return method(self, *args, **options)
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # pyo3 exports no such class
-                raise
-            raise UserError(
-                f"{self.folder or 'tokenizer'}: found a rule that gives up on a text ({error}), expected normalizer, "
-                "pre_tokenizer and decoder of tokenizer.json to end on any text; correct their patterns"
-            ) from error
 
     return wrapped
 
@@ -146,6 +159,7 @@ class Tokenizer:
                 f"one of its vocabulary; write {names['unknown']!r} there in tokenizer.json"
             )
         self._splitter = WordSplitter(backend)
+        stand_around_texts(backend, names)  # its rules may give up on any text: here that is an error that names them
         self.word_table_reason = self._why_no_word_table()
         self._forget_words()
 
@@ -213,14 +227,14 @@ class Tokenizer:
             )
         config = read_tokenizer_config(folder)
         try:
-            if found[0].suffix == ".json":
-                backend = from_tokenizer_json(found[0], config)
-            else:
-                backend = from_vocab_txt(found[0], config)
+            with _readable_panics(lambda: folder):
+                read = from_tokenizer_json if found[0].suffix == ".json" else from_vocab_txt
+                backend = read(found[0], config)
         except UserError:
             raise
-        except Exception as error:  # the library raises plain Exceptions
-            raise UserError(f"{found[0]}: can't be read as a tokenizer: {error}") from error
+        except Exception as error:  # the library raises plain Exceptions, which quote what they found
+            what = " ".join(str(error).split())[:_MOST_SAID]
+            raise UserError(f"{found[0]}: can't be read as a tokenizer: {what}") from error
         return cls(backend, special_names(backend.get_vocab(), config), folder)
 
     def fault_in(self, manifest: Manifest) -> str | None:
@@ -238,24 +252,32 @@ class Tokenizer:
                 )
         return None
 
-    def save(self, folder: str | Place) -> None:
-        """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it."""
+    def save(self, folder: str | Place, config: bytes | None = None) -> None:
+        """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it.
+
+        Args:
+            config: content of tokenizer_config.json; None: what transformers needs to know.
+        """
         folder = to_place(folder)
-        config = {
-            "tokenizer_class": _TOKENIZER_CLASS,
-            "do_lower_case": self.lowercase,
-            "model_max_length": 1_000_000,
-            "clean_up_tokenization_spaces": False,
-            "model_input_names": _MODEL_INPUT_NAMES,
-            **{HUGGING_FACE_NAMES[role]: name for role, name in self.names.items()},
-        }
+        if config is None:
+            config = _in_json(
+                {
+                    "tokenizer_class": _TOKENIZER_CLASS,
+                    "do_lower_case": self.lowercase,
+                    "model_max_length": 1_000_000,
+                    "clean_up_tokenization_spaces": False,
+                    "model_input_names": _MODEL_INPUT_NAMES,
+                    **{HUGGING_FACE_NAMES[role]: name for role, name in self.names.items()},
+                }
+            )
         if not stand_around_texts(self.backend, self.names):
             put_around_texts(self.backend, self.names)
         self.backend.encode_special_tokens = False  # for ordinary use of the file by other libraries
         publish_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
         self.backend.encode_special_tokens = True
         publish_text(folder / "vocab.txt", self.vocab_txt())
-        publish_text(folder / "tokenizer_config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+        with publishing(folder / "tokenizer_config.json") as aside:
+            aside.write_bytes(config)
 
     def vocab_txt(self) -> str:
         """The tokens, one per line, by id."""
@@ -502,14 +524,19 @@ def copy_tokenizer(source: Tokenizer, folder: Place) -> None:
         if stand_around_texts(source.backend, source.names)
         else {"tokenizer_class": _TOKENIZER_CLASS, "model_input_names": _MODEL_INPUT_NAMES}
     )
-    source.save(folder)
-    if source.folder is not None and (described := source.folder / "tokenizer_config.json").is_file():
-        config = load_json(described.read_bytes())
+    described = None
+    if source.folder is not None and (path := source.folder / "tokenizer_config.json").is_file():
+        described = path.read_bytes()
+        config = load_json(described)
         found = special_names(source.backend.get_vocab(), config)
         changed |= default_normalization(source.backend, config)
         # Names from special_tokens_map.json, which isn't copied.
         changed |= {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}
-        with publishing(folder / "tokenizer_config.json") as aside:
-            aside.write_bytes(described.read_bytes())
-            if changed:
-                aside.write_text(json.dumps(config | changed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        if changed:
+            described = _in_json(config | changed)
+    source.save(folder, described)
+
+
+def _in_json(config: Fields) -> bytes:
+    """The content of a tokenizer_config.json."""
+    return (json.dumps(config, indent=1, ensure_ascii=False) + "\n").encode()

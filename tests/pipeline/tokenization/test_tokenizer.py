@@ -395,3 +395,26 @@ def test_transformers_loads_the_folder(tmp_path):
     assert ids == [*expected, *tokenizer.encode("mi"), special.separator]
     assert loaded.mask_token == "[MASK]" and loaded.pad_token_id == 0
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["do_lower_case"] is True
+
+
+def test_a_rule_that_gives_up_on_every_text_is_named(tmp_path):
+    """As lengths of zero, and a post-processor that names a token that it doesn't describe."""
+    corpus.tokenizer().save(tmp_path / "whole")
+    whole = json.loads((tmp_path / "whole/tokenizer.json").read_text())
+    processor = whole["post_processor"]
+    for changes in (
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+        {"post_processor": processor | {"special_tokens": {}}},
+    ):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(whole | changes))
+        with pytest.raises(UserError, match=f"^{tmp_path}.*: (found a rule that gives up|can't be read as a tokenizer)"):
+            Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("given", [{"mask_token": [1]}, {"pad_token": {"lstrip": True}}, {"do_lower_case": "false"}])
+def test_a_configuration_of_other_kinds_is_refused(tmp_path, name, given):
+    corpus.tokenizer().save(tmp_path)
+    (tmp_path / name).write_text(json.dumps(given))
+    with pytest.raises(UserError, match=f"{name}: {next(iter(given))}: found .*, expected"):
+        Tokenizer.from_folder(tmp_path)
