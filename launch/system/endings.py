@@ -20,6 +20,7 @@ EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
 SAID_SECONDS = 10.0
+_LONGEST_LINE = 4000  # characters of a message: those with many names of a user's own have some hundred
 # What the file system refuses, for a user to fix, and folders in the place of files, or files in theirs: no command can
 # go on without what it was given. Of a write that finds no space it does not say where.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -87,7 +88,15 @@ def _end_with_line(line: str) -> int:
 
 def _print_error(line: str) -> None:
     # In one piece: other processes write to the same terminal, and print() may write the line's end by itself.
-    print(f"{line}\n", end="", file=sys.stderr, flush=True)
+    print(f"{_on_one_line(line)}\n", end="", file=sys.stderr, flush=True)
+
+
+def _on_one_line(text: str) -> str:
+    """A message without the line ends and the terminal's commands that names in a hostile file hold, and its middle
+    left out if it is very long.
+    """
+    text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE // 2]} … {text[-_LONGEST_LINE // 2 :]}"
 
 
 def _line_of_loss(error: RuntimeError) -> str | None:

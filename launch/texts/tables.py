@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloze.launch.texts.encoding import half_character
+from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.fields import Fields
+from cloze.pipeline.readers.hub import saved_file, saved_rows
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.untrusted import load_json
 
@@ -327,7 +329,7 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
     def readable() -> Iterator[None]:
         try:
             yield
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # names and texts of no UTF-8, times
             raise UserError(f"{path}: can't be read as Parquet: {' '.join(str(error).split())}") from error
 
     def values() -> Iterator[Fields]:
@@ -337,7 +339,7 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
 
     with readable():
         file = parquet.ParquetFile(path, page_checksum_verification=True)
-    names = tuple(file.schema_arrow.names)
+        names = tuple(file.schema_arrow.names)
     if len(set(names)) < len(names):
         raise UserError(f"{path}: found the columns {', '.join(names)}, expected names that differ; rename one")
     return names, _rows(path, file.schema_arrow, values(), labels)
@@ -355,37 +357,75 @@ def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
     if isinstance(data, datasets.DatasetDict):
         raise UserError(f"{path}: found the splits {', '.join(data)}, expected one of them; give {path}/SPLIT")
     schema = data.features.arrow_schema
-    return tuple(schema.names), _rows(path, schema, iter(data), labels)
+    file = saved_file(str(path), data, 0, 0, SourceConfig())
+    values = (row for _, batch in saved_rows(data, 0, len(data), file) for row in batch.to_pylist())
+    return tuple(schema.names), _rows(path, schema, values, labels)
 
 
 def _rows(path: Path, schema: pa.Schema, values: Iterator[Fields], labels: tuple[str, ...] | None) -> Iterator[Row]:
     """Rows of a typed table, with names for numbered classes (open_table: labels)."""
     named = {}
-    for column, names in _class_names(schema).items():
+    for column, names in _class_names(path, schema).items():
         numbered = {str(number) for number in range(len(names))}
         if labels is None or numbered <= set(labels) and not set(names) <= set(labels):
             continue
         named[column] = dict(enumerate(names)) | {-1: None}  # -1 is `datasets`' value for no label
     for number, row in enumerate(values, 1):
+        place = f"{path}: row {number}"
         for column, known in named.items():
             value = row[column]
             row[column] = (
-                [known.get(part, part) for part in value if part != -1]
+                [_name(known, part, column, place) for part in value if part != -1]
                 if isinstance(value, list)
-                else known.get(value, value)
+                else _name(known, value, column, place)
             )
-        yield Row(row, f"{path}: row {number}")
+        yield Row(row, place)
 
 
-def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
-    """Class names of columns with numbered classes, or lists of them, as `datasets` writes them into the schema."""
-    written = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+def _name(known: dict[int, str | None], value: object, column: str, place: str) -> str | None:
+    """The name of a class; a text, as of a column that was changed later, and none stay what they are."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, int) or value not in known:
+        raise UserError(
+            f"{place}: {column}: found {str(value)[:60]!r}, expected the number of one of its {len(known) - 1} classes"
+        )
+    return known[value]
+
+
+def _class_names(path: Path, schema: pa.Schema) -> dict[str, list[str]]:
+    """Class names of columns with numbered classes, or lists of them, as `datasets` writes them into the schema.
+
+    Raises:
+        UserError: what stands there is not what it writes.
+    """
     found = {}
-    for column, feature in written.get("info", {}).get("features", {}).items():
-        if isinstance(feature, list):  # lists as older versions write them
-            (feature,) = feature
-        elif feature.get("_type") in ("List", "LargeList", "Sequence"):
-            feature = feature["feature"]
-        if feature.get("_type") == "ClassLabel" and column in schema.names:
-            found[column] = feature["names"]
+    try:
+        written = load_json((schema.metadata or {}).get(b"huggingface", b"{}"))
+        for column, feature in written.get("info", {}).get("features", {}).items():
+            if isinstance(feature, list):  # lists as older versions write them
+                (feature,) = feature
+            elif feature.get("_type") in ("List", "LargeList", "Sequence"):
+                feature = feature["feature"]
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and column in schema.names:
+                found[column] = _names_that_differ(feature["names"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path}: found other metadata under 'huggingface' than `datasets` writes ({error!r:.100}), expected the "
+            "names of its classes; write the table anew, or without metadata"
+        ) from error
     return found
+
+
+def _names_that_differ(names: object) -> list[str]:
+    """Names of classes.
+
+    Raises:
+        TypeError: they are no list of texts.
+        ValueError: two are the same.
+    """
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TypeError("names of classes that are no texts")
+    if len(set(names)) < len(names):
+        raise ValueError("two classes of one name")
+    return names

@@ -88,7 +88,10 @@ def _values(
     if not any(test(texts.type) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
         raise UserError(f"{where}: {text_field}: found {texts.type}, expected a string")
     texts = texts.cast(pa.large_binary())  # of the same bytes
-    names = [None] * len(rows) if id_field is None else map(document_id, rows.column(id_field).to_pylist())
+    try:
+        names = [None] * len(rows) if id_field is None else [*map(document_id, rows.column(id_field).to_pylist())]
+    except (ValueError, OverflowError) as error:  # texts of no UTF-8, times of no calendar
+        raise UserError(f"{where}: {id_field}: found an id that can't be read ({error}); fix it") from error
     for place, (text, name) in enumerate(zip(texts, names, strict=True), start):
         data = memoryview(text.as_buffer() if text.is_valid else b"")
         if len(data) > _LONGEST_TEXT:
@@ -122,7 +125,7 @@ def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
             for batch in batches:
                 yield place, batch
                 place += len(batch)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeError) as error:  # names of columns that are no UTF-8
         raise UserError(f"{path}: can't be read as Parquet: {' '.join(str(error).split())}") from error
 
 

@@ -12,7 +12,14 @@ import pyarrow as pa
 from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
-from cloze.pipeline.readers.files import InputFile, Segment, checked_name, last_touched
+from cloze.pipeline.readers.files import (
+    InputFile,
+    Segment,
+    changed_while_read,
+    checked_name,
+    is_changed,
+    last_touched,
+)
 from cloze.pipeline.storage import readable_errors
 
 _SAVED_ROWS = 50_000  # rows of a saved data set in one segment
@@ -28,26 +35,41 @@ def find_datasets(entries: list[str], source: int, config: SourceConfig, first: 
     for number, entry in enumerate(sorted(set(entries)), first):
         saved = os.path.abspath(os.path.expanduser(entry))  # absolute, since workers may run in other folders
         if _is_folder(saved):
-            path, name = saved, checked_name(os.path.basename(saved))
-            data = _load(path, config)
-            count, size = len(data), data.data.nbytes
-            parts = tuple(part["filename"] for part in data.cache_files)
+            data = _load(saved, config)
+            file = saved_file(saved, data, number, source, config)
         else:
-            path = name = _with_commit(entry)
+            path = _with_commit(entry)
             data = _load(path, config)
             split = (data.info.splits or {}).get(config.dataset_split)
-            count, size, parts = data.num_shards, (split and split.num_bytes) or 0, ()
-        if not count:
-            raise UserError(f"input: found no rows in the data set {entry!r}, expected text")
-        found = {part: os.stat(part) for part in parts}
-        changed = max((status.st_mtime_ns for status in found.values()), default=0)
-        touched = max((last_touched(part, status) for part, status in found.items()), default=0)
-        files.append(
-            InputFile(
-                number, source, path, name, "dataset", None, size, changed, config, count, parts, None, touched, True
+            size = (split and split.num_bytes) or 0
+            file = InputFile(
+                number, source, path, path, "dataset", None, size, 0, config, rows=data.num_shards, has_rows=True
             )
-        )
+        if not file.rows:
+            raise UserError(f"input: found no rows in the data set {entry!r}, expected text")
+        files.append(file)
     return files
+
+
+def saved_file(path: str, data: Any, number: int, source: int, config: SourceConfig) -> InputFile:
+    """A saved data set that was loaded from a folder, as an input."""
+    parts = tuple(part["filename"] for part in data.cache_files)
+    found = {part: os.stat(part) for part in parts}
+    return InputFile(
+        number,
+        source,
+        path,
+        checked_name(os.path.basename(path)),
+        "dataset",
+        None,
+        data.data.nbytes,
+        max((status.st_mtime_ns for status in found.values()), default=0),
+        config,
+        rows=len(data),
+        parts=parts,
+        touched=max((last_touched(part, status) for part, status in found.items()), default=0),
+        has_rows=True,
+    )
 
 
 def _is_folder(path: str) -> bool:
@@ -88,11 +110,7 @@ def rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
     data = _load(path, segment.file.config)
     with _loading(path):  # a stream may end prematurely
         if os.path.isdir(path):
-            table = data.with_format("arrow")
-            for start in range(segment.start, segment.stop, _ROWS_AT_ONCE):
-                for batch in table[start : min(start + _ROWS_AT_ONCE, segment.stop)].to_batches():
-                    yield start, batch
-                    start += len(batch)
+            yield from saved_rows(data, segment.start, segment.stop, segment.file)
         else:
             config = segment.file.config
             stream = data.shard(num_shards=segment.stop, index=segment.start)
@@ -103,6 +121,25 @@ def rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
                     for name, value in record.items()
                 }
                 yield row * segment.stop + segment.start, pa.RecordBatch.from_pylist([used])
+
+
+def saved_rows(data: Any, start: int, stop: int, file: InputFile) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches of rows [start, stop) of a saved data set, with the place of their first.
+
+    The library maps its files, and a page that is no longer there would end the process (SIGBUS). So they are looked at
+    before each batch, which is copied at once.
+
+    Raises:
+        UserError: a file is another than when it was listed.
+    """
+    table = data.with_format("arrow")
+    for low in range(start, stop, _ROWS_AT_ONCE):
+        if is_changed(file):
+            raise changed_while_read(file)
+        place = low
+        for batch in table[low : min(low + _ROWS_AT_ONCE, stop)].to_batches():
+            yield place, pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+            place += len(batch)
 
 
 def _load(path: str, config: SourceConfig) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from cloze.launch.cli import main
 from cloze.launch.system import distributed
 from cloze.launch.system.endings import Ending
+from cloze.pipeline.errors import UserError
 from tests.launching import ROOT, finish, start
 
 
@@ -82,3 +83,13 @@ def test_ctrl_c_during_the_imports_ends_a_command_with_its_line(tmp_path, argume
     process = start([sys.executable, "-m", "cloze", *arguments], PYTHONPATH=f"{tmp_path}:{ROOT}")
     output = finish(process, status)
     assert output.startswith(said) and output.count("\n") == 1, output
+
+
+def test_a_message_is_one_line_whatever_the_names_in_it(capsys):
+    """A hostile file's names hold line ends and commands of the terminal, or are very long."""
+    with Ending() as ending:
+        raise UserError(f"a\nb\x1b[2J {'x' * 10_000} end")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        ending.status == 2 and line.startswith(r"error: a\nb\x1b[2J x") and line.endswith("x end") and len(line) < 5000
+    )

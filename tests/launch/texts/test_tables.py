@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import numpy as np
 import polars
@@ -11,7 +12,7 @@ from pyarrow import parquet
 from sklearn.metrics import matthews_corrcoef
 
 from cloze.launch.cli import main
-from cloze.launch.texts.tables import read_table, read_text
+from cloze.launch.texts.tables import open_table, read_table, read_text
 from cloze.pipeline.errors import UserError
 from tests.hostile_tables import readings
 from tests.launch.finetune.examples.test_classification import GLUE, read
@@ -203,3 +204,52 @@ def test_a_flipped_byte_of_a_parquet_page_with_a_checksum_is_an_error(tmp_path):
 def test_hostile_fields_are_read_as_they_were_written(tmp_path):
     """And the same tables damaged: a line, or rows."""
     assert [wrong for _, wrong in readings(tmp_path, 1500, seed=0) if wrong] == []
+
+
+CLASSES = {"_type": "ClassLabel", "names": ["x", "y"]}
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    ["{", "[" * 100_000, "3", '{"info": null}', '{"info": {"features": {"label": [1, 2]}}}']
+    + [
+        json.dumps({"info": {"features": {"label": feature}}})
+        for feature in (
+            None,
+            {"_type": "List"},
+            {"_type": "ClassLabel"},
+            CLASSES | {"names": "xy"},
+            CLASSES | {"names": ["x", "x"]},
+        )
+    ],
+)
+def test_hostile_metadata_of_a_parquet_file_are_refused(tmp_path, metadata):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": ["a", "b"], "label": [0, 1]})
+    parquet.write_table(table.replace_schema_metadata({"huggingface": metadata}), path)
+    with pytest.raises(UserError, match="^[^\n]*a.parquet: found other metadata under 'huggingface' than .* anew"):
+        read_table(path)
+
+
+def test_values_of_a_parquet_file_that_are_none_are_refused(tmp_path):
+    """A class that has no name, and texts that are no UTF-8."""
+    path = tmp_path / "a.parquet"
+    metadata = {"huggingface": json.dumps({"info": {"features": {"label": CLASSES}}})}
+    table = pa.table({"text": ["a", "b"], "label": [1, 2]})
+    parquet.write_table(table.replace_schema_metadata(metadata), path)
+    with pytest.raises(UserError, match="a.parquet: row 2: label: found '2', expected the number of one of its 2"):
+        read_table(path)
+    parquet.write_table(pa.table({"text": pa.array([b"\xff"]).view(pa.string())}), path)
+    with pytest.raises(UserError, match="a.parquet: can't be read as Parquet: .*utf-8"):
+        read_table(path)
+
+
+def test_a_saved_data_set_that_shrinks_is_named(tmp_path):
+    """The library maps its files: a page that is gone would end the process."""
+    path = saved(tmp_path / "a.folder", "folder", {}, {"text": [f"{number} {'w ' * 500}" for number in range(400)]})
+    rows = open_table(path).rows
+    next(rows)
+    (data,) = path.glob("*.arrow")
+    os.truncate(data, data.stat().st_size // 4)
+    with pytest.raises(UserError, match="a.folder: changed while it was read"):
+        list(rows)

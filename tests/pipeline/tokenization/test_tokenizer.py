@@ -407,7 +407,9 @@ def test_a_rule_that_gives_up_on_every_text_is_named(tmp_path):
         {"post_processor": processor | {"special_tokens": {}}},
     ):
         (tmp_path / "tokenizer.json").write_text(json.dumps(whole | changes))
-        with pytest.raises(UserError, match=f"^{tmp_path}.*: (found a rule that gives up|can't be read as a tokenizer)"):
+        with pytest.raises(
+            UserError, match=f"^{tmp_path}.*: (found a rule that gives up|can't be read as a tokenizer)"
+        ):
             Tokenizer.from_folder(tmp_path)
 
 
