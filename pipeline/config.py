@@ -1,8 +1,9 @@
 """`PrepareConfig`: the configuration of `cloze vocab` and `cloze prepare`."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from cloze.pipeline.bounds import POSITIVE_SHARE, SEED, SHARE, bounds, check_bounds
 from cloze.pipeline.errors import UserError
@@ -196,7 +197,7 @@ class MaskingConfig:
     """Cap on the predicted tokens of a sample; null: round(rate × max_length)."""
     span_p: float = field(default=0.2, metadata=POSITIVE_SHARE)
     """Parameter of the geometric distribution of span lengths in words."""
-    max_span: int = field(default=10, metadata=bounds(at_least=1))
+    max_span: int = field(default=10, metadata=bounds(at_least=1, at_most=65_535))
     """Longest span, in words."""
 
     def __post_init__(self) -> None:
@@ -222,6 +223,32 @@ class SplitConfig:
 
     def __post_init__(self) -> None:
         check_bounds("split", self)
+
+
+def fault_of_section(section: type, values: Fields, needed: Sequence[str]) -> str | None:
+    """What is wrong with the values of a section that a file holds, or None. Fields that it does not know are those of
+    another version.
+
+    Args:
+        needed: names of fields that must be there.
+    """
+    kinds = get_type_hints(section)
+    for name in needed:
+        if name not in values:
+            return f"found no {name}, expected one"
+    known = {name: value for name, value in values.items() if name in kinds}
+    for name, value in known.items():
+        kind = kinds[name]
+        options = get_args(kind) or (kind,)  # values of a Literal, or types
+        types = (*options, int) if float in options else options
+        if not (value in options if get_origin(kind) is Literal else type(value) in types):
+            expected = " or ".join(getattr(each, "__name__", each) for each in options)
+            return f"found {name} {value!r:.60}, expected {expected}"
+    try:
+        section(**known)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,21 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
+# The numbers that loops, tables and positions are made of, by their least and their most.
+_MOST = (1 << 62) - 1
+_RANGES = {
+    **{field.name: (0, _MOST) for field in fields(TrainState) if field.type in ("int", "float", int, float)},
+    "evaluated_step": (-1, _MOST),
+    "best_step": (-1, _MOST),
+    "world_size": (1, 1 << 20),
+    "zero_stage": (0, 3),
+    "sharding_stage": (0, 3),
+    "metrics_lines": (0, _MOST),
+    "data_streams": (1, _MOST),
+}
+_NEEDED = ("step", "world_size", "zero_stage")
+
+
 def damage(folder: Path, *, sizes_only: bool = False) -> str | None:
     """Why a published checkpoint is damaged, or None if every file is as it was written.
 
@@ -88,9 +103,11 @@ def damage(folder: Path, *, sizes_only: bool = False) -> str | None:
         # Checkpoints of earlier versions lack this hash.
         if state.get("files_hash") not in (None, hash_of_files(checksums)):
             return f"{STATE} was written with other files than {CHECKSUMS} lists"
-        for name, kinds in _KINDS.items():
-            if name in state and (isinstance(state[name], bool) or not isinstance(state[name], kinds)):
-                return f"{STATE}: {name} is {str(state[name])[:60]!r}"
+        for name in (*_NEEDED, *(each for each in _KINDS if each in state)):
+            value, (least, most) = state[name], _RANGES.get(name, (None, None))
+            wrong = isinstance(value, bool) or not isinstance(value, _KINDS[name])
+            if wrong or (least is not None and value is not None and not least <= value <= most):
+                return f"{STATE}: {name} is {str(value)[:60]!r}"
         if state["step"] != int(folder.name.removeprefix("step-").partition(".")[0]):
             return f"{STATE} is that of step {state['step']}"
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -400,6 +400,7 @@ def _class_names(path: Path, schema: pa.Schema) -> dict[str, list[str]]:
         UserError: what stands there is not what it writes.
     """
     found = {}
+    wrong = None
     try:
         written = load_json((schema.metadata or {}).get(b"huggingface", b"{}"))
         for column, feature in written.get("info", {}).get("features", {}).items():
@@ -408,24 +409,14 @@ def _class_names(path: Path, schema: pa.Schema) -> dict[str, list[str]]:
             elif feature.get("_type") in ("List", "LargeList", "Sequence"):
                 feature = feature["feature"]
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and column in schema.names:
-                found[column] = _names_that_differ(feature["names"])
+                names = found[column] = feature["names"]
+                if not isinstance(names, list) or len({name for name in names if isinstance(name, str)}) < len(names):
+                    wrong = f"names of {column!r}: {names!s:.60}"
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        wrong = f"{error!r:.100}"
+    if wrong:
         raise UserError(
-            f"{path}: found other metadata under 'huggingface' than `datasets` writes ({error!r:.100}), expected the "
-            "names of its classes; write the table anew, or without metadata"
-        ) from error
+            f"{path}: found other metadata under 'huggingface' than `datasets` writes ({wrong}), expected lists of "
+            "different names; write the table anew, or without metadata"
+        )
     return found
-
-
-def _names_that_differ(names: object) -> list[str]:
-    """Names of classes.
-
-    Raises:
-        TypeError: they are no list of texts.
-        ValueError: two are the same.
-    """
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise TypeError("names of classes that are no texts")
-    if len(set(names)) < len(names):
-        raise ValueError("two classes of one name")
-    return names

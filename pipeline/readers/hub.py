@@ -126,8 +126,8 @@ def rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
 def saved_rows(data: Any, start: int, stop: int, file: InputFile) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches of rows [start, stop) of a saved data set, with the place of their first.
 
-    The library maps its files, and a page that is no longer there would end the process (SIGBUS). So they are looked at
-    before each batch, which is copied at once.
+    The library maps its files as they are, and a page that is no longer there, or an offset that points outside, would
+    end the process. So the files are looked at before each batch, which is checked and copied at once.
 
     Raises:
         UserError: a file is another than when it was listed.
@@ -138,6 +138,7 @@ def saved_rows(data: Any, start: int, stop: int, file: InputFile) -> Iterator[tu
             raise changed_while_read(file)
         place = low
         for batch in table[low : min(low + _ROWS_AT_ONCE, stop)].to_batches():
+            batch.validate(full=True)
             yield place, pa.ipc.read_record_batch(batch.serialize(), batch.schema)
             place += len(batch)
 

@@ -10,6 +10,7 @@ from typing import overload
 
 import numpy as np
 
+from cloze.pipeline.config import MaskingConfig, fault_of_section
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.records import SpecialTokens
@@ -27,6 +28,7 @@ _SIMPLE = frozenset({bool, float, int, str, type(None)})  # fields that are writ
 _MOST_NUMBERS = {"vocab_size": 1 << 24, "max_length": (1 << 16) - 1, "mask_sets": 1000, "pair_sets": 1 << 16}
 _MOST_COUNTED = 1 << 60  # of samples, tokens and bytes, so that their sums are 64-bit integers
 _MOST_TOKENS_PER_BYTE = 1 << 16  # zstd makes equal bytes some 2^15 times smaller
+_NEEDED_OF_MASKING = ("strategy", "selection", "random_from", "max_predictions_per_sequence", "span_p", "max_span")
 _dumps = partial(json.dumps, ensure_ascii=False)
 
 
@@ -212,7 +214,9 @@ class Manifest:
             version = content["format_version"]
             if version not in READABLE_VERSIONS:
                 readable = " or ".join(map(str, READABLE_VERSIONS))
-                raise UserError(f"{path}: found format_version {version}, expected {readable}; prepare the data again")
+                raise UserError(
+                    f"{path}: found format_version {version!s:.60}, expected {readable}; prepare the data again"
+                )
             content["special_tokens"] = SpecialTokens(**content["special_tokens"])
             for split in content["splits"].values():
                 found = split["shards"]
@@ -237,10 +241,10 @@ def _first_fault(manifest: Manifest) -> str | None:
     """
     for name, most in _MOST_NUMBERS.items():
         if not _are_counts([value := getattr(manifest, name)], most) or not (value or name == "mask_sets"):
-            return f"found {name} {value!r}, expected a number up to {most}"
+            return f"found {name} {value!r:.60}, expected a number up to {most}"
     special = vars(manifest.special_tokens)
     if not _are_counts(special.values(), manifest.vocab_size - 1):
-        return f"found special_tokens {special}, expected ids below vocab_size {manifest.vocab_size}"
+        return f"found special_tokens {special!s:.200}, expected ids below vocab_size {manifest.vocab_size}"
     if not _are_counts(manifest.counts.values()):
         return "counts: found a value that is no number, expected counts"
     lengths = [] if manifest.more_lengths is None else manifest.more_lengths
@@ -249,7 +253,17 @@ def _first_fault(manifest: Manifest) -> str | None:
     shares = [manifest.unigram_entropy, manifest.preparation["samples"]["random_share"]]
     shares += [manifest.masking[name] for name in ("rate", "mask_share", "random_share")]
     if not all(type(value) in (int, float) and 0 <= value < float("inf") for value in shares):
-        return f"found shares and entropy {shares}, expected numbers"
+        return f"found shares and entropy {shares!s:.200}, expected numbers"
+    texts = [manifest.tokenizer_fingerprint, manifest.objective, *manifest.masking, *(manifest.tokenizer_files or {})]
+    if not all(type(text) is str for text in texts) or type(manifest.seed) is not int or manifest.seed < 0:
+        return "found a fingerprint, an objective or a seed of another kind, expected texts and a number"
+    if wrong := fault_of_section(MaskingConfig, manifest.masking, _NEEDED_OF_MASKING):
+        return f"masking: {wrong}"
+    if not all(
+        type(source["name"]) is str and _are_counts([source["bytes"], source.get("source", 0)])
+        for source in manifest.sources
+    ):
+        return "sources: found one of other values than its name and its bytes"
     for name, split in manifest.splits.items():
         if wrong := _fault_of_split(manifest, split):
             return f"{name}: {wrong}"

@@ -26,7 +26,7 @@ def folder(tmp_path):
     for step in (1, 2, 3, 4):
         path = tmp_path / f"step-{step:08d}"
         path.mkdir()
-        (path / "state.json").write_text(json.dumps({"step": step}))
+        (path / "state.json").write_text(json.dumps({"step": step, "world_size": 1, "zero_stage": 0}))
         (path / "weights.pt").write_bytes(bytes([step]) * 100)
         parts = {part.name: (part.stat().st_size, sha256_of(part)) for part in path.iterdir()}
         (path / CHECKSUMS).write_text(json.dumps(parts))
@@ -84,7 +84,9 @@ def publish(checkpoints: CheckpointManager, step: int, *contents: bytes, facts: 
         path = aside / f"rank-{rank:05d}.pt"
         path.write_bytes(content)
         parts.append(json.dumps({path.name: (len(content), sha256_of(path))}))
-    checkpoints._publish(aside, checkpoints.path(step), parts, {"step": step, **(facts or {})})
+    checkpoints._publish(
+        aside, checkpoints.path(step), parts, {"step": step, "world_size": 1, "zero_stage": 0, **(facts or {})}
+    )
 
 
 def _swap(path):
@@ -124,7 +126,8 @@ def test_checksums_written_anew_do_not_make_a_checkpoint_good(tmp_path, harm, re
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("metrics_lines", "many"), ("tokens", None), ("world_size", True), ("best_value", [1]), ("shaping", 3)],
+    [("metrics_lines", "many"), ("tokens", None), ("world_size", True), ("best_value", [1]), ("shaping", 3)]
+    + [("samples_consumed", 10**30), ("tokens", -1), ("seconds", float("nan")), ("world_size", 0), ("zero_stage", 7)],
 )
 def test_a_state_of_another_kind_is_damage(tmp_path, name, value):
     """Its hashes agree: a resume would compute with it."""
