@@ -2,18 +2,37 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from cloze.launch.cli import main
 from cloze.launch.run.ownership import in_use
 from cloze.launch.system import ranks
-from tests.launching import PATIENCE_SECONDS, children, finish, kill_all, pretrain_arguments, pretrain_command, start
+from cloze.launch.system.environment import fewer_imports
+from tests.launching import (
+    PATIENCE_SECONDS,
+    assert_same_weights,
+    children,
+    curve,
+    finish,
+    kill_all,
+    pretrain_arguments,
+    pretrain_command,
+    saved,
+    start,
+    train,
+    weights,
+)
 from tests.synthetic import make_shards
+
+with fewer_imports():
+    from cloze.launch.checkpoint import damage
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +80,33 @@ def test_one_command_starts_stops_and_loses_no_process(data, tmp_path):
 DEEPSPEED = "import sys; from deepspeed.launcher.runner import main; main(sys.argv[1:])"
 
 
+def launch(launcher, data, run, *options):
+    """A run of two processes that a launcher starts."""
+    if launcher == "processes":
+        return start(pretrain_command(data, run, "--processes", "2", *options))
+    command = pretrain_command(data, run, *options, processes=2)
+    if launcher == "deepspeed":
+        words = ["--num_accelerators", "2", "--master_port", str(free_port()), "--module", "cloze"]
+        command = [sys.executable, "-c", DEEPSPEED, *words, *command[command.index("pretrain") :]]
+    return start(command, PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
+
+
+def ranks_of(pid: int) -> list[int]:
+    """The processes below a launcher, and its own helpers, that are a rank."""
+    below = [each for child in children(pid) for each in (child, *ranks_of(child))]
+    return [each for each in below if b"RANK=" in Path(f"/proc/{each}/environ").read_bytes() and is_cloze(each)]
+
+
+def is_cloze(pid: int) -> bool:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return b"pretrain" in words and words[1:4] != [b"-m", b"torch.distributed.run", b"--standalone"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
 def test_ranks_whose_launcher_is_killed_save_and_leave_the_run(data, tmp_path, launcher):
     run = tmp_path / "run"
-    command = pretrain_command(data, run, "--train.max_steps", "100000", processes=2)
-    if launcher == "deepspeed":
-        words = ["--num_accelerators", "2", "--master_port", str(free_port()), "--module", "cloze"]
-        command = [sys.executable, "-c", DEEPSPEED, *words, *command[command.index("pretrain") :]]
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    killed = start(command, PATH=path)
+    killed = launch(launcher, data, run, "--train.max_steps", "100000")
     wait_for(killed, lambda: status_of(run)["step"] >= 3)
     killed.kill()  # its ranks close what is read here when they end
     said, _ = killed.communicate(timeout=PATIENCE_SECONDS)
@@ -178,3 +214,26 @@ def test_what_stops_quickstart_stops_its_command(tmp_path, number, status):
     while not (tmp_path / "stopped").exists():
         assert time.monotonic() < deadline, "the command goes on without quickstart"
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["processes", "torchrun", "deepspeed"])
+def test_a_rank_that_is_killed_ends_the_job_and_the_next_start_has_the_same_bits(data, tmp_path, launcher):
+    """By the kernel for its memory, say: nothing hangs, no rank is left, and no checkpoint is lost."""
+    options = ("--train.max_steps", "60", "--checkpoint.every_steps", "10")
+    train(data, tmp_path / "undisturbed", *options, processes=2)
+    run = tmp_path / "run"
+    killed = launch(launcher, data, run, *options)
+    wait_for(killed, lambda: status_of(run)["step"] >= 25)
+    os.kill(random.choice(ranks_of(killed.pid)), signal.SIGKILL)
+    said, _ = killed.communicate(timeout=PATIENCE_SECONDS)  # until the last process that holds its output has ended
+    statuses = {"processes": 128 + signal.SIGKILL, "torchrun": 1, "deepspeed": 256 - signal.SIGKILL}
+    assert killed.returncode == statuses[launcher] and "cloze/launch/" not in said, (
+        "a traceback of torchrun's own is none"
+    )
+    assert not in_use(run) and status_of(run)["state"] != "complete"
+    kept = saved(run)
+    assert kept and all(damage(path) is None for path in kept)
+    assert f"resumed from step {int(kept[-1].name[5:])} " in finish(launch(launcher, data, run, *options))
+    assert curve(run) == curve(tmp_path / "undisturbed")
+    assert_same_weights(weights(run), weights(tmp_path / "undisturbed"))
