@@ -67,9 +67,14 @@ def read_json(path: Path) -> Any:
         UserError: it is no regular file; a pipe or a device may have no end.
         ValueError: as `load_json`.
     """
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path}: found no regular file, expected one with JSON; remove it")
+    check_regular(path)
     return load_json(path.read_bytes())
+
+
+def check_regular(path: Path) -> None:
+    """Raise UserError for what is there and no regular file: a pipe or a device may have no end."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: found no regular file, expected one; remove it")
 
 
 def _is_shallow(text: str) -> bool:

@@ -15,6 +15,7 @@ from cloze.launch.finetune.kind import Kind
 from cloze.launch.finetune.kinds import check_fields, read_examples
 from cloze.launch.finetune.tasks import KINDS, find_task
 from cloze.launch.pretrained.source import Source, find_source
+from cloze.launch.run import runs
 from cloze.launch.training.facts import origin_of_rate
 from cloze.model.bert import BertPreTrained
 from cloze.model.config import HeadConfig
@@ -44,6 +45,8 @@ class Job:
         """Hashes of the inputs, which must be the same at a resume."""
         return {
             "train_hash": _hash(Path(self.config.train_file)),
+            # by which the best checkpoint is chosen and the run may end
+            runs.VALIDATION_HASH: _hash(Path(self.config.validation)),
             "tokenizer_fingerprint": self.source.tokenizer.fingerprint,
         }
 

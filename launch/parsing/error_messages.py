@@ -55,12 +55,13 @@ def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
     except (OSError, ValueError):  # too long for a name, or no name at all: YAML itself
         is_file = False
     expected = "expected a YAML file of NAME: VALUE lines"
-    if is_file and not path.is_dir():
+    if is_file and path.is_file():
         name, text = value, path.read_bytes()
     elif not is_file and ("\n" in value or value.lstrip().startswith("{")):  # YAML itself, as a sweep gives it
         name, text = quoted(value), value.encode()
     else:
-        raise UserError(f"--{flag}: found {'a folder' if is_file else 'no file'} {quoted(value)}, {expected}")
+        found = "no regular file" if is_file and not path.is_dir() else "a folder" if is_file else "no file"
+        raise UserError(f"--{flag}: found {found} {quoted(value)}, {expected}")
     try:
         values = load_yaml(text.decode(), name=name)
     except UnicodeDecodeError as error:

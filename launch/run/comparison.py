@@ -22,6 +22,7 @@ from cloze.launch.run.runs import (
     STATUS,
     TRACKING,
     TRAINED_LENGTH,
+    VALIDATION_HASH,
     Facts,
     flatten,
     has_checkpoints,
@@ -143,7 +144,7 @@ def _refuse_another(
         states: whether there are optimizer states to resume from.
     """
     # A field that an earlier version did not have gets its default.
-    unknown = {name: facts[name] for name in facts if name == TRAINED_LENGTH}
+    unknown = {name: facts[name] for name in facts if name in (TRAINED_LENGTH, VALIDATION_HASH)}
     before = _shaping(_defaults(config)) | unknown | before
     now = shaping_of(config, facts)
     for name in sorted(before.keys() | now.keys()):

@@ -27,6 +27,7 @@ from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
+from cloze.pipeline.untrusted import check_regular
 
 _EMBEDDINGS = "word_embeddings"
 # A loss is marked as a spike if it exceeds the running median by this many median absolute deviations and by this share
@@ -268,6 +269,7 @@ def _truncate(path: Path, step: int, evaluated_step: int) -> list[Fields]:
 
     Returns: the remaining lines.
     """
+    check_regular(path)
     lines, damaged = lines_of(path.read_bytes())
     if damaged:
         Console().warn(f"{path}: found {damaged} damaged lines, expected the figures of a step in each; left them out")

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from cloze.launch.run.runs import METRICS
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.untrusted import load_json
+from cloze.pipeline.untrusted import check_regular, load_json
 
 
 def read_metrics(folder: Path) -> list[Fields]:
     """The lines of a run's metrics.jsonl except damaged ones; the last line may be incomplete."""
+    check_regular(folder / METRICS)
     return lines_of((folder / METRICS).read_bytes())[0]
 
 

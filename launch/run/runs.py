@@ -34,6 +34,7 @@ LOCK = ".lock"
 HEARTBEATS = "heartbeats"
 STARTS = "starts"  # in software.json
 TRAINED_LENGTH = "max_length"  # in data.json
+VALIDATION_HASH = "validation_hash"
 
 Facts = Mapping[str, str | int]  # facts of the inputs of a run, by name: hashes, fingerprints, lengths
 

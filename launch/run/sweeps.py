@@ -24,6 +24,7 @@ from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import child_variables
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
+from cloze.pipeline.untrusted import check_regular
 
 RESULTS = "results.json"  # of a run; in the folder of a sweep, of all its runs
 _POLL_SECONDS = 0.2
@@ -223,6 +224,7 @@ def _say_end(run: Run, status: int, stopped: bool, console: Console) -> None:
 
 def last_line(log: Path) -> str:
     """The last line of a run's output."""
+    check_regular(log)
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 

@@ -25,7 +25,7 @@ from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.scratch import scratch_folder
-from cloze.pipeline.untrusted import read_json
+from cloze.pipeline.untrusted import check_regular, read_json
 
 # A process writes its heartbeat every monitor.heartbeat_seconds (10 by default); clocks of hosts differ by seconds, and
 # shared folders show changes late.
@@ -259,6 +259,7 @@ class _Tail:
 
     def lines(self) -> list[Fields]:
         """New lines. An incomplete last line is left for later."""
+        check_regular(self._path)
         try:
             with open(self._path, "rb") as file:
                 found = os.fstat(file.fileno())
@@ -320,6 +321,7 @@ def _phase(beats: list[Fields], now: float) -> str | None:
 
 def _last_lines(path: Path) -> list[Fields]:
     """The last lines of metrics.jsonl, whatever its length; none where there is no file yet."""
+    check_regular(path)
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

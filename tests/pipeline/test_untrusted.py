@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
+from cloze.launch import cli
 from cloze.launch.commands import parse
 from cloze.launch.run import runs
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.status import read_status
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.untrusted import load_json, load_yaml, read_json
@@ -76,10 +78,16 @@ def test_deep_json_is_a_value_error():
     assert load_json(b'{"a": [1]}') == {"a": [1]}
 
 
-def test_only_regular_files_are_read(tmp_path):
+def test_only_regular_files_are_read(tmp_path, capsys):
     os.mkfifo(tmp_path / "status.json")
     with pytest.raises(UserError, match="no regular file"):
         read_json(tmp_path / "status.json")
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "missing.json")
     assert read_status(tmp_path) == {}
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(UserError, match="metrics.jsonl: found no regular file"):
+        read_metrics(tmp_path)
+    assert cli.main(["runs", str(tmp_path)]) in (0, 2)
+    assert cli.main(["pretrain", "--config", str(tmp_path / "metrics.jsonl")]) == 2
+    assert "found no regular file" in capsys.readouterr().err

@@ -85,6 +85,10 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(model, files, tmp_p
     finetune("sst2", model, *files, tmp_path / "undisturbed", *options)
     again = arguments("sst2", model, *files, tmp_path / "run", *options)
     kill_when(ForkedRun(again, 1, slow_from(18)), lambda: step_of(tmp_path / "run") >= 18)
+    content, path = files[1].read_bytes(), tmp_path / "other.tsv"
+    path.write_bytes(content + content.splitlines(keepends=True)[-1])
+    other = finish(ForkedRun(arguments("sst2", model, files[0], path, tmp_path / "run", *options)), status=2)
+    assert "whose validation_hash is" in other, "the best checkpoint was chosen by other examples"
     assert "resumed from step" in finish(ForkedRun(again))
     assert curve(tmp_path / "run") == curve(tmp_path / "undisturbed")
     assert_same_weights(weights(tmp_path / "run"), weights(tmp_path / "undisturbed"))
