@@ -117,6 +117,17 @@ def holding(path: Path) -> Iterator[bool]:
         yield held
 
 
+def inside(folder: Path, name: str) -> Path:
+    """The file of a name that somebody else has given, such as the key of an object, in a folder.
+
+    Raises:
+        UserError: it would lie outside of the folder, where what is fetched must not be written.
+    """
+    if not name or name.startswith("/") or "\0" in name or ".." in name.split("/"):
+        raise UserError(f"{folder}: found the name {name!r:.200} of a file to fetch, expected one below the folder")
+    return folder / name
+
+
 def remove_tree(folder: Place) -> bool:
     """Remove a folder with its content as far as possible.
 

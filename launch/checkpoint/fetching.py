@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from cloze.launch.checkpoint.state import describe
+from cloze.launch.checkpoint.state import describe, read_state
 from cloze.launch.checkpoint.transfer import Damaged, fetch, part_name, parts_of
 from cloze.launch.run import runs
 from cloze.launch.run.commits import Commit, read_commits
 from cloze.launch.run.stored import COMMITS, fetch_description, fetch_objects
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.storage import inside, readable_errors
 from cloze.pipeline.stores.places import StorePath
 from cloze.pipeline.stores.scratch import scratch_folder
+from cloze.pipeline.untrusted import load_json
 
 INDEX = "index.json"
 _OWNER = re.compile(r"(?:.*_)?pp_rank_(\d+)_.*|(?:(?:ema-)?rank|optimizer)-(\d+)\.pt")
@@ -52,8 +52,17 @@ def read_index(place: StorePath, step: int, commit: Commit) -> Fields:
         raise Damaged(f"{INDEX} is missing") from error
     if hashlib.sha256(data).hexdigest() != commit.digest:
         raise Damaged(f"{INDEX} has another SHA-256 than when it was written")
-    index = json.loads(data)
-    if missing := missing_part(folder, index["files"]):
+    try:
+        index: Fields = load_json(data)
+        index["state"]["step"]
+        for name, (size, digest) in index["files"].items():
+            inside(Path(INDEX), name)
+            if type(size) is not int or size < 0 or not isinstance(digest, str):
+                raise Damaged(f"{INDEX} has no size and SHA-256 of {name}")
+        missing = missing_part(folder, index["files"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{INDEX} is not what was written ({error!s:.200})") from error
+    if missing:
         raise Damaged(missing)
     return index
 
@@ -121,8 +130,7 @@ def fetch_run(
             f"{place}: no good checkpoint{f' of step {step}' if isinstance(step, int) else ''}; the run has {found}"
         )
     if step == "best":
-        state = json.loads((folder / runs.CHECKPOINTS / f"step-{newest:08d}" / "state.json").read_text())
-        newest = state["best_step"]
+        newest = read_state(folder / runs.CHECKPOINTS / f"step-{newest:08d}")["best_step"]
         if newest in commits:
             _fetched(place, folder, newest, commits, warn)
     for each in sorted(each for each in commits if each < newest)[::-1][: count - 1]:
@@ -147,7 +155,7 @@ def _fetched(
         try:
             index = read_index(place, step, commits[step])
             for name, (size, digest) in index["files"].items():
-                fetch(step_place(place, step) / commits[step].folder, size, digest, target / name)
+                fetch(step_place(place, step) / commits[step].folder, size, digest, inside(target, name))
         except Damaged as damage:
             warn(f"{place}: step {step} is damaged ({damage}); skipped")
             target.rename(target.with_name(target.name + ".tmp"))

@@ -23,7 +23,7 @@ from cloze.launch.run.metrics_file import kept_lines, lines_of
 from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import publish_text
+from cloze.pipeline.storage import inside, publish_text
 from cloze.pipeline.stores.clients import ADVICE
 from cloze.pipeline.stores.places import StorePath
 from cloze.pipeline.untrusted import load_json
@@ -240,7 +240,7 @@ class LogReader:
                 if not fnmatch(name, _EVENTS):
                     continue
                 new = [key for key in keys if key not in self._events]
-                target = folder / f"events.out.tfevents.{attempt}.{name.rpartition('tfevents.')[2]}"
+                target = inside(folder, f"events.out.tfevents.{attempt}.{name.rpartition('tfevents.')[2]}")
                 with open(target, "ab" if new != keys else "wb") as file:
                     with ThreadPoolExecutor(_READERS) as readers:
                         for data in readers.map(lambda key: self._place.at(key).read_bytes(), new):
@@ -295,6 +295,7 @@ def _fetch_newest(place: StorePath, attempts: dict[str, dict[str, list[str]]], n
                 data = place.at(key).read_bytes()
             except FileNotFoundError:  # deleted since it was listed, as there is a newer one
                 continue
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(data)
+            path = inside(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
             return

@@ -33,7 +33,7 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.storage import inside, readable_errors
 from cloze.pipeline.stores.leases import Lease, Unchecked
 from cloze.pipeline.stores.places import StorePath, is_url, to_output
 
@@ -272,8 +272,9 @@ def fetch_objects(place: StorePath, names: Iterable[str], folder: Path) -> None:
             data = (place / name).read_bytes()
         except FileNotFoundError:
             continue
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
+        path = inside(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
 
 
 def fetch_description(place: StorePath, folder: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 
 import pytest
 
 from cloze.launch.checkpoint import transfer
+from cloze.launch.checkpoint.fetching import INDEX, read_index
 from cloze.launch.checkpoint.transfer import Damaged, fetch, parts_of, upload
+from cloze.launch.run.commits import Commit
 from cloze.launch.run.store_waits import Patience
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import to_place
@@ -38,3 +41,24 @@ def test_files_in_parts(bucket, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="other bytes on the disk"):
         upload(tmp_path / "x.pt", len(content), digest, folder, patience)
     assert parts_of(0) == [(0, 0)] and parts_of(1001) == [(0, 500), (500, 1001)]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        *({"state": {"step": 1}, "files": {name: [0, ""]}} for name in ("../../x", "/tmp/x", "a/../../x", "")),
+        {"state": {"step": 1}, "files": {"x": [-1, ""]}},
+        {"state": {"step": 1}, "files": {"x": [1]}},
+        {"state": [], "files": {}},
+        {"files": None},
+        [],
+        "[" * 100_000,
+    ],
+)
+def test_an_index_that_was_made_to_harm_is_damage(bucket, index):
+    """With the right hash: its files would be written outside of the folder that they are fetched to."""
+    content = index.encode() if isinstance(index, str) else json.dumps(index).encode()
+    place = to_place(bucket) / "checkpoints"
+    (place / "step-00000001/1-a" / INDEX).write(content)
+    with pytest.raises(Damaged, match=INDEX):
+        read_index(place, 1, Commit("1-a", hashlib.sha256(content).hexdigest(), 1))
