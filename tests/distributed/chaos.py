@@ -173,6 +173,23 @@ def damage_newest(run: Path, rng: random.Random) -> str | None:
     return f"{kind} {good[-1].name}/{path.name}" if damage(good[-1]) or path.name != CHECKSUMS else None
 
 
+def damage_notes(run: Path, rng: random.Random) -> str | None:
+    """Harm one of the files by which a run tells how it is, and which it does not need to go on."""
+    notes = sorted(
+        path for path in (run / "status.json", run / "software.json", *run.glob("heartbeats/*")) if path.exists()
+    )
+    if not notes:
+        return None
+    path, kind = rng.choice(notes), rng.choice(("truncated", "garbage", "emptied", "removed"))
+    content = path.read_bytes()
+    path.unlink()  # a fault of a disk, and not a write of the file that others have open
+    if kind != "removed":
+        path.write_bytes(
+            {"truncated": content[: len(content) // 2], "garbage": rng.randbytes(len(content)), "emptied": b""}[kind]
+        )
+    return f"{kind} {path.relative_to(run)}"
+
+
 class Disk:
     """Where the run lives, and two ways to fill it."""
 
@@ -264,6 +281,8 @@ def endure(folder: Path, seed: int, kills: int, seconds: float, say: Callable[[s
         struck, began = Counter(), time.monotonic()
         while struck.total() < kills and time.monotonic() - began < seconds:
             if rng.random() < 0.2 and (what := damage_newest(run, rng)):
+                say(f"    {what}")
+            if rng.random() < 0.2 and (what := damage_notes(run, rng)):
                 say(f"    {what}")
             full = rng.random() < 0.1
             (starve if full else strike)(start_run, run, disk, rng, struck, say)
