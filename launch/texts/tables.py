@@ -358,8 +358,16 @@ def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
         raise UserError(f"{path}: found the splits {', '.join(data)}, expected one of them; give {path}/SPLIT")
     schema = data.features.arrow_schema
     file = saved_file(str(path), data, 0, 0, SourceConfig())
-    values = (row for _, batch in saved_rows(data, 0, len(data), file) for row in batch.to_pylist())
-    return tuple(schema.names), _rows(path, schema, values, labels)
+
+    def values() -> Iterator[Fields]:
+        for _, batch in saved_rows(data, 0, len(data), file):
+            try:
+                found = batch.to_pylist()
+            except (ValueError, OverflowError) as error:  # times of no calendar
+                raise UserError(f"{path}: can't be read as a saved data set: {error}") from error
+            yield from found
+
+    return tuple(schema.names), _rows(path, schema, values(), labels)
 
 
 def _rows(path: Path, schema: pa.Schema, values: Iterator[Fields], labels: tuple[str, ...] | None) -> Iterator[Row]:

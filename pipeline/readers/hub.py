@@ -23,7 +23,8 @@ from cloze.pipeline.readers.files import (
 from cloze.pipeline.storage import readable_errors
 
 _SAVED_ROWS = 50_000  # rows of a saved data set in one segment
-_ROWS_AT_ONCE = 64  # rows read at once, since documents may be long
+_ROWS_AT_ONCE = 64  # rows read at once, since documents may be long,
+_BYTES_AT_ONCE = 32 << 20  # and the approximate maximum of their bytes
 
 
 def find_datasets(entries: list[str], source: int, config: SourceConfig, first: int) -> list[InputFile]:
@@ -137,10 +138,23 @@ def saved_rows(data: Any, start: int, stop: int, file: InputFile) -> Iterator[tu
         if is_changed(file):
             raise changed_while_read(file)
         place = low
-        for batch in table[low : min(low + _ROWS_AT_ONCE, stop)].to_batches():
-            batch.validate(full=True)
-            yield place, pa.ipc.read_record_batch(batch.serialize(), batch.schema)
-            place += len(batch)
+        with _loading(file.path):
+            batches = table[low : min(low + _ROWS_AT_ONCE, stop)].to_batches()
+            for batch in batches:
+                batch.validate(full=True)
+        for batch in batches:
+            count = max(1, len(batch) * _BYTES_AT_ONCE // max(batch.nbytes, 1))
+            for first in range(0, len(batch), count):
+                rows = _copied(batch.slice(first, count))
+                yield place, rows
+                place += len(rows)
+
+
+def _copied(rows: pa.RecordBatch) -> pa.RecordBatch:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_batch(rows)
+    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
 
 
 def _load(path: str, config: SourceConfig) -> Any:

@@ -234,7 +234,7 @@ def test_a_manifest_that_disagrees_with_its_tokenizer_is_a_line(data, place, cha
         (("special_tokens", "pad"), 10**9, "found special_tokens"),
         (("tokenizer_fingerprint",), 7, "found a fingerprint, an objective or a seed of another kind"),
         (("preparation", "masking", "strategy"), "all", "masking: found strategy 'all', expected token or whole_word"),
-        (("preparation", "masking", "rate"), 5, "masking: masking.rate: found 5, expected a share above 0"),
+        (("preparation", "masking", "rate"), 5, "masking: masking.rate: found 5, expected above 0"),
         (("preparation", "masking", "span_p"), "x", "masking: found span_p 'x', expected float"),
         (("sources", 0, "bytes"), None, "sources: found one of other values"),
         (("more_lengths",), ["../.."], "found more_lengths"),
