@@ -411,7 +411,21 @@ def prepare_process() -> Environment:
     if device_type() == "cpu":
         keep_freed_pages()
         bound_primitive_caches()
+    else:
+        bound_compile_workers(environment)
     return environment
+
+
+# Workers in which Inductor compiles at most, for each rank: a layer has some 30 kernels.
+_MOST_COMPILE_WORKERS = 4
+
+
+def bound_compile_workers(environment: Environment) -> None:
+    """Let Inductor's workers of all processes of a machine be no more than its cores, and few: each process would
+    start as many as it sees cores, up to 32, of half a gigabyte each. A user's own setting stays.
+    """
+    workers = max(1, min(_MOST_COMPILE_WORKERS, usable_cores() // processes_on_this_machine(environment)))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(workers))
 
 
 def c_compiler() -> str | None:

@@ -101,7 +101,7 @@ def _together(
 
     def together() -> list[Finding]:
         found = [doctor_checks.processes(environment, device), *doctor_checks.clock(device, environment.world_size)]
-        found += doctor_checks.collective(device, environment.world_size)
+        found += doctor_checks.collective(device, environment.world_size, config.recipe)
         if config.output and environment.world_size > 1:
             found += doctor_checks.shared_folder(Path(config.output), environment)
         text = json.dumps([asdict(finding) for finding in [*found, *examiner.findings]])

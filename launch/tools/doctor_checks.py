@@ -17,6 +17,8 @@ from typing import Literal
 import torch
 from packaging.requirements import Requirement
 
+from cloze.launch.parsing import parse
+from cloze.launch.pretrain.shapes import complete
 from cloze.launch.system import distributed
 from cloze.launch.system.compiling import lack
 from cloze.launch.system.data_sheets import is_slice
@@ -29,6 +31,8 @@ from cloze.launch.system.devices import (
 )
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.memory import available_bytes
+from cloze.launch.tools.plan import make_estimator
+from cloze.launch.tools.planning.config import PlanConfig
 from cloze.launch.tools.planning.kernels import keep_measured_kernels, measure_kernels
 from cloze.pipeline.jobs.verifying import check_shard
 from cloze.pipeline.shards.manifest import Manifest
@@ -47,6 +51,9 @@ _TEST_FILE_BYTES = 64 << 20
 _REDUCED_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}
 # Gradients of BERT-base, reduced in fp32 at each step.
 _BERT_BASE_BYTES = 4 * 110e6
+# Of a step, the sum of its gradients: backward is two thirds of a micro-step, beside which it runs, and seldom all of
+# them are one.
+_MOST_OF_A_STEP = 0.25
 
 
 @dataclass(frozen=True)
@@ -307,8 +314,12 @@ def clock(device: torch.device, world_size: int) -> list[Finding]:
     return [Finding("clock", found)]
 
 
-def collective(device: torch.device, world_size: int) -> list[Finding]:
-    """Correctness and speed of a sum over all ranks. Collective."""
+def collective(device: torch.device, world_size: int, recipe: str | None = None) -> list[Finding]:
+    """Correctness and speed of a sum over all ranks. Collective.
+
+    Args:
+        recipe: whose step the sum of gradients is compared with.
+    """
     if world_size == 1:
         return [Finding("all-reduce", "found one process, expected several to add up over", "skipped")]
     size = _REDUCED_BYTES[device.type]
@@ -332,13 +343,41 @@ def collective(device: torch.device, world_size: int) -> list[Finding]:
     slowest = distributed.gather(torch.tensor([statistics.median(seconds[1:])], dtype=torch.float64, device=device))
     second = float(slowest.max())
     wires = size * 2 * (world_size - 1) / world_size / second
-    return [
-        Finding(
-            "all-reduce",
-            f"{wires / 1e9:.2f} GB/s with {size >> 20} MiB; BERT-base's gradients take "
-            f"{_BERT_BASE_BYTES / size * second:.2f} s",
-        )
-    ]
+    found = Finding(
+        "all-reduce",
+        f"{wires / 1e9:.2f} GB/s with {size >> 20} MiB; BERT-base's gradients take "
+        f"{_BERT_BASE_BYTES / size * second:.2f} s",
+    )
+    return [found] if recipe is None else [found, share_of_step(recipe, world_size, second / size)]
+
+
+def share_of_step(recipe: str, world_size: int, seconds_a_byte: float, device: str = "this") -> Finding:
+    """What share of a planned step the sum of gradients takes, at the measured speed.
+
+    Args:
+        recipe: name or file of a configuration.
+        seconds_a_byte: of a sum over all ranks.
+        device: as in `cloze plan`.
+    """
+    words = ["--config", recipe, "--device", device, "--gpus", str(world_size)]
+    config = parse("plan", PlanConfig, words, configs="pretrain", complete=complete)
+    estimator, stage = make_estimator(config), config.zero.stage
+    step = estimator.step(stage, estimator.micro_batch_size(stage))
+    alone = step.seconds - step.waiting_seconds
+    seconds = 4 * estimator.parameters * seconds_a_byte
+    found = (
+        f"the sum of {recipe}'s gradients, {4 * estimator.parameters / 1e9:.2f} GB, takes {seconds:.3g} s: "
+        f"{seconds / alone:.0%} of a planned step of {alone:.3g} s without it"
+    )
+    if seconds <= _MOST_OF_A_STEP * alone:
+        return Finding("all-reduce of the run", found)
+    return Finding(
+        "all-reduce of the run",
+        found,
+        "warning",
+        "backward cannot hide so much: take a larger global batch, fewer machines or a faster network (NCCL_DEBUG=INFO "
+        "says which one NCCL uses)",
+    )
 
 
 def shared_folder(folder: Path, environment: Environment) -> list[Finding]:

@@ -18,6 +18,14 @@ def test_a_gpu_without_bf16_is_reported_with_what_trains_on_it(monkeypatch):
     assert (config.train.precision, config.zero.stage) == ("fp16", 1)
 
 
+def test_the_sum_of_gradients_is_compared_with_a_step_of_the_run():
+    """BERT-base's 440 MB on two H100: a step of its 256 sequences takes some tens of milliseconds."""
+    slow, fast = (doctor_checks.share_of_step("bert-base-phase1", 2, 1 / rate, device="h100") for rate in (1e9, 200e9))
+    assert (slow.verdict, fast.verdict) == ("warning", "ok")
+    assert "0.44 GB, takes 0.44" in slow.found and "of a planned step of 0.0" in slow.found
+    assert "larger global batch" in slow.advice
+
+
 def test_one_line_for_all_ranks():
     same = [[Finding("device", "8 GiB", measure=8)], [Finding("device", "8 GiB", measure=8)]]
     assert merged(same) == [Finding("device", "8 GiB", measure=8)]
