@@ -17,7 +17,7 @@ from cloze.launch.system.console import Console, clock
 from cloze.launch.system.environment import Environment
 from cloze.launch.tools.planning import assumptions
 from cloze.launch.tools.planning.config import PlanConfig
-from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, Step
+from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, Step, most_with_half
 from cloze.launch.tools.planning.machines import find_machine
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
@@ -69,7 +69,7 @@ def _compare(config: PlanConfig) -> Fields:
     console.table(
         f"cloze plan: an estimate, nothing was run: {estimator.cluster.machine.name}, "
         f"{planned[0][1]['tokens'] / 1e9:,.4g} billion tokens",
-        ("GPUs", "micro x accumulation", "memory", "tokens/s", "MFU", "hours", "cost"),
+        ("GPUs", "micro x accumulation", "memory", "tokens/s", "MFU", "pessimistic", "hours", "cost"),
         [_compared_row(gpus, each) for gpus, each in made.items()],
     )
     for gpus, each in made.items():
@@ -93,7 +93,7 @@ def _compare(config: PlanConfig) -> Fields:
 
 def _compared_row(gpus: int, made: tuple[Estimator, Fields] | UserError) -> tuple[str, ...]:
     if isinstance(made, UserError):
-        return (str(gpus), "-", "-", "-", "-", "-", "-")
+        return (str(gpus), *("-",) * 7)
     figures = made[1]
     memory = f"{figures['memory_bytes'] / _GIB:.1f} GiB"
     return (
@@ -102,6 +102,7 @@ def _compared_row(gpus: int, made: tuple[Estimator, Fields] | UserError) -> tupl
         memory if figures["fits"] else f"{memory}: does not fit",
         f"{figures['tokens_per_second']:,.0f}",
         f"{figures['mfu']:.1%}",
+        f"{figures['pessimistic_mfu']:.1%}",
         clock(figures["hours"] * 3600),
         "-" if figures["cost"] is None else f"{figures['cost']:,.0f}",
     )
@@ -197,6 +198,7 @@ def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> Fields:
         "step_seconds": step.seconds,
         "tokens_per_second": step.tokens_per_second,
         "mfu": step.flops / step.seconds / (machine.flops * gpus),
+        "pessimistic_mfu": estimator.pessimistic().mfu(config.zero.stage, step.batch.micro_batch_size),
         "hours": hours,
         "steps": round(seconds / step.seconds),
         "tokens": step.tokens * seconds / step.seconds,
@@ -284,11 +286,17 @@ def _time_rows(config: PlanConfig, step: Step, figures: Fields) -> list[tuple[st
             "passes over gradients and copies of weights",
         ),
         ("communication", f"{step.communication_seconds * 1e3:.1f} ms a step, {_hidden(step)}"),
+        (
+            "besides",
+            f"{step.straggling_seconds * 1e3:.1f} ms for the rank with most tokens, {step.hooks_seconds * 1e3:.1f} ms "
+            "for hooks, the exchange of counts and inspected steps",
+        ),
         ("step", f"{step.seconds:.3g} s for {step.tokens:,.0f} tokens"),
         (
             "speed",
             f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / gpus:,.0f} a device; MFU "
-            f"{figures['mfu']:.1%}",
+            f"{figures['mfu']:.1%}; pessimistic, with products at {assumptions.PESSIMISTIC_PRODUCTS:.0%} of the peak, "
+            f"{figures['pessimistic_mfu']:.1%}",
         ),
         (
             "run",
@@ -360,7 +368,8 @@ def _limited_by_batch(config: PlanConfig, estimator: Estimator, figures: MicroBa
         return None
     return (
         f"limited by the batch, not by memory: it gives each of {gpus} devices {share} "
-        f"sequence{'s' * (share > 1)}; take fewer devices, or a recipe with a larger batch"
+        f"sequence{'s' * (share > 1)}; up to {most_with_half(estimator, stage)} devices reach half of the MFU of one: "
+        "take fewer, or a recipe with a larger batch"
     )
 
 

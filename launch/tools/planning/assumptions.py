@@ -22,6 +22,9 @@ BEST_PRODUCT = {
 # Of that, what is left in a step, where the device is warm and its power bounds the clock. The one constant that was
 # fitted: to NVIDIA's three rates of BERT-large at 128 on an A100.
 SUSTAINED = 0.94
+# Share of the peak that products reach at most in the pessimistic column of a plan: what is left if the two constants
+# above are too high.
+PESSIMISTIC_PRODUCTS = 0.70
 # What a tile of a product takes to begin and end (filling the pipeline, writing the tile), as a length of its inner
 # loop: four iterations of 32 on Ampere, two of 64 on Hopper, the depth of CUTLASS's default pipelines†.
 PRODUCT_OVERHEAD_LENGTH = 128
@@ -58,6 +61,17 @@ COMPILED_HOST_SECONDS = 4.0e-6
 # Kernels that one operation launches, where they are more (ATen/native/cuda: Embedding.cu, layer_norm_kernel.cu;
 # flash_bwd_launch_template.h).
 LAUNCHES = {"embedding_dense_backward": 6, "native_layer_norm_backward": 2, "attention_backward": 3}
+# Launches of a step to those that a trace shows: an independent count of our step's on the fake GPU found 13 to 16%
+# more, as fills of gradients, casts and copies that autograd adds outside of operators.
+LAUNCHES_TO_TRACED = 1.15
+# Activations of compiled layers to those of the layers as traced: the same count found the plan 10% high, since
+# Inductor keeps what it reads last in place.
+COMPILED_ACTIVATIONS = 1 / 1.10
+# What the host takes for the hook of a parameter's gradient, by which buckets are filled in the last backward†.
+HOOK_SECONDS = 5e-6
+# An inspected step (training/inspection.py): kernels of each parameter (copy, squares and sums in fp64 of weight,
+# gradient, update), and bytes moved of each of its elements.
+INSPECTION_LAUNCHES, INSPECTION_BYTES = 16, 80
 # Tensors that one kernel of an operation on lists takes (MultiTensorApply.cuh, depth_to_max_tensors, of three lists).
 LIST_TENSORS = 48
 
@@ -77,6 +91,11 @@ COLLECTIVE_SECONDS = 20e-6
 # Share of a GPU's processors that a collective takes from what is computed beside it: 20 of an H800's 132 where all
 # other computing was arranged around it (DeepSeek-V3, arXiv 2412.19437, section 3.2.2†); NCCL takes as many or fewer.
 COLLECTIVE_PROCESSORS = 20 / 132
+# Most tokens of a rank over the mean: 1.07 with 8 samples a rank on 1,024 ranks, 1.02 with 64 (docs/scaling.md,
+# Measured). The deviation of a sum falls with the root of its samples; the largest of n grows with the root of log n.
+STRAGGLERS, STRAGGLERS_SAMPLES, STRAGGLERS_RANKS = 0.07, 8, 1024
+# The exchange of counts before a step: some ten numbers of 8 bytes (training/totals.py).
+COUNTS_BYTES = 100
 # Of each process's network card: 400 Gbit/s, one card a GPU, as machines of eight H100 have them.
 NETWORK_GIGABYTES = 50.0
 

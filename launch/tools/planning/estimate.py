@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -17,7 +19,13 @@ from cloze.launch.engine.summing import BUCKET_BYTES, groups
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.making import make_objective
 from cloze.launch.pretrain.probing import MASKED_MARGIN, SPARE_SHARE
-from cloze.launch.tools.planning.assumptions import COLLECTIVE, COLLECTIVE_PROCESSORS, COLLECTIVE_SECONDS
+from cloze.launch.tools.planning import assumptions
+from cloze.launch.tools.planning.assumptions import (
+    COLLECTIVE,
+    COLLECTIVE_PROCESSORS,
+    COLLECTIVE_SECONDS,
+    PESSIMISTIC_PRODUCTS,
+)
 from cloze.launch.tools.planning.machines import Machine
 from cloze.launch.tools.planning.memory import Memory, divided_memory, memory, traffic, weights_are_16_bit
 from cloze.launch.tools.planning.roofline import Cost, cost, kernel_seconds
@@ -96,6 +104,17 @@ class Cluster:
         return sent / (rate * COLLECTIVE) + count * rounds * COLLECTIVE_SECONDS
 
 
+def most_with_half(estimator: Estimator, stage: int) -> int:
+    """The largest number of GPUs, of those that divide the batch, of which each still reaches half of the MFU of one
+    alone.
+    """
+    batch = math.gcd(*estimator.config.train.batch_sizes.values())
+    divisors = [each for each in range(1, batch + 1) if batch % each == 0]
+    best = estimator.on(1).best_mfu(stage)
+    found = bisect_left(divisors, True, key=lambda gpus: estimator.on(gpus).best_mfu(stage) < best / 2)
+    return divisors[max(0, found - 1)]
+
+
 def waited_for(sums: Sequence[float], parts: Sequence[float], backward: float) -> float:
     """Seconds by which the sums of gradients that start during the last backward make a step longer.
 
@@ -129,6 +148,10 @@ class Step:
     communication_seconds: float
     waiting_seconds: float
     """Communication that makes the step longer; the rest runs beside backward."""
+    straggling_seconds: float
+    """Waiting for the rank with most tokens."""
+    hooks_seconds: float
+    """Hooks of gradients, as far as the host is not ahead of the device by them, and the share of inspected steps."""
     seconds: float
     tokens: float
     """Of all processes."""
@@ -155,6 +178,10 @@ class Divided:
 @lru_cache(maxsize=256)
 def _micro_trace(run: ModelRun, batch: Batch) -> Trace:
     return trace_micro_step(run, batch)
+
+
+# What of an Estimator is the same on every cluster; by the objective traces are found again.
+_OF_THE_RUN = "objective", "buckets", "parameters", "frozen_parameters", "flops_of_sequence", "_tensors", "_optimizer"
 
 
 @dataclass(frozen=True)
@@ -205,6 +232,12 @@ class Estimator:
         with torch.device("meta"):
             parameters = list(objective.build_model().parameters())
         return [sum(each.numel() for each in group) for group in reversed(groups(parameters, BUCKET_BYTES))]
+
+    @cached_property
+    def _tensors(self) -> int:
+        """Number of trained tensors."""
+        with torch.device("meta"):
+            return len(list(self.objective.build_model().parameters()))
 
     @cached_property
     def frozen_parameters(self) -> int:
@@ -261,6 +294,9 @@ class Estimator:
         """Peak memory of a process, with sequences of maximum length."""
         trace = _micro_trace(self.run(stage), self.lengths.largest(micro_batch_size))
         zero, on_gpu = self.config.zero, not self.cluster.machine.is_cpu
+        activations = trace.peak_bytes
+        if on_gpu and self.config.train.compiles(kernel_of(self.run(stage)), self._sharding(stage)):
+            activations = int(activations * assumptions.COMPILED_ACTIVATIONS)
         if stage > self._sharding(stage):
             batch = BatchArithmetic.of(
                 replace(self.config.train, micro_batch_size=micro_batch_size), self.cluster.processes
@@ -270,7 +306,7 @@ class Estimator:
                 self.parameters,
                 self._divided.parameters,
                 self.cluster.processes,
-                trace.peak_bytes,
+                activations,
                 states=self._divided.states,
                 accumulates=batch.gradient_accumulation_steps > 1,
                 on_gpu=on_gpu,
@@ -280,7 +316,7 @@ class Estimator:
                 stage,
                 self.parameters,
                 self.cluster.processes,
-                trace.peak_bytes,
+                activations,
                 precision=self.config.train.precision,
                 states=self._states,
                 on_gpu=on_gpu,
@@ -342,13 +378,55 @@ class Estimator:
         passes = (
             self._gradient_bytes(stage, batch) / machine.bandwidth + cost(machine, Trace(trace.once)).device_seconds
         )
-        seconds = batch.gradient_accumulation_steps * micro.seconds + optimizer.seconds + passes + waiting
+        micro_steps = batch.gradient_accumulation_steps * micro.seconds
+        straggling = micro_steps * self._straggling(batch)
+        hooks = self._hooks(stage, micro)
+        seconds = micro_steps + optimizer.seconds + passes + waiting + straggling + hooks
         needed = self.memory(stage, batch.micro_batch_size)
         tokens = train.global_batch_size * self.lengths.mean
         flops = train.global_batch_size * self.flops_of_sequence
         return Step(
-            batch, needed, self.fits(needed), micro, optimizer, passes, communication, waiting, seconds, tokens, flops
+            batch,
+            needed,
+            self.fits(needed),
+            micro,
+            optimizer,
+            passes,
+            communication,
+            waiting,
+            straggling,
+            hooks,
+            seconds,
+            tokens,
+            flops,
         )
+
+    def _straggling(self, batch: BatchArithmetic) -> float:
+        """Share by which the rank with most tokens of a step takes longer than the mean."""
+        if self.cluster.processes == 1 or self.lengths.mean == self.lengths.longest:
+            return 0.0
+        samples = batch.micro_batch_size * batch.gradient_accumulation_steps
+        ranks = math.log(self.cluster.processes) / math.log(assumptions.STRAGGLERS_RANKS)
+        return assumptions.STRAGGLERS * math.sqrt(assumptions.STRAGGLERS_SAMPLES / samples * ranks)
+
+    def _hooks(self, stage: int, micro: Cost) -> float:
+        """Seconds a step of the hooks by which gradients are summed in the last backward, of its exchange of counts,
+        and of its share of inspected steps.
+        """
+        cluster, machine = self.cluster, self.cluster.machine
+        if machine.is_cpu:
+            return 0.0
+        seconds = 0.0
+        if cluster.processes > 1:
+            seconds += cluster.collective_seconds(assumptions.COUNTS_BYTES, 1)
+            ahead = micro.seconds - micro.host_seconds  # of the host, in a micro-step
+            seconds += max(0.0, assumptions.HOOK_SECONDS * self._tensors - ahead)
+        if every := self.config.monitor.inspect_every_steps:
+            share = cluster.processes if stage else 1
+            host = assumptions.INSPECTION_LAUNCHES * assumptions.HOST_SECONDS * self._tensors
+            moved = assumptions.INSPECTION_BYTES * self.parameters / machine.bandwidth / share
+            seconds += max(host, moved) / every
+        return seconds
 
     def _communication(self, stage: int, batch: BatchArithmetic, trace: Trace, micro: Cost) -> tuple[float, float]:
         """Seconds of communication in a step, and the seconds by which it makes the step longer."""
@@ -418,6 +496,33 @@ class Estimator:
                 "all, raise zero.stage, or take a smaller model"
             )
         return found
+
+    def pessimistic(self) -> Estimator:
+        """The same where products reach less of the peak (PESSIMISTIC_PRODUCTS); those of a CPU are measured."""
+        machine = self.cluster.machine
+        if machine.is_cpu:
+            return self
+        return self._with(machine=replace(machine, best_product=min(machine.best_product, PESSIMISTIC_PRODUCTS)))
+
+    def on(self, processes: int) -> Estimator:
+        """The same for another number of processes."""
+        return self._with(processes=processes, a_machine=min(processes, self.cluster.a_machine))
+
+    def _with(self, **changes: Any) -> Estimator:
+        other = replace(self, cluster=replace(self.cluster, **changes))
+        for name in _OF_THE_RUN:
+            other.__dict__[name] = getattr(self, name)
+        return other
+
+    def mfu(self, stage: int, micro_batch_size: int) -> float:
+        """Share of the peak of all devices that the model's FLOPs take in a step."""
+        step = self.step(stage, micro_batch_size)
+        return step.flops / step.seconds / (self.cluster.machine.flops * self.cluster.processes)
+
+    def best_mfu(self, stage: int) -> float:
+        """With the largest micro-batch; 0 where not even one sequence fits."""
+        size = self.largest_micro_batch(stage)
+        return 0.0 if size is None else self.mfu(stage, size)
 
     def seconds_of_run(self, step: Step) -> float:
         """Time of all steps with the full batch; with a time budget, the budget."""

@@ -12,6 +12,7 @@ from cloze.launch.tools.planning.assumptions import (
     HOST_SECONDS,
     KERNEL_SECONDS,
     LAUNCHES,
+    LAUNCHES_TO_TRACED,
     LIST_TENSORS,
     PRODUCT_OVERHEAD_LENGTH,
     SPLIT_LENGTH,
@@ -156,8 +157,11 @@ def cost(machine: Machine, trace: Trace, *, compiled: bool = False) -> Cost:
     count, device = sum(map(launches, kernels)), sum(by_kind.values())
     if machine.is_cpu:
         return Cost(device, count * CPU_HOST_SECONDS, count, dict(by_kind), device + count * CPU_HOST_SECONDS)
-    host = sum(
+    host = LAUNCHES_TO_TRACED * sum(
         launches(kernel) * (COMPILED_HOST_SECONDS if compiled and kernel.in_layer else HOST_SECONDS)
         for kernel in kernels
     )
-    return Cost(device, host, count, dict(by_kind), max(device, host))
+    untraced = round((LAUNCHES_TO_TRACED - 1) * count)
+    by_kind["other"] += untraced * KERNEL_SECONDS
+    device += untraced * KERNEL_SECONDS
+    return Cost(device, host, count + untraced, dict(by_kind), max(device, host))
