@@ -60,6 +60,7 @@ class Part:
 TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", "{folder}/tests.xml", "tests/model/test_cuda.py")
 STEP = ("benchmarks/training_step.py", "--json", "FIGURES")
 TUNING = ("benchmarks/finetuning.py", "--quick", "--json", "FIGURES")
+QKV = ("benchmarks/qkv_gradients.py", "--json", "FIGURES")
 PLANNED = "benchmarks/planned_and_measured.py"
 SHAPES = ("base@128", "large@512", "large@128", "base@512", "distil-base@128", "modern@1024")
 """Of planned_and_measured.py; what counts most comes first."""
@@ -83,10 +84,16 @@ PARTS = {
     "step": Part(
         "A step of ours and of transformers on the same batches, compiled and not",
         (*STEP, "--device", "cuda", "--rounds", "5"),
-        420,
+        380,
         quick=120,
         quick_command=(*STEP, "--device", "cuda", "--quick"),
         rehearsal=(*STEP, "--device", "cpu", "--quick", "--rounds", "1"),
+    ),
+    "qkv gradients": Part(
+        "Which form of `train.qkv_gradients` is faster?",
+        (*QKV, "--device", "cuda"),
+        40,
+        rehearsal=(*QKV, "--device", "cpu"),
     ),
     **{
         f"plan {shape}": Part(
@@ -254,6 +261,13 @@ CLAIMS = (
             f"MFU of {shape} is {mfu:.0%}", "scaling.md", f"plan {shape}", "mfu", mfu * (1 - PLAN_ERROR), card="H100"
         )
         for shape, mfu in (("large@512", 0.473), ("large@128", 0.502), ("base@128", 0.370))
+    ),
+    measured(
+        "Products for each part of qkv are no slower than joined ones",
+        "performance.md",
+        "qkv gradients",
+        "large/joined_over_parts",
+        least=1.0,
     ),
     measured(
         "`cloze plan` is right about the time of base@128 on all GPUs of a machine",

@@ -53,6 +53,9 @@ class Context(NamedTuple):
 class Attention(nn.Module):
     """Multi-head self-attention with one fused projection, its output projection included."""
 
+    joins_gradients = False
+    """Whether the gradients of queries, keys and values go through one product each of weight and input (`branch`)."""
+
     def __init__(self, config: BertConfig, layer: int) -> None:
         super().__init__()
         self.head_size = config.head_size
@@ -72,7 +75,7 @@ class Attention(nn.Module):
         layout, rotary = context.layout, context.local_rotary if self.local else context.rotary
         extra = {"head_mask": head_mask} if context.kernel == "eager" else {}
         if context.kernel == "varlen" and rotary is None:
-            hidden, *parts = branch(hidden, self.qkv, self.widths)
+            hidden, *parts = branch(hidden, self.qkv, self.widths, joined=self.joins_gradients)
             mixed, _ = self._attend(
                 [part.unflatten(-1, (-1, self.head_size)) for part in parts],
                 context.kernel,

@@ -182,6 +182,7 @@ class FinetuneConfig(RunConfig, HubConfig):
             ("train", "batch_phases", []),
             ("train", "loss_reduction", "tokens"),
             ("train", "compile", None),
+            ("train", "qkv_gradients", "parts"),
             ("train", "memory_limit_gib", None),
             ("train", "sequence_length", None),
             ("monitor", "embeddings", False),

@@ -82,6 +82,9 @@ class TrainConfig:
     compile: bool | None = field(default=None, metadata=FREE)
     """Whether torch.compile compiles the encoder's layers, on GPUs; not with zero.stage 3; null: with flash attention
     at zero.stage 0, as decided at the first start."""
+    qkv_gradients: Literal["parts", "joined"] = field(default="parts", metadata=FREE)
+    """How backward computes the gradient of the projection to queries, keys and values, with the varlen kernel and
+    without rotary positions: by products of each of the three, or concatenated by one. `make gpu` measures both."""
     loss_reduction: Literal["tokens", "samples"] = "tokens"
     """tokens: mean over all masked tokens of the global batch; samples: mean of the means of the samples."""
     log_every_steps: int = field(default=10, metadata=FREE | bounds(at_least=1))

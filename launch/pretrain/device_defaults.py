@@ -5,6 +5,7 @@ A run that resumes on another device keeps these choices, or prints one line abo
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.compiling import lack
 from cloze.launch.system.console import Console
+from cloze.launch.system.data_sheets import DataSheet
 from cloze.launch.system.devices import device_name, has_flash_attention_3
 from cloze.model.attention import select_kernel
 
@@ -52,6 +54,37 @@ def resolve_compile(config: PretrainConfig, device: torch.device, console: Conso
             "and false leaves it out"
         )
     return replace(config, train=replace(config.train, compile=not unwanted and not missing))
+
+
+# Of a step on a GPU what does not shrink with its share of the batch, and what its share of the peak is otherwise:
+# rough means of what `cloze plan` finds (launch/tools/planning/), which tests compare with the recipes' headers.
+_LAUNCHES_A_LAYER, _LAUNCH_SECONDS, _UPDATE_BYTES, _BEST_MFU = 60, 4e-6, 28, 0.45
+
+
+def crowded(
+    config: PretrainConfig, world_size: int, flops_of_sample: float, parameters: int, sheet: DataSheet
+) -> str | None:
+    """A line if the batch is so small that each GPU reaches less than half of its best speed, with the number of GPUs
+    that reach it; else None.
+
+    Args:
+        flops_of_sample: model FLOPs, forward and backward.
+        parameters: of the model, which every GPU updates.
+        sheet: of the GPUs.
+    """
+    layers, batch = config.model.num_hidden_layers, math.gcd(*config.train.batch_sizes.values())
+    fixed = layers * _LAUNCHES_A_LAYER * _LAUNCH_SECONDS + _UPDATE_BYTES * parameters / sheet.bandwidth
+    seconds = config.train.global_batch_size * flops_of_sample / (_BEST_MFU * sheet.flops)  # of one GPU alone
+    most = max(
+        count for count in range(1, batch + 1) if batch % count == 0 and (count == 1 or seconds / count >= fixed)
+    )
+    if world_size <= most:
+        return None
+    return (
+        f"train.global_batch_size: found {config.train.global_batch_size:,} on {world_size} GPUs, each busy for "
+        f"{seconds / world_size * 1e3:.0f} ms a step; up to {most} reach half of the speed of one alone. Take "
+        "fewer GPUs, or a recipe with a larger batch; `cloze plan` estimates both"
+    )
 
 
 def facts_of(config: PretrainConfig, device: torch.device) -> dict[str, object]:

@@ -9,7 +9,7 @@ from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.making import make_objective
 from cloze.launch.system.console import Console
 from cloze.model.bert import BertPreTrained
-from cloze.model.encoder import Encoder
+from cloze.model.encoder import Attention, Encoder
 from cloze.model.initialization import init_weights, init_word_embeddings
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors
@@ -33,10 +33,11 @@ def build_model(config: PretrainConfig, objective: Objective | None = None) -> B
             "expected a subclass of cloze.model.bert.BertPreTrained"
         )
     init_weights(model, config.seed)
-    if config.train.compile:
-        for module in model.modules():
-            if isinstance(module, Encoder):
-                module.compile_layers()
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.joins_gradients = config.train.qkv_gradients == "joined"
+        if isinstance(module, Encoder) and config.train.compile:
+            module.compile_layers()
     return model
 
 

@@ -15,7 +15,7 @@ from cloze.launch.config import PretrainConfig
 from cloze.launch.config.training import AUTO
 from cloze.launch.engine.engine import Engine
 from cloze.launch.pretrain.data import batch_warmup, cache_facts, open_training, read_once, run_masking
-from cloze.launch.pretrain.device_defaults import differences, facts_of, resolve_compile
+from cloze.launch.pretrain.device_defaults import crowded, differences, facts_of, resolve_compile
 from cloze.launch.pretrain.first_model import build_model, check_word_vectors, take_word_vectors
 from cloze.launch.pretrain.inputs import RunInputs, open_inputs
 from cloze.launch.pretrain.objectives import Objective
@@ -26,7 +26,7 @@ from cloze.launch.pretrain.validation import make_show, open_validation, validat
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.system.console import Console
-from cloze.launch.system.devices import take_flash_attention_3
+from cloze.launch.system.devices import data_sheet_of, take_flash_attention_3
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.evaluation import Measure, evaluate_sets
 from cloze.launch.training.facts import origin_of_rate, training_facts
@@ -106,6 +106,11 @@ class Pretraining(Recipe):
             self._start.take(model, console)
             self.needs_conversion = self._start.elastic
         self._num_parameters = num_parameters(model)  # before ZeRO-3 partitions them
+        sheet = data_sheet_of(process.device) if process.device.type == "cuda" else None
+        if sheet is not None:
+            flops = self._flops_per_token() * self.data.num_tokens / self.data.num_samples
+            if line := crowded(config, process.environment.world_size, flops, self._num_parameters, sheet):
+                console.warn(line)
         return model
 
     @property

@@ -24,7 +24,8 @@ class Names(TorchDispatchMode):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("takes_residual", [True, False])
-def test_outputs_and_gradients_are_those_of_the_map(bias, takes_residual):
+@pytest.mark.parametrize("joined", [True, False])
+def test_outputs_and_gradients_are_those_of_the_map(bias, takes_residual, joined):
     torch.manual_seed(0)
     linear, inputs = nn.Linear(4, 6, bias=bias).double(), torch.randn(5, 4, dtype=torch.double, requires_grad=True)
     widths = (3, 1, 2)
@@ -35,7 +36,7 @@ def test_outputs_and_gradients_are_those_of_the_map(bias, takes_residual):
         loss = loss + residual.square().sum() if takes_residual else loss
         return loss, *torch.autograd.grad(loss, [inputs, *linear.parameters()])
 
-    residual, *parts = branch(inputs, linear, widths)
+    residual, *parts = branch(inputs, linear, widths, joined=joined)
     wanted = gradients(inputs, linear(inputs).split(widths, -1))
     for ours, expected in zip(gradients(residual, parts), wanted, strict=True):
         torch.testing.assert_close(ours, expected)

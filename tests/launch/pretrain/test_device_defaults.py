@@ -1,6 +1,7 @@
 """What a run leaves to its device: decided once, kept by the run, reported where it differs."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,9 +9,12 @@ import torch
 
 from cloze.launch.config import FinetuneConfig, PretrainConfig, TrainConfig
 from cloze.launch.pretrain import device_defaults
+from cloze.launch.pretrain.first_model import build_model
 from cloze.launch.run import runs
 from cloze.launch.system.compiling import Lack
+from cloze.launch.system.data_sheets import named_sheet
 from cloze.model.config import BertConfig
+from cloze.model.encoder import Attention
 from cloze.pipeline.errors import UserError
 
 GPU = torch.device("cuda", 0)
@@ -111,6 +115,27 @@ def test_facts_are_those_of_the_device_at_hand():
     facts = device_defaults.facts_of(config_in("", micro_batch_size=8, compile=False), torch.device("cpu"))
     assert facts == {"device": facts["device"], "attention kernel": "eager", "compile": False, "micro-batch": 8}
     assert json.loads(json.dumps(facts)) == facts
+
+
+def test_a_batch_that_is_too_small_for_the_gpus_is_named_with_how_many_it_keeps_busy():
+    """BERT-base at 128: 0.66 GFLOP a token."""
+    config = config_in("", global_batch_size=256)
+    config = replace(config, model=BertConfig.preset("base", vocab_size=100))
+    sheet, flops = named_sheet("h100"), 128 * 0.6e9
+    assert device_defaults.crowded(config, 1, flops, 110_000_000, sheet) is None
+    line = device_defaults.crowded(config, 256, flops, 110_000_000, sheet)
+    most = int(re.search(r"up to (\d+) reach half", line)[1])
+    assert 4 <= most <= 16 and "found 256 on 256 GPUs" in line
+    assert device_defaults.crowded(config, most, flops, 110_000_000, sheet) is None
+    assert device_defaults.crowded(config, 2 * most, flops, 110_000_000, sheet) is not None
+
+
+@pytest.mark.parametrize("form", ["parts", "joined"])
+def test_both_forms_of_a_gradient_are_there_for_a_gpu_to_decide(form):
+    config = config_in("", qkv_gradients=form)
+    model = build_model(replace(config, model=BertConfig.preset("tiny", vocab_size=100)))
+    found = [module.joins_gradients for module in model.modules() if isinstance(module, Attention)]
+    assert found == [form == "joined"] * 2
 
 
 def test_fine_tuning_compiles_nothing():

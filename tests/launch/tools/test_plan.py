@@ -85,6 +85,22 @@ def test_what_limits_the_micro_batch_is_named():
     assert plan._limited_by_batch(config, full, {"largest_micro_batch_size": 8}) is None, "by both"
 
 
+def test_a_step_waits_for_the_fullest_rank_for_hooks_and_for_inspection():
+    """Alone there is none to wait for; and slower products lower the MFU."""
+    config = PlanConfig(gpus=8, model=SMALL, train=TrainConfig(global_batch_size=64, sequence_length=128))
+    cluster = Cluster(find_machine("h100"), 8, 8, 5e10)
+    eight = Estimator(config, Lengths.of_procedure(128, 0.1, 0.15), cluster)
+    together, alone = eight.step(0, 8), eight.on(1).step(0, 8)
+    assert alone.straggling_seconds == 0 < alone.hooks_seconds < together.hooks_seconds
+    share = 0.07 * math.sqrt(math.log(8) / math.log(1024))  # eight samples a rank, as where 1,024 ranks were measured
+    assert together.straggling_seconds == pytest.approx(share * together.micro.seconds)
+    without = replace(eight.on(1), config=replace(config, monitor=replace(config.monitor, inspect_every_steps=0)))
+    assert without.step(0, 8).hooks_seconds == 0
+    assert 0 < eight.pessimistic().mfu(0, 8) <= eight.mfu(0, 8)
+    products = [each.cluster.machine.best_product for each in (eight, eight.pessimistic())]
+    assert products == [pytest.approx(0.752), 0.70]
+
+
 def run_plan(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "cloze", "plan", *arguments],
