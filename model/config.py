@@ -159,6 +159,8 @@ class BertConfig:
     """Whether the activation gates a second projection (with gelu: GeGLU, with silu: SwiGLU)."""
     linear_bias: bool = True
     """Whether the linear maps of encoder and masked-LM transform have biases."""
+    transform_bias: bool | None = None
+    """Whether the masked-LM transform has a bias; null: as linear_bias."""
     gate_bias: bool = True
     """Whether the first map of a gated feed-forward network (both halves of it) has a bias too."""
     norm_bias: bool = True
@@ -167,7 +169,7 @@ class BertConfig:
     """Whether the vocabulary projection has a bias."""
     pooler: bool = True
     """Whether dense + tanh is applied to the first token before sentence-level heads."""
-    pooler_activation: Literal["tanh", "relu"] = "tanh"
+    pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Activation of the pooler."""
     mlm_head: Literal["bert", "d2l", "linear"] = "bert"
     """bert: dense, activation, norm, vocabulary; d2l: the same with ReLU; linear: the vocabulary projection
@@ -404,8 +406,10 @@ class HeadConfig:
     """columns only: (name, its classes) of each label column; each has a softmax of its own, losses are
     summed.
     """
-    pooling: Literal["pooler", "cls", "mean", "max"] = "pooler"
-    """What a sentence-level head reads; without a pooler in the model, pooler means cls."""
+    pooling: Literal["pooler", "cls", "mean", "max", "pooled_mean", "late"] = "pooler"
+    """What a sentence-level head reads: the pooler of the first token, or one of the tokens' vectors; pooled_mean: the
+    pooler of their mean; late: the mean of the pooler of each. Without a pooler in the model these are cls and mean.
+    """
     layers: Literal["last", "last_four", "weighted"] = "last"
     """The encoder layers that a head reads: the last; the last four side by side; a learned weighted sum of all
     (Devlin et al. 2019, table 7; Peters et al. 2018, equation 1).
@@ -427,9 +431,9 @@ class HeadConfig:
                 f"head.piece_step: found {self.piece_step} with head.piece_length = {self.piece_length}, "
                 "expected 1 to two less, so that every token is in a piece"
             )
-        if self.layers != "last" and self.pooling == "pooler":
+        if self.layers != "last" and self.pooling in ("pooler", "pooled_mean", "late"):
             raise ModelError(
-                f"head.layers: found {self.layers} with head.pooling = pooler, expected cls, mean or max: "
+                f"head.layers: found {self.layers} with head.pooling = {self.pooling}, expected cls, mean or max: "
                 "the pooler was trained on the last layer alone"
             )
         if (self.problem == "columns") != bool(self.columns):

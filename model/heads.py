@@ -126,7 +126,8 @@ class MaskedLanguageModelHead(Copied):
     def __init__(self, config: BertConfig, word_embedding: nn.Embedding) -> None:
         super().__init__()
         if config.mlm_head != "linear":
-            self.dense = nn.Linear(config.hidden_size, config.embedding_width, bias=config.linear_bias)
+            bias = config.linear_bias if config.transform_bias is None else config.transform_bias
+            self.dense = nn.Linear(config.hidden_size, config.embedding_width, bias=bias)
             self.activation = ACTIVATIONS["relu" if config.mlm_head == "d2l" else config.hidden_act]
             self.norm = encoder_norm(config, config.embedding_width)
         self.transforms = config.mlm_head != "linear"

@@ -408,12 +408,12 @@ def _check_family(weights: StateDict, family: Family, folder: Path) -> None:
     """Check that the weights have no names of another family than config.json's."""
     if any(name.startswith(family.prefix) for name in weights):
         return
-    for other in FAMILIES:
-        if any(name.startswith(other.prefix) for name in weights):
-            raise ModelError(
-                f"{folder}: found weights of {', '.join(other.beginnings)}, expected those of "
-                f"{', '.join(family.beginnings)}, as config.json says; fetch the model again"
-            )
+    others = [each for each in FAMILIES if any(name.startswith(each.prefix) for name in weights)]
+    if found := [kind for other in others for kind in other.beginnings]:
+        raise ModelError(
+            f"{folder}: found weights of {', '.join(found)}, expected those of {', '.join(family.beginnings)}, as "
+            "config.json says; fetch the model again"
+        )
 
 
 def _check_layers(weights: StateDict, config: BertConfig, folder: Path) -> None:

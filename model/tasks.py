@@ -147,7 +147,8 @@ class Classifier(WithTransform):
         if self._reads_firsts:
             return encoded.first_hidden_state[:, None]
         places = inputs.get("sequence_offsets"), inputs.get("attention_mask")
-        return torch.stack([pool(state, self.head.pooling, *places) for state in states], 1)
+        pooling = "mean" if self.head.pooling == "pooled_mean" else self.head.pooling
+        return torch.stack([pool(state, pooling, *places) for state in states], 1)
 
     def _vectors(self, features: Tensor) -> Tensor:
         """(..., layers read, hidden) -> (..., inputs of the linear layer)."""
@@ -164,15 +165,18 @@ class Classifier(WithTransform):
     def read(self, input_ids: Tensor | None, inputs: Inputs) -> tuple[Tensor, BertOutput | None, int | None]:
         """Inputs of the transform, the encoder's output, and the seed of dropout."""
         encoded, seed = self.encode(input_ids, self._asked(inputs))
-        pools = self.head.pooling == "pooler" and not self.reads_tokens
-        if encoded is None:
-            vectors = self._vectors(inputs["features"])
-            if pools and self.bert.pooler is not None:
-                vectors = self.bert.pooler(vectors)
-        elif pools:
+        pooling = "" if self.reads_tokens else self.head.pooling
+        if encoded is not None and pooling == "pooler":
             vectors = pooled(encoded)
+        elif encoded is not None and pooling == "late":
+            tokens = (
+                encoded.last_hidden_state if self.bert.pooler is None else self.bert.pooler(encoded.last_hidden_state)
+            )
+            vectors = pool(tokens, "mean", inputs.get("sequence_offsets"), inputs.get("attention_mask"))
         else:
-            vectors = self._vectors(self._features(encoded, inputs))
+            vectors = self._vectors(inputs["features"] if encoded is None else self._features(encoded, inputs))
+            if pooling in ("pooler", "pooled_mean") and self.bert.pooler is not None:
+                vectors = self.bert.pooler(vectors)
         return vectors, encoded, seed
 
 

@@ -7,12 +7,26 @@ from cloze.model.families.albert import Albert
 from cloze.model.families.bert import Bert
 from cloze.model.families.distilbert import DistilBert
 from cloze.model.families.electra import Electra
+from cloze.model.families.eurobert import EuroBert
 from cloze.model.families.family import Family
+from cloze.model.families.gte import Gte
 from cloze.model.families.modernbert import ModernBert
 from cloze.model.families.mpnet import MPNet
+from cloze.model.families.nomic_bert import NomicBert
 from cloze.model.families.roberta import Roberta
 
-FAMILIES: tuple[Family, ...] = (Bert(), Electra(), Roberta(), ModernBert(), DistilBert(), Albert(), MPNet())
+FAMILIES: tuple[Family, ...] = (
+    Bert(),
+    Electra(),
+    Roberta(),
+    ModernBert(),
+    DistilBert(),
+    Albert(),
+    MPNet(),
+    EuroBert(),
+    NomicBert(),
+    Gte(),
+)
 BY_TYPE = {kind: family for family in FAMILIES for kind in family.beginnings}
 """model_type -> family."""
 OUR_CLASSES = {

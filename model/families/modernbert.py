@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from cloze.model.config import BertConfig, HeadConfig, ModelError
 from cloze.model.families.family import ACTIVATIONS, Family, Json, our_activation
+from cloze.model.families.rotary import rotary_bases
 
 _ENDINGS = (
     "Model",
@@ -92,7 +93,13 @@ class ModernBert(Family):
         activations = [values.get(f"{name}_activation", "gelu") for name in ("hidden", "classifier")]
         if len(set(activations)) > 1:
             raise ModelError(f"config.json: found hidden and classifier activation {activations}, expected them equal")
-        bases = _rotary_bases(values)
+        bases = rotary_bases(
+            values,
+            {
+                kind: values.get(f"{name}_rope_theta", _BASES[kind])
+                for kind, name in (("full_attention", "global"), ("sliding_attention", "local"))
+            },
+        )
         every = values.get("global_attn_every_n_layers", 3)
         kinds = values.get("layer_types")
         expected = ["sliding_attention" if layer % every else "full_attention" for layer in range(len(kinds or []))]
@@ -147,27 +154,3 @@ class ModernBert(Family):
     def head_fields(self, head: HeadConfig) -> Json:
         """The same."""
         return {"classifier_pooling": "mean" if head.pooling == "mean" else "cls"}
-
-
-def _rotary_bases(values: Json) -> dict[str, float]:
-    """Base of the rotary frequencies by kind of layer.
-
-    Raises:
-        ModelError: for scaled frequencies.
-    """
-    bases = {
-        kind: values.get(f"{name}_rope_theta", _BASES[kind])
-        for kind, name in (("full_attention", "global"), ("sliding_attention", "local"))
-    }
-    for field in ("rope_scaling", "rope_parameters"):
-        given = values.get(field) or {}
-        layers = {layer: given.get(layer) or {} for layer in bases}
-        for rope in (given, *layers.values()):
-            kind = rope.get("rope_type") or rope.get("type") or "default"
-            if kind != "default":
-                raise ModelError(
-                    f"config.json: found rope_type {kind!r} in {field}, expected default: scaled rotary "
-                    "positions are not computed here; take a model without them"
-                )
-        bases = {layer: layers[layer].get("rope_theta", base) for layer, base in bases.items()}
-    return bases

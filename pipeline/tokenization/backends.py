@@ -14,12 +14,13 @@ from cloze.pipeline.untrusted import read_json
 HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
 _RULES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")  # of a BERT tokenizer
 _USUAL_NAMES = {  # tried in turn if no configuration names the token
-    "pad": ("[PAD]", "<pad>"),
+    "pad": ("[PAD]", "<pad>", "<|pad|>", "<|end_of_text|>"),
     "unknown": ("[UNK]", "<unk>"),
-    "classification": ("[CLS]", "<s>", "<sos>", "<cls>"),
-    "separator": ("[SEP]", "</s>", "<eos>", "<sep>"),
-    "mask": ("[MASK]", "<mask>"),
+    "classification": ("[CLS]", "<s>", "<sos>", "<cls>", "<|begin_of_text|>"),
+    "separator": ("[SEP]", "</s>", "<eos>", "<sep>", "<|end_of_text|>"),
+    "mask": ("[MASK]", "<mask>", "<|mask|>"),
 }
+_OTHER_NAMES = {"classification": "bos_token", "separator": "eos_token"}  # of tokenizers made after decoders'
 
 
 def read_tokenizer_config(folder: Path) -> Fields:
@@ -46,7 +47,7 @@ def read_tokenizer_config(folder: Path) -> Fields:
 
 def _check_kinds(path: Path, config: Fields) -> None:
     """Raise UserError for names of special tokens that are no texts, and rules that are neither true nor false."""
-    for name in HUGGING_FACE_NAMES.values():
+    for name in (*HUGGING_FACE_NAMES.values(), *_OTHER_NAMES.values()):
         value = config.get(name)
         given = value.get("content") if isinstance(value, dict) else value
         if not isinstance(given, str) and value is not None:
@@ -56,13 +57,19 @@ def _check_kinds(path: Path, config: Fields) -> None:
             raise UserError(f"{path}: {name}: found {str(config[name])[:60]!r}, expected true or false; fix it")
 
 
-def special_names(vocabulary: dict[str, int], config: Fields) -> dict[str, str]:
-    """Names of the special tokens by role: those of the configuration, or usual ones in the vocabulary."""
-    names = {}
+def special_names(vocabulary: dict[str, int], config: Fields, of_bytes: bool = False) -> dict[str, str]:
+    """Names of the special tokens by role: those of the configuration, or usual ones in the vocabulary.
+
+    Args:
+        of_bytes: every text has tokens; where none is for unknown ones, padding's stands for it.
+    """
+    names: dict[str, str] = {}
     for role in ROLES:
-        named = config.get(HUGGING_FACE_NAMES[role])
+        named = config.get(HUGGING_FACE_NAMES[role]) or config.get(_OTHER_NAMES.get(role, ""))
         named = named.get("content") if isinstance(named, dict) else named
         usual = [name for name in _USUAL_NAMES[role] if name in vocabulary]
+        if role == "unknown" and of_bytes:
+            usual.append(names["pad"])
         names[role] = named or (usual[0] if usual else _USUAL_NAMES[role][0])
     return names
 

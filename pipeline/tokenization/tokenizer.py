@@ -235,7 +235,7 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exceptions, which quote what they found
             what = " ".join(str(error).split())[:_MOST_SAID]
             raise UserError(f"{found[0]}: can't be read as a tokenizer: {what}") from error
-        return cls(backend, special_names(backend.get_vocab(), config), folder)
+        return cls(backend, special_names(backend.get_vocab(), config, byte_level(backend)), folder)
 
     def fault_in(self, manifest: Manifest) -> str | None:
         """One line if this isn't the tokenizer that made a manifest's shards, else None. Ids of the shards are names in
@@ -528,7 +528,7 @@ def copy_tokenizer(source: Tokenizer, folder: Place) -> None:
     if source.folder is not None and (path := source.folder / "tokenizer_config.json").is_file():
         described = path.read_bytes()
         config = load_json(described)
-        found = special_names(source.backend.get_vocab(), config)
+        found = special_names(source.backend.get_vocab(), config, byte_level(source.backend))
         changed |= default_normalization(source.backend, config)
         # Names from special_tokens_map.json, which isn't copied.
         changed |= {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}

@@ -13,14 +13,14 @@ import transformers
 
 from cloze.launch.cli import main
 from cloze.launch.predict.predictor import Predictor
-from tests.byte_level import byte_tokenizer
+from tests.byte_level import byte_tokenizer, save_as_eurobert
 from tests.forked import ForkedRun
 from tests.launching import finish, kill_when, pretrain_arguments, step_of
 from tests.synthetic import NAMES
 
 LINES = [f"the {noun} {verb} near the {place} ." for noun in ("cat", "dog", "king", "child") for verb in
          ("sat", "ran", "slept", "sang") for place in ("house", "river", "wall", "tree", "road")]  # fmt: skip
-SENTENCE = "the cat [MASK] near the tree ."
+SENTENCE = "the cat {} near the tree ."
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 # model_type -> beginning of the names of its classes, its own fields, and the options of a run that say its shape.
 FAMILIES = {
@@ -49,6 +49,13 @@ FAMILIES = {
         ("--model.family", "mpnet", "--model.type_vocab_size", "0", "--model.relative_position_buckets", "32")
         + ("--model.layer_norm_eps", "1e-5"),
     ),
+    "eurobert": (
+        "EuroBert",
+        {**SIZES, "max_position_embeddings": 32, "num_key_value_heads": 1, "rms_norm_eps": 1e-5},
+        (),
+    ),
+    "nomic_bert": ("NomicBert", {**SIZES, "max_position_embeddings": 32}, ()),
+    "gte": ("Gte", {**SIZES, "max_position_embeddings": 32, "layer_norm_eps": 1e-5}, ()),
 }
 
 
@@ -56,13 +63,18 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_goes_through_the_chain_and_stays_itself(family, tmp_path):
     classes, fields, shape = FAMILIES[family]
-    padding, *others = NAMES.values()
-    padded_with = fields.get("pad_token_id", 0)
-    tokenizer = byte_tokenizer(LINES * 2, (*others[:padded_with], padding, *others[padded_with:]))
-    tokenizer.save(tmp_path / "source")
+    if family == "eurobert":
+        tokenizer = save_as_eurobert(LINES * 2, tmp_path / "source")
+    else:
+        padding, *others = NAMES.values()
+        padded_with = fields.get("pad_token_id", 0)
+        tokenizer = byte_tokenizer(LINES * 2, (*others[:padded_with], padding, *others[padded_with:]))
+        tokenizer.save(tmp_path / "source")
     torch.manual_seed(0)
     kind = getattr(transformers, f"{classes}ForMaskedLM")
-    config = kind.config_class(**{"vocab_size": tokenizer.vocab_size, "pad_token_id": 0, **fields})
+    config = kind.config_class(
+        **{"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.special_tokens.pad, **fields}
+    )
     kind(config).save_pretrained(tmp_path / "source")
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     shards, run, out = tmp_path / "shards", tmp_path / "run", tmp_path / "out"
@@ -84,8 +96,9 @@ def test_a_family_goes_through_the_chain_and_stays_itself(family, tmp_path):
         assert type(auto.from_pretrained(out)).__name__.startswith(classes)
     reader = transformers.AutoTokenizer.from_pretrained(out)
     pipe = transformers.FillMaskPipeline(loaded, reader, top_k=5)
-    guesses = Predictor.from_folder(out).fill_mask(SENTENCE, 5)[0]
-    for guess, expected in zip(guesses, pipe(SENTENCE), strict=True):
+    sentence = SENTENCE.format(tokenizer.names["mask"])
+    guesses = Predictor.from_folder(out).fill_mask(sentence, 5)[0]
+    for guess, expected in zip(guesses, pipe(sentence), strict=True):
         assert guess.probability == pytest.approx(expected["score"], abs=1e-5)
     batch = reader(LINES[:3], return_tensors="pt", padding=True)
     hidden = transformers.AutoModel.from_pretrained(out)(**batch).last_hidden_state[:, 0]

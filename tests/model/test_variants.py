@@ -50,6 +50,7 @@ VARIANTS = {
     "GeGLU": dict(gated_feed_forward=True),
     "SwiGLU": dict(gated_feed_forward=True, hidden_act="silu"),
     "GeGLU without gate bias": dict(gated_feed_forward=True, gate_bias=False),
+    "bias in the masked-LM transform alone": dict(linear_bias=False, transform_bias=True),
     "no biases": dict(linear_bias=False, norm_bias=False, decoder_bias=False),
     "three segments": dict(type_vocab_size=3, segment_padding_index=0),
     "no segments": dict(type_vocab_size=0),

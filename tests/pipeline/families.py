@@ -19,7 +19,27 @@ LINES = [
     "猫はマットの上に座って、猫についての本を読みました。か\u3099",
     "고양이가 매트 위에 앉아 고양이에 대한 책을 읽었다.",
 ]
-KINDS = ["Unigram", "Unigram, no spaces cut", "BPE with ▁", "BPE with ▁, bytes", "byte-level BPE", "Chinese WordPiece"]
+KINDS = [
+    "Unigram",
+    "Unigram, no spaces cut",
+    "BPE with ▁",
+    "BPE with ▁, bytes",
+    "byte-level BPE",
+    "byte-level BPE, Llama 3's cuts",
+    "Chinese WordPiece",
+]
+# Of the tokenizer.json of Llama 3 and EuroBERT.
+LLAMA_3 = "|".join(
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
 
 
 @lru_cache(maxsize=len(KINDS))
@@ -42,9 +62,13 @@ def family(kind: str) -> Tokenizer:
         )
         backend.decoder = decoders.Metaspace()
         trainer = trainers.UnigramTrainer(unk_token=corpus.NAMES["unknown"], **options)
-    elif kind == "byte-level BPE":
-        backend = tokenizers.Tokenizer(models.BPE())
+    elif kind.startswith("byte-level BPE"):
+        backend = tokenizers.Tokenizer(models.BPE(ignore_merges=kind.endswith("cuts")))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        if kind.endswith("cuts"):
+            cuts = pre_tokenizers.Split(tokenizers.Regex(LLAMA_3), "isolated")
+            of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+            backend.pre_tokenizer = pre_tokenizers.Sequence([cuts, of_bytes])
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **options)
     else:

@@ -11,7 +11,7 @@ from cloze.launch.texts.encoding import Encoder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, copy_tokenizer
-from tests.byte_level import byte_tokenizer
+from tests.byte_level import EURO_NAMES, byte_tokenizer, save_as_eurobert
 from tests.pipeline import corpus
 from tests.synthetic import NAMES
 
@@ -159,3 +159,17 @@ def test_a_long_unknown_word_of_a_word_level_vocabulary_is_looked_up_once():
     text = f"a {'acgt' * 100} a"
     assert tokenizer.encode(text) == [5, unknown, 5] == tokenizer.encode_plainly([text])[0].tolist()
     assert tokenizer._whole_words.asked < 5
+
+
+def test_roles_of_a_tokenizer_made_after_a_decoders_are_those_of_its_beginning_and_end(tmp_path):
+    """As EuroBERT's: its folder names no [CLS] and [SEP], and no unknown token, since every text has bytes."""
+    made = save_as_eurobert(["the cat sat on the mat"] * 2, tmp_path / "source")
+    read = Tokenizer.from_folder(tmp_path / "source")
+    assert read.names == made.names == EURO_NAMES and read.fingerprint == made.fingerprint
+    copy_tokenizer(read, tmp_path / "copy")
+    described = [(tmp_path / name / "tokenizer_config.json").read_bytes() for name in ("source", "copy")]
+    assert described[0] == described[1] and Tokenizer.from_folder(tmp_path / "copy").names == EURO_NAMES
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "copy")
+    special = read.special_tokens
+    inside = read.backend.encode("the cat", add_special_tokens=False).ids
+    assert theirs("the cat")["input_ids"] == [special.classification, *inside, special.separator]

@@ -1,0 +1,139 @@
+"""EuroBERT: Llama's layers, attending in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from cloze.model.config import BertConfig, HeadConfig, ModelError
+from cloze.model.families.family import Family, Json, Names, Part
+from cloze.model.families.rotary import rotary_base, rotary_fields
+
+_POOLINGS = {"pooler": "bos", "pooled_mean": "mean", "late": "late"}  # ours -> theirs
+
+
+class EuroBert(Family):
+    """EuroBERT (arXiv 2503.05500). Its classifier of sequences has a dense layer with GELU, which is what a pooler is;
+    no other class has one, nor a head for next sentences.
+    """
+
+    beginnings = {"eurobert": "EuroBert"}
+    named = False
+    endings = {
+        "BertForPreTraining": "ForMaskedLM",
+        **{
+            f"Bert{end}": end for end in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+        },
+    }
+    pooled = ("BertForSequenceClassification",)
+    poolings = tuple(_POOLINGS)
+    structure = {
+        "position_embedding": "rotary",
+        "type_vocab_size": 0,
+        "embedding_norm": False,
+        "normalization": "rms_norm",
+        "norm_position": "pre",
+        "gated_feed_forward": True,
+        "pooler_activation": "gelu",
+        "mlm_head": "linear",
+    }
+    fields = {
+        "vocab_size": "vocab_size",
+        "hidden_size": "hidden_size",
+        "num_hidden_layers": "num_hidden_layers",
+        "num_attention_heads": "num_attention_heads",
+        "num_key_value_heads": "num_key_value_heads",
+        "intermediate_size": "intermediate_size",
+        "max_position_embeddings": "max_position_embeddings",
+        "attention_probs_dropout_prob": "attention_dropout",
+        "hidden_dropout_prob": "hidden_dropout_prob",  # this and the next are ours alone
+        "classifier_dropout": "classifier_dropout",
+        "layer_norm_eps": "rms_norm_eps",
+        "initializer_range": "initializer_range",
+        "pad_token_id": "pad_token_id",
+        "tie_word_embeddings": "tie_word_embeddings",
+    }
+    said = ("linear_bias", "decoder_bias", "norm_bias")  # RMS norms have none
+    defaults = {
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+        "attention_probs_dropout_prob": 0.0,
+        "hidden_dropout_prob": 0.0,
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": 128001,
+        "tie_word_embeddings": False,
+    }
+    prefix = "model."
+    modules = {
+        "bert.embeddings.word": ("model.embed_tokens",),
+        "bert.encoder.final_norm": ("model.norm",),
+        "bert.pooler.dense": ("dense",),
+        "classifier": ("classifier",),
+    }
+    layers = "model.layers.{}."
+    layer = {
+        "attention.output": ("self_attn.o_proj",),
+        "attention_norm": ("input_layernorm",),
+        "feed_forward.down": ("mlp.down_proj",),
+        "feed_forward_norm": ("post_attention_layernorm",),
+    }
+    decoder = ("lm_head.weight", "lm_head.bias")
+
+    def has(self, config: BertConfig) -> bool:
+        """One field says the biases of feed-forward network and vocabulary projection, and attention has them alike."""
+        return config.linear_bias == config.decoder_bias and super().has(config)
+
+    def read_further(self, values: Json, fields: Json) -> Json:
+        """Biases, and the base of rotary positions."""
+        biases = {values.get(name, False) for name in ("attention_bias", "mlp_bias")}
+        if len(biases) > 1:
+            raise ModelError("config.json: found attention_bias and mlp_bias unequal, expected them equal")
+        fields = super().read_further({"hidden_act": "silu", **values}, fields)
+        if fields.get("num_key_value_heads") == fields.get("num_attention_heads"):
+            fields["num_key_value_heads"] = None
+        bias = biases.pop()
+        return fields | {"linear_bias": bias, "decoder_bias": bias, "rotary_theta": rotary_base(values, 10_000.0)}
+
+    def write(self, config: BertConfig) -> Json:
+        """Special tokens are left to the tokenizer; otherwise those of EuroBERT's own vocabulary would be used."""
+        return {
+            **super().write(config),
+            **dict.fromkeys(("attention_bias", "mlp_bias"), config.linear_bias),
+            **dict.fromkeys(("bos_token_id", "eos_token_id")),
+            **rotary_fields(config.rotary_theta),
+            "num_key_value_heads": config.key_value_heads,
+        }
+
+    def names(self, config: BertConfig, head: str = "") -> Names:
+        """Queries, keys and values are matrices of unequal sizes there; the network's first is two."""
+        found, keys, inner = super().names(config, head), config.key_value_width, config.intermediate_size
+        for layer in range(config.num_hidden_layers):
+            ours, theirs = f"bert.encoder.layers.{layer}.", self.layers.format(layer)
+            for kind in ("weight", "bias"):
+                found[f"{ours}attention.qkv.{kind}"] = tuple(
+                    Part(f"{theirs}self_attn.{part}_proj.{kind}", rows)
+                    for part, rows in (("q", config.hidden_size), ("k", keys), ("v", keys))
+                )
+                found[f"{ours}feed_forward.up.{kind}"] = tuple(
+                    Part(f"{theirs}mlp.{part}_proj.{kind}", inner) for part in ("gate", "up")
+                )
+        return found
+
+    def head_of(self, names: Collection[str], architecture: str) -> str:
+        """The names of the weights tell it."""
+        return "sequence" if "dense.weight" in names else ""
+
+    def left_out(self, head: str) -> tuple[str, ...]:
+        """Next sentences, and the pooler but for a classifier of sequences."""
+        return ("next_sentence.",) if head == "sequence" else ("next_sentence.", "bert.pooler.")
+
+    def pooling(self, values: Json) -> str:
+        """A field of its own."""
+        ours = {theirs: ours for ours, theirs in _POOLINGS.items()}
+        found = values.get("classifier_pooling", "late")
+        if found not in ours:
+            raise ModelError(f"config.json: found classifier_pooling {found!r}, expected one of {', '.join(ours)}")
+        return ours[found]
+
+    def head_fields(self, head: HeadConfig) -> Json:
+        """The same."""
+        return {"classifier_pooling": _POOLINGS[head.pooling]}
