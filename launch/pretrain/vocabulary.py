@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import ROLES
 from cloze.pipeline.tokenization.backends import byte_level
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from cloze.pipeline.tokenization.words import bytes_of
@@ -94,8 +95,8 @@ def new_vocabulary(old: Tokenizer, new: Tokenizer, start: str) -> NewVocabulary:
         same = {number: number for number in range(old.vocab_size)}
         cut = {number: cutter.token(new.tokens[number]) for number in range(old.vocab_size, new.vocab_size)}
         return NewVocabulary(same, {number: ids for number, ids in cut.items() if ids}, start, old.vocab_size)
-    roles = zip(new.special_tokens.ids, old.special_tokens.ids, strict=True)
-    taken = {int(now): int(before) for now, before in roles}
+    # One token may have several roles: the later ones count, a separator's before padding's.
+    taken = {getattr(new.special_tokens, role): getattr(old.special_tokens, role) for role in ROLES}
     pieces: dict[int, list[int]] = {}
     known = {text: number for number, text in enumerate(_texts(old)) if number not in old.special_tokens.ids}
     for number, text in enumerate(_texts(new)):

@@ -73,8 +73,8 @@ def tokenizer_to_extend(path: str) -> Tokenizer:
             f"{where} without a pre-tokenizer that cuts words, expected one; a merge could go over spaces: train a "
             "new vocabulary"
         )
-    if model.get("end_of_word_suffix") or model.get("ignore_merges"):
-        raise UserError(f"{where} with end_of_word_suffix or ignore_merges, expected neither; train a new vocabulary")
+    if model.get("end_of_word_suffix"):
+        raise UserError(f"{where} with end_of_word_suffix, expected none; train a new vocabulary")
     return tokenizer
 
 

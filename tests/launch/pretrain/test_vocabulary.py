@@ -10,6 +10,7 @@ from cloze.pipeline.config import PrepareConfig, VocabularyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.vocabulary import extend_vocabulary
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from tests.byte_level import EURO_NAMES, byte_tokenizer
 from tests.pipeline import corpus
 from tests.pipeline.families import LINES, family
 
@@ -23,7 +24,7 @@ def extended(folder, kind):
     return Tokenizer.from_folder(folder / "old"), extend_vocabulary(given)
 
 
-@pytest.mark.parametrize("kind", ["Unigram", "byte-level BPE", "Chinese WordPiece"])
+@pytest.mark.parametrize("kind", ["Unigram", "byte-level BPE, Llama 3's cuts", "Chinese WordPiece"])
 def test_new_rows_are_means_of_the_pieces_and_old_rows_stay(tmp_path, kind):
     old, extension = extended(tmp_path, kind)
     new = extension.tokenizer
@@ -51,11 +52,13 @@ def old_pieces(old: Tokenizer, token: str) -> list[str]:
 
 
 def test_a_transplant_takes_what_both_have_and_cuts_the_rest(tmp_path):
-    """From Unigram to WordPiece, whose marks of words are others, and whose special tokens have other names."""
+    """From Unigram to WordPiece, whose marks of words are others, and whose special tokens have other names, in another
+    order.
+    """
     old = family("Unigram")
     names = {role: f"<{role}>" for role in corpus.NAMES}
     whole = next(token for token in old.tokens if token.startswith("▁") and token[1:].isascii() and len(token) > 3)
-    listed = ["cats", "##e", whole[1:], *names.values(), "\u0b85"]
+    listed = ["cats", "##e", whole[1:], *reversed(names.values()), "\u0b85"]
     backend = tokenizers.Tokenizer(models.WordPiece({name: n for n, name in enumerate(listed)}, unk_token="<unknown>"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     new = Tokenizer(backend, names)
@@ -69,3 +72,7 @@ def test_a_transplant_takes_what_both_have_and_cuts_the_rest(tmp_path):
     assert torch.equal(rows[-1], drawn[-1])  # the old tokenizer does not know it
     with pytest.raises(UserError, match="init_vocabulary transplant"):
         new_vocabulary(old, new, "mean")
+    euro = byte_tokenizer(["the cats"] * 2, EURO_NAMES)  # whose separator pads too
+    taken = new_vocabulary(old, euro, "transplant").taken
+    assert taken[euro.special_tokens.pad] == old.special_tokens.separator
+    assert taken[euro.special_tokens.mask] == old.special_tokens.mask
