@@ -284,7 +284,8 @@ class RelativeBias(nn.Module):
 
 
 # The kernels. Query, key, value and the result are (B, S, heads, head size), for varlen (T, heads, head size). Keys and
-# values may have fewer heads, each for as many neighbouring heads of queries. `dropout_seed` None: no dropout.
+# values may have fewer heads, each for as many neighbouring heads of queries. `dropout_seed` None: no dropout;
+# `scale` of the products, None: 1/sqrt(head size).
 
 
 def eager_attention(
@@ -296,6 +297,7 @@ def eager_attention(
     probability: float,
     dropout_seed: int | None,
     head_mask: Tensor | None = None,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Batched matrix product, softmax, batched matrix product.
 
@@ -310,7 +312,7 @@ def eager_attention(
     query = query.reshape(batch * groups, heads // groups * length, size)
     key, value = (each.reshape(batch * groups, keys, size) for each in (key, value))
     # beta = 0 ignores the first argument; alpha scales inside the product instead of in a pass of its own.
-    scores = torch.baddbmm(query.new_empty(1, 1, 1), query, key.transpose(1, 2), beta=0, alpha=size**-0.5)
+    scores = torch.baddbmm(query.new_empty(1, 1, 1), query, key.transpose(1, 2), beta=0, alpha=scale or size**-0.5)
     if bias is not None:  # in place and not on a view, or autograd copies the scores again in backward
         # flatten, not a reshape to -1: with dynamic shapes torch 2.13's inductor then reads other sequences' bias.
         if groups == heads or bias.shape[1:3] == (1, 1):
@@ -334,6 +336,7 @@ def sdpa_attention(
     bias: Tensor | None,
     probability: float,
     dropout_seed: int | None,
+    scale: float | None = None,
 ) -> tuple[Tensor, None]:
     """torch's scaled dot product attention on padded sequences."""
     shared = query.shape[2] // key.shape[2]
@@ -341,17 +344,23 @@ def sdpa_attention(
         key, value = (each.repeat_interleave(shared, 2) for each in (key, value))
     query, key, value = (each.transpose(1, 2) for each in (query, key, value))
     if dropout_seed is None or probability == 0:
-        result = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        result = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
     else:
-        result = _seeded_sdpa(query, key, value, bias, probability, dropout_seed)
+        result = _seeded_sdpa(query, key, value, bias, probability, dropout_seed, scale)
     return result.transpose(1, 2), None
 
 
 def _seeded_sdpa(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, probability: float, seed: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    probability: float,
+    seed: int,
+    scale: float | None,
 ) -> Tensor:
     with drawing_from(seed, query.device):
-        return nn.functional.scaled_dot_product_attention(query, key, value, bias, dropout_p=probability)
+        return nn.functional.scaled_dot_product_attention(query, key, value, bias, dropout_p=probability, scale=scale)
 
 
 @cache
@@ -405,6 +414,7 @@ def check_kernel(name: str, config: BertConfig) -> None:
         )
     if config.biases_scores:
         found = "relative_position_buckets" if config.relative_position_buckets else "position_embedding"
+        found = "relative_attention" if config.relative_terms else found
         raise ModelError(f"attention_kernel: varlen takes no bias, found {found} = {getattr(config, found)}; use sdpa")
     if config.add_cross_attention:
         raise ModelError(

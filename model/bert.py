@@ -24,6 +24,7 @@ from cloze.model.encoder import Context, Encoder, EncoderOutput
 from cloze.model.heads import NO_LABEL, MaskedLanguageModelHead, NextSentenceHead, Pooler, class_losses
 from cloze.model.huggingface import InFolders
 from cloze.model.inputs import FurtherInputs, Inputs, ModelOptions
+from cloze.model.relative import RelativeEmbedding
 from cloze.model.rounding import extra_rows
 
 if TYPE_CHECKING:  # Python 3.10 lacks it
@@ -72,6 +73,7 @@ class BertModel(InFolders):
         self.config = config
         self.attention_kernel = attention_kernel
         self.embeddings = Embeddings(config)
+        self.relative = RelativeEmbedding(config) if config.relative_terms else None
         self.encoder = Encoder(config, gradient_checkpointing)
         self.pooler = Pooler(config) if config.pooler and add_pooler else None
 
@@ -99,7 +101,8 @@ class BertModel(InFolders):
         that the host need not wait. Padded: ids (B, S) with `attention_mask` (B,) lengths, (B, S) or (B, S, S).
 
         Args:
-            position_ids: those of embeddings and rotations; ALiBi and local windows count tokens.
+            position_ids: those of embeddings and rotations; ALiBi, disentangled attention and local windows
+                count tokens.
             encoder_hidden_states: (B, S', hidden); with `encoder_attention_mask` over S': a decoder's cross-attention.
             head_mask: (heads,) or (layers, heads), multiplies probabilities of attention and cross-attention.
             dropout_seed: key of all dropout masks in training; None: drawn from torch's default generator.
@@ -155,7 +158,7 @@ class BertModel(InFolders):
             layout = padded_layout(self.config, kernel, attention_mask, hidden, causal or self.config.is_decoder)
         if self.config.relative_position_buckets:
             layout = layout.with_bias(self.encoder.relative_bias(longest, hidden.dtype))
-        context = self._context(kernel, layout, position_ids, output_attentions)
+        context = self._context(kernel, layout, position_ids, hidden.dtype, output_attentions)
         if encoder_hidden_states is not None:
             context = self._attend_to(context, encoder_hidden_states, encoder_attention_mask, hidden)
         last, first, encoded = self._encode(
@@ -224,14 +227,17 @@ class BertModel(InFolders):
         )
         return [first[:1], *others]
 
-    def _context(self, kernel: str, layout: Layout, position_ids: Tensor, output_attentions: bool) -> Context:
+    def _context(
+        self, kernel: str, layout: Layout, position_ids: Tensor, dtype: torch.dtype, output_attentions: bool
+    ) -> Context:
         config = self.config
         rotary = local_rotary = None
         if config.position_embedding == "rotary":
             rotary = rotary_tables(position_ids, config.head_size, config.rotary_theta)
             if config.local_attention_window:
                 local_rotary = rotary_tables(position_ids, config.head_size, config.local_rotary_theta)
-        return Context(kernel, layout, rotary, local_rotary, output_attentions=output_attentions)
+        distances = None if self.relative is None else self.relative(layout.length, dtype)
+        return Context(kernel, layout, rotary, local_rotary, distances, output_attentions=output_attentions)
 
     def _attend_to(self, context: Context, states: Tensor, mask: Tensor | None, hidden: Tensor) -> Context:
         if not self.config.add_cross_attention:

@@ -26,7 +26,7 @@ AFTER_PADDING = (*ROBERTAS, "mpnet")  # families whose positions begin in the ro
 
 _LARGEST = 1 << 24  # upper bound of any size: larger values are mistakes, which would exhaust the memory
 # Upper bounds of sizes that no weight's shape confirms.
-_MOST = {"max_position_embeddings": 1 << 20, "vocab_padding_multiple": 1 << 12}
+_MOST = {"max_position_embeddings": 1 << 20, "relative_distances": 1 << 20, "vocab_padding_multiple": 1 << 12}
 
 
 def check_kinds(section: str, config: object) -> None:
@@ -125,7 +125,7 @@ class BertConfig:
     pad_token_id: int = 0
     """Id of the padding token; its word embedding starts at zero and gets no gradient from lookups."""
 
-    family: Literal["bert", "roberta", "xlm-roberta", "camembert", "mpnet", "distilbert"] = "bert"
+    family: Literal["bert", "roberta", "xlm-roberta", "camembert", "mpnet", "distilbert", "deberta-v2"] = "bert"
     """As which family the model is exported; a RoBERTa, XLM-RoBERTa, CamemBERT or MPNet reads its learned positions
     from row pad_token_id + 1 on. bert: the one that the other fields tell, or none.
     """
@@ -145,8 +145,26 @@ class BertConfig:
     """Base of the rotary frequencies in layers with local attention."""
     segment_padding_index: int | None = None
     """Segment type of padding, whose embedding is zero and stays so; null: none."""
+    relative_attention: Literal["none", "c2p", "p2c", "both"] = "none"
+    """Terms that distances add to the scores (disentangled attention, DeBERTa): queries times vectors of distances
+    (c2p, content to position), keys times such vectors (p2c), or both; together with position_embedding.
+    """
+    relative_distances: int = 512
+    """Distances, in tokens on each side, that are told apart; with buckets: at which the last bucket begins."""
+    relative_buckets: int = 0
+    """Vectors of distances on each side: one for each of the first half, the others for ranges of logarithmically
+    growing width; 0: one for each of relative_distances.
+    """
+    relative_norm: bool = False
+    """Whether the vectors of distances are normalised."""
+    relative_projections: bool = False
+    """Whether each layer has maps of distances; false: its maps of queries and keys serve for distances too."""
     embedding_norm: bool = True
     """Whether embeddings are normalised."""
+    embedding_projection: Literal["last", "before_norm"] = "last"
+    """Where embeddings of another width are mapped to hidden_size: last, with a bias (ELECTRA), or before their norm,
+    without one (DeBERTa).
+    """
     embedding_dropout: bool = True
     """Whether hidden_dropout_prob applies to the embeddings."""
     normalization: Literal["layer_norm", "rms_norm"] = "layer_norm"
@@ -171,9 +189,9 @@ class BertConfig:
     """Whether dense + tanh is applied to the first token before sentence-level heads."""
     pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Activation of the pooler."""
-    mlm_head: Literal["bert", "d2l", "linear"] = "bert"
-    """bert: dense, activation, norm, vocabulary; d2l: the same with ReLU; linear: the vocabulary projection
-    alone.
+    mlm_head: Literal["bert", "d2l", "linear", "deberta"] = "bert"
+    """bert: dense, activation, norm, vocabulary; d2l: the same with ReLU; linear: the vocabulary projection alone;
+    deberta: as bert, under the names that a DeBERTa has with `legacy: false`.
     """
     tie_word_embeddings: bool = True
     """Whether the vocabulary projection shares the word embedding's weights."""
@@ -238,6 +256,8 @@ class BertConfig:
             ("type_vocab_size", 0),
             ("local_attention_window", 0),
             ("global_attention_every", 1),
+            ("relative_distances", 1),
+            ("relative_buckets", 0),
             ("vocab_padding_multiple", 1),
             ("pad_token_id", 0),
             ("layer_norm_eps", 0),
@@ -298,6 +318,15 @@ class BertConfig:
             "relative_position_buckets: must be 0, or a multiple of 4, half of it for each direction": (
                 self.relative_position_buckets % 4
             ),
+            "relative_attention: needs position_embedding learned, sinusoidal, scaled_sinusoidal or none": (
+                self.relative_terms and positions in ("rotary", "alibi")
+            ),
+            "relative_attention: needs num_key_value_heads: null": (
+                self.relative_terms and self.num_key_value_heads is not None
+            ),
+            "relative_buckets: must be at least 2, and half of them less than relative_distances - 1": (
+                self.relative_buckets and not 2 <= self.relative_buckets < 2 * (self.relative_distances - 1)
+            ),
             "add_cross_attention: true needs is_decoder: true": self.add_cross_attention and not self.is_decoder,
             "first_attention_norm: false needs norm_position: pre": (
                 not self.first_attention_norm and self.norm_position != "pre"
@@ -311,6 +340,9 @@ class BertConfig:
             ),
             "mlm_head: linear has no map from hidden_size to embedding_size; leave embedding_size out": (
                 self.mlm_head == "linear" and narrow
+            ),
+            "mlm_head: deberta reads the word embeddings; leave embedding_size and tie_word_embeddings out": (
+                self.mlm_head == "deberta" and (narrow or not self.tie_word_embeddings)
             ),
             "segment_padding_index: must be below type_vocab_size": (
                 self.segment_padding_index is not None and not 0 <= self.segment_padding_index < self.type_vocab_size
@@ -341,6 +373,21 @@ class BertConfig:
         return self.hidden_size if self.embedding_size is None else self.embedding_size
 
     @property
+    def relative_terms(self) -> tuple[str, ...]:
+        """The terms of disentangled attention, p2c before c2p."""
+        return {"none": (), "both": ("p2c", "c2p")}.get(self.relative_attention, (self.relative_attention,))
+
+    @property
+    def relative_span(self) -> int:
+        """Vectors of distances on each side."""
+        return self.relative_buckets or self.relative_distances
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of the scores, and of each of their terms."""
+        return float((self.head_size * (1 + len(self.relative_terms))) ** -0.5)
+
+    @property
     def first_position(self) -> int:
         """Row of the learned positions that belongs to a sequence's first token."""
         return self.pad_token_id + 1 if self.family in AFTER_PADDING else 0
@@ -357,7 +404,7 @@ class BertConfig:
     @property
     def biases_scores(self) -> bool:
         """Whether positions enter by numbers added to the scores of attention, which flash attention does not take."""
-        return self.position_embedding == "alibi" or self.relative_position_buckets > 0
+        return self.position_embedding == "alibi" or self.relative_position_buckets > 0 or bool(self.relative_terms)
 
     @property
     def attention_output_dropout(self) -> float:

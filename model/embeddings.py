@@ -49,7 +49,7 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
 
 class Embeddings(nn.Module):
     """Sum of word, position and segment embeddings with norm and dropout (BERT, arXiv 1810.04805, figure 2), and a
-    projection to the hidden size if that differs (ELECTRA).
+    projection to the hidden size if that differs (last in ELECTRA, before the norm in DeBERTa).
     """
 
     sinusoids: Tensor
@@ -68,9 +68,10 @@ class Embeddings(nn.Module):
             self.position_scale = nn.Parameter(torch.full((1,), width**-0.5))
         if config.type_vocab_size:
             self.segment = nn.Embedding(config.type_vocab_size, width, padding_idx=config.segment_padding_index)
+        last = config.embedding_projection == "last"
         if config.embedding_norm:
-            self.norm = encoder_norm(config, width)
-        self.projection = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
+            self.norm = encoder_norm(config, width if last else None)
+        self.projection = nn.Linear(width, config.hidden_size, bias=last) if width != config.hidden_size else None
 
     def forward(
         self,
@@ -99,12 +100,15 @@ class Embeddings(nn.Module):
             if self.config.position_embedding == "scaled_sinusoidal":
                 places = places * self.position_scale
             hidden = hidden + places.to(hidden.dtype)
+        last = self.config.embedding_projection == "last"
+        if self.projection is not None and not last:
+            hidden = self.projection(hidden)
         if self.config.embedding_norm:
             hidden = self.norm(hidden)
         hidden = hidden.to(compute_dtype(hidden))
         if bits is not None and self.config.embedding_dropout and self.config.hidden_dropout_prob:
             hidden = dropped(hidden, self.config.hidden_dropout_prob, bits)
-        return hidden if self.projection is None else self.projection(hidden)
+        return self.projection(hidden) if self.projection is not None and last else hidden
 
 
 def sinusoidal_table(length: int, size: int) -> Tensor:

@@ -19,6 +19,7 @@ from cloze.model.config import BertConfig, ModelError
 from cloze.model.copies import Copied
 from cloze.model.dropout import DropoutKey, keep_masks, keep_scale
 from cloze.model.embeddings import encoder_norm, rotate_packed
+from cloze.model.relative import Distances, Positions, RelativeTerms
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,
@@ -43,6 +44,7 @@ class Context(NamedTuple):
     layout: Layout
     rotary: tuple[Tensor, Tensor] | None = None
     local_rotary: tuple[Tensor, Tensor] | None = None
+    distances: Distances | None = None
     cross_states: Tensor | None = None
     """(B, S', hidden) of the encoder that a decoder attends to."""
     cross_bias: Tensor | None = None
@@ -65,6 +67,8 @@ class Attention(nn.Module):
         self.widths = [heads * config.head_size for heads in self.num_heads]
         self.qkv = nn.Linear(config.hidden_size, sum(self.widths), bias=config.linear_bias)
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
+        self.scale = config.score_scale
+        self.relative = RelativeTerms(config) if config.relative_terms else None
 
     def forward(
         self, hidden: Tensor, context: Context, seed: int | None, head_mask: Tensor | None, read: Tensor | None = None
@@ -84,6 +88,9 @@ class Attention(nn.Module):
                 extra,
             )
             return self.output(_rows(mixed, read)), None, hidden
+        positions = None
+        if self.relative is not None and context.distances is not None:
+            positions = self.relative(context.distances, self.qkv)
         packed = self.qkv(hidden)
         if rotary is not None:
             packed = rotate_packed(packed, sum(self.num_heads[:2]), rotary)
@@ -92,13 +99,13 @@ class Attention(nn.Module):
             seeds = [None if seed is None else seed + number for number in range(len(groups))]
             mixed = torch.cat(
                 [
-                    self._attend(self._heads(part, group), context.kernel, group, group_seed, extra)[0]
+                    self._attend(self._heads(part, group), context.kernel, group, group_seed, extra, positions)[0]
                     for part, group, group_seed in zip(groups, layout.groups, seeds, strict=True)
                 ]
             )
             return self.output(_rows(mixed, read)), None, hidden
         heads = self._heads(packed, None if context.kernel == "varlen" else layout)
-        mixed, probabilities = self._attend(heads, context.kernel, layout, seed, extra)
+        mixed, probabilities = self._attend(heads, context.kernel, layout, seed, extra, positions)
         return self.output(_rows(mixed, read)), probabilities if context.output_attentions else None, hidden
 
     def _heads(self, packed: Tensor, layout: Layout | None) -> Sequence[Tensor]:
@@ -108,7 +115,13 @@ class Attention(nn.Module):
         return heads
 
     def _attend(
-        self, heads: Sequence[Tensor], kernel: str, layout: Layout, seed: int | None, extra: Mapping[str, object]
+        self,
+        heads: Sequence[Tensor],
+        kernel: str,
+        layout: Layout,
+        seed: int | None,
+        extra: Mapping[str, object],
+        positions: Positions | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Queries, keys and values (..., heads, head size) -> (..., hidden), and probabilities from the eager
         kernel.
@@ -116,6 +129,10 @@ class Attention(nn.Module):
         if kernel == "varlen":
             extra = {"local": self.local}
         bias = layout.local_bias if self.local else layout.bias
+        if positions is not None:
+            terms = positions.scores(*heads[:2])
+            bias = terms if bias is None else terms.add_(bias)
+            extra = {**extra, "scale": self.scale}
         mixed, probabilities = KERNELS[kernel](*heads, layout, bias, self.probability, seed, **extra)
         mixed = mixed.flatten(-2)
         return mixed if kernel == "varlen" else layout.unpad(mixed), probabilities
@@ -386,6 +403,8 @@ class Encoder(nn.Module):
         seeds: tuple[int | None, int | None] = (None, None)
         if key is not None and self.config.attention_probs_dropout_prob:
             seeds = key.at(3), key.at(4)
+        if key is not None and context.distances is not None:
+            context = context._replace(distances=context.distances.dropped(self.config.hidden_dropout_prob, key.at(5)))
         result: tuple[Tensor, Tensor | None, Tensor | None] = layer(hidden, context, bits, seeds, head_mask, read)
         return result
 

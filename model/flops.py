@@ -47,7 +47,9 @@ def training_flops(config: BertConfig, counts: TokenCounts) -> float:
     6 N T for the encoder's N weights and T tokens, 12 L H (sum of squared lengths) for attention, and
     6 masked (H V + H²) for the vocabulary; pooler and next-sentence head are below a thousandth and left out. With
     embeddings of another width E: 6 masked (E V + E H) for the vocabulary, 6 E H T for the map into the encoder.
-    Layers with local attention count their window instead of the square.
+    Layers with local attention count their window instead of the square. Each term of disentangled attention counts as
+    the scores do, half of what attention does; the maps of distances, whose number does not depend on the tokens', are
+    left out.
     """
     width = config.hidden_size
     num_local = sum(config.attends_locally(layer) for layer in range(config.num_hidden_layers))
@@ -56,7 +58,8 @@ def training_flops(config: BertConfig, counts: TokenCounts) -> float:
     narrow = config.embedding_width
     head = narrow * config.vocab_size + (width * narrow if config.mlm_head != "linear" else 0)
     every = encoder_weights(config) + (narrow * width if narrow != width else 0)
-    return 6.0 * every * counts.tokens + 12.0 * width * seen + 6.0 * counts.masked * head
+    attention = 12.0 + 6.0 * len(config.relative_terms)
+    return 6.0 * every * counts.tokens + attention * width * seen + 6.0 * counts.masked * head
 
 
 def unread_flops(config: BertConfig, num_tokens: int, num_read: int) -> float:

@@ -89,13 +89,14 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
     Raises:
         ModelError: for parts that are missing and for names that do not belong to the architecture.
     """
-    theirs = {}
+    theirs, family = {}, family_for(config)
+    other = family.renamed(state_dict.keys(), config)
     for name, tensor in state_dict.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        name = other.get(name, name)
         if name in theirs:
             raise ModelError(f"{name}: found it twice, under its old name too; fetch the model again")
         theirs[name] = tensor
-    family = family_for(config)
     if not config.tie_word_embeddings and family.second_bias in theirs:
         theirs[family.decoder[1]] = theirs[family.second_bias]
     if not any(name.startswith(family.prefix) for name in theirs):
@@ -443,6 +444,8 @@ def _check_sizes(config: BertConfig, weights: StateDict, source: str) -> None:
     }
     if config.position_embedding == "learned":
         sizes["bert.embeddings.position.weight"] = (config.first_position + config.max_position_embeddings, width)
+    if config.relative_terms:
+        sizes["bert.relative.table.weight"] = (2 * config.relative_span, config.hidden_size)
     if config.type_vocab_size:
         sizes["bert.embeddings.segment.weight"] = (config.type_vocab_size, width)
     for name, size in sizes.items():

@@ -27,6 +27,7 @@ def init_weights(model: nn.Module, seed: int) -> None:
     | of `_SCALED`, if initialization is megatron | N(0, initializer_range² / (2 num_hidden_layers)) |
     | word and segment embeddings                 | N(0, embedding_initializer_range²), the same if unset |
     | learned positions                           | N(0, position_initializer_range²), the same if unset |
+    | vectors of distances                        | N(0, initializer_range²)                          |
     | embedding rows of padding (token, segment) and of the vocabulary's padding | 0           |
     | biases                                      | 0                                                 |
     | normalisation                               | weight 1, bias 0                                  |

@@ -50,8 +50,9 @@ MIXED_BATCHES = 2
 CPU_MICRO_BATCH = 32
 # An upper bound of what a process on a CPU needs, in fp32 values: for a parameter its weight, gradient, two moments,
 # copies and DeepSpeed's buffers; for a token in a layer those of the hidden size, those of the inner size, and
-# attention's probabilities for each head and token; for a predicted token rows of the vocabulary.
-_OF_PARAMETER, _OF_HIDDEN, _OF_INNER, _OF_PROBABILITY, _OF_PREDICTED = 10, 15, 5, 5, 5
+# attention's probabilities for each head and token; for a predicted token rows of the vocabulary; for a term of
+# disentangled attention the products with all distances, two for each head and token, and their gradient, in one layer.
+_OF_PARAMETER, _OF_HIDDEN, _OF_INNER, _OF_PROBABILITY, _OF_PREDICTED, _OF_DISTANCE = 10, 15, 5, 5, 5, 4
 # Share of the memory up to which that bound makes a probe unnecessary.
 _ROOMY_SHARE = 0.5
 _LESS_MEMORY = "set train.gradient_checkpointing to all, raise zero.stage, or take a smaller model"
@@ -145,6 +146,11 @@ def most_bytes(model: BertConfig, data: TrainingData, masking: RunMasking, size:
     )
     predicted = min(1.0, MASKED_MARGIN * data.most_masked(masking)) * tokens
     values = _OF_PARAMETER * parameters + tokens * model.num_hidden_layers * layer
+    if model.relative_terms:
+        width, terms = model.hidden_size, len(model.relative_terms)
+        maps = model.num_hidden_layers * terms * width**2 if model.relative_projections else 0
+        values += _OF_PARAMETER * (2 * model.relative_span * width + maps)
+        values += tokens * _OF_DISTANCE * terms * model.num_attention_heads * data.max_length
     return int(4 * (values + _OF_PREDICTED * predicted * vocabulary))
 
 

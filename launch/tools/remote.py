@@ -35,6 +35,7 @@ _PARTS = (
     "huggingface",
     "initialization",
     "inputs",
+    "relative",
     "rounding",
     "sentences",
     "tasks",

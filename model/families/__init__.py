@@ -5,6 +5,7 @@ from __future__ import annotations
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.families.albert import Albert
 from cloze.model.families.bert import Bert
+from cloze.model.families.deberta import Deberta
 from cloze.model.families.distilbert import DistilBert
 from cloze.model.families.electra import Electra
 from cloze.model.families.eurobert import EuroBert
@@ -26,6 +27,7 @@ FAMILIES: tuple[Family, ...] = (
     EuroBert(),
     NomicBert(),
     Gte(),
+    Deberta(),
 )
 BY_TYPE = {kind: family for family in FAMILIES for kind in family.beginnings}
 """model_type -> family."""

@@ -196,6 +196,10 @@ class Family:
             (HEADS[ours] for ours, end in self.endings.items() if ours in HEADS and architecture.endswith(end)), ""
         )
 
+    def renamed(self, names: Collection[str], config: BertConfig) -> Mapping[str, str]:
+        """Other names that weights have in some folders, of these names -> those of `names`."""
+        return {}
+
     def left_out(self, head: str) -> tuple[str, ...]:
         """Beginnings of our names that a model with this head has no place for, and that are not exported."""
         return ()

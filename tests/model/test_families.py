@@ -52,6 +52,11 @@ REFERENCES = {
         **{"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0, "qa_dropout": 0.0},
     },
     "albert": {**DROPOUT, "embedding_size": 23, "num_hidden_layers": 5, "num_hidden_groups": 2},
+    "deberta-v2": {
+        **{**DROPOUT, "layer_norm_eps": 1e-5, "type_vocab_size": 0, "position_biased_input": False},
+        **{"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 8, "share_att_key": True},
+        "norm_rel_ebd": "layer_norm",
+    },
     "mpnet": {**DROPOUT, "pad_token_id": 1, "max_position_embeddings": 39, "layer_norm_eps": 1e-5},
 }
 # Whose names of weights in folders are not those of transformers' parameters: tests/model/families/test_rotary.py.

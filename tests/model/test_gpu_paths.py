@@ -20,6 +20,7 @@ VARIANTS = {
     "local and rotary": dict(position_embedding="rotary", local_attention_window=8),
     "grouped queries": dict(num_key_value_heads=2),
     "grouped queries, rotary": dict(num_key_value_heads=1, position_embedding="rotary"),
+    "disentangled": dict(relative_attention="both", relative_buckets=8, relative_norm=True, relative_projections=True),
     "decoder": dict(is_decoder=True),
     "local decoder": dict(is_decoder=True, local_attention_window=8),
 }

@@ -65,6 +65,10 @@ VARIANTS = {
     "relative positions": dict(relative_position_buckets=32),
     "decoder": dict(is_decoder=True),
     "local decoder": dict(is_decoder=True, local_attention_window=8),
+    "disentangled": dict(relative_attention="both", relative_buckets=8, relative_distances=20, relative_norm=True),
+    "content to position": dict(relative_attention="c2p", relative_distances=20, relative_projections=True),
+    "position to content": dict(relative_attention="p2c", position_embedding="none", is_decoder=True),
+    "projected embeddings": dict(embedding_size=18, embedding_projection="before_norm"),
     "modern": dataclasses.asdict(MODERN),
 }
 PRESETS = {
@@ -136,7 +140,17 @@ def test_every_variant_and_preset_comes_back_from_its_folder(tmp_path, name):
 
 
 # Mean nothing by themselves.
-OWN_TESTS = {"segment_padding_index", "global_attention_every", "embedding_dropout", "gate_bias"}
+OWN_TESTS = {
+    "segment_padding_index",
+    "global_attention_every",
+    "embedding_dropout",
+    "gate_bias",
+    "relative_distances",
+    "relative_buckets",
+    "relative_norm",
+    "relative_projections",
+    "embedding_projection",
+}
 FIELDS = sorted(
     {
         item

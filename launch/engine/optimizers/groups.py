@@ -11,7 +11,9 @@ from cloze.launch.config import OptimizerConfig
 from cloze.model.attention import RelativeBias
 from cloze.model.embeddings import Embeddings
 from cloze.model.encoder import EncoderLayer
+from cloze.model.relative import RelativeEmbedding
 
+_ROOTS = (Embeddings, RelativeBias, RelativeEmbedding)
 Group = dict[str, Any]
 """A group of parameters, as torch.optim takes it: `params`, and the constants of their updates by name."""
 
@@ -66,10 +68,10 @@ def _owned(model: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Module]]:
 
 
 def _depths(model: nn.Module) -> dict[int, int]:
-    """Depth of the modules by id: 0 for all of the embeddings and the bias of distances, 1 for the first encoder layer
+    """Depth of the modules by id: 0 for all of the embeddings and what distances have, 1 for the first encoder layer
     with weights of its own, and so on.
     """
-    roots = [module for module in model.modules() if isinstance(module, Embeddings | RelativeBias)]
+    roots = [module for module in model.modules() if isinstance(module, _ROOTS)]
     layers = [module for module in model.modules() if isinstance(module, EncoderLayer)]
     depths = {id(part): 0 for root in roots for part in root.modules()}
     return depths | {id(part): depth for depth, layer in enumerate(layers, start=1) for part in layer.modules()}

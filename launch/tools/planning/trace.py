@@ -272,13 +272,15 @@ def efficient_sdpa(
     bias: Tensor | None,
     probability: float,
     dropout_seed: int | None,
+    scale: float | None = None,
 ) -> tuple[Tensor, None]:
     """The kernel that torch's scaled dot product attention becomes on CUDA where there is a bias."""
     query, key, value = (each.transpose(1, 2) for each in (query, key, value))
     if bias is not None:
         bias = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     dropped = 0.0 if dropout_seed is None else probability
-    result = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, dropped, False)[0]
+    operator = torch.ops.aten._scaled_dot_product_efficient_attention
+    result = operator(query, key, value, bias, True, dropped, False, scale=scale)[0]
     return result.transpose(1, 2), None
 
 
