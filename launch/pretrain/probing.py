@@ -286,11 +286,13 @@ class ProbeBatches:
 
     def _batch(self, lengths: torch.Tensor, causal: bool, generator: torch.Generator) -> Fields:
         """Sequences of these lengths (size,), with the maximum number of tokens to predict."""
-        share = 1.0 if causal else min(1.0, MASKED_MARGIN * self.masked_share)
+        share = min(1.0, MASKED_MARGIN * self.masked_share)
+        # Nothing follows a sequence's last token; with it all tokens would be read, for which there is another graph.
+        predicted = lengths - 1 if causal else (share * lengths).ceil()
         starts, tokens = lengths.cumsum(0) - lengths, int(lengths.sum())
         ids = torch.randint(self.vocab_size, (tokens,), generator=generator)
         places = torch.arange(tokens) - starts.repeat_interleave(lengths)
-        positions = (places < (share * lengths).ceil().repeat_interleave(lengths)).nonzero()[:, 0]
+        positions = (places < predicted.repeat_interleave(lengths)).nonzero()[:, 0]
         offsets = torch.cat((starts, torch.tensor([tokens]))).numpy()
         (batch,) = concatenated(ids.numpy(), offsets, lengths.numpy(), np.array([len(lengths)]))
         return to_device(

@@ -381,7 +381,8 @@ def graphs(case: Graphs) -> list[int]:
         for _ in range(2):
             batch = on_the_host(lambda: next(given))()
             for causal in (True, False) if case.next_tokens else (False,):
-                micro = [each | ({"causal": True} if causal else {}) for each in batch.micro_batches]
+                next_tokens = on_the_host(_next_tokens)
+                micro = [each | (next_tokens(each) if causal else {}) for each in batch.micro_batches]
                 loop.step(iter([replace(batch, micro_batches=micro)]))
         found.append(count())
         loop.engine.model.eval()
@@ -390,6 +391,15 @@ def graphs(case: Graphs) -> list[int]:
                 loop.engine(**to_device(on_the_host(_micro_batch)(lengths), device))
             found.append(count())
     return found
+
+
+def _next_tokens(batch: dict) -> dict:
+    """What is another in a micro-batch of next tokens: all but the last of a sequence have one."""
+    import torch
+
+    lasts = (batch["sequence_offsets"][1:] - 1).tolist()
+    positions = torch.tensor([place for place in range(len(batch["input_ids"])) if place not in lasts])
+    return {"causal": True, "masked_positions": positions, "labels": torch.zeros_like(positions)}
 
 
 def copied(case: Copied) -> dict:

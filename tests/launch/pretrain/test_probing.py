@@ -145,7 +145,7 @@ def test_the_probe_of_a_run_that_begins_with_next_tokens_tries_both_parts():
     batches = ProbeBatches(8, [0, 0, 0, 5, 0, 3, 0, 0, 2], 50, 0.2, torch.device("cpu"), next_tokens=True).of(4)
     first, later = batches[: 1 + MIXED_BATCHES], batches[1 + MIXED_BATCHES :]
     assert len(first) == len(later) and all(each["causal"] for each in first)
-    assert all(len(each["labels"]) == len(each["input_ids"]) for each in first)
+    assert all(len(each["labels"]) == len(each["input_ids"]) - 4 for each in first), "but of each sequence's last"
     assert all("causal" not in each and len(each["labels"]) < len(each["input_ids"]) for each in later)
 
 
