@@ -57,7 +57,7 @@ def resolve_compile(config: PretrainConfig, device: torch.device, console: Conso
 
 
 # Of a step on a GPU what does not shrink with its share of the batch, and what its share of the peak is otherwise:
-# rough means of what `cloze plan` finds (launch/tools/planning/), which tests compare with the recipes' headers.
+# rough means of what `cloze plan` finds (launch/tools/planning/).
 _LAUNCHES_A_LAYER, _LAUNCH_SECONDS, _UPDATE_BYTES, _BEST_MFU = 60, 4e-6, 28, 0.45
 
 
