@@ -81,7 +81,7 @@ def _check_read(settings: Settings, added: Settings) -> None:
 
 
 class NotingDict(dict[str, Any]):
-    """A nested dict that notes by which names it is asked: DeepSpeed ignores most names that it does not know."""
+    """A nested dict that records which names are read: DeepSpeed ignores most names that it does not know."""
 
     def __init__(self, values: Settings) -> None:
         super().__init__(
@@ -126,8 +126,7 @@ def _refusal(error: Exception) -> UserError:
         )
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return UserError(
-        f"deepspeed: found what DeepSpeed refuses ({reason}), expected settings that it takes in such a "
-        "run; see its configuration reference"
+        f"deepspeed: found settings that DeepSpeed refuses ({reason}), expected others; see its configuration reference"
     )
 
 

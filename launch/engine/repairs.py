@@ -35,8 +35,8 @@ def import_muon_without_compiler() -> None:
 
 
 def forget_left_world() -> None:
-    """Let DeepSpeed make its group of all ranks anew where the one that it keeps is of a world that has been left
-    (utils/groups.py, _WORLD_GROUP): of an earlier run in the same process."""
+    """Remove the group of all ranks that DeepSpeed keeps (utils/groups.py, _WORLD_GROUP) if it is that of an earlier
+    run in this process, so that DeepSpeed makes a new one."""
     if (group := deepspeed.utils.groups._WORLD_GROUP) is not None and not distributed.is_joined(group):
         deepspeed.utils.groups._WORLD_GROUP = None
 
@@ -134,7 +134,7 @@ def kept_hyper_parameters(engine: deepspeed.DeepSpeedEngine, optimizer_steps: in
 
 
 class _Padding:
-    """What the loader below asks of a parameter, for a group of which this process has none."""
+    """Stands for a parameter in the loader below, in a group of which this process holds no parameter."""
 
     @property
     def _hp_mapping(self) -> _Padding:

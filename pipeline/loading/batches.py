@@ -1,4 +1,5 @@
-"""Global batches: each rank reads its own part only; the position in the stream is one integer."""
+"""Global batches and the order of a rank's samples in them: each rank reads its own part only, sorted by length; the
+position in the stream is one integer."""
 
 import atexit
 import bisect

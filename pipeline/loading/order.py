@@ -1,4 +1,4 @@
-"""The order of samples: pure functions of (block sizes, longest sample, number of streams, seed, epoch).
+"""The order of samples (of a rank: batches.py), a pure function of block sizes, longest sample, streams, seed, epoch.
 
 Block sizes and longest sample come from the manifest. The order does not depend on rank, world size or batch size, and
 a process computes only the part of the streams that it reads:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from cloze.launch.cli import main
 from cloze.launch.evaluate import likelihood
-from cloze.launch.evaluate.pairs import Pair, accuracies, read_pairs
+from cloze.launch.evaluate.pairs import Pair, accuracies
 from cloze.launch.predict.predictor import Predictor
-from cloze.pipeline.errors import UserError
 from tests.launch.tiny_models import save_model
 from tests.launching import train, weights
 from tests.synthetic import make_shards
@@ -348,60 +346,6 @@ def test_a_masking_rate_needs_masks_that_are_not_drawn_yet(run, tmp_path, capsys
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_fine_tuning_with_seeds(tmp_path, capsys):
-    model = save_model(tmp_path / "hf")
-    rows = [(text, number % 2) for number, text in enumerate([*GOOD, *BAD])]
-    for name in ("train", "dev"):
-        (tmp_path / "tasks" / "SST-2").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "tasks" / "SST-2" / f"{name}.tsv").write_text(
-            "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows)
-        )
-    short = tmp_path / "short.yaml"
-    short.write_text(
-        "epochs: 1\nevaluate_every_epochs: null\nmax_length: 32\n"
-        "train: {global_batch_size: 8, micro_batch_size: 8, precision: fp32}\n"
-    )
-    arguments = [
-        "evaluate",
-        str(model),
-        "--suite",
-        "glue",
-        "--data",
-        str(tmp_path / "tasks"),
-        "--seeds",
-        "2",
-        "--random_weights",
-        "true",
-        "--output",
-        str(tmp_path / "runs"),
-        "--finetune_config",
-        str(short),
-        "--json",
-        str(tmp_path / "found.json"),
-    ]
-    assert main(arguments) == 0, capsys.readouterr().out
-    found = json.loads((tmp_path / "found.json").read_text())
-    for start, folder in (("tasks", tmp_path / "runs"), ("random_weights", tmp_path / "runs" / "random-weights")):
-        result, own = (
-            found[start]["sst2"],
-            {seed: json.loads((folder / "sst2" / f"seed-{seed}" / "results.json").read_text()) for seed in ("1", "2")},
-        )
-        assert result["seeds"] == {seed: each["validation"]["accuracy"] for seed, each in own.items()}
-        assert result["metric"] == "accuracy" and result["mean"] == pytest.approx(sum(result["seeds"].values()) / 2)
-    said = [
-        re.sub(r"\s+", " ", (tmp_path / "runs" / part / "sst2" / "seed-1.log").read_text())
-        for part in ("", "random-weights")
-    ]
-    assert "weights │ random" in said[1] and "weights │ random" not in said[0]
-    capsys.readouterr()
-    assert main(arguments) == 0
-    said = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert "4 of 4 runs are complete already" in said and "random weights: median" in said
-    (tmp_path / "tasks" / "SST-2" / "dev.tsv").unlink()
-    assert main(arguments) == 2 and "found no task of GLUE" in capsys.readouterr().err
-
-
 def test_what_cannot_be_measured_is_said_in_one_line(model, run, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
@@ -419,14 +363,3 @@ def test_what_cannot_be_measured_is_said_in_one_line(model, run, tmp_path, capsy
         assert main(["evaluate", *arguments]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
-
-
-def test_lines_end_at_line_breaks_alone_and_other_bytes_are_one_line(tmp_path):
-    rows = [{"sentence_good": "a\u2028b", "sentence_bad": "b\u0085a"}] * 2
-    (tmp_path / "pairs.jsonl").write_text(
-        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
-    )
-    assert [pair.good for pair in read_pairs(tmp_path)] == ["a\u2028b"] * 2
-    (tmp_path / "pairs.jsonl").write_bytes(b'{"sentence_good": "\xff"}\n')
-    with pytest.raises(UserError, match="pairs.jsonl:1: found no pair"):
-        read_pairs(tmp_path)

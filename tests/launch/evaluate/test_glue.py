@@ -1,0 +1,67 @@
+"""GLUE with several seeds, from pretrained and from random weights."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from cloze.launch.cli import main
+from tests.launch.tiny_models import save_model
+
+TEXTS = ["the man went to the store", "a cat sat on the mat .", "who ate an apple ?", "the sky is blue"] * 4
+
+
+@pytest.mark.slow
+def test_fine_tuning_with_seeds(tmp_path, capsys):
+    model = save_model(tmp_path / "hf")
+    rows = [(text, number % 2) for number, text in enumerate(TEXTS)]
+    for name in ("train", "dev"):
+        (tmp_path / "tasks" / "SST-2").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tasks" / "SST-2" / f"{name}.tsv").write_text(
+            "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows)
+        )
+    short = tmp_path / "short.yaml"
+    short.write_text(
+        "epochs: 1\nevaluate_every_epochs: null\nmax_length: 32\n"
+        "train: {global_batch_size: 8, micro_batch_size: 8, precision: fp32}\n"
+    )
+    arguments = [
+        "evaluate",
+        str(model),
+        "--suite",
+        "glue",
+        "--data",
+        str(tmp_path / "tasks"),
+        "--seeds",
+        "2",
+        "--random_weights",
+        "true",
+        "--output",
+        str(tmp_path / "runs"),
+        "--finetune_config",
+        str(short),
+        "--json",
+        str(tmp_path / "found.json"),
+    ]
+    assert main(arguments) == 0, capsys.readouterr().out
+    found = json.loads((tmp_path / "found.json").read_text())
+    for start, folder in (("tasks", tmp_path / "runs"), ("random_weights", tmp_path / "runs" / "random-weights")):
+        result, own = (
+            found[start]["sst2"],
+            {seed: json.loads((folder / "sst2" / f"seed-{seed}" / "results.json").read_text()) for seed in ("1", "2")},
+        )
+        assert result["seeds"] == {seed: each["validation"]["accuracy"] for seed, each in own.items()}
+        assert result["metric"] == "accuracy" and result["mean"] == pytest.approx(sum(result["seeds"].values()) / 2)
+    said = [
+        re.sub(r"\s+", " ", (tmp_path / "runs" / part / "sst2" / "seed-1.log").read_text())
+        for part in ("", "random-weights")
+    ]
+    assert "weights │ random" in said[1] and "weights │ random" not in said[0]
+    capsys.readouterr()
+    assert main(arguments) == 0
+    said = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "4 of 4 runs are complete already" in said and "random weights: median" in said
+    (tmp_path / "tasks" / "SST-2" / "dev.tsv").unlink()
+    assert main(arguments) == 2 and "found no task of GLUE" in capsys.readouterr().err
