@@ -37,4 +37,6 @@ FORMATS = {
     ),
 }
 # Values of source.format, each with what is said of it.
-CHOICES = {"auto": "by the file's name, else text"} | {name: form.about for name, form in FORMATS.items()}
+CHOICES = {"auto": "by the file's name, else text (documents, if each line is one, must be given)"} | {
+    name: form.about for name, form in FORMATS.items()
+}

@@ -43,7 +43,6 @@ from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 
 RESULTS = "results.json"
-PREDICTIONS = "predictions"
 
 
 class Evaluation:
@@ -142,9 +141,9 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
         metrics = examples.metrics(outputs) if examples.labelled else {}
         results[split] = {"examples": examples.num_examples} | metrics
         if environment.is_main:
-            predictions = _write_predictions(output / PREDICTIONS, split.replace("/", "-"), examples, outputs)
+            predictions = _write_predictions(output / runs.PREDICTIONS, split.replace("/", "-"), examples, outputs)
             if name := submissions.get(examples.name):
-                publish_text(output / PREDICTIONS / "glue" / name, submission(predictions))
+                publish_text(output / runs.PREDICTIONS / "glue" / name, submission(predictions))
         shown = "  ".join(f"{name} {figure(value)}" for name, value in metrics.items()) or "no labels: predicted only"
         console.say(f"{split}: {shown}")
     if environment.is_main:
@@ -164,7 +163,7 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
 def _send(run: StoredRun, patience: Patience, beat: Callable[[], None]) -> None:
     """Upload the rest of a run to its store; last the file that marks it as a complete model (runs.is_pretraining)."""
     last = run.folder / runs.MODEL / "config.json"
-    found = [path for name in (PREDICTIONS, runs.MODEL) for path in sorted((run.folder / name).rglob("*"))]
+    found = [path for name in (runs.PREDICTIONS, runs.MODEL) for path in sorted((run.folder / name).rglob("*"))]
     for path in [*(path for path in found if path.is_file() and path != last), run.folder / RESULTS, last]:
         beat()
         patience(partial(run.send, path))
@@ -175,12 +174,12 @@ def where(config: FinetuneConfig, task: Task, kind: Kind, run: StoredRun | None)
     output = run.place if run else Path(config.output)
     command = kind.next_command(config, task).format(run=shlex.quote(str(output)))
     folder = run.folder if run else Path(config.output)
-    drawn = sorted((folder / PREDICTIONS).glob("validation-confusion*.png"))
+    drawn = sorted((folder / runs.PREDICTIONS).glob("validation-confusion*.png"))
     return [
         f"model     {output / runs.MODEL}",
-        f"results   {output / RESULTS}, {output / PREDICTIONS / 'validation.jsonl'}",
-        f"mistakes  {output / PREDICTIONS / 'validation-mistakes.md'}",
-        *(f"confusion {output / PREDICTIONS / picture.name}" for picture in drawn),
+        f"results   {output / RESULTS}, {output / runs.PREDICTIONS / 'validation.jsonl'}",
+        f"mistakes  {output / runs.PREDICTIONS / 'validation-mistakes.md'}",
+        *(f"confusion {output / runs.PREDICTIONS / picture.name}" for picture in drawn),
         f"next      cloze {command}",
     ]
 

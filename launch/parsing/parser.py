@@ -9,7 +9,7 @@ import json
 import math
 import re
 from argparse import ArgumentError
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -52,18 +52,24 @@ def named_file(flag: str, kind: str, value: str) -> str:
         return str(known[value])
     if not known or Path(value).suffix:
         return value
-    near = difflib.get_close_matches(value, known, 1)
+    near = _alike(value, known) or difflib.get_close_matches(value, known, 1)
     others = [each.name for each in sorted(CONFIGS.iterdir()) if each.name != kind and value in shipped(each.name)]
     raise UserError(
         f"--{flag}: found no file {value!r}, expected a YAML file or one of {', '.join(known)}"
         + (
             f"; {value} is the name of one in configs/{' and configs/'.join(others)}"
             if others
-            else f"; did you mean {near[0]}?"
+            else f"; did you mean {' or '.join(near)}?"
             if near
             else ""
         )
     )
+
+
+def _alike(value: str, known: Iterable[str]) -> list[str]:
+    """Names that have all of the value's parts (bert-base-phase1 those of bert-base), or of which it has all (base)."""
+    parts = set(value.split("-"))
+    return [name for name in known if parts <= set(name.split("-")) or parts >= set(name.split("-"))]
 
 
 def takes_flags(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -9,10 +10,13 @@ from cloze.launch.config.model import ModelConfig
 from cloze.launch.parsing import words_first
 from cloze.launch.predict.config import Input
 from cloze.launch.predict.rows import check_file
+from cloze.launch.predict.table import OPERATIONS
 from cloze.launch.pretrained.precheck import check_tokenizer, check_used
 from cloze.launch.system.pictures import check_library
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.untrusted import load_yaml
+
+_WORD = re.compile(r"[a-z]+(-[a-z]+)*")  # what an operation is called
 
 
 def check_inputs(config: Input) -> None:
@@ -31,8 +35,21 @@ def check_tokenizing(config: Input) -> None:
 
 
 def check_words(words: list[str]) -> None:
-    """Raise UserError for words that name no model, or a missing one."""
-    check_used(named_model(words))
+    """Raise UserError for words that name no model, or a missing one: the first of them may have been meant for an
+    operation.
+    """
+    model = named_model(words)
+    try:
+        check_used(model)
+    except UserError as error:
+        if not _WORD.fullmatch(model.model):
+            raise
+        operations = ", ".join(name for name, entry in OPERATIONS.items() if entry.command)
+        served = "; this one has `cloze serve` and Python only" if model.model in OPERATIONS else ""
+        raise UserError(
+            f"cloze predict: found {model.model!r}, expected an operation ({operations}{served}) or a model; read as "
+            f"the name of a model: {error}"
+        ) from error
 
 
 def named_model(words: list[str]) -> ModelConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
@@ -15,6 +16,8 @@ from cloze.launch.config import PretrainConfig, SweepConfig
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.parsing import parse
 from cloze.launch.pretrain.inputs import open_inputs
+from cloze.launch.pretrain.precheck import check_inputs
+from cloze.launch.pretrain.shapes import complete
 from cloze.launch.run.comparison import check_folder
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.preemption import EXIT_REQUEUE
@@ -24,8 +27,9 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, visible_gpus
 from cloze.launch.system.pictures import check_library
 from cloze.launch.training.process import EXIT_COMPLETE
-from cloze.launch.training.shortening import shorten
+from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.stores.places import is_url
 
 _SPEED = "speed/tokens_per_second"
@@ -93,9 +97,9 @@ def plan(config: SweepConfig) -> list[PretrainingRun]:
 def _planned(config: SweepConfig) -> Iterator[tuple[PretrainingRun, PretrainConfig]]:
     base = {name: value for name, value in asdict(config).items() if name not in ("grid", "run")}
     for settings in combinations(config.grid, _NO_SETTINGS):
-        words = ["--config", yaml.safe_dump(base), *arguments_of(settings)]
         output = Path(config.output) / part_of_name(settings)
-        chosen = replace(parse("pretrain", PretrainConfig, words, complete=shorten), output=str(output))
+        chosen = replace(_read(settings, base, config.model), output=str(output))
+        check_inputs(chosen)
         deepspeed_config(chosen, 1)
         resolved = open_inputs(chosen, 1)
         check_folder(resolved.config, resolved.facts)
@@ -105,3 +109,23 @@ def _planned(config: SweepConfig) -> Iterator[tuple[PretrainingRun, PretrainConf
         metric = f"validation/{config.evaluation.metric}" if has_validation else "train/loss"
         settings.pop("seed", None)  # a line of the table covers several seeds
         yield PretrainingRun(output.name, output, settings, command_of(["pretrain"], output), metric), chosen
+
+
+def _read(settings: dict[str, str], base: Fields, model: BertConfig) -> PretrainConfig:
+    """The configuration of a run. With `init_from` among its settings it has the shape of its source, as a run of
+    `cloze pretrain` without --model, with the fields of `model` that differ from those of no model.
+
+    Args:
+        base: the fields of all runs.
+        model: of the sweep.
+
+    Raises:
+        UserError, ModelError: a setting is wrong, or the source is none.
+    """
+    words = arguments_of(settings)
+    if "init_from" in settings:
+        base = {name: value for name, value in base.items() if name != "model"}
+        given = {name: value for name, value in asdict(model).items() if value != getattr(BertConfig(), name)}
+        words += [word for name, value in given.items() for word in (f"--model.{name}", json.dumps(value))]
+    words = ["--config", yaml.safe_dump(base), *words]
+    return parse("pretrain", PretrainConfig, words, complete=complete)

@@ -1,4 +1,6 @@
-"""Examples of a model card (README.md): the `widget` of its metadata, with which the hub lets people try a model."""
+"""Examples to try a model with: of its card (README.md), the `widget` of its metadata, which the hub shows; of a
+fine-tuning run, rows by which it was measured.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,12 @@ from pathlib import Path
 import yaml
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.untrusted import load_yaml
+from cloze.pipeline.untrusted import load_json, load_yaml
 
 CARD = "README.md"
 _LONGEST = 1 << 16  # bytes that are read of a card, whose metadata comes first
 _MOST = 20  # examples that a list can offer
+_MOST_ROWS, _LONGEST_ROW = 5, 500  # examples of rows, and characters of one: longer texts don't fit into the page
 _FIRST = ("text", "source_sentence")  # entries of a widget that hold its first text
 _SECOND = ("context", "text_pair", "sentences", "choices")  # and those that hold a second one, or several
 
@@ -41,6 +44,26 @@ def card_examples(folder: Path) -> list[Example]:
     widget = found.get("widget") if isinstance(found, dict) else None
     examples = [example for each in (widget if isinstance(widget, list) else []) if (example := _example(each))]
     return examples[:_MOST]
+
+
+def row_examples(file: Path, columns: tuple[str, ...]) -> list[Example]:
+    """The texts, or pairs of texts, of the first rows in a file of predictions; none where there is no such file.
+
+    Args:
+        columns: of the text, or of the pair of texts.
+    """
+    try:
+        with open(file, "rb") as opened:
+            *lines, _ = opened.read(_LONGEST).split(b"\n")
+        rows = [load_json(line.decode()) for line in lines]
+    except (OSError, ValueError):
+        return []
+    found = []
+    for row in rows:
+        texts = [text for name in columns[:2] if isinstance(row, dict) and isinstance(text := row.get(name), str)]
+        if len(texts) == len(columns[:2]) and all(0 < len(text) <= _LONGEST_ROW for text in texts):
+            found.append(Example(*texts))
+    return found[:_MOST_ROWS]
 
 
 def _example(entry: object) -> Example | None:

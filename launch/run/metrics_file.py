@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,11 +10,24 @@ from cloze.launch.run.runs import METRICS
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.untrusted import check_regular, load_json
 
+_NEWEST_BYTES = 1 << 16  # at the end of metrics.jsonl: some hundred lines
+
 
 def read_metrics(folder: Path) -> list[Fields]:
     """The lines of a run's metrics.jsonl except damaged ones; the last line may be incomplete."""
     check_regular(folder / METRICS)
     return lines_of((folder / METRICS).read_bytes())[0]
+
+
+def newest_metrics(folder: Path) -> Fields | None:
+    """The newest line of a run's metrics.jsonl that has its loss; None: there is none yet."""
+    try:
+        with open(folder / METRICS, "rb") as file:
+            file.seek(max(0, file.seek(0, io.SEEK_END) - _NEWEST_BYTES))
+            lines, _ = lines_of(file.read())
+    except FileNotFoundError:
+        return None
+    return next((line for line in reversed(lines) if line.get("train/loss") is not None), None)
 
 
 def lines_of(content: bytes) -> tuple[list[Fields], int]:

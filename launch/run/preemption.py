@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
+from cloze.launch.system.environment import has_lost_launcher
+
 # TERM: torchrun, Kubernetes, scancel. USR1: `sbatch --signal=USR1@120`. INT: Ctrl-C.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -24,6 +26,13 @@ ONE_REQUEST_SECONDS = 2.0
 ENDING_SECONDS = 30.0
 # Seconds that the last line may take to be written.
 SAYING_SECONDS = 5.0
+
+
+def _cause(number: int) -> str:
+    """What a stop signal is due to, for a message."""
+    if number == signal.SIGTERM and has_lost_launcher():
+        return "the launcher has ended (torchrun, deepspeed, or the `cloze` with --processes)"
+    return signal.Signals(number).name
 
 
 class _SignalThread:
@@ -92,7 +101,7 @@ class Starting:
         # status.json is not changed: launchers send the same signal when another process could not start, and a
         # requeued job would repeat that forever.
         line = (
-            f"{signal.Signals(number).name}: stopped before the first step of this start, with nothing to save; "
+            f"{_cause(number)}: stopped before the first step of this start, with nothing to save; "
             "the same command starts it again"
         )
         saying = threading.Thread(target=self._say, args=(line,), daemon=True)  # the reader of the output may be gone
@@ -146,7 +155,7 @@ class StopRequest:
         if self._ignored_until is None:
             self._ignored_until = now + ONE_REQUEST_SECONDS
             line = (
-                f"{signal.Signals(number).name}: stopping after this step, with a checkpoint; a second "
+                f"{_cause(number)}: stopping after this step, with a checkpoint; a second "
                 "signal ends the run at once, without"
             )
             # In a thread: an output that nobody reads must not block the second signal.

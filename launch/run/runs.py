@@ -25,6 +25,7 @@ DEVICE = "device.json"  # what was chosen by the device at the first start
 DEEPSPEED = "deepspeed.json"
 SOFTWARE = "software.json"  # versions of the newest start, and the number of starts
 STATUS = "status.json"
+PREDICTIONS = "predictions"  # of a fine-tuning run: the folder of what it predicts for the rows of its files
 METRICS = "metrics.jsonl"
 TRACKING = "trackers.json"  # state of the trackers, for resumes
 TOKENIZER = "tokenizer"

@@ -151,6 +151,8 @@ def _fit_curves(axes: Any, bands: Sequence[_Band]) -> None:
     axes.set_ylim(limits)
     inside = [step for step, (lower, upper) in points if upper >= limits[0] and lower <= limits[1]]
     axes.set_xlim(_limits(inside))
+    if not all(limits[0] <= edge <= limits[1] for _, edges in points for edge in edges):
+        axes.set_title("the axes fit the second half of the steps; earlier values lie beyond them", fontsize="medium")
 
 
 def _fit_results(axes: Any, drawn: Sequence[DrawnSetting], shades: list[Any], chosen: list[bool]) -> None:

@@ -17,10 +17,11 @@ import yaml
 
 from cloze.launch.config import RunConfig, TrainConfig
 from cloze.launch.run import runs
+from cloze.launch.run.metrics_file import newest_metrics
 from cloze.launch.run.ownership import in_use
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.status import read_status
-from cloze.launch.system.console import Console, figure
+from cloze.launch.system.console import Console, doing, figure
 from cloze.launch.system.environment import child_variables
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
@@ -182,7 +183,7 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
     running: dict[str, tuple[Run, subprocess.Popen[bytes]]] = {}
     reported: list[str] = []
     passed_on = False
-    with StopRequest() as stop:
+    with StopRequest() as stop, doing() as tell:
         while running or (waiting and not stop.wanted):
             left_behind = [run.name for run in waiting if in_use(run.folder)]
             if left_behind not in ([], reported):
@@ -192,7 +193,10 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
                 if device not in running and waiting and not left_behind and not stop.wanted:
                     run = waiting.pop(0)
                     running[device] = run, _start(run, device)
+                    console.say(f"{_which(run, planned)} begins; its output: {run.log}")
             time.sleep(_POLL_SECONDS)
+            if running and console.is_main:
+                tell(lambda: "; ".join(_at(run, planned) for run, _ in running.values()))
             if stop.wanted and not passed_on:
                 passed_on = True  # once only: a second signal would end the runs without a checkpoint
                 for _, process in running.values():
@@ -210,6 +214,18 @@ def _start(run: Run, device: str) -> subprocess.Popen[bytes]:
     variables = child_variables(**({"CUDA_VISIBLE_DEVICES": device} if device else {}))
     with open(run.log, "a", encoding="utf-8") as log:
         return subprocess.Popen(run.command, stdout=log, stderr=subprocess.STDOUT, env=variables)
+
+
+def _which(run: Run, planned: Sequence[Run]) -> str:
+    return f"run {planned.index(run) + 1} of {len(planned)}, {run.name}"
+
+
+def _at(run: Run, planned: Sequence[Run]) -> str:
+    """A run that is at work, with its step and loss as far as it has logged any."""
+    found = newest_metrics(run.folder)
+    if found is None:
+        return f"{_which(run, planned)}: no step logged yet"
+    return f"{_which(run, planned)}: step {found['step']}, loss {figure(found['train/loss'])}"
 
 
 def _say_end(run: Run, status: int, stopped: bool, console: Console) -> None:

@@ -15,7 +15,7 @@ from cloze.launch.serve.asgi import App, Message, Receive, Scope, Send
 from cloze.launch.serve.batching import Batcher, QueueFull
 from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.description import describe
-from cloze.launch.serve.keys import read_keys
+from cloze.launch.serve.keys import is_loopback, read_keys
 from cloze.launch.serve.limits import Bounds, Traffic
 from cloze.launch.serve.schemas import Refusal, answer_model, request_model
 from cloze.pipeline.errors import UserError
@@ -131,7 +131,7 @@ def build_app(predictor: Predictor, config: ServeConfig) -> Any:
         else:
             _add_lacking(app, operation, predictor)
     _add_refusals(app)
-    _add_pages(app, describe(predictor, config.model), batcher, meters)
+    _add_pages(app, describe(predictor, config.model, shows_rows=is_loopback(config.host)), batcher, meters)
     return app
 
 
@@ -219,9 +219,7 @@ def _add_pages(app: "FastAPI", description: Fields, batcher: Batcher, meters: Me
         state = {"ready": not (batcher.full or app.state.stopping), "operations": description["operations"]}
         return JSONResponse(state, 200 if state["ready"] else 503)
 
-    @app.get(
-        "/model", summary="The model: its name, revision and labels, and examples of its card", response_model=None
-    )
+    @app.get("/model", summary="The model: its name, revision and labels, and examples", response_model=None)
     async def model() -> Fields:
         return description
 

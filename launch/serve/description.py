@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
+from cloze.launch.predict.blanks import FillMask
 from cloze.launch.predict.labels import Classify
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.tags import TagWords
-from cloze.launch.pretrained.cards import card_examples
+from cloze.launch.pretrained.cards import Example, card_examples, row_examples
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.run import runs
 from cloze.pipeline.fields import Fields
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+# Texts with a blank, of which a small vocabulary may have all words of one: of facts, of stories, of documentation.
+_BLANKS = (
+    "The capital of [MASK] is Paris.",
+    "She went to the [MASK].",
+    "Return the [MASK] of the object.",
+    "This is the [MASK].",
+    "the [MASK] is",
+)
 
 
-def describe(predictor: Predictor, name: str) -> Fields:
+def describe(predictor: Predictor, name: str, *, shows_rows: bool = False) -> Fields:
     """The answer of GET /model.
 
     Args:
         name: the model as the command names it.
+        shows_rows: whether rows of the validation file may be examples; they may be of no concern to other machines.
     """
     loaded = predictor.loaded
     labelled = predictor.has_head(Classify) or predictor.has_head(TagWords)
@@ -30,8 +44,29 @@ def describe(predictor: Predictor, name: str) -> Fields:
         "operations": predictor.abilities(),
         "pairs": _pairs(loaded),
         "columns": list(loaded.columns.texts) if loaded.columns else [],
-        "examples": [asdict(example) for example in card_examples(Path(loaded.source))],
+        "examples": [asdict(example) for example in _examples(predictor, shows_rows)],
     }
+
+
+def _examples(predictor: Predictor, shows_rows: bool) -> list[Example]:
+    """Those of the model card; without any, the first rows of the file by which the run was measured, or for a
+    masked-LM head a text of which the vocabulary has all words.
+    """
+    loaded = predictor.loaded
+    folder, columns = Path(loaded.source), loaded.columns
+    if found := card_examples(folder):
+        return found
+    if columns and not columns.choices:
+        return row_examples(folder / runs.PREDICTIONS / "validation.jsonl", columns.texts) if shows_rows else []
+    if predictor.has_head(FillMask):
+        return [Example(text) for text in _BLANKS if _covers(loaded.tokenizer, text.replace("[MASK]", ""))][:1]
+    return []
+
+
+def _covers(tokenizer: Tokenizer, text: str) -> bool:
+    """Whether no word of a text is unknown or cut into pieces."""
+    ids = tokenizer.encode(text)
+    return len(ids) <= len(re.findall(r"\w+|[^\w\s]", text)) and not {*ids} & {*tokenizer.special_tokens.ids}
 
 
 def _pairs(loaded: LoadedModel) -> Literal["never", "maybe", "always"]:

@@ -26,7 +26,7 @@ def read_keys(config: ServeConfig) -> list[bytes] | None:
     """
     path = config.api_key_file
     if path is None:
-        if not (config.no_auth or _is_loopback(config.host)):
+        if not (config.no_auth or is_loopback(config.host)):
             raise UserError(
                 f"serve.api_key_file: found none for {config.host}, which other machines can reach, "
                 "expected a file of keys; add --api_key_file FILE, or --no_auth true where a proxy asks "
@@ -49,7 +49,7 @@ def read_keys(config: ServeConfig) -> list[bytes] | None:
     return [hashlib.sha256(key).digest() for key in keys]
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -63,7 +63,7 @@ def is_local(address: str) -> bool:
     sends the name.
     """
     try:
-        return _is_loopback(urlsplit(address).hostname or "")
+        return is_loopback(urlsplit(address).hostname or "")
     except ValueError:
         return False
 

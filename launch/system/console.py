@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 # What says the same as another value, or is one of many: perplexities, averages, columns, parts of SQuAD's questions.
@@ -66,14 +67,50 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
+# Seconds between two lines on what a long command does, where the output is no terminal; `prepare`'s bars have as many.
+_LINE_SECONDS = 30.0
+
+
 @contextmanager
 def counting(unit: str) -> Iterator[Callable[[], None]]:
     """Yield a function to call after each piece of work; a terminal on standard error shows the count."""
-    columns = TextColumn("{task.completed:,.0f} " + unit), TimeElapsedColumn()
-    console = RichConsole(file=sys.stderr)
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as shown:
-        task = shown.add_task("", total=None)
+    with _shown(TextColumn("{task.completed:,.0f} " + unit)) as (shown, task):
         yield lambda: shown.advance(task)
+
+
+@contextmanager
+def doing() -> Iterator[Callable[[Callable[[], str]], None]]:
+    """Yield a function to call often, with what makes a line that says what is done now. A terminal on standard error
+    shows the newest; otherwise it gets the first one, and one every half minute.
+    """
+    terminal, last = sys.stderr.isatty(), -math.inf
+    with _shown(TextColumn("{task.description}", markup=False)) as (shown, task):
+
+        def tell(line: Callable[[], str]) -> None:
+            nonlocal last
+            if terminal:
+                shown.update(task, description=line())
+            elif time.monotonic() - last >= _LINE_SECONDS:
+                print(f"{line()}\n", end="", file=sys.stderr, flush=True)
+                last = time.monotonic()
+
+        yield tell
+
+
+@contextmanager
+def _shown(column: TextColumn) -> Iterator[tuple[Progress, TaskID]]:
+    """A line of progress on standard error, with the time elapsed, if that is a terminal; it does not stay."""
+    terminal = sys.stderr.isatty()
+    console = RichConsole(file=sys.stderr)
+    with Progress(
+        column,
+        TimeElapsedColumn(),
+        console=console,
+        disable=not terminal,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # a file gets its lines
+    ) as shown:
+        yield shown, shown.add_task("", total=None)
 
 
 class Output(RichConsole):

@@ -147,6 +147,9 @@ _PARENT = "CLOZE_PARENT"
 # and mpirun end the ranks of a lost launcher themselves.)
 _TORCHRUN, _DEEPSPEED = "TORCHELASTIC_RUN_ID", "CROSS_RANK"
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+# What becomes of this process's launcher: the process that watches over it, and whether that was left alone itself.
+_WATCHING: dict[str, int] = {}
+_LEFT_ALONE = threading.Event()
 _LOOK_SECONDS = 1.0  # between two looks at the `deepspeed` that has started the launcher
 
 
@@ -163,6 +166,7 @@ def end_with_parent() -> None:
     launchers = {_TORCHRUN, _DEEPSPEED} & os.environ.keys() if "LOCAL_RANK" in os.environ else set()
     if not (parent or launchers) or not sys.platform.startswith("linux"):
         return
+    _WATCHING["parent"] = int(parent) if parent else os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     # The parent may have ended already. Without torchrun's agent or deepspeed's launcher the ranks can't meet then.
     if parent and os.getppid() != int(parent):
@@ -179,7 +183,13 @@ def _stop_when_orphaned(launcher: int, parent: int | None) -> None:
     while (now := _parent_of(launcher)) == parent and now is not None:
         time.sleep(_LOOK_SECONDS)
     if now is not None:  # else the launcher has ended, of which the kernel has told this process
+        _LEFT_ALONE.set()
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def has_lost_launcher() -> bool:
+    """Whether what has started this process as a rank is gone, so that a SIGTERM is due to that."""
+    return _LEFT_ALONE.is_set() or os.getppid() != _WATCHING.get("parent", os.getppid())
 
 
 def _parent_of(process: int) -> int | None:

@@ -149,8 +149,14 @@ def inspect(config: InspectConfig) -> None:
     for sample in inspection.samples:
         console.print(_sample_text(sample), soft_wrap=True)
     if inspection.samples:
+        green, red, yellow = (
+            [f" ({name})" for name in ("green", "red", "yellow")]
+            if console.color_system and not console.no_color
+            else [""] * 3
+        )
         console.print(
-            "green: the mask token (in braces: the token to predict); red: a random token; yellow: kept, and predicted"
+            f"in braces the token to predict: behind the mask token{green}, behind a random token{red}, or behind "
+            f"itself, where it is kept{yellow}"
         )
     if config.tensorboard:
         _write_tensorboard(inspection, config)

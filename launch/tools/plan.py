@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from cloze.launch.config import BatchArithmetic, MixtureConfig
 from cloze.launch.pretrain.data import open_data, run_masking
 from cloze.launch.pretrain.probing import SPARE_SHARE
-from cloze.launch.system.console import Console, clock
+from cloze.launch.system.console import Console, clock, doing
 from cloze.launch.system.environment import Environment
 from cloze.launch.tools.planning import assumptions
 from cloze.launch.tools.planning.config import PlanConfig
@@ -25,20 +26,25 @@ from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import publish_text
 
 _GIB = 2**30
+_NO_PRICE = "given by --price_per_hour, the price of one device for an hour"
 
 
 def plan(config: PlanConfig, environment: Environment) -> None:
     """Print the estimate, and write it as JSON if requested. Runs in one process; `environment` is that of the
     command.
     """
-    figures = _plan_one(config) if len(config.counts) == 1 else _compare(config)
+    with doing() as tell:
+        figures = _plan_one(config, tell) if len(config.counts) == 1 else _compare(config, tell)
     if config.json:
         publish_text(Path(config.json), json.dumps(figures, indent=1) + "\n")
 
 
-def _plan_one(config: PlanConfig) -> Fields:
+Tell = Callable[[Callable[[], str]], None]
+
+
+def _plan_one(config: PlanConfig, tell: Tell) -> Fields:
     """Print the estimate for one number of GPUs; returns the content of the JSON file."""
-    estimator = make_estimator(config)
+    estimator = _telling(make_estimator(config), tell)
     stage = config.zero.stage
     step = estimator.step(stage, estimator.micro_batch_size(stage))
     figures = _figures(config, estimator, step) | _stages(estimator)
@@ -46,7 +52,15 @@ def _plan_one(config: PlanConfig) -> Fields:
     return figures
 
 
-def _compare(config: PlanConfig) -> Fields:
+def _telling(estimator: Estimator, tell: Tell) -> Estimator:
+    """The estimator, which tells what it traces."""
+    count = estimator.cluster.processes
+    return replace(
+        estimator, tell=lambda text: tell(lambda: f"tracing the steps on {count} GPU{'s' * (count > 1)}: {text}")
+    )
+
+
+def _compare(config: PlanConfig, tell: Tell) -> Fields:
     """Print a table of several numbers of GPUs; returns the content of the JSON file.
 
     Raises:
@@ -56,7 +70,7 @@ def _compare(config: PlanConfig) -> Fields:
     made: dict[int, tuple[Estimator, Fields] | UserError] = {}
     for gpus in config.counts:
         try:
-            estimator = make_estimator(config, gpus)
+            estimator = _telling(make_estimator(config, gpus), tell)
             step = estimator.step(stage, estimator.micro_batch_size(stage))
             made[gpus] = estimator, _figures(config, estimator, step)
         except UserError as error:
@@ -65,23 +79,35 @@ def _compare(config: PlanConfig) -> Fields:
     if not planned:
         raise next(error for error in made.values() if isinstance(error, UserError))
     estimator = planned[0][0]
-    console = Console()
+    console, priced = Console(), config.price_per_hour is not None
     console.table(
         f"cloze plan: an estimate, nothing was run: {estimator.cluster.machine.name}, "
         f"{planned[0][1]['tokens'] / 1e9:,.4g} billion tokens",
-        ("GPUs", "micro x accumulation", "memory", "tokens/s", "MFU", "pessimistic", "hours", "cost"),
-        [_compared_row(gpus, each) for gpus, each in made.items()],
+        (
+            "GPUs",
+            "micro x accumulation",
+            "memory",
+            "tokens/s",
+            "MFU",
+            "pessimistic",
+            "hours",
+            *(["cost"] if priced else []),
+        ),
+        [_compared_row(gpus, each)[: None if priced else -1] for gpus, each in made.items()],
     )
     for gpus, each in made.items():
         if isinstance(each, UserError):
             console.say(f"{gpus} GPUs: {each}")
     limit = _too_small_from(planned[-1][0], stage)
     if limit is not None:
-        number = f"{limit} GPU{'s' * (limit > 1)}"
+        number = f"from {limit} GPUs on" if limit > 1 else "even for one GPU"
         console.say(
-            f"from {number} on the batch is too small: all of a GPU's share of {config.train.global_batch_size:,} "
-            "sequences is one micro-batch, of which its memory holds twice as much; take a recipe with a larger batch"
+            f"{number} the batch of {config.train.global_batch_size:,} sequences is too small to fill a GPU: all of "
+            "its share is one micro-batch, of which its memory holds twice as much; a recipe with a larger batch gains "
+            "more from many GPUs"
         )
+    if not priced:
+        console.say(f"cost: {_NO_PRICE}")
     console.say(_assumed(config, estimator))
     return {
         "estimate": True,
@@ -104,7 +130,7 @@ def _compared_row(gpus: int, made: tuple[Estimator, Fields] | UserError) -> tupl
         f"{figures['mfu']:.1%}",
         f"{figures['pessimistic_mfu']:.1%}",
         clock(figures["hours"] * 3600),
-        "-" if figures["cost"] is None else f"{figures['cost']:,.0f}",
+        "" if figures["cost"] is None else f"{figures['cost']:,.0f}",
     )
 
 
@@ -310,9 +336,9 @@ def _time_rows(config: PlanConfig, step: Step, figures: Fields) -> list[tuple[st
             "each process",
         ),
     ]
-    if figures["cost"] is not None:
-        rows.append(("cost", f"{figures['cost']:,.0f} at {config.price_per_hour:g} a device and hour"))
-    return rows
+    cost = figures["cost"]
+    priced = "" if cost is None else f"{cost:,.0f} at {config.price_per_hour:g} a device and hour"
+    return [*rows, ("cost", priced or _NO_PRICE)]
 
 
 def _hidden(step: Step) -> str:

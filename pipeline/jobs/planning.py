@@ -62,8 +62,8 @@ def plan_splits(
     if pairs and total < 2 and config.samples.random_share > 0 and config.samples.objective != "sentence_order":
         raise TooLittleText(
             f"samples.objective: found {total} document, expected at least 2 for {config.samples.objective}: a random "
-            "segment B comes from another document; give more documents (--source.format says what one is), or choose "
-            "full_sentences"
+            "segment B comes from another document; give more documents (of plain text a blank line ends one; with "
+            "--source.format documents each line is one), or choose full_sentences"
         )
     for number, (split, share) in enumerate(shares.items()):
         high = low

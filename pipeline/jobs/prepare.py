@@ -27,7 +27,7 @@ from cloze.pipeline.jobs.exchange_stage import FILES_AT_ONCE, ExchangeTask, Layo
 from cloze.pipeline.jobs.executors import open_executor, run_tasks
 from cloze.pipeline.jobs.parts import DamagedPart
 from cloze.pipeline.jobs.planning import TooLittleText, plan_shards, plan_splits
-from cloze.pipeline.jobs.resuming import check_touched, has_reports
+from cloze.pipeline.jobs.resuming import check_touched, go_on_as, has_reports
 from cloze.pipeline.jobs.sources import SourceHashes, source_hash
 from cloze.pipeline.jobs.tokenize_stage import Report, TokenizeTask, report_name, splitter_of, tokenize
 from cloze.pipeline.progress import Progress, Silent
@@ -306,11 +306,14 @@ def _open_work(output: Place, work: Place, identity: Fields, note: Callable[[str
             if found is not None:
                 different = next(name for name in {**identity, **found} if found.get(name) != identity.get(name))
                 what = f"{output} holds an interrupted run with another {_difference(found, identity, different)}"
-                if kept:
+                if kept and _has_no_errors(found, identity) and go_on_as(others, own):
+                    note(f"{what}; what is complete has no such bytes, and is kept")
+                elif kept:
                     raise UserError(
                         f"output: {what}; repeat that command, choose another --output, or remove the folder"
                     )
-                note(f"{what}; nothing of it was complete: it is begun anew")
+                else:
+                    note(f"{what}; nothing of it was complete: it is begun anew")
             for each in (*others, output / TOKENIZER_FOLDER):
                 remove_tree(each)
         if isinstance(own, Path):
@@ -318,6 +321,17 @@ def _open_work(output: Place, work: Place, identity: Fields, note: Callable[[str
         if found != identity:
             publish_text(work / _IDENTITY, json.dumps(identity))
     return own
+
+
+def _has_no_errors(found: Fields, identity: Fields) -> bool:
+    """Whether a command differs from that of an interrupted run only in that it replaces bytes that are not UTF-8, at
+    which the other one stopped: what that has completed of stage 1 has none, and is the same for both.
+    """
+    before, now = found["preparation"]["sources"], identity["preparation"]["sources"]
+    changed = {**found, "preparation": {**found["preparation"], "sources": now}}
+    return changed == identity and all(
+        old == new or {**old, "encoding_errors": "replace"} == new for old, new in zip(before, now, strict=True)
+    )
 
 
 def _identity_of(work: Place) -> Fields | None:

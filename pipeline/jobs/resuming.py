@@ -3,6 +3,7 @@ have the content that it has read.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.reports import load_report, save_report
@@ -17,6 +18,23 @@ _RECORD = "touched.json"  # in a run's folder: when each file was last touched
 def has_reports(folder: Place) -> bool:
     """Whether a run has completed a task: each task of either stage ends with its report."""
     return any(path.name.endswith(".json") and path.name != _RECORD for path in folder.iterdir())
+
+
+def go_on_as(others: list[Place], own: Place) -> bool:
+    """Take over what another command has completed of stage 1 alone; False where it has more, or lies in a store, where
+    nothing can be renamed.
+
+    Args:
+        others: the folders of other runs; empty afterwards.
+        own: the folder of this run.
+    """
+    if len(others) > 1 or not isinstance(others[0], Path) or not isinstance(own, Path):
+        return False
+    if not all(path.name.startswith("task-") or path.name == _RECORD for path in others[0].iterdir()):
+        return False
+    others[0].rename(own)
+    others.clear()
+    return True
 
 
 def check_touched(

@@ -98,6 +98,7 @@ def test_every_step_says_what_it_did(chain):
     _, printed = chain
     assert "700 entries" in printed["vocab"]
     assert "tokens lost" in printed["prepare"] and "[MASK]" in printed["inspect"]
+    assert "in braces the token to predict: behind the mask token, behind a random token" in printed["inspect"]
     for fact in (
         "64 = 32 micro x 1 accumulation x 2 processes",
         "fp32 products",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate
@@ -191,6 +191,14 @@ class Estimator:
     config: PretrainConfig
     lengths: Lengths
     cluster: Cluster
+    tell: Callable[[str], None] = lambda text: None
+    """Called with what is traced next, which takes seconds where it was not traced before."""
+
+    def _traced(self, stage: int, batch: Batch) -> Trace:
+        """A micro-step's trace."""
+        longest = max(batch.lengths)
+        self.tell(f"ZeRO stage {stage}, a micro-batch of {len(batch.lengths)} x up to {longest} tokens")
+        return _micro_trace(self.run(stage), batch)
 
     def run(self, stage: int) -> ModelRun:
         """The ModelRun at a ZeRO stage."""
@@ -292,7 +300,7 @@ class Estimator:
 
     def memory(self, stage: int, micro_batch_size: int) -> Memory:
         """Peak memory of a process, with sequences of maximum length."""
-        trace = _micro_trace(self.run(stage), self.lengths.largest(micro_batch_size))
+        trace = self._traced(stage, self.lengths.largest(micro_batch_size))
         zero, on_gpu = self.config.zero, not self.cluster.machine.is_cpu
         activations = trace.peak_bytes
         if on_gpu and self.config.train.compiles(kernel_of(self.run(stage)), self._sharding(stage)):
@@ -367,7 +375,7 @@ class Estimator:
         batch = BatchArithmetic.of(train, self.cluster.processes)
         sequences = self.lengths.typical(batch.micro_batch_size)
         run = self.run(stage)
-        trace = _micro_trace(run, sequences)
+        trace = self._traced(stage, sequences)
         micro = cost(machine, trace, compiled=train.compiles(kernel_of(run), self._sharding(stage)))
         divided = stage > self._sharding(stage)
         optimizer = cost(machine, self._divided.slowest if divided else self._optimizer[0])

@@ -112,6 +112,8 @@ def test_shipped_configurations_go_by_their_names(tmp_path, monkeypatch):
     for arguments, said in (
         (["--config", "tinny"], "--config: found no file 'tinny', expected a YAML file or one of"),
         (["--config", "tinny"], "did you mean tiny?"),
+        (["--model", "bert-base"], "did you mean base?"),
+        (["--config", "bert-base"], "did you mean bert-base-phase1 or bert-base-phase2?"),
         (["--model", "bse"], "--model: found no file 'bse', expected a YAML file or one of"),
         (["--config", "books"], "bert-base-phase1"),
     ):

@@ -407,6 +407,9 @@ def test_a_model_without_an_operation_is_asked_what_its_head_is_for(folders, cap
     assert "cloze predict: found operation 'clasify', expected one of fill-mask" in error
     assert "did you mean predict classify?" in error
     assert "found no folder" in error_of(capsys, "predict", "./nowhere", "a")
+    error = error_of(capsys, "predict", "attention", folders / "pretrained", "--offline", "true")
+    assert "found 'attention', expected an operation (fill-mask, " in error and "`cloze serve` and Python only" in error
+    assert "read as the name of a model: model: found no folder and no hub model 'attention'" in error
 
 
 WRONG = {  # words -> what is said, in words of ours

@@ -13,6 +13,8 @@ from cloze.launch.commands import parse
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.inputs import open_inputs
 from cloze.launch.pretrain.precheck import check_inputs
+from cloze.launch.pretrain.sweep import plan
+from cloze.launch.run.sweeps import file_of
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from tests.launching import ROOT
@@ -61,6 +63,19 @@ def test_without_a_model_the_shape_is_the_sources_and_typed_fields_win(data, sou
     with pytest.raises(SystemExit):
         main(["pretrain", "--init_from", str(source), "--print_config"])  # without data and output
     assert taken(BertConfig(**yaml.safe_load(capsys.readouterr().out)["model"])) == SHAPE
+
+
+def test_the_runs_of_a_sweep_over_sources_have_the_shapes_of_their_sources(data, source):
+    other = shutil.copytree(source, source.parent / "other")
+    changed = json.loads((other / "config.json").read_text()) | {"num_hidden_layers": 2}
+    (other / "config.json").write_text(json.dumps(changed))
+    given = words(data, source, "--grid", f"init_from={source},{other}", "--model.hidden_dropout_prob", "0")
+    config = parse("sweep", [word for word in given if word not in ("--init_from", str(source))])
+    models = [BertConfig(**yaml.safe_load(file_of(run.folder).read_text())["model"]) for run in plan(config)]
+    assert [taken(model) for model in models] == [SHAPE, SHAPE | {"num_hidden_layers": 2}]
+    assert {model.hidden_dropout_prob for model in models} == {0.0}
+    with pytest.raises(UserError, match="model.hidden_size: found 256, expected 128"):
+        plan(replace(config, model=BertConfig.preset("mini")))
 
 
 def test_layers_are_those_that_are_taken(data, source):

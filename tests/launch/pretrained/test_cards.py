@@ -1,8 +1,10 @@
 """Examples of model cards, as the hub documents their metadata."""
 
+import json
+
 import pytest
 
-from cloze.launch.pretrained.cards import Example, card_examples
+from cloze.launch.pretrained.cards import Example, card_examples, row_examples
 
 WIDGET = """---
 license: mit
@@ -35,6 +37,17 @@ def test_the_examples_of_a_card(tmp_path):
         Example("It rained, so", "wet\n3"),
         Example("a", "b"),
     ]
+
+
+def test_the_examples_of_rows_that_a_run_was_measured_by(tmp_path):
+    file = tmp_path / "validation.jsonl"
+    assert row_examples(file, ("ticket",)) == []
+    rows = [{"ticket": "no login", "note": "a", "prediction": "bug"}, {"ticket": 3, "note": "b"}, {"ticket": "x" * 600}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *[{"ticket": "slow", "note": "c"}] * 9]))
+    assert row_examples(file, ("ticket",)) == [Example("no login"), *[Example("slow")] * 4]
+    assert row_examples(file, ("ticket", "note"))[:2] == [Example("no login", "a"), Example("slow", "c")]
+    file.write_text("[1]\nno JSON\n")
+    assert row_examples(file, ("ticket",)) == []
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """Signals that ask a run to stop."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 
+from cloze.launch.run import preemption
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.system import environment
 from tests.launching import ROOT
 
 # Locks a mutex twice: what a collective that never ends is to Python, C code that no signal interrupts.
@@ -38,6 +41,16 @@ def test_a_second_signal_ends_a_process_that_hangs():
         assert process.poll() is None
         process.send_signal(second)
         assert process.wait(timeout=20) == 128 + second
+
+
+def test_a_launcher_that_is_gone_is_named(monkeypatch):
+    """Its end comes as a SIGTERM, by the kernel or by a thread that looks."""
+    assert preemption._cause(signal.SIGTERM) == "SIGTERM"
+    monkeypatch.setattr(environment, "_WATCHING", {"parent": os.getppid()})
+    assert preemption._cause(signal.SIGTERM) == "SIGTERM"
+    monkeypatch.setattr(environment, "_WATCHING", {"parent": os.getpid()})
+    assert preemption._cause(signal.SIGTERM).startswith("the launcher has ended")
+    assert preemption._cause(signal.SIGUSR1) == "SIGUSR1"
 
 
 def test_a_run_that_has_not_begun_ends_at_once_and_says_so():

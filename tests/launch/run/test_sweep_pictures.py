@@ -49,6 +49,7 @@ def test_the_axes_fit_the_later_part_and_a_band_shows_the_seeds(drawn, tmp_path)
     mean, deviation = statistics.mean(ends["1e-3"]), statistics.stdev(ends["1e-3"])
     low, high = above.get_ylim()
     assert 1.9 < low < mean - deviation and 2.45 < high < 2.6, "the first values, up to 10, do not count"
+    assert "earlier values lie beyond" in above.get_title(), "an axis is not cut without a word"
     assert 200 < above.get_xlim()[0] < 300 and above.get_xlim()[1] > 1000
     first, second, failed = above.get_lines()
     assert list(first.get_ydata())[4:] == pytest.approx([mean] * 7)
@@ -86,5 +87,5 @@ def test_settings_without_curves_and_without_results(drawn, tmp_path):
     (tmp_path / "once" / "metrics.jsonl").write_text('{"step": 5, "validation/loss": 2.0}\n')
     once = DrawnSetting({"seed": "2"}, [Run("once", tmp_path / "once", {})], statistics_of({"once": 2.0}))
     above, below = drawn(once, silent, best=2.0)
-    assert [list(line.get_xdata()) for line in above.get_lines()] == [[5]]
+    assert [list(line.get_xdata()) for line in above.get_lines()] == [[5]] and not above.get_title()
     assert [text.get_text() for text in below.texts] == ["2.0000", "no result"]

@@ -67,6 +67,19 @@ def test_one_run_at_a_time_on_each_device(tmp_path, devices):
     assert (overlaps > 0) == (len(devices) > 1)
 
 
+def test_the_run_at_work_is_named_with_its_step_and_loss(tmp_path, capsys):
+    run = scripted(tmp_path, "b")
+    run.folder.mkdir()
+    lines = '{"step": 6, "train/loss": 3.0}\n{"step": 7, "train/loss": 2.5}\n{"step": 7, "validation/loss": 2.0}\n'
+    (run.folder / runs.METRICS).write_text("x" * 70000 + "\n" + lines + '{"step": 8, "tr')
+    done = scripted(tmp_path, "a")
+    exec(completing(done.folder))  # noqa: S102
+    assert not run_all([done, run], [""], Console())
+    printed = capsys.readouterr()
+    assert f"run 2 of 2, b begins; its output: {run.log}" in printed.out
+    assert printed.err == "run 2 of 2, b: step 7, loss 2.5000\n"
+
+
 def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path):
     """It holds its folder's lock and ends by itself: it is not started a second time, and no other beside it."""
     planned, said = [scripted(tmp_path, name) for name in "ab"], []

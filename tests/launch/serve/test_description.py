@@ -7,7 +7,10 @@ import pytest
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.serve.description import describe
+from cloze.pipeline.tokenization.backends import wordpiece_backend
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.launch.tiny_models import TAGS, labels, save_model
+from tests.synthetic import NAMES
 
 
 def test_a_model_without_labels(offline):
@@ -20,8 +23,29 @@ def test_a_model_without_labels(offline):
         "operations": offline.abilities(),
         "pairs": "maybe",
         "columns": [],
-        "examples": [],
+        "examples": [{"text": "The capital of [MASK] is Paris.", "second": None, "title": None}],
     }
+
+
+def test_a_text_with_a_blank_is_one_whose_words_the_vocabulary_has(offline, tmp_path):
+    """What is unknown or cut into letters shows nothing of a model."""
+    letters = ["c", "##a", "##p", "##i", "##t", "##l", "p", "##r", "##s"]
+    for words, expected in ((["this", "is", "the", "of", *letters, "."], ["This is the [MASK]."]), (["a"], [])):
+        names = {name: number for number, name in enumerate([*NAMES.values(), *words])}
+        ours = Tokenizer(wordpiece_backend(names, NAMES, True, None), NAMES)
+        found = describe(Predictor.from_folder(save_model(tmp_path / words[0], ours=ours)), "m")["examples"]
+        assert [each["text"] for each in found] == expected
+
+
+def test_rows_of_the_validation_file_are_shown_on_this_machine_only(tmp_path):
+    folder = save_model(tmp_path / "model", "BertForSequenceClassification")
+    note = json.loads((folder / "config.json").read_text()) | {"cloze_columns": {"texts": ["ticket"]}}
+    (folder / "config.json").write_text(json.dumps(note))
+    (folder / "predictions").mkdir()
+    (folder / "predictions/validation.jsonl").write_text('{"ticket": "no login"}\n')
+    predictor = Predictor.from_folder(folder)
+    assert [each["text"] for each in describe(predictor, "m", shows_rows=True)["examples"]] == ["no login"]
+    assert describe(predictor, "m")["examples"] == []
 
 
 @pytest.mark.parametrize("kind, named", [("BertForTokenClassification", TAGS), ("BertForQuestionAnswering", ())])

@@ -150,7 +150,9 @@ def test_numbers_of_gpus_are_compared_for_a_number_of_tokens(tmp_path, capsys):
     arguments = ["plan", "--config", "tiny", "--train.sequence_length", "64", "--device", "a10", "--json", str(path)]
     arguments += ["--train.micro_batch_size", "auto", "--tokens", "5e6", "--train.memory_limit_gib"]
     assert cli.main([*arguments, "100", "--gpus", "8", "3", "1", "--price_per_hour", "2"]) == 0
-    found, said = json.loads(path.read_text()), " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr()
+    found, said = json.loads(path.read_text()), " ".join(printed.out.split())
+    assert "1 GPU: ZeRO stage 0, a micro-batch of 4 x up to 64 tokens" in printed.err, "what takes the time"
     assert [each["gpus"] for each in found["by_gpus"]] == [1, 8]
     for each in found["by_gpus"]:
         assert each["steps"] == math.ceil(5e6 / (64 * (0.9 * 64 + 0.1 * 32.5)))  # a tenth of them shorter
@@ -159,12 +161,13 @@ def test_numbers_of_gpus_are_compared_for_a_number_of_tokens(tmp_path, capsys):
         assert f"{each['mfu']:.1%}" in said
     assert "64 sequences" not in found["refused"]["3"] and "multiple of the 3 processes" in found["refused"]["3"]
     assert "3 GPUs: train.global_batch_size: found 64" in said and found["batch_too_small_from_gpus"] == 1
-    assert "from 1 GPU on the batch is too small: all of a GPU's share of 64 sequences" in said
+    assert "even for one GPU the batch of 64 sequences is too small to fill a GPU: all of its share" in said
     estimator = plan.make_estimator(commands.parse("plan", [*arguments[1:], "100"]), 8)
     eight = estimator.memory(0, 8).total / 2**30 / (1 - SPARE_SHARE) + 1e-6
     assert cli.main([*arguments, str(eight), "--gpus", "8", "16"]) == 0
     assert json.loads(path.read_text())["batch_too_small_from_gpus"] == 16, "eight can hold their 8, not 16"
-    capsys.readouterr()
+    without = capsys.readouterr().out
+    assert "cost: given by --price_per_hour" in without and without.count("cost") == 1, "no empty column"
     assert cli.main([*arguments, "1", "--gpus", "3", "5"]) == 2
     assert "multiple of the 3 processes" in capsys.readouterr().err
 

@@ -1,5 +1,6 @@
 """Inputs that are replaced while a run is interrupted, by a tool that restores their sizes and times of change."""
 
+import dataclasses
 import os
 import shutil
 import time
@@ -55,6 +56,27 @@ def texts(tmp_path) -> Path:
         path.parent.mkdir(exist_ok=True)
         path.write_text("\n\n".join(corpus.documents(count, seed=count)))
     return tmp_path / "in"
+
+
+def test_what_is_complete_is_kept_when_bytes_are_replaced_as_the_error_advises(texts, tmp_path, monkeypatch):
+    """It has none of them. Another change besides is refused as ever."""
+    monkeypatch.setattr(preparing, "estimate", lambda *arguments: None)  # whose sample is all of these small files
+    with open(texts / "b.txt", "ab") as file:
+        file.write(b"\n\nA caf\xe9.")
+    config = corpus.config(tmp_path, [texts])
+    with pytest.raises(UserError, match="b.txt: .*--source.encoding_errors replace"):
+        prepare(config)
+    kept = reports(tmp_path / "data")
+    assert [path.name for path in kept] == ["task-000000.json"]
+    source = SourceConfig(encoding_errors="replace")
+    with pytest.raises(UserError, match="another preparation"):
+        prepare(dataclasses.replace(config, source=source, seed=5))
+    interrupt(monkeypatch, dataclasses.replace(config, source=source), "build")
+    times = {path.name: time for path, time in reports(tmp_path / "data").items()}
+    assert len(times) == 2 and {path.name: time for path, time in kept.items()}.items() <= times.items()
+    prepare(dataclasses.replace(config, source=source))
+    prepare(dataclasses.replace(config, source=source, output=str(tmp_path / "alone")))
+    assert corpus.contents(tmp_path / "data") == corpus.contents(tmp_path / "alone")
 
 
 def swapped(content: bytes) -> bytes:
