@@ -143,21 +143,7 @@ class BertModel(InFolders):
         if head_mask is not None:
             head_mask = head_mask.expand(self.config.num_hidden_layers, self.config.num_attention_heads)
         kernel = select_kernel(self.attention_kernel, self.config, hidden, output_attentions or head_mask is not None)
-        if offsets is not None:
-            layout = concatenated_layout(
-                self.config,
-                kernel,
-                offsets,
-                longest,
-                len(tokens),
-                hidden.dtype,
-                causal or self.config.is_decoder,
-                grouped=not output_attentions and not self.encoder.compiled,  # groups differ between batches
-            )
-        else:
-            layout = padded_layout(self.config, kernel, attention_mask, hidden, causal or self.config.is_decoder)
-        if self.config.relative_position_buckets:
-            layout = layout.with_bias(self.encoder.relative_bias(longest, hidden.dtype))
+        layout = self._layout(kernel, hidden, offsets, longest, attention_mask, causal, grouped=not output_attentions)
         context = self._context(kernel, layout, position_ids, hidden.dtype, output_attentions)
         if encoder_hidden_states is not None:
             context = self._attend_to(context, encoder_hidden_states, encoder_attention_mask, hidden)
@@ -168,6 +154,29 @@ class BertModel(InFolders):
             last = last[:num_tokens]
         pooled = None if self.pooler is None else self.pooler(first)
         return BertOutput(last, first, pooled, encoded.hidden_states, encoded.attentions, encoded.cross_attentions)
+
+    def _layout(
+        self,
+        kernel: str,
+        hidden: Tensor,
+        offsets: Tensor | None,
+        longest: int,
+        attention_mask: Tensor | None,
+        causal: bool,
+        grouped: bool,
+    ) -> Layout:
+        """How attention sees the tokens `hidden`, (T, hidden) with offsets, else (B, S, hidden) with a mask."""
+        causal = causal or self.config.is_decoder
+        if offsets is None:
+            layout = padded_layout(self.config, kernel, attention_mask, hidden, causal)
+        else:
+            grouped = grouped and not self.encoder.compiled  # groups differ between batches
+            layout = concatenated_layout(
+                self.config, kernel, offsets, longest, len(hidden), hidden.dtype, causal, grouped
+            )
+        if self.config.relative_position_buckets:
+            layout = layout.with_bias(self.encoder.relative_bias(longest, hidden.dtype))
+        return layout
 
     def _encode(
         self,

@@ -43,6 +43,17 @@ FAMILIES = {
         {**SIZES, "embedding_size": 16, "max_position_embeddings": 32},
         ("--model.num_layer_groups", "1", "--model.embedding_size", "16", "--model.hidden_act", "gelu_tanh"),
     ),
+    "deberta-v2": (
+        "DebertaV2",
+        {**SIZES, "max_position_embeddings": 32, "type_vocab_size": 0, "layer_norm_eps": 1e-5}
+        | {"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 8, "share_att_key": True}
+        | {"norm_rel_ebd": "layer_norm", "position_biased_input": False, "legacy": False},
+        ("--model.family", "deberta-v2", "--model.type_vocab_size", "0", "--model.layer_norm_eps", "1e-5")
+        + ("--model.position_embedding", "none", "--model.relative_attention", "both")
+        + ("--model.relative_buckets", "8", "--model.relative_distances", "32", "--model.relative_norm", "true")
+        + ("--model.embedding_projection", "before_norm", "--model.pooler_activation", "gelu")
+        + ("--model.mlm_head", "deberta"),
+    ),
     "mpnet": (
         "MPNet",
         {**SIZES, "pad_token_id": 1, "max_position_embeddings": 34, "layer_norm_eps": 1e-5},

@@ -321,7 +321,7 @@ ERRORS = {
     ),
     "projector": ("sst2", HEADER, [("w1", "0")], ("--monitor.embeddings", "true"), ("monitor.embeddings: found True",)),
     "no step": ("sst2", HEADER, [("w1", "0")], ("--model_step", "4"), ("model_step: found 4", "a run of pretraining")),
-    "metric": ("sst2", HEADER, [("w1", "0")], ("--epochs", "0"), ("epochs", "more than 0")),
+    "metric": ("sst2", HEADER, [("w1", "0")], ("--epochs", "0"), ("epochs", "above 0")),
 }
 
 
