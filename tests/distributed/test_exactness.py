@@ -128,6 +128,30 @@ def test_every_stage_trains_alike_and_evaluation_counts_each_sample_once(data, t
         np.testing.assert_allclose(losses[0], other, atol=tolerance)
 
 
+# Parts of a model that a step uses several times, or that several layers share.
+SHARED = {
+    "shared layers": ("--model.num_layer_groups", "1", "--model.embedding_size", "16"),
+    "relative attention": (
+        *("--model.position_embedding", "none", "--model.relative_attention", "both", "--model.relative_buckets", "8"),
+        *("--model.relative_distances", "32", "--model.relative_norm", "true"),
+    ),
+    "relative bias": ("--model.relative_position_buckets", "32"),
+    "grouped queries": ("--model.num_key_value_heads", "1"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHARED)
+def test_shared_parts_train_alike_at_every_stage_and_recomputed(data, tmp_path, shape):
+    """Three steps on 2 processes at each stage, and with layers that are computed again in backward."""
+    options = (*NO_DROPOUT, *SHARED[shape], "--train.max_steps", "3", "--train.micro_batch_size", "2")
+    for stage, recomputed in (("0", "none"), ("0", "all"), ("1", "none"), ("2", "none"), ("3", "all")):
+        run = tmp_path / f"{stage}-{recomputed}"
+        further = ("--zero.stage", stage, "--train.gradient_checkpointing", recomputed)
+        train(data, run, *options, *further, processes=2)
+        assert_same_weights(weights(tmp_path / "0-none"), weights(run), 3 * TOLERANCE)
+
+
 def test_validation_is_the_same_on_one_and_on_two_processes(data, tmp_path):
     """24 samples in micro-batches of 8: two ranks get 16 places in the second round, 8 of them fillers."""
     first = []
