@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import socket
 import sys
@@ -216,24 +215,31 @@ def test_what_stops_quickstart_stops_its_command(tmp_path, number, status):
         time.sleep(0.05)
 
 
+SIXTY_STEPS = ("--train.max_steps", "60", "--checkpoint.every_steps", "10")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory):
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(data, run, *SIXTY_STEPS, processes=2)
+    return run
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["processes", "torchrun", "deepspeed"])
-def test_a_rank_that_is_killed_ends_the_job_and_the_next_start_has_the_same_bits(data, tmp_path, launcher):
+def test_a_rank_that_is_killed_ends_the_job_and_the_next_start_has_the_same_bits(data, undisturbed, tmp_path, launcher):
     """By the kernel for its memory, say: nothing hangs, no rank is left, and no checkpoint is lost."""
-    options = ("--train.max_steps", "60", "--checkpoint.every_steps", "10")
-    train(data, tmp_path / "undisturbed", *options, processes=2)
     run = tmp_path / "run"
-    killed = launch(launcher, data, run, *options)
+    killed = launch(launcher, data, run, *SIXTY_STEPS)
     wait_for(killed, lambda: status_of(run)["step"] >= 25)
-    os.kill(random.choice(ranks_of(killed.pid)), signal.SIGKILL)
+    os.kill(ranks_of(killed.pid)[-1], signal.SIGKILL)
     said, _ = killed.communicate(timeout=PATIENCE_SECONDS)  # until the last process that holds its output has ended
     statuses = {"processes": 128 + signal.SIGKILL, "torchrun": 1, "deepspeed": 256 - signal.SIGKILL}
-    assert killed.returncode == statuses[launcher] and "cloze/launch/" not in said, (
-        "a traceback of torchrun's own is none"
-    )
+    assert killed.returncode == statuses[launcher], said
+    assert "cloze/launch/" not in said, "a traceback of torchrun's own is none"
     assert not in_use(run) and status_of(run)["state"] != "complete"
     kept = saved(run)
     assert kept and all(damage(path) is None for path in kept)
-    assert f"resumed from step {int(kept[-1].name[5:])} " in finish(launch(launcher, data, run, *options))
-    assert curve(run) == curve(tmp_path / "undisturbed")
-    assert_same_weights(weights(run), weights(tmp_path / "undisturbed"))
+    assert f"resumed from step {int(kept[-1].name[5:])} " in train(data, run, *SIXTY_STEPS, processes=2)
+    assert curve(run) == curve(undisturbed)
+    assert_same_weights(weights(run), weights(undisturbed))
