@@ -73,6 +73,8 @@ def read_json(path: Path) -> Any:
 
 def check_regular(path: Path) -> None:
     """Raise UserError for what is there and no regular file: a pipe or a device may have no end."""
+    if path.is_dir():
+        raise UserError(f"{path}: found a folder, expected a file; move it away, then run the same command again")
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: found no regular file, expected one; remove it")
 

@@ -44,8 +44,8 @@ class PretrainConfig(RunConfig):
     """A pretraining run."""
 
     data: str | MixtureConfig = field(metadata=FREE)
-    """Folder written by `cloze prepare`, or its URL in an object store; or a mixture of several: a section with
-    sources, or a YAML file of it (--data.help and docs/training.md#mixtures)."""
+    """Folder written by `cloze prepare`, or its URL; or a mixture of several: a section with sources, or a YAML file of
+    it (--data.help and docs/training.md#mixtures)."""
     output: str = field(metadata=FREE)
     """Folder of the run (checkpoints, metrics, TensorBoard events, the resolved configuration), or its URL in an object
     store, such as s3://bucket/runs/name."""

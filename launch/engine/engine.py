@@ -73,6 +73,7 @@ class Engine:
         """What is divided among the processes, in parts or by whole tensors, as in `zero.stage`."""
         self._config = config
         self._world_size: int = self._deepspeed.dp_world_size
+        self._autocasts = bool(self._deepspeed.torch_autocast_enabled())
         self._until_step_end = ExitStack()
         self._copies: WeightCopies | None = None
         if self.sharding_stage == 0:
@@ -267,15 +268,9 @@ class Engine:
         """Class of the optimizer that updates the masters."""
         return type(base_optimizer(self._deepspeed)).__name__
 
-    @property
-    def _autocasts(self) -> bool:
-        return bool(self._deepspeed.torch_autocast_enabled())
-
     @contextlib.contextmanager
     def as_in_a_step(self) -> Iterator[None]:
-        """Context in which the model by itself, without the engine, computes as the engine does, forward and
-        backward.
-        """
+        """Context in which the model by itself computes as the engine does, forward and backward."""
         copies = self._copies if self.model.training and self._copies and not self._copies.active else None
         with torch.autocast(self.device.type, self.dtype, enabled=self._autocasts), copies or contextlib.nullcontext():
             yield

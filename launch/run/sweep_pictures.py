@@ -142,9 +142,13 @@ def _draw_result(axes: Any, line: int, measured: Fields | None, colour: Any) -> 
 
 
 def _fit_curves(axes: Any, bands: Sequence[_Band]) -> None:
-    """Fit the axes to the later part of the curves: the first steps' values are many times as far apart."""
+    """Fit the axes to the later part of the curves, where there is one: the first steps' values are many times as far
+    apart.
+    """
     later = (1 - _LATER) * max((band.steps[-1] for band in bands if band.steps), default=0)
     points = [pair for band in bands for pair in zip(band.steps, band.edges(), strict=True)]
+    if len({step for step, _ in points if step >= later}) < 2:  # no part of a curve, but its end
+        return
     limits = _limits([edge for step, edges in points if step >= later for edge in edges])
     if limits is None:
         return

@@ -57,7 +57,9 @@ def _examples(predictor: Predictor, shows_rows: bool) -> list[Example]:
     if found := card_examples(folder):
         return found
     if columns and not columns.choices:
-        return row_examples(folder / runs.PREDICTIONS / "validation.jsonl", columns.texts) if shows_rows else []
+        if not shows_rows or folder.name != runs.MODEL:  # the model of a fine-tuning run lies beside its predictions
+            return []
+        return row_examples(folder.parent / runs.PREDICTIONS / "validation.jsonl", columns.texts)
     if predictor.has_head(FillMask):
         return [Example(text) for text in _BLANKS if _covers(loaded.tokenizer, text.replace("[MASK]", ""))][:1]
     return []

@@ -40,8 +40,7 @@ OpenRecipe = Callable[[Kind, Environment, Console], AbstractContextManager[Recip
 
 
 def train(config: Kind, environment: Environment, *, open_recipe: OpenRecipe[Kind]) -> int:
-    """Run or resume a training; returns the exit status. Called by every process of the run with the result of
-    `prepare_process`.
+    """Run or resume a training, in each process after `prepare_process`; returns the exit status.
 
     Args:
         open_recipe: reads the inputs of the run and checks them; nothing is written.
@@ -122,7 +121,7 @@ class Training:
         Args:
             metrics: rank 0's writer, from the run's step on; None elsewhere.
         """
-        recipe, process, engine, progress = self.recipe, self.process, self.engine, self.progress
+        recipe, process, engine, progress, average = self.recipe, self.process, self.engine, self.progress, self.average
         config, console, environment = recipe.config, process.console, process.environment
         throughput = Throughput(process.device, peak_flops(process.device, engine.dtype), process.heartbeat)
         watchers: list[Callback] = []
@@ -136,13 +135,11 @@ class Training:
             **recipe.facts,
             **recipe.kept_facts(),
         }
-        saving = Saving(
-            config, engine, self.checkpoints, progress, throughput, facts, metrics, self.average, console.warn
-        )
+        saving = Saving(config, engine, self.checkpoints, progress, throughput, facts, metrics, average, console.warn)
         watchers += [
             StopOnRequest(stop),  # a stop, by a wish
             Publishing(self.checkpoints, throughput),  # when a checkpoint is published: once all ranks have written
-            *([self.average] if self.average else []),
+            *([average] if average else []),
             profiler,
             Inspector(engine, config, environment.world_size, curves, profiler),
             Utilization(throughput, process.device, engine.dtype, console),
@@ -153,7 +150,7 @@ class Training:
         if self.measure:
             show = recipe.make_show(engine, metrics)
             watchers.append(  # the best checkpoint, and the end by patience or target
-                Evaluations(config, self.measure, show, self.average, progress, throughput, curves, watchers)
+                Evaluations(config, self.measure, show, average, progress, throughput, curves, watchers)
             )
         watchers.append(saving)  # when a checkpoint is saved
         loop = Loop(

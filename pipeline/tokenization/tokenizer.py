@@ -235,7 +235,9 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exceptions, which quote what they found
             what = " ".join(str(error).split())[:_MOST_SAID]
             raise UserError(f"{found[0]}: can't be read as a tokenizer: {what}") from error
-        return cls(backend, special_names(backend.get_vocab(), config, byte_level(backend)), folder)
+        with _readable_panics(lambda: folder):
+            names = special_names(backend.get_vocab(), config, byte_level(backend))
+        return cls(backend, names, folder)
 
     def fault_in(self, manifest: Manifest) -> str | None:
         """One line if this isn't the tokenizer that made a manifest's shards, else None. Ids of the shards are names in

@@ -109,7 +109,7 @@ BEHAVIOURS = {
     },
     "launch/tools": {"test_push"},
     "model": {"test_cuda", "test_electra", "test_gpu_paths", "test_variants"},
-    "pipeline": {"test_two_lines"},
+    "pipeline": {"test_hostile_values", "test_two_lines"},
     "pipeline/jobs": {"test_families", "test_interruptions", "test_memory"},
     "pipeline/shards": {"test_data_format"},
 }

@@ -114,7 +114,11 @@ def loss_and_gradients(net, flat: dict, **options) -> list[torch.Tensor]:
     return [loss.detach(), *[parameter.grad for parameter in net.parameters()]]
 
 
-@pytest.mark.parametrize("fields", list(VARIANTS.values()), ids=list(VARIANTS))
+# Disentangled attention adds to the scores what the kernel does not take: it is refused.
+FLAT = {name: fields for name, fields in VARIANTS.items() if not fields.get("relative_attention")}
+
+
+@pytest.mark.parametrize("fields", list(FLAT.values()), ids=list(FLAT))
 def test_varlen_gets_the_arguments_of_the_other_kernels(flash, fields):
     config = dataclasses.replace(TINY, **fields)
     flat = concatenate(batch())

@@ -72,7 +72,7 @@ def test_a_transplant_takes_what_both_have_and_cuts_the_rest(tmp_path):
     assert torch.equal(rows[-1], drawn[-1])  # the old tokenizer does not know it
     with pytest.raises(UserError, match="init_vocabulary transplant"):
         new_vocabulary(old, new, "mean")
-    euro = byte_tokenizer(["the cats"] * 2, EURO_NAMES)  # whose separator pads too
+    euro = byte_tokenizer(["the cats"] * 2, names=EURO_NAMES)  # whose separator pads too
     taken = new_vocabulary(old, euro, "transplant").taken
     assert taken[euro.special_tokens.pad] == old.special_tokens.separator
     assert taken[euro.special_tokens.mask] == old.special_tokens.mask

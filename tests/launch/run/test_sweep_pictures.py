@@ -89,3 +89,12 @@ def test_settings_without_curves_and_without_results(drawn, tmp_path):
     above, below = drawn(once, silent, best=2.0)
     assert [list(line.get_xdata()) for line in above.get_lines()] == [[5]] and not above.get_title()
     assert [text.get_text() for text in below.texts] == ["2.0000", "no result"]
+
+
+def test_a_run_that_was_measured_at_its_begin_and_end_is_shown_whole(drawn, tmp_path):
+    (tmp_path / "short").mkdir()
+    lines = ('{"step": 0, "validation/loss": 4.2}', '{"step": 10, "validation/loss": 4.1}')
+    (tmp_path / "short" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    short = DrawnSetting({"seed": "1"}, [Run("short", tmp_path / "short", {})], statistics_of({"short": 4.1}))
+    above, _ = drawn(short, best=4.1)
+    assert above.get_xlim()[0] <= 0 and above.get_xlim()[1] >= 10 and not above.get_title()

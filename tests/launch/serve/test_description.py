@@ -41,8 +41,8 @@ def test_rows_of_the_validation_file_are_shown_on_this_machine_only(tmp_path):
     folder = save_model(tmp_path / "model", "BertForSequenceClassification")
     note = json.loads((folder / "config.json").read_text()) | {"cloze_columns": {"texts": ["ticket"]}}
     (folder / "config.json").write_text(json.dumps(note))
-    (folder / "predictions").mkdir()
-    (folder / "predictions/validation.jsonl").write_text('{"ticket": "no login"}\n')
+    (tmp_path / "predictions").mkdir()  # as `cloze finetune` leaves them
+    (tmp_path / "predictions/validation.jsonl").write_text('{"ticket": "no login"}\n')
     predictor = Predictor.from_folder(folder)
     assert [each["text"] for each in describe(predictor, "m", shows_rows=True)["examples"]] == ["no login"]
     assert describe(predictor, "m")["examples"] == []

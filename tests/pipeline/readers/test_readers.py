@@ -608,7 +608,7 @@ def test_lines_that_no_blank_line_divides_name_the_format_in_which_each_is_a_doc
     config = corpus.config(tmp_path, [tmp_path / "a.txt"], source=SourceConfig(format="lines"))
     notes, progress = [], Silent()
     progress.note = notes.append
-    with pytest.raises(UserError, match=r"found 1 document, expected at least 2.*\(--source.format says what one is\)"):
+    with pytest.raises(UserError, match=r"found 1 document, expected at least 2.*--source.format documents"):
         prepare(config, progress)
     assert [note for note in notes if "found 1 document in all" in note and "--source.format documents" in note]
     files, _ = readers.plan(config)

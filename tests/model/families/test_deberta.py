@@ -199,7 +199,7 @@ def test_what_is_pretrained_goes_out_as_a_masked_lm_and_what_has_no_class_in_our
         ({"max_relative_positions": "far"}, "found a value of another kind than its field's"),
         ({"legacy": False}, "cls.predictions.bias: found in the checkpoint, not part of the architecture"),
         ({"model_type": "deberta"}, "found model_type 'deberta', expected bert"),
-        ({"model_type": "roberta"}, "not part of the architecture"),
+        ({"model_type": "roberta"}, "found weights of deberta-v2, expected those of roberta"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(values, message, tmp_path):
