@@ -245,7 +245,8 @@ def _object(pairs: list[tuple[str, object]]) -> Fields:
 def _tabbed(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Records of a file without quoting, each with its place."""
     for number, line in enumerate(_lines(path, "\n"), 1):
-        yield f"row {number}", line.rstrip("\r\n").split("\t")
+        text = line.rstrip("\r\n")
+        yield f"row {number}", text.split("\t") if text else []
 
 
 def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
@@ -291,7 +292,7 @@ def _separated(
                 raise UserError(
                     f"{path}: {place}: found the columns {', '.join(columns)}, expected names that differ; rename one"
                 )
-        elif fields in ([], [""]):
+        elif not fields:  # an empty line; "" in a table of one column is an empty cell
             continue
         elif len(fields) == len(columns):
             reading.columns = columns

@@ -253,3 +253,11 @@ def test_a_saved_data_set_that_shrinks_is_named(tmp_path):
     os.truncate(data, data.stat().st_size // 4)
     with pytest.raises(UserError, match="a.folder: changed while it was read"):
         list(rows)
+
+
+def test_an_empty_cell_of_a_table_of_one_column_is_a_row(tmp_path):
+    """Left out, results would be of other rows than those beside which they stand; an empty line is none."""
+    (tmp_path / "one.csv").write_text('ticket\na heron\n""\n\nthe owl hunts\n')
+    assert [row.values["ticket"] for row in open_table(tmp_path / "one.csv").rows] == ["a heron", "", "the owl hunts"]
+    (tmp_path / "one.tsv").write_text("ticket\na heron\n\nthe owl hunts\n")
+    assert [row.values["ticket"] for row in open_table(tmp_path / "one.tsv").rows] == ["a heron", "the owl hunts"]
