@@ -64,9 +64,6 @@ LAUNCHES = {"embedding_dense_backward": 6, "native_layer_norm_backward": 2, "att
 # Launches of a step to those that a trace shows: an independent count of our step's on the fake GPU found 13 to 16%
 # more. Which ones a trace lacks is not known.
 LAUNCHES_TO_TRACED = 1.15
-# Activations of compiled layers to those of the layers as traced: the same count found the plan 10% high; why is not
-# known.
-COMPILED_ACTIVATIONS = 1 / 1.10
 # What the host takes for the hook of a parameter's gradient, by which buckets are filled in the last backward†.
 HOOK_SECONDS = 5e-6
 # An inspected step (training/inspection.py): kernels of each parameter (copy, squares and sums in fp64 of weight,

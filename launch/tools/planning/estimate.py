@@ -303,8 +303,6 @@ class Estimator:
         trace = self._traced(stage, self.lengths.largest(micro_batch_size))
         zero, on_gpu = self.config.zero, not self.cluster.machine.is_cpu
         activations = trace.peak_bytes
-        if on_gpu and self.config.train.compiles(kernel_of(self.run(stage)), self._sharding(stage)):
-            activations = int(activations * assumptions.COMPILED_ACTIVATIONS)
         if stage > self._sharding(stage):
             batch = BatchArithmetic.of(
                 replace(self.config.train, micro_batch_size=micro_batch_size), self.cluster.processes
