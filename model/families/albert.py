@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.families.bert import FIELDS, buffers, embeddings
-from cloze.model.families.family import ACTIVATIONS, Family, Json
+from cloze.model.families.family import ACTIVATIONS, Family, Json, alike
 
 
 class Albert(Family):
@@ -12,18 +12,15 @@ class Albert(Family):
 
     beginnings = {"albert": "Albert"}
     named = False
-    endings = {
-        f"Bert{end}": end
-        for end in (
-            "Model",
-            "ForPreTraining",
-            "ForMaskedLM",
-            "ForSequenceClassification",
-            "ForTokenClassification",
-            "ForMultipleChoice",
-            "ForQuestionAnswering",
-        )
-    }
+    endings = alike(
+        "Model",
+        "ForPreTraining",
+        "ForMaskedLM",
+        "ForSequenceClassification",
+        "ForTokenClassification",
+        "ForMultipleChoice",
+        "ForQuestionAnswering",
+    )
     pooled = ("BertForPreTraining", "BertForSequenceClassification", "BertForMultipleChoice")
     fields = {
         **{ours: theirs for ours, theirs in FIELDS.items() if ours not in ("is_decoder", "add_cross_attention")},

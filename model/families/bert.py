@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloze.model.families.family import Family, Modules
+from cloze.model.families.family import Family, Modules, alike
 
 FIELDS = {
     name: name
@@ -58,19 +58,16 @@ class Bert(Family):
     """BERT (arXiv 1810.04805)."""
 
     beginnings = {"bert": "Bert"}
-    endings = {
-        f"Bert{end}": end
-        for end in (
-            "Model",
-            "ForPreTraining",
-            "ForMaskedLM",
-            "ForNextSentencePrediction",
-            "ForSequenceClassification",
-            "ForTokenClassification",
-            "ForMultipleChoice",
-            "ForQuestionAnswering",
-        )
-    }
+    endings = alike(
+        "Model",
+        "ForPreTraining",
+        "ForMaskedLM",
+        "ForNextSentencePrediction",
+        "ForSequenceClassification",
+        "ForTokenClassification",
+        "ForMultipleChoice",
+        "ForQuestionAnswering",
+    )
     pooled = (
         "BertForPreTraining",
         "BertForNextSentencePrediction",

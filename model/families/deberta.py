@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.families.bert import FIELDS, LAYER, buffers, embeddings
-from cloze.model.families.family import Family, Json, Names, Part
+from cloze.model.families.family import Family, Json, Names, Part, alike
 
 _TERMS = {"none": None, "c2p": "c2p", "p2c": "p2c", "both": "p2c|c2p"}
 _RELATIVE = ("relative_attention", "relative_distances", "relative_buckets", "relative_norm", "relative_projections")
@@ -26,17 +26,14 @@ class Deberta(Family):
     beginnings = {"deberta-v2": "DebertaV2"}
     endings = {
         "BertForPreTraining": "ForMaskedLM",
-        **{
-            f"Bert{end}": end
-            for end in (
-                "Model",
-                "ForMaskedLM",
-                "ForSequenceClassification",
-                "ForTokenClassification",
-                "ForMultipleChoice",
-                "ForQuestionAnswering",
-            )
-        },
+        **alike(
+            "Model",
+            "ForMaskedLM",
+            "ForSequenceClassification",
+            "ForTokenClassification",
+            "ForMultipleChoice",
+            "ForQuestionAnswering",
+        ),
     }
     pooled = ("BertForSequenceClassification", "BertForMultipleChoice")
     structure = {"embedding_projection": "before_norm", "is_decoder": False, "add_cross_attention": False}

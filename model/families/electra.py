@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cloze.model.config import BertConfig
 from cloze.model.families.bert import FIELDS, LAYER, buffers, embeddings
-from cloze.model.families.family import DETECTOR, Family
+from cloze.model.families.family import DETECTOR, Family, alike
 
 
 class Electra(Family):
@@ -14,7 +14,7 @@ class Electra(Family):
     named = False
     endings = {
         DETECTOR: "ForPreTraining",
-        **{f"Bert{end}": end for end in ("Model", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")},
+        **alike("Model", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"),
     }
     poolings = ("pooler", "cls", "mean", "max")  # its heads read tokens
     structure = {"pooler": False, "hidden_act": "gelu", "is_decoder": False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from cloze.model.config import BertConfig, HeadConfig, ModelError
-from cloze.model.families.family import Family, Json, Names, Part
+from cloze.model.families.family import Family, Json, Names, Part, alike
 from cloze.model.families.rotary import rotary_base, rotary_fields
 
 _POOLINGS = {"pooler": "bos", "pooled_mean": "mean", "late": "late"}  # ours -> theirs
@@ -20,9 +20,7 @@ class EuroBert(Family):
     named = False
     endings = {
         "BertForPreTraining": "ForMaskedLM",
-        **{
-            f"Bert{end}": end for end in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
-        },
+        **alike("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     }
     pooled = ("BertForSequenceClassification",)
     poolings = tuple(_POOLINGS)

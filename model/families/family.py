@@ -62,6 +62,11 @@ Names = dict[str, tuple[Part, ...]]
 """Parameters: ours -> theirs."""
 
 
+def alike(*ends: str) -> dict[str, str]:
+    """Our classes -> the ends of theirs, where both have the same: BertForMaskedLM -> ForMaskedLM."""
+    return {f"Bert{end}": end for end in ends}
+
+
 class Family:
     """A family: its model_type(s), names of weights and of classes, and fields of config.json.
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from cloze.model.config import BertConfig
 from cloze.model.families.bert import FIELDS
-from cloze.model.families.family import Family, Json, Names, Part
+from cloze.model.families.family import Family, Json, Names, Part, alike
 from cloze.model.families.rotary import rotary_base, rotary_fields
 
 
@@ -20,9 +20,7 @@ class RotaryBert(Family):
     named = False
     endings = {
         "BertForPreTraining": "ForMaskedLM",
-        **{
-            f"Bert{end}": end for end in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
-        },
+        **alike("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     }
     pooled = ("BertForSequenceClassification",)
     fields = {ours: theirs for ours, theirs in FIELDS.items() if ours not in ("is_decoder", "add_cross_attention")}

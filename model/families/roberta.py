@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.families.bert import FIELDS, LAYER, buffers, embeddings
-from cloze.model.families.family import Family, Json
+from cloze.model.families.family import Family, Json, alike
 
 
 class Roberta(Family):
@@ -17,17 +17,14 @@ class Roberta(Family):
     beginnings = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
     endings = {
         "BertForPreTraining": "ForMaskedLM",
-        **{
-            f"Bert{end}": end
-            for end in (
-                "Model",
-                "ForMaskedLM",
-                "ForSequenceClassification",
-                "ForTokenClassification",
-                "ForMultipleChoice",
-                "ForQuestionAnswering",
-            )
-        },
+        **alike(
+            "Model",
+            "ForMaskedLM",
+            "ForSequenceClassification",
+            "ForTokenClassification",
+            "ForMultipleChoice",
+            "ForQuestionAnswering",
+        ),
     }
     pooled = ("BertForSequenceClassification", "BertForMultipleChoice")
     structure = {"hidden_act": "gelu", "is_decoder": False}
