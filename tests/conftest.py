@@ -12,6 +12,8 @@ pytest_plugins = ["tests.parallel"]
 
 # Read by DeepSpeed at import; the launch floor sets it in every process that it starts.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+# Pages of help and progress are as wide as the terminal; tests see the narrowest that is common.
+os.environ["COLUMNS"] = "80"
 # For tiny models a second thread costs more than it does.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -24,5 +24,5 @@ class ModelConfig(HubConfig):
     """A model to use, by folder or by name."""
 
     model: str
-    """A Hugging Face folder of a BERT, the folder of a Cloze run or its URL in an object store, or the name of a hub
-    model."""
+    """A Hugging Face folder of an encoder, the folder of a Cloze run or its URL in an object store, or the name of a
+    hub model."""

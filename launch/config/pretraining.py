@@ -45,7 +45,7 @@ class PretrainConfig(RunConfig):
 
     data: str | MixtureConfig = field(metadata=FREE)
     """Folder written by `cloze prepare`, or its URL; or a mixture of several: a section with sources, or a YAML file of
-    it (--data.help and docs/training.md#mixtures)."""
+    it (docs/training.md#mixtures)."""
     output: str = field(metadata=FREE)
     """Folder of the run (checkpoints, metrics, TensorBoard events, the resolved configuration), or its URL in an object
     store, such as s3://bucket/runs/name."""
@@ -60,8 +60,8 @@ class PretrainConfig(RunConfig):
     data_cache: DataCacheConfig = field(default_factory=DataCacheConfig, metadata=FREE)
     """Cache on a local disk for data in an object store."""
     init_from: str | None = None
-    """Folder of a run, its URL in an object store, or a Hugging Face folder of a BERT, whose weights this run starts
-    from, and whose shape it has if no model is given; null: random weights."""
+    """Folder of a run, its URL in an object store, or a Hugging Face folder of an encoder: the run starts from its
+    weights, and has its shape if no model is given; null: random weights."""
     init_optimizer: bool = False
     """Whether the optimizer's moments are taken from init_from too."""
     init_positions: Literal["same", "extend"] = "same"
@@ -78,7 +78,7 @@ class PretrainConfig(RunConfig):
     """word2vec text file whose vectors initialize the word embeddings, by token; null: random ones. Not with
     init_from."""
     model: BertConfig = field(default_factory=BertConfig, metadata=FIXED)
-    """Shape of the model: a file in configs/model/ or single fields; with init_from and no such file the source's."""
+    """Shape of the model; with init_from the source's, if no file is given."""
     objective: str = "masked"
     """Training objective, one of those of docs/recipes.md; or the dotted name of your own class, such as
     my_module.MyObjective, in a file of the current folder or installed (docs/python.md)."""

@@ -69,8 +69,8 @@ class Predictor:
 
     @classmethod
     def from_folder(cls, folder: str | Path, step: int | Literal["best"] | None = None) -> Predictor:
-        """Load a Hugging Face folder of a BERT, or a Cloze run (of pretraining: the checkpoint `step`; "best": the one
-        of the best evaluation; None: the newest good one).
+        """Load a Hugging Face folder of an encoder, or a Cloze run (of pretraining: the checkpoint `step`; "best": the
+        one of the best evaluation; None: the newest good one).
 
         Raises:
             UserError, ModelError: the folder holds neither, is damaged, or has no such checkpoint.
