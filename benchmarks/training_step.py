@@ -2,17 +2,18 @@
 
     python benchmarks/training_step.py [--quick] [--json FILE] [--threads 1] [--rounds 7] [--workload 'small, 512']
 
-A step is forward, backward and fused AdamW, dropout 0, both losses. Every contender is a process of its own
-(the allocator is set before a process starts); they take turns, so that a busy machine hurts all alike, and the
-medians are compared. Padding counts as nothing: sequences of random ids have lengths as BERT's procedure makes them,
-mostly full, some short, and every contender gets the same micro-batches, sorted by length. The share of the peak counts
-the FLOPs that the losses and gradients need: real tokens, the vocabulary at masked tokens, the last layer where it is
-read. Where there is a GPU, it is measured after the CPU.
+A step is forward, backward and fused AdamW, dropout 0, both losses (of ModernBERT masked tokens alone). Every
+contender is a process of its own (the allocator is set before a process starts); they take turns, so that a busy
+machine hurts all alike, and the medians are compared. Padding counts as nothing: sequences of random ids have lengths
+as BERT's procedure makes them, mostly full, some short, and every contender gets the same micro-batches, sorted by
+length. The share of the peak counts the FLOPs that the losses and gradients need: real tokens, the vocabulary at
+masked tokens, the last layer where it is read. Where there is a GPU, it is measured after the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import os
@@ -22,7 +23,16 @@ import sys
 import time
 from pathlib import Path
 
-from synthetic_batches import SHAPES, build, command_line, concatenate, hardware, make_batch, own_command
+from synthetic_batches import (
+    SHAPES,
+    build,
+    command_line,
+    concatenate,
+    hardware,
+    make_batch,
+    own_command,
+    shape_of,
+)
 
 # glibc keeps freed pages instead of returning them to the kernel, which would have to clear them again.
 KEEP_PAGES = {
@@ -48,6 +58,12 @@ GPU_CONTENDERS = {
     DEFAULT: ("transformers", {"attention": "eager"}, {}),
     "transformers bf16 SDPA": ("transformers", {"attention": "sdpa", "bf16": True}, {}),
     "transformers SDPA + compile + bf16": ("transformers", {"attention": "sdpa", "compile": True, "bf16": True}, {}),
+    # which takes sequences without their padding
+    **(
+        {"transformers bf16 flash": ("transformers", {"attention": "flash_attention_2", "bf16": True}, {})}
+        if importlib.util.find_spec("flash_attn")
+        else {}
+    ),
     "cloze bf16": ("cloze", {"bf16": True}, {}),
     "cloze bf16, compiled layers": ("cloze", {"bf16": True, "compile": True}, {}),
 }
@@ -63,6 +79,7 @@ WORKLOADS = {
 GPU_WORKLOADS = {
     "BERT-base, 128": ("base", 30522, 128, 0.92, 256),
     "BERT-large, 512": ("large", 30522, 512, 0.76, 32),
+    "ModernBERT-base, 1024": ("modern", 50368, 1024, 0.76, 16),
 }
 
 
@@ -76,6 +93,13 @@ def workloads(device: str) -> dict:
     return WORKLOADS if device == "cpu" else GPU_WORKLOADS
 
 
+def batches_of(workload: str, device: str) -> list[dict]:
+    """The padded batches of a workload, which take turns."""
+    shape, vocab_size, length, full_share, num_sequences = workloads(device)[workload]
+    sizes = vocab_size, length, full_share, num_sequences
+    return [make_batch(*sizes, seed, pairs=shape in SHAPES) for seed in range(4)]
+
+
 def worker(name: str, workload: str, device: str, threads: int) -> None:
     """Build one contender, then run its turn for each line on standard input and answer with its seconds a step."""
     import torch
@@ -87,10 +111,10 @@ def worker(name: str, workload: str, device: str, threads: int) -> None:
         keep_freed_pages()
         bound_primitive_caches()
     torch.set_num_threads(threads)
-    shape, vocab_size, length, full_share, num_sequences = workloads(device)[workload]
+    shape, vocab_size, length, *_ = workloads(device)[workload]
     model = build(library, options, shape, vocab_size, length, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    batches = [make_batch(vocab_size, length, full_share, num_sequences, seed) for seed in range(4)]
+    batches = batches_of(workload, device)
     batches = [concatenate(batch) if library == "cloze" else batch for batch in batches]
     batches = [
         {key: value.to(device) if hasattr(value, "to") else value for key, value in batch.items()} for batch in batches
@@ -188,14 +212,11 @@ def matmul_peak(device: str, threads: int) -> float:
 
 def useful_flops(workload: str, device: str) -> tuple[float, float]:
     """FLOPs and real tokens of a step, averaged over the batches that the workers use."""
-    from cloze.model.config import BertConfig
     from cloze.model.flops import TokenCounts, training_flops, unread_flops
 
-    shape, vocab_size, length, full_share, num_sequences = workloads(device)[workload]
-    config = BertConfig(vocab_size=vocab_size, max_position_embeddings=length, **SHAPES[shape])
+    config = shape_of(*workloads(device)[workload][:3])
     flops, tokens = [], []
-    for seed in range(4):
-        batch = make_batch(vocab_size, length, full_share, num_sequences, seed)
+    for batch in batches_of(workload, device):
         lengths = batch["attention_mask"].sum(1).tolist()
         num_masked = int((batch["labels"] != -100).sum())
         spared = unread_flops(config, sum(lengths), num_masked + len(lengths))
@@ -219,7 +240,8 @@ def main() -> None:
         "--json",
         metavar="FILE",
         help="write ratio_to_transformers_default_N, ratio_to_transformers_best_N (N: the first workload's length), "
-        "share_of_matmul_peak (those of CUDA end in _cuda) and tokens a second by workload and contender there",
+        "share_of_matmul_peak (those of CUDA end in _cuda), and by workload the tokens a second of each contender and "
+        "the ratio to transformers' best there",
     )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each contender")
     parser.add_argument("--rounds", type=int, help="measured turns of each contender; default: 7, quick: 3")
@@ -230,10 +252,11 @@ def main() -> None:
     if arguments.worker:
         return worker(arguments.worker, arguments.workload, arguments.device, arguments.threads)
     print(own_command("transformers", "torch"))
-    figures: dict = {"workloads": {}}
+    figures: dict = {"workloads": {}, "ratios_to_transformers_best": {}}
     for device in devices(arguments):
         found = report(arguments, device)
-        figures["workloads"] |= found.pop("workloads")
+        for name in ("workloads", "ratios_to_transformers_best"):
+            figures[name] |= found.pop(name)
         figures |= found
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(figures, indent=2) + "\n")
@@ -261,8 +284,9 @@ def selection(arguments: argparse.Namespace, device: str) -> tuple[list[str], li
 
 
 def report(arguments: argparse.Namespace, device: str) -> dict:
-    """Measure, print a table for each workload and the commands; returns the figures of the first workload, and in
-    `workloads` the real tokens a second of each contender by workload and device.
+    """Measure, print a table for each workload and the commands; returns the figures of the first workload, in
+    `workloads` the real tokens a second of each contender by workload and device, and in `ratios_to_transformers_best`
+    the ratio of each workload.
     """
     chosen, names = selection(arguments, device)
     peak = matmul_peak(device, arguments.threads)
@@ -270,6 +294,7 @@ def report(arguments: argparse.Namespace, device: str) -> dict:
     rounds = arguments.rounds or (3 if arguments.quick else 7)
     figures: dict[str, float] = {}
     rates: dict[str, dict[str, float]] = {}
+    ratios: dict[str, float] = {}
     for workload in chosen:
         seconds = measure(workload, device, arguments.threads, rounds, names, arguments.cpu_time)
         flops, tokens = useful_flops(workload, device)
@@ -283,6 +308,7 @@ def report(arguments: argparse.Namespace, device: str) -> dict:
         print(flush=True)
         ours = min(value for name, value in seconds.items() if name.startswith("cloze"))
         best = min(value for name, value in seconds.items() if name.startswith("transformers"))
+        ratios[f"{workload}, {device}"] = best / ours
         if not figures:
             length, suffix = workloads(device)[workload][2], "_cuda" if device == "cuda" else ""
             figures = {
@@ -295,7 +321,7 @@ def report(arguments: argparse.Namespace, device: str) -> dict:
         command = worker_command(name, chosen[0], device, arguments.threads)
         print(f"  {command_line(command, variables(name, device))}")
     print()
-    return figures | {"workloads": rates}
+    return figures | {"workloads": rates, "ratios_to_transformers_best": ratios}
 
 
 if __name__ == "__main__":

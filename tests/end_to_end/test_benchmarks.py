@@ -72,6 +72,23 @@ def test_a_training_step_is_measured_where_its_workload_is(benchmark, monkeypatc
         benchmark("training_step", "--workload", "none", **replaced)
 
 
+@pytest.mark.parametrize("shape", ["small", "modern"])
+def test_both_contenders_of_a_step_have_the_same_model_and_tokens(monkeypatch, shape):
+    """Shapes and counts of the peers' weights, and losses over the same tokens, at random weights."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from synthetic_batches import SHAPES, build, concatenate, make_batch, shape_of
+
+    sizes = (shape, 512, 32)
+    ours = build("cloze", {}, *sizes, "cpu")
+    theirs = build("transformers", {"attention": "sdpa"}, *sizes, "cpu")
+    assert ours.config == shape_of(*sizes)
+    assert sum(each.numel() for each in ours.parameters()) == sum(each.numel() for each in theirs.parameters())
+    batch = make_batch(512, 32, 0.5, 4, seed=0, pairs=shape in SHAPES)
+    flat = concatenate(batch)
+    assert len(flat["input_ids"]) == batch["attention_mask"].sum() and (batch["labels"] != -100).any()
+    assert ours(**flat).loss.item() == pytest.approx(theirs(**batch).loss.item(), rel=0.1)
+
+
 def test_contenders_of_fine_tuning_are_named(benchmark, capsys):
     benchmark(
         "finetuning",
