@@ -1,6 +1,7 @@
 """Reads YAML and JSON that others wrote, with bounds on depth and on what aliases expand to."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,31 @@ MOST_VALUES = 100_000
 # Sections of a configuration are nested 5 deep. libyaml builds nested values by recursion with no bound of its own, and
 # overflows the stack at some 50,000.
 MOST_LEVELS = 64
+# Whole numbers to the base of 8 and 60 in YAML 1.1: 010 is 8 there, and 2:08 is 128.
+_OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)")
 _Events: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load_yaml(text: str, load: Callable[[str], object] = yaml.safe_load, *, name: str = "configuration") -> object:
-    """Parse YAML with `load`, after a check that its depth and its aliases do not exhaust the memory.
+    """Parse YAML with `load`, after a check that it does not exhaust the memory and is read as it looks.
 
     Args:
         name: name of the file, for messages.
 
     Raises:
-        UserError: its aliases expand to more than MOST_VALUES values or to themselves, or it is nested too deep.
-        yaml.YAMLError: it is not YAML.
+        UserError: it has more than MOST_VALUES values, as they are or with expanded aliases, or is nested too deep.
+        yaml.YAMLError: it is not YAML, a section has a name twice, a number has the base 8 or 60 without saying so, or
+            a value is not what its form or tag says.
     """
     too_deep = f"{name}: found values that are nested too deep, or contain themselves, expected sections of values"
-    if len(text) > MOST_LEVELS and not _is_shallow(text):  # a level takes a character at least
+    deep, values, wrong = _survey(text)
+    if deep:
         raise UserError(too_deep)
+    if values > MOST_VALUES:
+        raise UserError(f"{name}: found more than {MOST_VALUES:,} values, expected a configuration; shorten it")
+    if wrong is not None:
+        event, problem = wrong
+        raise yaml.constructor.ConstructorError(problem=f"{event.value!r} {problem}", problem_mark=event.start_mark)
     try:
         if "*" in text and "&" in text:
             values = _expanded(yaml.compose(text, yaml.SafeLoader), {})
@@ -41,22 +51,31 @@ def load_yaml(text: str, load: Callable[[str], object] = yaml.safe_load, *, name
         return load(text)
     except RecursionError as error:
         raise UserError(too_deep) from error
+    except UserError:  # also a ValueError
+        raise
+    except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
+        # The 13th month, a number of 5,000 digits, `!!bool 2`: the library lets through what its conversions raise.
+        raise yaml.constructor.ConstructorError(problem="a value is not what its form or tag says") from error
 
 
 def load_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Parse JSON as `json.loads`, but values that are nested too deep for it are an error like all others.
+    """Parse JSON as `json.loads`, but what is nested too deep or has too many digits is an error like all others.
 
     Args:
         pairs: makes an object of its fields in their order.
 
     Raises:
-        json.JSONDecodeError: it is not JSON, or nested too deep.
+        json.JSONDecodeError: it is not JSON, nested too deep, or has a number of thousands of digits.
         UnicodeDecodeError: it is no text.
     """
     try:
         return json.loads(text, object_pairs_hook=pairs)
     except RecursionError:
         raise json.JSONDecodeError("Values are nested too deep", "", 0) from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # Python converts no more digits at once
+        raise json.JSONDecodeError("A number has too many digits", "", 0) from None
 
 
 def read_json(path: Path) -> Any:
@@ -79,17 +98,39 @@ def check_regular(path: Path) -> None:
         raise UserError(f"{path}: found no regular file, expected one; remove it")
 
 
-def _is_shallow(text: str) -> bool:
-    """Whether values are nested at most MOST_LEVELS deep. Events come from a parser without recursion."""
-    level = 0
+def _survey(text: str) -> tuple[bool, int, tuple[yaml.ScalarEvent, str] | None]:
+    """Whether values are nested too deep, how many there are, and the first that is read otherwise than it looks.
+
+    Events come from a parser without recursion. Counting ends at the bounds.
+    """
+    values, wrong = 0, None
+    # The names of each open section, None of a list; whether a name comes next there.
+    names: list[set[str] | None] = []
+    name_next: list[bool] = []
     for event in yaml.parse(text, _Events):
+        if isinstance(event, yaml.CollectionEndEvent):
+            names.pop()
+            name_next.pop()
+            continue
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        values += 1
+        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _OTHER_BASE.fullmatch(event.value):
+            wrong = wrong or (event, "has the base 8 or 60 in YAML: write a decimal number, or quotes around a text")
+        known = names[-1] if names else None
+        if known is not None:
+            # A section may be merged with several.
+            if name_next[-1] and isinstance(event, yaml.ScalarEvent) and event.value != "<<":
+                if event.value in known:
+                    wrong = wrong or (event, "stands there twice")
+                known.add(event.value)
+            name_next[-1] = not name_next[-1]
         if isinstance(event, yaml.CollectionStartEvent):
-            level += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            level -= 1
-        if level > MOST_LEVELS:
-            return False
-    return True
+            names.append(set() if isinstance(event, yaml.MappingStartEvent) else None)
+            name_next.append(True)
+        if len(names) > MOST_LEVELS or values > MOST_VALUES:
+            break
+    return len(names) > MOST_LEVELS, values, wrong
 
 
 def _expanded(node: yaml.Node | None, known: dict[int, int]) -> int:

@@ -68,13 +68,14 @@ def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
         raise UserError(f"--{flag}: found bytes in {name} that are no UTF-8, {expected}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}," if mark else ","
-        raise UserError(f"--{flag}: found malformed YAML in {name}{where} {expected}") from error
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        what = f" ({problem})" if (problem := getattr(error, "problem", None)) else ""
+        raise UserError(f"--{flag}: found malformed YAML in {name}{where}{what}, {expected}") from error
     if not isinstance(values, dict):
         kind = "nothing" if values is None else "a list" if isinstance(values, list) else "a single value"
         raise UserError(f"--{flag}: found {kind} in {name}, {expected}")
     for key in _names(values):
-        if not isinstance(key, str):
+        if not isinstance(key, str) or key.startswith("__"):  # the library has names of its own like __path__
             raise UserError(f"--{flag}: found the name {quoted(key)} in {name}, expected the name of a field")
     for key, inner in values.items() if flag == "config" else ():
         if key in known and known[key].is_section and not isinstance(inner, (dict, str)):

@@ -272,14 +272,15 @@ class Tokenizer:
                     **{HUGGING_FACE_NAMES[role]: name for role, name in self.names.items()},
                 }
             )
+        # A copy, so that this one stays as it was read; for other libraries it finds special tokens in texts.
+        written = tokenizers.Tokenizer.from_str(self.backend.to_str())
         if not stand_around_texts(self.backend, self.names):
-            put_around_texts(self.backend, self.names)
-        self.backend.encode_special_tokens = False  # for ordinary use of the file by other libraries
-        publish_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
-        self.backend.encode_special_tokens = True
-        publish_text(folder / "vocab.txt", self.vocab_txt())
+            put_around_texts(written, self.names)
+        # The configuration first: a kill then leaves no tokenizer whose special tokens and rules would be guessed.
         with publishing(folder / "tokenizer_config.json") as aside:
             aside.write_bytes(config)
+        publish_text(folder / "tokenizer.json", written.to_str(pretty=True))
+        publish_text(folder / "vocab.txt", self.vocab_txt())
 
     def vocab_txt(self) -> str:
         """The tokens, one per line, by id."""

@@ -1,10 +1,13 @@
 """YAML and JSON are read within bounds."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+import yaml
 
 from cloze.launch import cli
 from cloze.launch.commands import parse
@@ -28,6 +31,7 @@ from cloze.pipeline.untrusted import load_json, load_yaml, read_json
         ("deepspeed: &a\n  b: *a\n", "values that are nested too deep"),
         ("deepspeed: " + "[" * 5000 + "]" * 5000, "values that are nested too deep"),
         ("deepspeed: " + "[" * 65 + "]" * 65, "values that are nested too deep"),
+        ("deepspeed: [" + "1," * 100_000 + "1]", "more than 100,000 values"),
     ],
 )
 def test_yaml_that_expands_without_end_is_refused_at_once(tmp_path, text, expected):
@@ -46,6 +50,36 @@ def test_aliases_of_a_usual_size_are_read(tmp_path):
     config = parse("pretrain", ["--config", str(tmp_path / "c.yaml"), "--data", "d", "--output", "o"])
     assert config.schedule.warmup_steps == 7
     assert config.deepspeed == {"wall_clock_breakdown": False, "dump_state": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("seed: 1\ntrain: {max_steps: 1}\nseed: 2\n", "at line 3, column 1 ('seed' stands there twice)"),
+        ('train: {max_steps: 1, "max_steps": 2}', "at line 1, column 23 ('max_steps' stands there twice)"),
+        ("seed: 010", "('010' has the base 8 or 60 in YAML"),
+        ("train:\n  max_steps: 2:08", "at line 2, column 14 ('2:08' has the base 8 or 60 in YAML"),
+        *(
+            (f"seed: {value}", "a value is not what its form or tag says")
+            for value in ("2024-13-45", "9" * 5000, "!!int a", "!!timestamp 9", "!!bool 2", "2001-01-01 00:00:00+99:99")
+        ),
+        ("__path__: a", "found the name __path__"),
+    ],
+)
+def test_yaml_that_would_be_read_otherwise_than_it_looks_is_refused(tmp_path, text, expected):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(UserError, match=re.escape(expected)):
+        parse("pretrain", ["--config", str(tmp_path / "c.yaml"), "--data", "d", "--output", "o"])
+    if "__" not in text:  # what a run has written is not checked for names
+        (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(UserError, match="found what is no YAML"):
+            runs.fields_of(tmp_path)
+
+
+def test_merged_sections_and_other_numbers_are_read_as_by_the_library():
+    text = "<<: {a: 1}\n<<: {b: 2}\nc: [0, -0, 09, 0x10, 0.05, '010', \"2:08\", 1_000, 2024-01-01]\n"
+    found = load_yaml(text)
+    assert found == yaml.safe_load(text) and found["a"] == 1 and found["c"][5:7] == ["010", "2:08"]
 
 
 @pytest.mark.parametrize("words", [["pretrain", "--data"], ["prepare", "--mixture"]])
@@ -71,9 +105,9 @@ def test_yaml_nested_as_configurations_are_is_read_as_by_the_library():
     assert load_yaml("\n".join("- [1, {a: 2}]" for _ in range(1000))) == [[1, {"a": 2}]] * 1000
 
 
-def test_deep_json_is_a_value_error():
-    for text in ("[" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000):
-        with pytest.raises(ValueError):
+def test_deep_json_and_endless_numbers_are_errors_of_json():
+    for text in ("[" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000, "9" * 5000):
+        with pytest.raises(json.JSONDecodeError):
             load_json(text)
     assert load_json(b'{"a": [1]}') == {"a": [1]}
 

@@ -124,7 +124,10 @@ def test_wrong_words_are_answered_with_what_is_right(words, expected, capsys):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("a: [1\n", "found malformed YAML in c.yaml at line 2, column 1, expected a YAML file of NAME: VALUE lines"),
+        (
+            "a: [1\n",
+            "at line 2, column 1 (did not find expected ',' or ']'), expected a YAML file of NAME: VALUE lines",
+        ),
         ("train:\n\tmax_steps: 3\n", "found malformed YAML in c.yaml at line 2, column 1"),
         ("- 1\n- 2\n", "found a list in c.yaml"),
         ("hello\n", "found a single value in c.yaml"),

@@ -39,6 +39,8 @@ def test_transformers_makes_the_sequences_of_samples_whatever_stood_around_texts
     given = Tokenizer.from_folder(tmp_path / "given")
     fingerprint = given.fingerprint
     copy_tokenizer(given, tmp_path / "copied")
+    copy_tokenizer(given, tmp_path / "again")
+    assert corpus.contents(tmp_path / "again") == corpus.contents(tmp_path / "copied")
     copied, loaded = Tokenizer.from_folder(tmp_path / "copied"), AutoTokenizer.from_pretrained(tmp_path / "copied")
     assert copied.fingerprint == fingerprint and copied.names == given.names
     for pair in (texts[:1], texts):

@@ -1,5 +1,6 @@
 """The word table gives the plain tokenizer's ids, whatever the text."""
 
+import errno
 import itertools
 import json
 import os
@@ -270,6 +271,18 @@ def test_fingerprint_survives_saving_and_sees_casing(tmp_path):
     assert Tokenizer.from_folder(tmp_path).fingerprint == tokenizer.fingerprint
     assert Tokenizer.from_folder(tmp_path / "tokenizer.json").fingerprint == tokenizer.fingerprint
     assert corpus.tokenizer(lowercase=False).fingerprint != tokenizer.fingerprint
+
+
+def test_a_disk_that_fills_while_saving_leaves_no_tokenizer_without_its_configuration(tmp_path, monkeypatch):
+    """Its special tokens, rules and class would be guessed."""
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, path.name)
+
+    monkeypatch.setattr("cloze.pipeline.tokenization.tokenizer.publish_text", full)
+    with pytest.raises(OSError, match="tokenizer.json"):
+        corpus.tokenizer().save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer_config.json"]
 
 
 def test_vocab_txt_keeps_its_ids(tmp_path):
