@@ -23,6 +23,9 @@ from cloze.pipeline.fields import Fields
 class PretrainEvaluationConfig(EvaluationConfig):
     """When the run is evaluated on the validation split, and how the results are used."""
 
+    metric: str = "loss"
+    """The `validation/...` curve that decides which evaluation is best: lower is better for losses and errors, higher
+    for everything else; auto: the loss on the first source of a mixture, of one folder loss."""
     sets: dict[str, str] = field(default_factory=dict)
     """Further prepared folders whose validation splits are evaluated, by name: curves `validation/.../NAME`. Curves
     without a NAME are of the validation split of the training data."""
@@ -113,7 +116,10 @@ class PretrainConfig(RunConfig):
     def __post_init__(self) -> None:
         check_bounds("", self)
         if self.init_optimizer and self.init_from is None:
-            raise UserError("init_optimizer: found true without init_from, expected the run whose moments to take")
+            raise UserError(
+                "init_optimizer: found true without init_from, expected the run whose moments to take; give "
+                "--init_from RUN, or for random weights --init_from null --init_optimizer false"
+            )
         if self.init_layers is not None and (self.init_from is None or self.init_optimizer):
             raise UserError(
                 "init_layers: found them "

@@ -136,6 +136,7 @@ class Pretraining(Recipe):
             *training_facts(config, process, engine, epochs),
             *cache_facts(config, data),
             ("MLM loss to beat", f"{entropies}, the unigram entropy of the training tokens"),
+            *([("best by", config.evaluation.metric)] if config.evaluation.keep_best and self.held_out else []),
         ]
 
     def _flops_per_token(self) -> float:

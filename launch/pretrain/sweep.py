@@ -106,7 +106,7 @@ def _planned(config: SweepConfig) -> Iterator[tuple[PretrainingRun, PretrainConf
         has_validation = all(
             manifest.splits["validation"].counts.get("samples") for manifest in resolved.data.manifests
         )
-        metric = f"validation/{config.evaluation.metric}" if has_validation else "train/loss"
+        metric = f"validation/{resolved.config.evaluation.metric}" if has_validation else "train/loss"
         settings.pop("seed", None)  # a line of the table covers several seeds
         yield PretrainingRun(output.name, output, settings, command_of(["pretrain"], output), metric), chosen
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from cloze.launch.config import PretrainConfig
+from cloze.launch.config.training import AUTO
 from cloze.launch.engine.engine import Engine
 from cloze.launch.pretrain.data import TrainingData, check_alike, check_manifest, open_cache, open_split
 from cloze.launch.pretrain.sample_predictions import SamplePredictions
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
+from cloze.launch.system.own_classes import own_class
+from cloze.launch.training.callbacks import Callback
 from cloze.launch.training.evaluation import ValidationSet
 from cloze.launch.training.process import Process
 from cloze.pipeline.errors import UserError
@@ -61,6 +65,34 @@ def held_out_samples(config: PretrainConfig, data: TrainingData) -> list[HeldOut
             "masks, expected null; or prepare them with --masking.mode dynamic"
         )
     return found
+
+
+def with_metric(config: PretrainConfig, data: TrainingData, held_out: list[HeldOut]) -> PretrainConfig:
+    """The configuration, in which `evaluation.metric` auto has become the name of a curve.
+
+    Raises:
+        UserError: the metric is of a validation set that the run does not have.
+    """
+    metric = config.evaluation.metric
+    if metric == AUTO:
+        metric = f"loss/{data.names[0]}" if data.names and held_out else "loss"
+    curve, _, name = metric.partition("/")
+    names = [each.name for each in held_out if each.name is not None]
+    callbacks = [own_class("callbacks", each, Callback) for each in config.callbacks]
+    measures = any(each.on_evaluation is not Callback.on_evaluation for each in callbacks)  # any curve, perhaps
+    if name and name not in names and not measures:
+        known = " or ".join([curve, *(f"{curve}/{each}" for each in names)])
+        empty = name in (*data.names, *config.evaluation.sets)
+        raise UserError(
+            f"evaluation.metric: found {metric!r}, expected {known}: "
+            + (
+                f"the validation split of {name} is empty; prepare it with --split.validation 0.05, or "
+                if empty
+                else f"no validation set of this run has the name {name}; "
+            )
+            + f"use --evaluation.metric {curve}"
+        )
+    return replace(config, evaluation=replace(config.evaluation, metric=metric))
 
 
 def open_validation(

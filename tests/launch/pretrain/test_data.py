@@ -256,10 +256,6 @@ def test_the_best_by_one_set(data, tmp_path):
     state = json.loads((run / "checkpoints" / "step-00000006" / "state.json").read_text())
     assert (state["best_step"], state["best_metric"]) == (best, "loss/crawl")
     assert state["best_value"] == pytest.approx(measured[best])
-    output = train(
-        data / "mix.yaml", tmp_path / "other", "--train.max_steps", "2", "--evaluation.metric", "loss/web", status=2
-    )
-    assert "evaluation.metric: found 'loss/web', expected one of what is measured here: loss, loss/crawl" in output
 
 
 def test_what_is_mixed_may_not_change_unseen(data, two, tmp_path):
