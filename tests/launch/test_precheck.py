@@ -24,6 +24,10 @@ REFUSED = [
     ("plan --device h100", "plan: found neither data nor train.sequence_length"),
     ("plan --device h100 --data nowhere", "nowhere: found no manifest.json"),
     ("pretrain --config bert-base-phase2 --data SHARDS --output o", "init_from: found no folder runs/bert-base-phase1"),
+    (
+        "pretrain --config bert-base-phase2 --data SHARDS --output o --init_from null",
+        "give --init_from RUN, or for random weights --init_from null --init_optimizer false",
+    ),
     ("pretrain --data SHARDS --output o --init_from MODEL", "init_from: found neither config.yaml nor config.json in"),
     (
         "pretrain --config adapt --model base --data SHARDS --output o --init_from TINY",
