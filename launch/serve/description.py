@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from cloze.launch.predict.blanks import FillMask
 from cloze.launch.predict.labels import Classify
@@ -25,6 +28,8 @@ _BLANKS = (
     "This is the [MASK].",
     "the [MASK] is",
 )
+# From so many letters on a token is a word to a reader; most shorter ones are in a vocabulary as parts of others.
+_LETTERS_OF_A_WORD = 3
 
 
 def describe(predictor: Predictor, name: str, *, shows_rows: bool = False) -> Fields:
@@ -50,7 +55,7 @@ def describe(predictor: Predictor, name: str, *, shows_rows: bool = False) -> Fi
 
 def _examples(predictor: Predictor, shows_rows: bool) -> list[Example]:
     """Those of the model card; without any, the first rows of the file by which the run was measured, or for a
-    masked-LM head a text of which the vocabulary has all words.
+    masked-LM head a text of which the vocabulary has all words, if none of ours then one of its own words.
     """
     loaded = predictor.loaded
     folder, columns = Path(loaded.source), loaded.columns
@@ -61,8 +66,24 @@ def _examples(predictor: Predictor, shows_rows: bool) -> list[Example]:
             return []
         return row_examples(folder.parent / runs.PREDICTIONS / "validation.jsonl", columns.texts)
     if predictor.has_head(FillMask):
-        return [Example(text) for text in _BLANKS if _covers(loaded.tokenizer, text.replace("[MASK]", ""))][:1]
+        known = [text for text in _BLANKS if _covers(loaded.tokenizer, text.replace("[MASK]", ""))]
+        return [Example(text) for text in (known or _of_vocabulary(loaded.tokenizer))[:1]]
     return []
+
+
+def _of_vocabulary(tokenizer: Tokenizer) -> list[str]:
+    """A blank between words of the vocabulary, or letters where it has no words: of another language, of proteins. The
+    first ones: of a vocabulary that was trained here the most frequent.
+    """
+
+    def first(least: int) -> list[str]:
+        texts = (tokenizer.decode([number]).strip() for number in np.flatnonzero(~tokenizer.continues_word))
+        return list(
+            islice((each for each in texts if len(each) >= least and each.isalpha() and _covers(tokenizer, each)), 3)
+        )
+
+    words = first(_LETTERS_OF_A_WORD) or first(1)
+    return [" ".join([*words[:2], "[MASK]", *words[2:]])] if words else []
 
 
 def _covers(tokenizer: Tokenizer, text: str) -> bool:

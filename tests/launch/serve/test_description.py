@@ -30,10 +30,17 @@ def test_a_model_without_labels(offline):
 def test_a_text_with_a_blank_is_one_whose_words_the_vocabulary_has(offline, tmp_path):
     """What is unknown or cut into letters shows nothing of a model."""
     letters = ["c", "##a", "##p", "##i", "##t", "##l", "p", "##r", "##s"]
-    for words, expected in ((["this", "is", "the", "of", *letters, "."], ["This is the [MASK]."]), (["a"], [])):
+    amino_acids = ["a", "c", "d", "e", "##m"]
+    for words, expected in (
+        (["this", "is", "the", "of", *letters, "."], ["This is the [MASK]."]),
+        (["x", "das", "##t", "haus", "ist", "rot"], ["das haus [MASK] ist"]),
+        (amino_acids, ["a c [MASK] d"]),
+        (["a"], ["a [MASK]"]),
+        (["1"], []),
+    ):
         names = {name: number for number, name in enumerate([*NAMES.values(), *words])}
         ours = Tokenizer(wordpiece_backend(names, NAMES, True, None), NAMES)
-        found = describe(Predictor.from_folder(save_model(tmp_path / words[0], ours=ours)), "m")["examples"]
+        found = describe(Predictor.from_folder(save_model(tmp_path / "".join(words), ours=ours)), "m")["examples"]
         assert [each["text"] for each in found] == expected
 
 
