@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ def load_yaml(text: str, load: Callable[[str], object] = yaml.safe_load, *, name
         raise UserError(f"{name}: found more than {MOST_VALUES:,} values, expected a configuration; shorten it")
     if wrong is not None:
         event, problem = wrong
-        raise yaml.constructor.ConstructorError(problem=f"{event.value!r} {problem}", problem_mark=event.start_mark)
+        mark: Any = event.start_mark
+        raise yaml.constructor.ConstructorError(problem=f"{event.value!r} {problem}", problem_mark=mark)
     try:
         if "*" in text and "&" in text:
             values = _expanded(yaml.compose(text, yaml.SafeLoader), {})
@@ -67,6 +69,7 @@ def load_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] |
     Raises:
         json.JSONDecodeError: it is not JSON, nested too deep, or has a number of thousands of digits.
         UnicodeDecodeError: it is no text.
+        ValueError: of `pairs`.
     """
     try:
         return json.loads(text, object_pairs_hook=pairs)
@@ -74,8 +77,23 @@ def load_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] |
         raise json.JSONDecodeError("Values are nested too deep", "", 0) from None
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise
-    except ValueError:  # Python converts no more digits at once
-        raise json.JSONDecodeError("A number has too many digits", "", 0) from None
+    except ValueError as error:
+        if "digits" not in str(error):  # of `pairs`
+            raise
+        raise json.JSONDecodeError("A number has too many digits", "", 0) from None  # Python converts 4,300 at once
+
+
+def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object with these fields, for `load_json`.
+
+    Raises:
+        ValueError: a field comes twice.
+    """
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"found the field {twice[:60]!r} twice")
+    return made
 
 
 def read_json(path: Path) -> Any:

@@ -16,7 +16,7 @@ from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors
-from cloze.pipeline.untrusted import load_json
+from cloze.pipeline.untrusted import load_json, unique_fields
 
 # BLiMP's 13 terms are 12 phenomena: the paper counts the two paradigms of s-selection as argument structure.
 _PHENOMENA = {"s-selection": "argument_structure"}
@@ -64,7 +64,7 @@ def read_pairs(folder: Path, every_nth: int = 1) -> list[Pair]:
 
 def _pair(line: bytes, name: str, place: str) -> Pair:
     try:
-        content = load_json(line)
+        content = load_json(line, unique_fields)
         good, bad = content["sentence_good"], content["sentence_bad"]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(

@@ -19,7 +19,7 @@ from cloze.launch.texts import tables
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors
-from cloze.pipeline.untrusted import load_json
+from cloze.pipeline.untrusted import load_json, unique_fields
 
 _CONLL = (".conll", ".conllu", ".conll03", ".conll2003")
 _SQUAD = re.compile(rb'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
@@ -246,7 +246,7 @@ def _from_line(line: str, place: str, kind: type[Operation]) -> Row:
 def _from_json(line: str, place: str, kind: type[Operation]) -> Row:
     fields = kind.fields
     try:
-        content = load_json(line)
+        content = load_json(line, unique_fields)
     except ValueError as error:
         raise UserError(f"{place}: found no JSON ({error}), expected an object with {fields[0]!r}") from error
     if not isinstance(content, dict) or not isinstance(content.get(fields[0]), str):

@@ -99,24 +99,37 @@ def new_vocabulary(old: Tokenizer, new: Tokenizer, start: str) -> NewVocabulary:
     taken = {getattr(new.special_tokens, role): getattr(old.special_tokens, role) for role in ROLES}
     pieces: dict[int, list[int]] = {}
     known = {text: number for number, text in enumerate(_texts(old)) if number not in old.special_tokens.ids}
+    both_of_bytes = byte_level(old.backend) and byte_level(new.backend)
     for number, text in enumerate(_texts(new)):
-        if number in taken or not text.strip():
+        if number in taken or not text:
             continue
         if text in known:
             taken[number] = known[text]
-        elif found := cutter.text(text):
+            continue
+        if _is_text(text):
+            found = cutter.text(text) if text.strip() else []
+        else:  # the bytes of a part of a character
+            found = cutter.token(new.tokens[number]) if both_of_bytes else []
+        if found:
             pieces[number] = found
     return NewVocabulary(taken, pieces, start, old.vocab_size)
 
 
+def _is_text(text: str) -> bool:
+    """Whether all of what `_texts` gives are whole characters."""
+    return not any("\udc80" <= character <= "\udcff" for character in text)
+
+
 def _texts(tokenizer: Tokenizer) -> list[str]:
-    """The texts of tokens by id, with a space before those that begin a word."""
+    """The texts of tokens by id, with a space before those that begin a word. Bytes that are no whole character stand
+    as half surrogates, each as another one.
+    """
     kind, of_bytes = json.loads(tokenizer.backend.to_str())["model"], byte_level(tokenizer.backend)
     inside = kind.get("continuing_subword_prefix") or ""
     texts = []
     for token in tokenizer.tokens:
         if of_bytes:
-            texts.append(bytes_of(token).decode(errors="replace"))
+            texts.append(bytes_of(token).decode(errors="surrogateescape"))
         elif kind["type"] in ("WordPiece", "WordLevel"):
             goes_on = bool(inside) and token.startswith(inside)
             texts.append(token.removeprefix(inside) if goes_on else f" {token}" if token else "")

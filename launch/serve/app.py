@@ -2,12 +2,14 @@
 
 import asyncio
 import dataclasses
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloze.launch.parsing.error_messages import quoted
 from cloze.launch.predict.operation import Operation, Row
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.table import OPERATIONS
@@ -20,6 +22,7 @@ from cloze.launch.serve.limits import Bounds, Traffic
 from cloze.launch.serve.schemas import Refusal, answer_model, request_model
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
+from cloze.pipeline.untrusted import load_json, unique_fields
 from cloze.version import __version__
 
 if TYPE_CHECKING:  # an extra, imported where it is used
@@ -124,6 +127,7 @@ def build_app(predictor: Predictor, config: ServeConfig) -> Any:
     # added last, so that it is the outer one
     app.add_middleware(CountRequests, counter=meters.requests, operations=predictor.abilities())
     app.state.stopping, app.state.traffic = False, traffic
+    app.router.route_class = _strict_route()
     for entry in OPERATIONS.values():
         operation = entry.load()
         if predictor.has_head(operation):
@@ -133,6 +137,37 @@ def build_app(predictor: Predictor, config: ServeConfig) -> Any:
     _add_refusals(app)
     _add_pages(app, describe(predictor, config.model, shows_rows=is_loopback(config.host)), batcher, meters)
     return app
+
+
+def _strict_route() -> Any:
+    """The class of routes whose requests are read as they are meant: options in the body alone, each once."""
+    from fastapi import Request
+    from fastapi.routing import APIRoute
+
+    class StrictRequest(Request):
+        async def json(self) -> Any:
+            try:
+                return load_json(await self.body(), unique_fields)
+            except json.JSONDecodeError:
+                raise
+            except ValueError as error:
+                raise json.JSONDecodeError(str(error), "", 0) from error
+
+    class StrictRoute(APIRoute):
+        def get_route_handler(self) -> Any:
+            answer = super().get_route_handler()
+
+            async def strict(request: Request) -> Any:
+                if request.method == "POST" and request.url.query:
+                    raise UserError(
+                        f"query: found {quoted(request.url.query)} in the address, expected options beside `inputs` in "
+                        "the body"
+                    )
+                return await answer(StrictRequest(request.scope, request.receive))
+
+            return strict
+
+    return StrictRoute
 
 
 def _add_operation(
@@ -191,7 +226,10 @@ def _add_refusals(app: "FastAPI") -> None:
             return JSONResponse({"detail": said}, 422)
         # A missing and an unknown field in the same object are probably a misspelled field.
         shown = [each for each in errors if each["loc"][:-1] == errors[0]["loc"][:-1]][:2]
-        lines = (f"{'.'.join(map(str, each['loc'][1:])) or 'body'}: {each['msg']}" for each in shown)
+        lines = (
+            f"{quoted('.'.join(map(str, each['loc'][1:])) or 'body')}: {each['msg'].removeprefix('Value error, ')}"
+            for each in shown
+        )
         said = "; ".join(lines)
         if errors[0]["loc"] == ("body",) and "json" not in request.headers.get("content-type", ""):
             said += "; send JSON with the header content-type: application/json"

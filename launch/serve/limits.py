@@ -160,6 +160,10 @@ class _Request:
 
     async def _read(self) -> bytes | None:
         """The whole body; None if the client disconnected before its end."""
+        # Before the client, which may wait for a 100, sends it: the server's parser has checked the number.
+        declared = next((int(value) for name, value in self._scope["headers"] if name == b"content-length"), 0)
+        if declared > self._config.max_body_bytes:
+            raise self._too_large()
         body = bytearray()  # a list of pieces of a byte each would take 40 times as much memory
         while True:
             message = await self._receive()
@@ -168,12 +172,13 @@ class _Request:
             piece = message.get("body", b"")
             body += piece
             if len(body) > self._config.max_body_bytes:
-                raise Refused(
-                    413, f"body: found more than {self._config.max_body_bytes} bytes; send fewer or shorter texts"
-                )
+                raise self._too_large()
             self._hold(len(piece))
             if not message.get("more_body", False):
                 return bytes(body)
+
+    def _too_large(self) -> Refused:
+        return Refused(413, f"body: found more than {self._config.max_body_bytes} bytes; send fewer or shorter texts")
 
     @staticmethod
     def _replayed(body: bytes, left: asyncio.Future[Message]) -> Receive:

@@ -1,11 +1,20 @@
 """Requests and responses as pydantic models, which validate requests and describe /openapi.json."""
 
 import dataclasses
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import numpy as np
 from docstring_parser import parse_from_object
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    StringConstraints,
+    create_model,
+    model_validator,
+)
 
 from cloze.launch.predict.operation import Operation
 from cloze.launch.serve.config import ServeConfig
@@ -43,10 +52,18 @@ def request_model(operation: type[Operation], config: ServeConfig) -> type[BaseM
             ),
         ]
     docs = _sentences(operation)
-    options: Fields = {field.name: (field.type, _described(field, docs)) for field in dataclasses.fields(operation)}
+    options: Fields = {
+        field.name: (_strictly(field.type), _described(field, docs)) for field in dataclasses.fields(operation)
+    }
     inputs = (list[each], Field(min_length=1, max_length=config.max_texts, description="Texts, or objects of texts."))
     asked: Fields = {"inputs": inputs} | options
     return create_model(f"{name}Request", __config__=strict, __validators__=_of_few(asked), **asked)
+
+
+def _strictly(kind: Any) -> Any:
+    """The type without pydantic's conversions, by which `true` is layer 1."""
+    chosen: Any = Literal
+    return kind if chosen in [get_origin(each) for each in (kind, *get_args(kind))] else Annotated[kind, Strict()]
 
 
 def _of_few(known: Fields) -> Fields:

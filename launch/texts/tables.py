@@ -21,7 +21,7 @@ from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.readers.hub import saved_file, saved_rows
 from cloze.pipeline.storage import readable_errors
-from cloze.pipeline.untrusted import load_json
+from cloze.pipeline.untrusted import load_json, unique_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -229,17 +229,10 @@ def parse_json(text: str) -> object:
     Raises:
         ValueError: for half of a character ("\\ud83d") and a field that comes twice, too.
     """
-    value = load_json(text, _object)
+    value = load_json(text, unique_fields)
     if "\\u" in text and (half := half_character(json.dumps(value, ensure_ascii=False))):
         raise ValueError(f"found {half}")
     return value
-
-
-def _object(pairs: list[tuple[str, object]]) -> Fields:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError(f"found the fields {', '.join(name for name, _ in pairs)}, of which one comes twice")
-    return made
 
 
 def _tabbed(path: Path) -> Iterator[tuple[str, list[str]]]:

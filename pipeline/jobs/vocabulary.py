@@ -112,11 +112,17 @@ def extend_vocabulary(config: PrepareConfig, progress: Progress | None = None) -
     """Add the words of `config.input` that the tokenizer `config.extend` cuts into pieces; writes `config.output`.
 
     Raises:
-        UserError: the tokenizer can't be extended, the folder holds other files, or the text has nothing to add.
+        UserError: the tokenizer can't be extended, the output is its folder or holds other files, or the text has
+            nothing to add.
     """
     progress = progress or Silent()
     old = tokenizer_to_extend(config.extend or "")
     output = _open_output(config)
+    if old.folder is not None and output.resolve() == old.folder.resolve():
+        raise UserError(
+            f"output: found {output}, which holds the tokenizer to extend, expected another folder: models and shards "
+            "of the old tokenizer need it"
+        )
     counts = _counted(config, output, progress)
     progress.stage("extend", 1, "vocabulary")
     with readable_errors(output):

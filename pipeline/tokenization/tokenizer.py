@@ -158,6 +158,11 @@ class Tokenizer:
                 f"{folder or 'tokenizer'}: found no token for the model's unk_token {model['unk_token']!r}, expected "
                 f"one of its vocabulary; write {names['unknown']!r} there in tokenizer.json"
             )
+        if model.get("dropout"):
+            raise UserError(
+                f"{folder or 'tokenizer'}: found dropout {model['dropout']}, by which a text has other tokens each "
+                "time, expected null; correct it in tokenizer.json"
+            )
         self._splitter = WordSplitter(backend)
         stand_around_texts(backend, names)  # its rules may give up on any text: here that is an error that names them
         self.word_table_reason = self._why_no_word_table()
@@ -469,9 +474,7 @@ class Tokenizer:
 
     def _why_no_word_table(self) -> str:
         content = json.loads(self.backend.to_str())
-        if content["model"]["type"] not in _WORD_MODELS and (
-            not self._splitter.prefix or content["model"].get("dropout")
-        ):
+        if content["model"]["type"] not in _WORD_MODELS and not self._splitter.prefix:
             return f"model {content['model']['type']}"
         if any(not token["special"] for token in content["added_tokens"]):
             return "added tokens that aren't special"

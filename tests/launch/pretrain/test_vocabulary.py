@@ -76,3 +76,19 @@ def test_a_transplant_takes_what_both_have_and_cuts_the_rest(tmp_path):
     taken = new_vocabulary(old, euro, "transplant").taken
     assert taken[euro.special_tokens.pad] == old.special_tokens.separator
     assert taken[euro.special_tokens.mask] == old.special_tokens.mask
+
+
+def test_a_transplant_between_byte_level_vocabularies_takes_bytes_and_spaces(tmp_path):
+    """Bytes of parts of characters are all no text, and a space alone is one: each has a row of its own."""
+    kind = "byte-level BPE"
+    old, extension = extended(tmp_path, kind)
+    everything = new_vocabulary(old, extension.tokenizer, "transplant")
+    assert everything.taken == {number: number for number in range(old.vocab_size)}
+    half = old.tokens.index("Ã"), old.tokens.index("©")  # the bytes of é
+    table = torch.randn(old.vocab_size, 4)
+    rows = everything.rows(table, torch.randn(extension.tokenizer.vocab_size, 4))
+    assert torch.equal(rows[list(half)], table[list(half)]) and not torch.equal(rows[half[0]], rows[half[1]])
+    pieces = family("Unigram")
+    same = new_vocabulary(pieces, pieces, "transplant").taken
+    assert same == {number: number for number in range(pieces.vocab_size)}
+    assert not set(new_vocabulary(pieces, old, "transplant").pieces) & set(half)  # which are no text for Unigram

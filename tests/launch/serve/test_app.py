@@ -125,6 +125,16 @@ def test_the_operations_are_those_of_the_command_line(address, offline):
         ("/embed", {"inputs": ["cat"], "layer": 4}, 422, "layer: found 4"),
         ("/fill-mask", b"{not json", 422, "body: found no valid JSON at character 2 (Expecting property name"),
         ("/embed", b'{"inputs": ["cat", "\\ud83d"]}', 422, "inputs.1"),
+        ("/embed", b'{"inputs": ["cat"], "inputs": ["sky"]}', 422, "(found the field 'inputs' twice)"),
+        ("/embed", b'{"inputs": [{"text": "cat", "text": "sky"}]}', 422, "(found the field 'text' twice)"),
+        ("/embed", b'{"inputs": ["cat"], "layer": ' + b"9" * 5000 + b"}", 422, "(A number has too many digits)"),
+        ("/embed", b'{"inputs": ' + b"[" * 9000 + b"]" * 9000 + b"}", 422, "(Values are nested too deep)"),
+        ("/embed", b'{"inputs": ["\xc0\xaf"]}', 422, "found no valid JSON at character 1 ('utf-8' codec can't decode"),
+        ("/embed", {"inputs": ["cat"], "layer": True}, 422, "layer: Input should be a valid integer"),
+        ("/embed", {"inputs": ["cat"], "layer": "1"}, 422, "layer: Input should be a valid integer"),
+        ("/embed", {"inputs": ["cat"], "k" * 9000: 1, "\n": 1}, 422, "k...: Extra inputs are not permitted; ''"),
+        ("/embed", {"inputs": ["cat"]} | {str(n): n for n in range(40)}, 422, "body: found 41 fields"),
+        ("/embed?layer=1", {"inputs": ["cat"]}, 422, "query: found 'layer=1' in the address, expected options beside"),
         ("/fill-mask", b"x" * 20001, 413, "more than 20000 bytes"),
         ("/embed", {"inputs": [{"txt": "cat"}]}, 422, "inputs.0.text: Field required; inputs.0.txt: Extra inputs"),
         ("/embed", {"input": ["cat"]}, 422, "inputs: Field required; input: Extra inputs"),
@@ -220,6 +230,14 @@ def test_a_body_without_a_length_is_bounded_and_its_client_may_end_it(address):
             time.sleep(0.01)
         client.sendall(b"0\r\n\r\n")
         assert b"more than 20000 bytes" in answer + until_closed(client)
+
+
+def test_a_body_that_is_declared_too_large_is_not_asked_for(address):
+    with connect(address) as client:
+        client.sendall(
+            b"POST /embed HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 20001\r\n\r\n"
+        )
+        assert client.recv(65536).startswith(b"HTTP/1.1 413")
 
 
 def test_a_refused_client_that_never_ends_its_body_is_cut_off(address):

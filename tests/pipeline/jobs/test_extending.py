@@ -112,6 +112,15 @@ def test_what_cannot_be_extended_is_refused_by_name(tmp_path, kind, message):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_tokenizer_is_not_extended_in_its_own_folder(tmp_path):
+    """Again and again, at each repetition of the command."""
+    given = config(tmp_path, "Unigram", output=str(tmp_path / "else" / ".." / "old"))
+    before = corpus.contents(tmp_path / "old")
+    with pytest.raises(UserError, match="output: found .*, which holds the tokenizer to extend"):
+        extend_vocabulary(given)
+    assert corpus.contents(tmp_path / "old") == before
+
+
 def test_a_text_without_anything_to_join_is_refused(tmp_path):
     given = config(tmp_path, "byte-level BPE")
     (tmp_path / "in.txt").write_text("q")

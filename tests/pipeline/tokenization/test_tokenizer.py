@@ -392,6 +392,16 @@ def test_a_rule_that_gives_up_on_a_text_is_a_line(tmp_path, part):
             use(text)
 
 
+def test_a_tokenizer_that_draws_its_tokens_is_refused(tmp_path):
+    """The same text would have other tokens at each reading, the same corpus other bytes."""
+    family("byte-level BPE").save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["dropout"] = 0.1
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="found dropout 0.1, by which a text has other tokens each time, expected null"):
+        Tokenizer.from_folder(tmp_path)
+
+
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(UserError, match="cloze vocab"):
         Tokenizer.from_folder(tmp_path / "none")
