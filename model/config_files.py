@@ -17,6 +17,13 @@ from cloze.model.families.family import Json
 _MOST_BYTES = 64 << 20
 _MOST_LEVELS = 64
 OWN_MODEL_TYPE = "cloze"  # model_type in config.json of our own format
+FINGERPRINT = "tokenizer_fingerprint"  # entry of config.json of what was fine-tuned here
+# What `AutoTokenizer` needs, and what other tools read of the same tokenizer (the `VOCAB_FILES_NAMES` of its classes).
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json")
+SLOW_TOKENIZER_FILES = (
+    *("vocab.json", "merges.txt", "added_tokens.json"),
+    *("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model"),
+)
 SEGMENTS = "segment_embeddings"  # false in config.json: the only segment's embedding is zero, as without segments
 
 
@@ -79,9 +86,13 @@ def read_shape(folder: Path) -> BertConfig:
     Raises:
         ModelError: for what is missing, damaged or of another architecture.
     """
-    values = read_object(folder / "config.json")
     with reading(folder):
-        config = config_from_huggingface(values)
+        return shape_of(read_object(folder / "config.json"))
+
+
+def shape_of(values: Json) -> BertConfig:
+    """The same from its fields."""
+    config = config_from_huggingface(values)
     return dataclasses.replace(config, type_vocab_size=0) if values.get(SEGMENTS) is False else config
 
 

@@ -24,7 +24,18 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cloze.model.config import BertConfig, HeadConfig, ModelError
-from cloze.model.config_files import OWN_MODEL_TYPE, SEGMENTS, config_from_huggingface, read_object, reading
+from cloze.model.config_files import (
+    FINGERPRINT,
+    OWN_MODEL_TYPE,
+    SEGMENTS,
+    SLOW_TOKENIZER_FILES,
+    TOKENIZER_FILES,
+    config_from_huggingface,
+    read_object,
+    read_shape,
+    reading,
+    shape_of,
+)
 from cloze.model.families import BY_TYPE, FAMILIES, OUR_CLASSES, family_for, family_of
 from cloze.model.families.family import DETECTOR, HEADS, Family, Json, Names, Part
 from cloze.model.files import INDEX, WEIGHTS, read_weights, shard_names
@@ -177,7 +188,6 @@ def with_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
     return result
 
 
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json")
 # File names that mark a folder of another kind, into which no model may be written.
 _NO_MODELS = {"manifest.json": "prepared data", "checkpoints": "a run"}
 
@@ -191,16 +201,39 @@ _PROBLEMS = {
 
 
 def config_to_huggingface(
-    config: BertConfig, architecture: str, dtype: torch.dtype, head: HeadConfig | None = None
+    config: BertConfig,
+    architecture: str,
+    dtype: torch.dtype,
+    head: HeadConfig | None = None,
+    origin: Json | None = None,
 ) -> Json:
-    """The content of config.json: of the family in `transformers`, or of our own format."""
+    """The content of config.json: of the family in `transformers`, or of our own format.
+
+    Args:
+        origin: that of the folder that the model began as. Of the same family, it is kept but for what has changed.
+    """
     name = _their_class(config, architecture, head)
     if name is None:
         values = {"model_type": OWN_MODEL_TYPE, "architectures": [architecture], **dataclasses.asdict(config)}
         return values if head is None else values | {"head": dataclasses.asdict(head)}
+    kind, numbers = family_of(config), str(dtype).removeprefix("torch.")
+    values, named = _fields(config, head), {"model_type": kind, "dtype": numbers, "architectures": [name]}
+    if origin is None or origin.get("model_type") != kind:
+        return named | values
+    before = _fields(shape_of(origin), _head(origin) if head else None)
+    kept = {name: value for name, value in origin.items() if not (_is_note(name) or name in before.keys() - values)}
+    if origin.get("torch_dtype") == numbers:  # its name before transformers 4.56
+        del named["dtype"]
+    else:
+        kept.pop("torch_dtype", None)
+    changed = {name: value for name, value in values.items() if name not in before or before[name] != value}
+    return kept | named | changed
+
+
+def _fields(config: BertConfig, head: HeadConfig | None) -> Json:
+    """The fields of config.json that say a shape and a head, in the shape's family."""
     family = family_for(config)
-    values = {"model_type": family_of(config), "dtype": str(dtype).removeprefix("torch."), "architectures": [name]}
-    values |= family.write(config)
+    values = family.write(config)
     if family.segments and not config.type_vocab_size:
         values |= {"type_vocab_size": 1, SEGMENTS: False}
     if head is not None:
@@ -209,6 +242,11 @@ def config_to_huggingface(
         values["problem_type"] = _PROBLEMS[head.problem]
         values |= family.head_fields(head)
     return values
+
+
+def _is_note(name: str) -> bool:
+    """Whether a field of config.json is a note of Cloze on how a model was trained, which the next training renews."""
+    return name == FINGERPRINT or name.startswith(f"{OWN_MODEL_TYPE}_")
 
 
 def _their_class(config: BertConfig, architecture: str, head: HeadConfig | None) -> str | None:
@@ -246,6 +284,7 @@ def save_pretrained(
     architecture: str | None = None,
     head: HeadConfig | None = None,
     notes: Json | None = None,
+    origin: Json | None = None,
 ) -> None:
     """Write config.json, model.safetensors and copies of the tokenizer's files into `folder`.
 
@@ -257,6 +296,8 @@ def save_pretrained(
             once.
         architecture: the name of the model's class, needed for classifiers, whose labels `head` holds.
         notes: further entries of config.json.
+        origin: the content of config.json that the model began with: of the same family, fields that say nothing of
+            the shape are kept.
 
     Raises:
         ModelError: without a tokenizer in `tokenizer_folder`, and where `folder` holds prepared data or a run.
@@ -274,7 +315,7 @@ def save_pretrained(
     weights = without_padding(state_dict, config) if own else to_huggingface(state_dict, config, architecture)
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
     dtype = state_dict["bert.embeddings.word.weight"].dtype
-    values = config_to_huggingface(config, architecture, dtype, head) | (notes or {})
+    values = config_to_huggingface(config, architecture, dtype, head, origin) | (notes or {})
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer_folder is not None:
         _copy_tokenizer(Path(tokenizer_folder), folder, config)
@@ -295,7 +336,8 @@ def copy_pretrained(source: str | os.PathLike[str], folder: str | os.PathLike[st
     source, folder = Path(source), Path(folder)
     config, _ = load_pretrained(source)
     shards = () if (source / WEIGHTS).is_file() or not (source / INDEX).is_file() else (INDEX, *shard_names(source))
-    taken = [name for name in ("config.json", WEIGHTS, *shards, *TOKENIZER_FILES) if (source / name).is_file()]
+    named = ("config.json", WEIGHTS, *shards, *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES)
+    taken = [name for name in named if (source / name).is_file()]
     place = source.resolve()
     inside = [place]
     if place.parent.name == "snapshots":  # the hub library's layout: folders of links to files beside them
@@ -355,17 +397,19 @@ def _write_weights(weights: StateDict, folder: Path) -> None:
 
 
 def _copy_tokenizer(source: Path, folder: Path, config: BertConfig) -> None:
-    """Copy the tokenizer's files, adapted to the model for transformers: maximum length as positions, and segment ids
-    only if the model has segments (transformers' classes before 5.0 refuse them otherwise).
+    """Copy the tokenizer's files. Unless they are from the folder of a model with as many positions and segments, they
+    are adapted to this one for transformers: maximum length as positions, and segment ids only if the model has
+    segments (transformers' classes before 5.0 refuse them otherwise).
     """
     found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not found:
         raise ModelError(f"{source}: found none of {', '.join(TOKENIZER_FILES)}, expected a tokenizer; name its folder")
+    found += [name for name in SLOW_TOKENIZER_FILES if (source / name).is_file()]
     for name in found:
         if not (folder / name).exists() or not (folder / name).samefile(source / name):
             shutil.copyfile(source / name, folder / name)
     path = folder / "tokenizer_config.json"
-    if path.exists():
+    if path.exists() and not _is_of_like(source, config):
         values = read_object(path)
         segments = ["token_type_ids"] * (config.type_vocab_size > 1)
         values["model_input_names"] = ["input_ids", *segments, "attention_mask"]
@@ -374,6 +418,18 @@ def _copy_tokenizer(source: Path, folder: Path, config: BertConfig) -> None:
             longest = math.inf
         values["model_max_length"] = min(longest, config.max_position_embeddings)
         path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _is_of_like(folder: Path, config: BertConfig) -> bool:
+    """Whether a folder is that of a model with as many positions and segments."""
+    try:
+        shape = read_shape(folder)
+    except ModelError:
+        return False
+    return (shape.max_position_embeddings, shape.type_vocab_size > 1) == (
+        config.max_position_embeddings,
+        config.type_vocab_size > 1,
+    )
 
 
 def load_pretrained(folder: str | os.PathLike[str]) -> tuple[BertConfig, StateDict]:
@@ -537,6 +593,8 @@ class InFolders(nn.Module):
     """Mixin with which a model class is loaded from folders and its objects are saved to them."""
 
     config: BertConfig
+    origin: Json | None = None
+    """After from_folder: the content of its config.json."""
 
     takes_head = False
     """Whether the constructor takes a `head`."""
@@ -562,13 +620,16 @@ class InFolders(nn.Module):
         """
         config, weights = load_pretrained(folder)
         pooled = any(name.startswith("bert.pooler.") for name in weights)
-        named = _named_architecture(read_object(Path(folder) / "config.json"))
+        values = read_object(Path(folder) / "config.json")
+        named = _named_architecture(values)
         bare = OUR_CLASSES.get(named or "", named) == "BertModel"
         if new_head_seed is None and not pooled and bare:
             config = dataclasses.replace(config, pooler=False)  # transformers' config.json lacks it
         if cls.takes_head:
             options["head"] = head or load_head(folder)
-        return cls.from_weights(config, weights, str(folder), new_head_seed=new_head_seed, **options)
+        model = cls.from_weights(config, weights, str(folder), new_head_seed=new_head_seed, **options)
+        model.origin = values
+        return model
 
     @classmethod
     def from_weights(
@@ -622,4 +683,12 @@ class InFolders(nn.Module):
     def save(self, folder: str | os.PathLike[str], tokenizer_folder: str | os.PathLike[str] | None = None) -> None:
         """Write the model as `save_pretrained` does."""
         head, name = getattr(self, "head", None), type(self).__name__
-        save_pretrained(folder, self.config, self.state_dict(), tokenizer_folder, architecture=name, head=head)
+        save_pretrained(
+            folder,
+            self.config,
+            self.state_dict(),
+            tokenizer_folder,
+            architecture=name,
+            head=head,
+            origin=self.origin,
+        )

@@ -64,6 +64,10 @@ class Kind:
         """
         return "pooler"
 
+    def joins(self, config: FinetuneConfig, task: Task) -> bool:
+        """Whether the model reads pairs of texts, joined to one sequence."""
+        return False
+
     def truncation(self, config: FinetuneConfig) -> Truncation | None:
         """How a run truncates long texts (for tagging: splits sentences between words); None if it truncates nothing
         (pieces, windows).

@@ -17,6 +17,7 @@ from cloze.launch.finetune.features import encode_once
 from cloze.launch.finetune.job import Job, read_job
 from cloze.launch.finetune.models import freeze, start_model, unfreezing
 from cloze.launch.finetune.reporting import Evaluation, report, where
+from cloze.launch.pretrained.origin import keep_origin
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system.console import Console
@@ -133,6 +134,12 @@ class Finetuning(Recipe):
 
     def save_tokenizer(self, folder: Path) -> None:
         copy_tokenizer(self.job.source.tokenizer, folder)
+
+    def save_origin(self, folder: Path) -> None:
+        job = self.job
+        if job.source.folder:
+            pairs, segments = job.kind.joins(job.config, job.task), job.source.config.type_vocab_size > 1
+            keep_origin(job.source.folder, folder, job.source.tokenizer, pairs=pairs, segments=segments)
 
     def make_show(self, engine: Engine, metrics: MetricsWriter | None) -> Callable[[int], None]:
         return self._evaluation.showing(metrics)

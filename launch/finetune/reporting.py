@@ -25,7 +25,8 @@ from cloze.launch.finetune.job import Job
 from cloze.launch.finetune.kind import Kind
 from cloze.launch.finetune.models import head_options
 from cloze.launch.finetune.pictures import draw_confusion
-from cloze.launch.pretrained.source import FINGERPRINT, warn_of_own_format
+from cloze.launch.pretrained.origin import read_origin, tokenizer_for_export
+from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
@@ -38,6 +39,7 @@ from cloze.launch.system.pictures import can_draw
 from cloze.launch.training.loop import Loop
 from cloze.launch.training.process import Process
 from cloze.model.bert import BertPreTrained
+from cloze.model.config_files import FINGERPRINT
 from cloze.model.huggingface import save_pretrained
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
@@ -224,10 +226,11 @@ def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
             aside,
             model.config,
             model.state_dict(),
-            output / runs.TOKENIZER,
+            tokenizer_for_export(output),
             architecture=job.kind.saved_as(model),
             head=job.head,
             notes=notes | job.kind.notes(job.config, job.task, job.train),
+            origin=read_origin(output),
         )
         shutil.rmtree(output / runs.MODEL, ignore_errors=True)
         os.replace(aside, output / runs.MODEL)

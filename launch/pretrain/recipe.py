@@ -23,6 +23,7 @@ from cloze.launch.pretrain.phases import Start
 from cloze.launch.pretrain.probing import resolve
 from cloze.launch.pretrain.sources import Sources
 from cloze.launch.pretrain.validation import make_show, open_validation, validation_sets
+from cloze.launch.pretrained.origin import keep_origin
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.system.console import Console
@@ -34,6 +35,7 @@ from cloze.launch.training.process import Process
 from cloze.launch.training.recipe import Recipe
 from cloze.model.bert import BertPreTrained
 from cloze.model.flops import TokenCounts, encoder_weights, num_parameters
+from cloze.pipeline.config import PAIR_OBJECTIVES
 from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -171,6 +173,13 @@ class Pretraining(Recipe):
         source = self._tokenizer.folder  # on this machine, fetched if necessary
         assert isinstance(source, Path), source
         shutil.copytree(source, folder)
+
+    def save_origin(self, folder: Path) -> None:
+        if self._start:
+            model = self.config.model
+            pairs = any(manifest.objective in PAIR_OBJECTIVES for manifest in self.data.manifests)
+            source = self._start.source.path
+            keep_origin(source, folder, self._tokenizer, pairs=pairs, segments=model.type_vocab_size > 1)
 
     def make_show(self, engine: Engine, metrics: MetricsWriter | None) -> Callable[[int], None]:
         return make_show(self.config, self.data, engine, metrics)

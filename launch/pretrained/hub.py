@@ -7,13 +7,13 @@ from pathlib import Path
 
 from cloze.launch.config.model import HubConfig
 from cloze.launch.pretrained.cards import CARD
+from cloze.model.config_files import SLOW_TOKENIZER_FILES, TOKENIZER_FILES
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS, _PICKLED_WEIGHTS = "model.safetensors", "pytorch_model.bin"
-_TOKENIZER = ["tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json"]
-_FILES = ["config.json", _WEIGHTS, *_TOKENIZER, CARD]
+_FILES = ["config.json", _WEIGHTS, *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES, CARD]
 
 
 # Explanations of the hub library's errors; each class is a subclass of those after it.

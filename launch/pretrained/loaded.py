@@ -59,9 +59,8 @@ class LoadedModel:
             )
         head = getattr(model, "head", None)
         pieces = (head.piece_length, head.piece_step) if head and head.pieces != "none" else None
-        # Models that were fine-tuned here say how texts were truncated; others were trained as their tokenizer joins.
-        refused = None if truncation else self._other_pairs()
-        self.encoder = Encoder(tokenizer, self.config.max_position_embeddings, pieces, truncation, answering, refused)
+        positions = self.config.max_position_embeddings
+        self.encoder = Encoder(tokenizer, positions, pieces, truncation, answering, self._other_pairs())
 
     def _other_pairs(self) -> str | None:
         """Why pairs are refused: the model's own tokenizer joins them in another way; None: in ours."""

@@ -18,14 +18,13 @@ from cloze.launch.pretrained.precheck import check_model, named_shape
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, HeadConfig
-from cloze.model.config_files import OWN_MODEL_TYPE
+from cloze.model.config_files import FINGERPRINT, OWN_MODEL_TYPE
 from cloze.model.huggingface import StateDict, load_architecture, load_head, load_note, load_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, holds_tokenizer
 from cloze.pipeline.untrusted import load_yaml
 
-FINGERPRINT = "tokenizer_fingerprint"  # name of an entry of config.json
 REMOTE_CODE = "modeling_cloze.py"  # of an export
 
 
@@ -44,6 +43,8 @@ class Source:
     step: int | None = None
     trained_length: int | None = None
     pooling: Literal["cls", "mean", "max"] | None = None
+    folder: Path | None = None
+    """The run or model folder; None: a shape alone."""
 
 
 def find_source(config: FinetuneConfig) -> Source:
@@ -85,7 +86,8 @@ def find_source(config: FinetuneConfig) -> Source:
             f"expected {expected[:12]}, the one that {path} was trained with; leave --tokenizer out"
         )
     _check_vocabulary(tokenizer, shape, path)
-    return Source(shape, weights, head, tokenizer, architecture, step, length, vectors.pooling if vectors else None)
+    pooling = vectors.pooling if vectors else None
+    return Source(shape, weights, head, tokenizer, architecture, step, length, pooling, path)
 
 
 def _from_shape(config: FinetuneConfig, path: Path) -> Source:

@@ -29,6 +29,9 @@ PREDICTIONS = "predictions"  # of a fine-tuning run: the folder of what it predi
 METRICS = "metrics.jsonl"
 TRACKING = "trackers.json"  # state of the trackers, for resumes
 TOKENIZER = "tokenizer"
+ORIGIN = (
+    "origin"  # of the model folder that the run began with: config.json, and the tokenizer's files if it is the same
+)
 MODEL = "model"  # written by a complete fine-tuning run
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
@@ -188,22 +191,28 @@ def has_checkpoints(folder: Path) -> bool:
 
 
 def describe(
-    folder: Path, config: RunConfig, facts: Facts, save_tokenizer: Callable[[Path], object], deepspeed: Fields
+    folder: Path, config: RunConfig, facts: Facts, saves: Mapping[str, Callable[[Path], object]], deepspeed: Fields
 ) -> None:
-    """Write the configurations and the tokenizer of the run, which are needed to understand, repeat and export it."""
+    """Write what is needed to understand, repeat and export the run: the configurations, and the folders of `saves`.
+
+    Args:
+        saves: name of a folder -> what writes it, or nothing at all.
+    """
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
     # The file that marks the folder as a run comes after the files that a resume compares; after an interruption the
     # next start writes the rest.
     publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
     publish_text(folder / SOFTWARE, json.dumps(software() | {STARTS: num_starts(folder) + 1}, indent=1) + "\n")
     publish_text(folder / DEEPSPEED, json.dumps(deepspeed, indent=1) + "\n")
-    target = folder / TOKENIZER
-    if not target.exists():
-        aside = folder / (TOKENIZER + ".tmp")
-        shutil.rmtree(aside, ignore_errors=True)
+    for name, save in saves.items():
+        aside = folder / f"{name}.tmp"
+        if (folder / name).exists():
+            continue
         with readable_errors(aside):
-            save_tokenizer(aside)
-            aside.rename(target)
+            shutil.rmtree(aside, ignore_errors=True)
+            save(aside)
+            if aside.exists():
+                aside.rename(folder / name)
 
 
 def num_starts(folder: Path) -> int:

@@ -45,7 +45,8 @@ COMMITS = "commits.json"
 _READ = (runs.CONFIG, runs.DATA, runs.DEVICE, runs.SOFTWARE)
 _DESCRIPTION = (*_READ, runs.DEEPSPEED)
 _ATTEMPT = "attempt"  # on scratch: the name of the start (attempt) that the folder belongs to
-_OWN = {*_DESCRIPTION, runs.TOKENIZER, runs.CHECKPOINTS, LOG, LEASE}
+_FOLDERS = (runs.ORIGIN, runs.TOKENIZER)
+_OWN = {*_DESCRIPTION, *_FOLDERS, runs.CHECKPOINTS, LOG, LEASE}
 
 
 def scratch_of(place: StorePath, scratch: str | None) -> Path:
@@ -182,7 +183,7 @@ class StoredRun:
         Raises:
             UserError: the store can't be used.
         """
-        paths = [path for path in sorted((self.folder / runs.TOKENIZER).rglob("*")) if path.is_file()]
+        paths = [path for name in _FOLDERS for path in sorted((self.folder / name).rglob("*")) if path.is_file()]
         # The file that marks the place as a run comes last.
         names = [name for name in _DESCRIPTION if name != runs.CONFIG] + [runs.CONFIG]
         for path in paths + [path for name in names if (path := self.folder / name).exists()]:
@@ -278,14 +279,14 @@ def fetch_objects(place: StorePath, names: Iterable[str], folder: Path) -> None:
 
 
 def fetch_description(place: StorePath, folder: Path) -> None:
-    """Copy a run's configurations and its tokenizer into a folder.
+    """Copy a run's configurations, its tokenizer and what it keeps of the model that it began with into a folder.
 
     Raises:
         UserError: the store can't be used.
     """
-    tokenizer = (place / runs.TOKENIZER).objects()
+    objects = [each for name in _FOLDERS for each in (place / name).objects()]
     start = len(place.key) + 1
-    fetch_objects(place, [*_DESCRIPTION, *(each.key[start:] for each in tokenizer)], folder)
+    fetch_objects(place, [*_DESCRIPTION, *(each.key[start:] for each in objects)], folder)
 
 
 Kind = TypeVar("Kind", bound=RunConfig)  # any kind of run

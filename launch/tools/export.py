@@ -14,6 +14,7 @@ from cloze.launch.pretrain.objectives.replaced_tokens import GENERATOR, generato
 from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.hub import check_push, push_model
 from cloze.launch.pretrained.loading import read_run_average
+from cloze.launch.pretrained.origin import read_origin, tokenizer_for_export
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
@@ -91,7 +92,7 @@ def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Co
     check_finite(weights, said)
     length = runs.trained_length(run)
     notes = {TRUNCATION: described(Truncation(length))} if length else {}
-    save_pretrained(folder, model_config, weights, run / runs.TOKENIZER, notes=notes)
+    save_pretrained(folder, model_config, weights, tokenizer_for_export(run), notes=notes, origin=read_origin(run))
     return said
 
 

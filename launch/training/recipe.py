@@ -83,6 +83,12 @@ class Recipe(ABC):
     def save_tokenizer(self, folder: Path) -> object:
         """Write the tokenizer into a new folder. On rank 0 only."""
 
+    def save_origin(self, folder: Path) -> object:
+        """Write into a new folder what is kept of the model folder that a new run begins with, if it begins with one.
+        On rank 0 only.
+        """
+        return None
+
     @abstractmethod
     def make_show(self, engine: Engine, metrics: MetricsWriter | None) -> Callable[[int], None]:
         """What shows pictures and texts beside the numbers of an evaluation, of a step, on every rank.

@@ -112,7 +112,8 @@ class Training:
         self.measure = recipe.make_evaluation(self.engine, process, step is not None)
         if process.environment.is_main:
             shown = process.shown(config)
-            runs.describe(Path(config.output), shown, recipe.facts, recipe.save_tokenizer, settings)
+            saves = {runs.ORIGIN: recipe.save_origin, runs.TOKENIZER: recipe.save_tokenizer}
+            runs.describe(Path(config.output), shown, recipe.facts, saves, settings)
 
     def loop(self, metrics: MetricsWriter | None, stop: StopRequest) -> Loop:
         """The loop with all that watches it, in this order after a step and in reverse order at the end. Each line says

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 
 import torch
 import transformers
@@ -136,3 +138,12 @@ def assert_equal_gradients(model: torch.nn.Module, theirs: torch.nn.Module, tole
 def pretraining_model(config: BertConfig = TINY, **arguments) -> BertForPreTraining:
     """A BertForPreTraining with scrambled weights, in training mode."""
     return scramble(BertForPreTraining(config, **arguments))
+
+
+def add_strange_fields(folder: Path) -> dict[str, object]:
+    """Put fields into config.json that nothing here knows, and leave out one with its default; returns all."""
+    path = folder / "config.json"
+    values = json.loads(path.read_text()) | {"of_another_tool": {"deep": [1, None]}, "bos_token_id": 7, "_note": "é"}
+    values.pop("initializer_range", None)
+    path.write_text(json.dumps(values | {"cloze_truncation": {"max_length": 9}, "tokenizer_fingerprint": "old"}))
+    return values

@@ -16,7 +16,7 @@ from cloze.model.families.bert import Bert
 from cloze.model.families.family import HEADS, Part
 from cloze.model.huggingface import load_architecture, load_head, load_pretrained, to_huggingface
 from cloze.model.tasks import ARCHITECTURES, BertForMaskedLM, BertForSequenceClassification, saved_class
-from tests.model.model_batches import TINY, batch, concatenate, scramble
+from tests.model.model_batches import TINY, add_strange_fields, batch, concatenate, scramble
 
 PADDING = 3  # not 0 or 1, as released models have
 LENGTHS = (3, 37, 17, 9)
@@ -110,6 +110,7 @@ def test_every_family_has_a_reference():
 def test_every_class_comes_in_and_goes_out_whole(kind, end, tmp_path):
     theirs = theirs_of(kind, end)
     theirs.save_pretrained(tmp_path / "theirs")
+    described = add_strange_fields(tmp_path / "theirs")
     ours = saved_class(tmp_path / "theirs").from_folder(tmp_path / "theirs")
     assert BY_TYPE[kind].endings[type(ours).__name__] == end and not ours.new_parameters
     given = {name: each for name, each in inputs(kind).items() if name != "labels"}
@@ -122,6 +123,7 @@ def test_every_class_comes_in_and_goes_out_whole(kind, end, tmp_path):
     assert not any(report.values()), report
     with torch.no_grad():
         expected, found, back = (results(model(**given)) for model in (theirs, ours, again))
+    assert json.loads((tmp_path / "ours/config.json").read_text()) == described
     real = given["attention_mask"].bool()
     for one, other, same in zip(expected, found, back, strict=True):
         rows = real if one.shape[:2] == real.shape else slice(None)

@@ -297,6 +297,9 @@ class QuestionAnswering(Kind):
     fields = ("answer_softmax", "answer_units")
     question = 'predict answer {run} "QUESTION" --context "TEXT"'
 
+    def joins(self, config: FinetuneConfig, task: Task) -> bool:
+        return True
+
     def truncation(self, config: FinetuneConfig) -> None:
         return None  # long texts are read in windows
 

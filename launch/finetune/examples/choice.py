@@ -116,6 +116,9 @@ class MultipleChoice(Kind):
         if len(config.label_columns) > 1:
             raise UserError(f"label_columns: found {', '.join(config.label_columns)}, expected one: the right choice")
 
+    def joins(self, config: FinetuneConfig, task: Task) -> bool:
+        return True
+
     def columns(self, config: FinetuneConfig, task: Task) -> Columns:
         prefix = (task.choice_prefix,) if task.choice_prefix else ()
         return Columns(tuple(config.text_columns) or task.texts, tuple(config.choice_columns) or task.choices, prefix)

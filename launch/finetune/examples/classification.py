@@ -513,9 +513,11 @@ class Texts(Kind):
     def columns(self, config: FinetuneConfig, task: Task) -> Columns:
         return Columns(tuple(config.text_columns) or task.texts, header=task.header)
 
+    def joins(self, config: FinetuneConfig, task: Task) -> bool:
+        return len(config.text_columns or task.texts) > 1
+
     def next_command(self, config: FinetuneConfig, task: Task) -> str:
-        pair = ' --pair "SECOND TEXT"' if len(config.text_columns or task.texts) > 1 else ""
-        return self.question + pair
+        return self.question + (' --pair "SECOND TEXT"' if self.joins(config, task) else "")
 
     def read(self, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, hidden_size: int) -> Read:
         texts = tuple(config.text_columns) or task.texts

@@ -5,11 +5,11 @@ from tokenizers.processors import TemplateProcessing
 
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.loaded import LoadedModel
-from cloze.launch.texts.encoding import Truncation
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.backends import put_around_texts
 from tests.launch.tiny_models import tokenizer
 
 
@@ -34,7 +34,7 @@ def test_a_head_that_is_its_embeddings_comes_back_from_our_own_format(tmp_path):
 
 
 def test_a_pair_for_a_model_whose_tokenizer_joins_pairs_in_another_way_is_refused():
-    """RoBERTa's puts two separators between them; not once it has been fine-tuned here, which saves a truncation."""
+    """RoBERTa's puts two separators between them; not once it has been fine-tuned on pairs here, which changes that."""
     ours = tokenizer()
     config = BertConfig(
         vocab_size=ours.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
@@ -50,5 +50,5 @@ def test_a_pair_for_a_model_whose_tokenizer_joins_pairs_in_another_way_is_refuse
     assert len(theirs.encode("the cat")) == 4
     with pytest.raises(UserError, match="released: found a pair of texts .* puts 2 special tokens between them"):
         theirs.encode("the cat", "the mat")
-    tuned = LoadedModel(model, ours, "tuned", Truncation(32)).encoder
-    assert len(tuned.encode("the cat", "the mat")) == 7
+    put_around_texts(ours.backend, ours.names)
+    assert len(LoadedModel(model, ours, "tuned").encoder.encode("the cat", "the mat")) == 7

@@ -11,7 +11,7 @@ import transformers
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.huggingface import load_architecture, load_head, load_pretrained
 from cloze.model.tasks import ARCHITECTURES, BertForMaskedLM, BertForSequenceClassification, saved_class
-from tests.model.model_batches import batch, concatenate
+from tests.model.model_batches import add_strange_fields, batch, concatenate
 
 SIZES = {
     "vocab_size": 211,
@@ -79,6 +79,7 @@ POOLED = [("eurobert", "ForSequenceClassification", {"classifier_pooling": kind}
 def test_every_class_comes_in_and_goes_out_whole(case, ending, changes, tmp_path):
     theirs = theirs_of(case, ending, **changes)
     theirs.save_pretrained(tmp_path / "theirs")
+    described = add_strange_fields(tmp_path / "theirs")
     ours = saved_class(tmp_path / "theirs").from_folder(tmp_path / "theirs")
     assert type(ours) is ARCHITECTURES[f"Bert{ending}"] and not ours.new_parameters
     given = {name: inputs()[name] for name in ("input_ids", "attention_mask")}
@@ -87,6 +88,7 @@ def test_every_class_comes_in_and_goes_out_whole(case, ending, changes, tmp_path
         tmp_path / "ours", output_loading_info=True, attn_implementation="eager"
     )
     assert not any(report.values()), report
+    assert json.loads((tmp_path / "ours/config.json").read_text()) == described
     with torch.no_grad():
         expected, found, back = theirs(**given)[0], ours(**given), again(**given)[0]
         flat = ours(

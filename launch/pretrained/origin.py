@@ -1,0 +1,61 @@
+"""What a run keeps of the model folder that it began with, for its exports: config.json, with fields that are not used
+here, and the tokenizer's files, if its tokenizer is still that one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from cloze.launch.run import runs
+from cloze.model.config_files import SLOW_TOKENIZER_FILES, TOKENIZER_FILES, read_object
+from cloze.model.families.family import Json
+from cloze.pipeline.tokenization.backends import stand_around_texts
+from cloze.pipeline.tokenization.tokenizer import Tokenizer, holds_tokenizer
+
+_CONFIG = "config.json"
+
+
+def keep_origin(source: Path, folder: Path, tokenizer: Tokenizer, *, pairs: bool, segments: bool) -> None:
+    """Copy what is kept of a source into a new folder; nothing, if the source is a run that began with random weights.
+
+    Args:
+        source: a run or a model folder.
+        tokenizer: of the run. The source's files are kept if they make the same sequences of texts.
+        pairs: whether the run joins pairs of texts.
+        segments: whether the model has segments, which its tokenizer has to number then.
+    """
+    source = origin_of(source) or source
+    if not (source / _CONFIG).is_file():
+        return
+    folder.mkdir()
+    shutil.copyfile(source / _CONFIG, folder / _CONFIG)
+    if not holds_tokenizer(source):
+        return
+    own = Tokenizer.from_folder(source)
+    if own.fingerprint == tokenizer.fingerprint and stand_around_texts(own.backend, own.names, pairs, segments):
+        for name in (*TOKENIZER_FILES, *SLOW_TOKENIZER_FILES):
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+
+
+def origin_of(run: Path) -> Path | None:
+    """The folder in which a run keeps what it began with; None: it began with nothing of a model folder."""
+    folder = run / runs.ORIGIN
+    return folder if folder.is_dir() else None
+
+
+def read_origin(run: Path) -> Json | None:
+    """The config.json that a run began with, if any.
+
+    Raises:
+        ModelError: it is damaged.
+    """
+    folder = origin_of(run)
+    return read_object(folder / _CONFIG) if folder else None
+
+
+def tokenizer_for_export(run: Path) -> Path:
+    """The folder whose tokenizer goes out with the run's model."""
+    folder = origin_of(run)
+    return folder if folder and holds_tokenizer(folder) else run / runs.TOKENIZER
