@@ -28,7 +28,7 @@ def keep_origin(source: Path, folder: Path, tokenizer: Tokenizer, *, pairs: bool
     source = origin_of(source) or source
     if not (source / _CONFIG).is_file():
         return
-    folder.mkdir()
+    folder.mkdir(parents=True)
     shutil.copyfile(source / _CONFIG, folder / _CONFIG)
     if not holds_tokenizer(source):
         return

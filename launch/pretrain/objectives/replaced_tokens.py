@@ -16,6 +16,7 @@ from cloze.model.bert import BertPreTrained, PreTrainingOutput, encode_masked
 from cloze.model.config import BertConfig
 from cloze.model.dropout import DropoutKey
 from cloze.model.embeddings import Embeddings
+from cloze.model.families import family_of
 from cloze.model.flops import TokenCounts, training_flops
 from cloze.model.heads import DetectionHead
 from cloze.model.sampling import draw_tokens, token_bits
@@ -107,12 +108,12 @@ class Electra(BertPreTrained):
 
 
 def _share(embeddings: Embeddings, generator: BertForMaskedLM) -> None:
-    """Share the embeddings with the generator, except its projection to its own hidden size. Parameters are shared,
-    modules are not, since ZeRO-3 would fetch and release a shared module twice.
+    """Share the embeddings with the generator, except its projection to its own hidden size and a norm after that.
+    Parameters are shared, modules are not, since ZeRO-3 would fetch and release a shared module twice.
     """
-    own = generator.bert.embeddings
+    own, last = generator.bert.embeddings, generator.config.embedding_projection == "last"
     for name, parameter in embeddings.named_parameters():
-        if not name.startswith("projection."):
+        if not name.startswith("projection." if last else ("projection.", "norm.")):
             module, _, leaf = name.rpartition(".")
             setattr(own.get_submodule(module), leaf, parameter)
     if generator.config.tie_word_embeddings:
@@ -146,7 +147,13 @@ class ReplacedTokens(MaskedTokens):
             check_option("generator_layers", generator_layers, 1, whole=True)
         check_option("temperature", temperature, 1e-3)
         check_option("detection", detection, 0)
-        if config.model.embedding_size is None or config.model.pooler:
+        if config.model.mlm_head == "linear":
+            raise UserError(
+                "model.mlm_head: found linear with objective replaced_tokens, expected bert or deberta: the generator "
+                "is narrower than the embeddings that it shares, and that head has no map to their width"
+            )
+        alone = family_of(config.model) in (None, "bert")  # which is an ELECTRA, or not in transformers
+        if alone and (config.model.embedding_size is None or config.model.pooler):
             raise UserError(
                 f"model.embedding_size, model.pooler: found {config.model.embedding_size or 'null'} and "
                 f"{str(config.model.pooler).lower()} with objective replaced_tokens, expected a width that "

@@ -50,15 +50,15 @@ class SpanBoundaryBert(BertForPreTraining):
 
     def __init__(self, config: BertConfig, longest: int, **options: Any) -> None:
         super().__init__(config, **options)
-        width = config.hidden_size
+        width, narrow = config.hidden_size, config.embedding_width
         self.boundary_positions = nn.Embedding(longest, width)
         self.boundary_layers = nn.Sequential(
             nn.Linear(3 * width, width),
             nn.GELU(),
             encoder_norm(config),
-            nn.Linear(width, width),
+            nn.Linear(width, narrow),
             nn.GELU(),
-            encoder_norm(config),
+            encoder_norm(config, narrow),
         )
 
     def forward(  # type: ignore[override]  # concatenated inputs alone
@@ -114,9 +114,10 @@ class SpanBoundary(MaskedTokens):
 
     def flops(self, counts: TokenCounts) -> float:
         """FLOPs of BERT, and for each masked token four squares of the hidden size and the vocabulary projection once
-        more."""
+        more (of them one map, and the projection, in the width of the embeddings)."""
         model = self.config.model
-        weights = model.hidden_size * (4 * model.hidden_size + model.vocab_size)
+        width, narrow = model.hidden_size, model.embedding_width
+        weights = width * (3 * width + narrow) + narrow * model.vocab_size
         return super().flops(counts) + 6 * weights * counts.masked
 
     def divisors(self, micro_batch: MicroBatch) -> dict[str, Tensor | float]:

@@ -54,6 +54,7 @@ def make_model(folder: Path, dropout: float = 0.1, layers: int = 2, tokenizer: T
             max_position_embeddings=64,
             hidden_dropout_prob=dropout,
             attention_probs_dropout_prob=dropout,
+            of_another_tool={"deep": [1, None]},
         )
     ).save_pretrained(folder)
     tokenizer.save(folder)

@@ -38,7 +38,7 @@ def best(run) -> dict[str, torch.Tensor]:
     return weights(run, json.loads((run / "results.json").read_text())["best_step"])
 
 
-def test_rte_from_mnli_has_its_encoder_and_a_new_head(mnli, tmp_path):
+def test_rte_from_mnli_has_its_encoder_and_a_new_head(model, mnli, tmp_path):
     path = pairs(tmp_path / "rte.tsv", "label", ("entailment", "not_entailment"))
     _, said = finetune("rte", mnli, path, path, tmp_path / "run", "--epochs", 1, "--freeze", "encoder")
     assert "initialized: classifier.weight, classifier.bias" in " ".join(said.replace("│", " ").split())
@@ -46,6 +46,9 @@ def test_rte_from_mnli_has_its_encoder_and_a_new_head(mnli, tmp_path):
     assert before["classifier.weight"].shape == (3, 32) and after["classifier.weight"].shape == (2, 32)
     kept = [name for name in after if name.startswith("bert.") and ".pooler." not in name]
     assert len(kept) == 29 and all(torch.equal(before[name], after[name]) for name in kept)
+    assert '"of_another_tool"' in (tmp_path / "run/model/config.json").read_text()
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        assert (tmp_path / "run/model" / name).read_bytes() == (model / name).read_bytes(), name
 
 
 def test_of_a_model_with_its_top_drawn_anew_just_that_differs(mnli, tmp_path):

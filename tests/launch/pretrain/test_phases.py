@@ -1,5 +1,6 @@
 """A run that starts from another: other length, other rate, weights with or without moments; in real processes."""
 
+import json
 import os
 import shutil
 
@@ -21,6 +22,7 @@ from tests.launching import (
     train,
     weights,
 )
+from tests.model.model_batches import add_strange_fields
 from tests.slowed import slow_from
 from tests.synthetic import make_shards
 
@@ -178,6 +180,8 @@ def test_a_hugging_face_bert_is_trained_on(long, tmp_path):
     theirs.save_pretrained(folder)
     for path in (long / "tokenizer").iterdir():
         shutil.copy(path, folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "of_another_tool": 1}')
+    described = add_strange_fields(folder)
     output = train(long, tmp_path / "run", *STILL, "--init_from", str(folder))
     rows = table(output)
     assert set(rows["initialized"].split(", ")) == {
@@ -190,6 +194,11 @@ def test_a_hugging_face_bert_is_trained_on(long, tmp_path):
     back = transformers.BertForMaskedLM.from_pretrained(tmp_path / "back").state_dict()
     for name, value in theirs.state_dict().items():
         assert torch.equal(back[name], value), name
+    values = json.loads((tmp_path / "back/config.json").read_text())
+    assert values.pop("cloze_truncation") and values.pop("architectures") == ["BertForPreTraining"]
+    assert values | {"architectures": ["BertForMaskedLM"]} == described
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes(), name
 
     # And what does not fit says so, in one line.
     for overrides, expected in (

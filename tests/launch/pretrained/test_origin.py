@@ -1,0 +1,61 @@
+"""What a run keeps of the model folder that it began with."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from cloze.launch.pretrained.origin import keep_origin, read_origin, tokenizer_for_export
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from tests.launch.tiny_models import tokenizer
+
+FILES = {"config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "spm.model"}
+
+
+@pytest.fixture
+def released(tmp_path) -> Path:
+    """A folder whose tokenizer puts two separators between texts, as RoBERTa's; its files are not laid out as ours."""
+    folder, ours = tmp_path / "released", tokenizer()
+    ours.save(folder)
+    first, last = (ours.names[role] for role in ("classification", "separator"))
+    ours.backend.post_processor = TemplateProcessing(
+        single=f"{first} $A {last}",
+        pair=f"{first} $A {last} {last} $B {last}",
+        special_tokens=[(first, ours.special_tokens.classification), (last, ours.special_tokens.separator)],
+    )
+    (folder / "tokenizer.json").write_text(ours.backend.to_str())
+    (folder / "config.json").write_text('{"model_type": "roberta", "of_another_tool": 1}')
+    (folder / "spm.model").write_bytes(b"\0pieces")
+    (folder / "training_args.bin").write_bytes(b"a pickle")
+    return folder
+
+
+def test_a_run_keeps_the_files_that_still_hold(released, tmp_path):
+    same = Tokenizer.from_folder(released)
+    keep_origin(released, tmp_path / "run/origin", same, pairs=False, segments=False)
+    assert read_origin(tmp_path / "run") == {"model_type": "roberta", "of_another_tool": 1}
+    kept = tokenizer_for_export(tmp_path / "run")
+    assert {path.name for path in kept.iterdir()} == FILES
+    assert all((kept / name).read_bytes() == (released / name).read_bytes() for name in FILES)
+
+
+@pytest.mark.parametrize("case", ["pairs", "another tokenizer"])
+def test_a_tokenizer_that_is_not_the_same_any_more_is_not_kept(case, released, tmp_path):
+    own = Tokenizer.from_folder(released)
+    if case == "another tokenizer":
+        own.backend.add_tokens(["gallbladder"])
+        own = Tokenizer(own.backend, own.names)
+    keep_origin(released, tmp_path / "run/origin", own, pairs=case == "pairs", segments=False)
+    assert {path.name for path in (tmp_path / "run/origin").iterdir()} == {"config.json"}
+    assert tokenizer_for_export(tmp_path / "run") == tmp_path / "run/tokenizer"
+
+
+def test_a_run_from_a_run_keeps_what_the_first_one_kept(released, tmp_path):
+    """But nothing of one that began with random weights."""
+    own = Tokenizer.from_folder(released)
+    keep_origin(released, tmp_path / "first/origin", own, pairs=False, segments=False)
+    keep_origin(tmp_path / "first", tmp_path / "second/origin", own, pairs=False, segments=False)
+    assert {path.name for path in (tmp_path / "second/origin").iterdir()} == FILES
+    (tmp_path / "random").mkdir()
+    keep_origin(tmp_path / "random", tmp_path / "third/origin", own, pairs=False, segments=False)
+    assert not (tmp_path / "third").exists() and read_origin(tmp_path / "third") is None
