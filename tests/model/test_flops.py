@@ -6,8 +6,10 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from cloze.model.config import BertConfig
+from cloze.model.families import BY_TYPE
 from cloze.model.flops import TokenCounts, training_flops, unread_flops
-from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
+from tests.model.model_batches import batch, concatenate, pretraining_model
+from tests.model.tiny_families import tiny
 
 
 def test_flops_are_those_of_the_published_comparison():
@@ -28,17 +30,14 @@ def test_flops_are_those_of_the_published_comparison():
     )
 
 
-@pytest.mark.parametrize(("gated", "shared"), [(False, None), (True, 2)])
-def test_flops_are_what_torch_counts_of_a_step(gated, shared):
-    """Matrix products as they are dispatched, the pooler's and the pairs' aside; sequences fill their places."""
-    config = dataclasses.replace(
-        TINY,
-        gated_feed_forward=gated,
-        num_key_value_heads=shared,
-        vocab_padding_multiple=1,
-        pooler=False,
-        decoder_bias=False,
-    )  # whose gradient is a product too
+@pytest.mark.parametrize("kind", [kind for kind in BY_TYPE if kind != "deberta-v2"])  # of which test_relative.py is
+def test_flops_are_what_torch_counts_of_a_step(kind):
+    """Matrix products as they are dispatched, the pooler's and the pairs' aside; sequences fill their places, and local
+    attention sees all.
+    """
+    config = tiny(kind, pooler=False, decoder_bias=False)  # whose gradient is a product too
+    if config.local_attention_window:
+        config = dataclasses.replace(config, local_attention_window=96)
     model, padded = pretraining_model(config), batch(config, (48, 48))
     flat = concatenate(padded)
     num_tokens, num_masked, num_pairs = len(flat["input_ids"]), len(flat["labels"]), 2

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from cloze.launch.tools.planning.trace import Batch, ModelRun, record, trace_micro_step
 from cloze.model.config import BertConfig
-from cloze.model.flops import training_flops
+from cloze.model.families import BY_TYPE
+from cloze.model.flops import training_flops, unread_flops
+from tests.model.tiny_families import tiny
 
 SMALL = BertConfig(
     vocab_size=8192,
@@ -30,6 +33,23 @@ def test_the_trace_counts_what_the_mathematics_needs():
     assert 0.90 * needed < counted < needed
     names = {each.name for each in trace.kernels}
     assert {"_flash_attention_forward", "_flash_attention_backward"} <= names, "as on a GPU"
+
+
+@pytest.mark.parametrize("kind", BY_TYPE)
+def test_the_products_of_every_family_are_counted(kind):
+    """On a CPU, where nothing is computed again. DeBERTa's products are with all 2 S - 1 distances of S tokens, and it
+    maps the distances.
+    """
+    config, batch = tiny(kind, max_position_embeddings=64), Batch((64,) * 4, 40)
+    if config.local_attention_window:
+        config = replace(config, local_attention_window=128)
+    width, layers = config.hidden_size, config.num_hidden_layers
+    needed = training_flops(config, batch.counts) - unread_flops(config, batch.tokens, batch.masked + 4)
+    distances = 6 * width * layers * len(config.relative_terms)
+    needed += distances * (batch.tokens * 127 - batch.counts.squares)
+    needed += bool(distances) * 6 * layers * 2 * config.relative_span * 3 * width**2
+    counted = sum(each.flops for each in trace_micro_step(ModelRun(config, on_gpu=False), batch).kernels)
+    assert needed <= counted < 1.005 * needed, "the pooler and pairs too"
 
 
 def test_kernels_of_layers_are_known():
