@@ -36,6 +36,7 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _FETCHED = "step-init_from.tmp"  # beside the checkpoints of the new run, removed by its first save
 POSITIONS = "bert.embeddings.position.weight"
+_SEGMENTS = "bert.embeddings.segment.weight"
 # Fields that determine the optimizer's groups and states.
 OPTIMIZER_FIELDS = (
     *(name for name in marked(PretrainConfig, FIXED) if name.startswith("optimizer.")),
@@ -113,7 +114,7 @@ def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoi
     if config.init_layers is not None:
         source = _of_layers(source, config.init_layers)
     check_shape(config, source.config, OF_VOCABULARY if source.vocabulary else ())
-    return source
+    return for_student(source, config.model)
 
 
 def _read(path: Path, of_run: bool, newest: int | None, warn: Callable[[str], None]) -> Fields:
@@ -163,6 +164,18 @@ def _of_layers(source: Source, layers: list[int]) -> Source:
             if name.startswith(own)
         }
     return replace(source, config=replace(source.config, num_hidden_layers=len(layers)), weights=weights)
+
+
+def for_student(source: Source, shape: BertConfig) -> Source:
+    """The source with what a shape of another family lacks put elsewhere or left out: the vector of the first segment,
+    which all tokens of a text have, is added to the positions'; a pooler of another activation is not taken.
+    """
+    weights, taught = dict(source.weights), source.config
+    if taught.type_vocab_size and not shape.type_vocab_size:
+        weights[POSITIONS] = weights[POSITIONS] + weights.pop(_SEGMENTS)[taught.segments[0]]
+    if taught.pooler_activation != shape.pooler_activation:
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith("bert.pooler.")}
+    return replace(source, weights=weights)
 
 
 def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:

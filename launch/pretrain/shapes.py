@@ -36,6 +36,9 @@ _FREE = {
     "rotary_theta",
     "local_rotary_theta",
 }
+# Model fields that a student (`init_layers`) may have otherwise than the source of its layers. A DistilBERT has no
+# segments, and its pooler is the first layer of a classifier, which fine-tuning draws.
+_OF_STUDENT = {"family", "pooler_activation", "type_vocab_size"}
 OF_VOCABULARY = ("vocab_size", "pad_token_id")  # which follow from the shards' tokenizer
 
 
@@ -119,6 +122,8 @@ def _differences(config: PretrainConfig, source: BertConfig) -> Iterator[tuple[s
         wanted, found = getattr(config.model, field.name), getattr(source, field.name)
         if wanted == found or field.name in _FREE:
             continue
+        if field.name in _OF_STUDENT and _is_student(config, source):
+            continue
         least = ""
         if field.name == "max_position_embeddings":
             if config.model.position_embedding != "learned" or source.position_embedding != "learned":
@@ -127,6 +132,16 @@ def _differences(config: PretrainConfig, source: BertConfig) -> Iterator[tuple[s
                 continue
             least = "at least " * (wanted < found)
         yield field.name, f"model.{field.name}: found {wanted!r}, expected {least}{found!r}"
+
+
+def _is_student(config: PretrainConfig, source: BertConfig) -> bool:
+    """Whether a run takes layers of a source whose positions begin in the same row, and its segments or none: what the
+    first one adds can be a part of learned positions.
+    """
+    model = config.model
+    learned = model.position_embedding == source.position_embedding == "learned"
+    segments = model.type_vocab_size in (0, source.type_vocab_size) and learned
+    return config.init_layers is not None and segments and model.first_position == source.first_position
 
 
 def check_early(config: PretrainConfig, folder: Path) -> None:

@@ -96,7 +96,7 @@ def main() -> None:
     start.Engine = lambda *arguments: engines.append(build(*arguments)) or engines[-1]
     for path in sys.argv[4:]:
         whole = parse("pretrain", ["--config", path, "--data", "d", "--output", str(output / Path(path).stem)])
-        data = single if not whole.model.pooler else pairs
+        data = pairs if whole.model.pooler and whole.model.type_vocab_size > 1 else single
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             status = pretrain_module.pretrain(reduced(whole, data, output), environment)

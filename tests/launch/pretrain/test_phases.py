@@ -1,5 +1,6 @@
 """A run that starts from another: other length, other rate, weights with or without moments; in real processes."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,6 +11,13 @@ import transformers
 
 from cloze.launch.checkpoint import CheckpointManager
 from cloze.launch.cli import main
+from cloze.launch.config import PretrainConfig
+from cloze.launch.pretrain.phases import Source, for_student, take_weights
+from cloze.launch.pretrain.shapes import check_shape
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
+from cloze.model.config_files import config_from_huggingface
+from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
 from tests.launching import (
     assert_same_weights,
@@ -22,7 +30,8 @@ from tests.launching import (
     train,
     weights,
 )
-from tests.model.model_batches import add_strange_fields
+from tests.model.model_batches import add_strange_fields, scramble
+from tests.model.tiny_families import tiny
 from tests.slowed import slow_from
 from tests.synthetic import make_shards
 
@@ -262,3 +271,27 @@ def test_vectors_that_cannot_be_taken_are_refused_in_one_line(short, first, tmp_
     assert f"init_word_vectors: found no file {tmp_path / 'none'}" in output and "Traceback" not in output
     assert main(pretrain_arguments(short, run, "--init_word_vectors", str(vectors), "--init_from", str(first))) == 2
     assert "expected one of the two" in capsys.readouterr().err
+
+
+def test_a_distilbert_takes_the_layers_of_a_bert(tmp_path):
+    """All of them, so that both compute the same for a text, of which each token is in the first segment."""
+    teacher, student = (scramble(BertForPreTraining(tiny(kind))).eval() for kind in ("bert", "distilbert"))
+    source = for_student(Source(tmp_path, teacher.config, teacher.state_dict(), None, "teacher"), student.config)
+    rows = dict(take_weights(student, source))
+    assert rows["initialized"] == "bert.pooler.dense.weight, bert.pooler.dense.bias" and "left out" not in rows
+    ids = torch.randint(5, 64, (3, 20))
+    found, expected = (model.bert(ids).last_hidden_state for model in (student, teacher))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    for model, init_layers, fits in ((student, [0, 1], True), (student, None, False)):
+        config = PretrainConfig("data", "run", model=model.config, init_from="teacher", init_layers=init_layers)
+        with (
+            contextlib.nullcontext()
+            if fits
+            else pytest.raises(UserError, match="model.family: found 'distilbert', exp")
+        ):
+            check_shape(config, teacher.config)
+
+
+def test_the_preset_of_a_student_is_distilberts_own_shape():
+    theirs = json.loads(transformers.DistilBertConfig().to_json_string())
+    assert config_from_huggingface(theirs) == BertConfig.preset("distil-base", vocab_size=30522)
