@@ -66,6 +66,12 @@ TABLE = {
         150,
         bars=("ratio_*", "share_*"),
     ),
+    "families": Entry(
+        "A step of each family of encoders as a share of that of transformers' class",
+        ("families.py", "--rounds", "3", "--json", "FIGURES"),
+        300,
+        bars=("ratio_*",),
+    ),
     "overhead": Entry(
         "What engine, loop, checkpoints and a second process cost beside the step",
         ("overhead.py", "--quick", "--json", "FIGURES"),
