@@ -50,7 +50,8 @@ def test_an_export_of_anothers_folder_says_what_it_leaves_out(tmp_path, capsys):
     assert main(["export", str(folder)]) == 0
     assert f"left out of {folder}: training_args.bin (" in capsys.readouterr().out
     assert not (tmp_path / "model-hf/training_args.bin").exists()
-    assert json.loads((tmp_path / "model-hf/tokenizer_config.json").read_text())["model_max_length"] == POSITIONS
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        assert (tmp_path / "model-hf" / name).read_bytes() == (folder / name).read_bytes(), name
 
 
 @pytest.mark.parametrize("number", [float("nan"), 1e30])
