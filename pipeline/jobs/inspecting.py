@@ -9,7 +9,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import NO_LABEL
 from cloze.pipeline.samples.masking import DynamicMasking
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.shards import BLOCK_TOKENS, ShardReader
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
@@ -102,12 +102,14 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
         rows.append(("documents with encoding errors", f"{damaged:,} (what wasn't UTF-8 is U+FFFD now)"))
     for name, split in manifest.splits.items():
         if any(split.shards.samples):
-            size = sum(shard.bytes for shard in split.shards)
+            size, tokens = sum(shard.bytes for shard in split.shards), split.counts["tokens"]
+            # Below a block a shard, what a file says of itself is much of it, and bytes a token say nothing.
+            is_small = tokens < BLOCK_TOKENS * len(split.shards)
             rows.append(
                 (
                     name,
-                    f"{split.counts['samples']:,} samples, {split.counts['tokens']:,} tokens, "
-                    f"{len(split.shards)} shards, {size / split.counts['tokens']:.2f} bytes a token",
+                    f"{split.counts['samples']:,} samples, {tokens:,} tokens, {len(split.shards)} shards, "
+                    + (f"{size / 1000:,.1f} kB" if is_small else f"{size / tokens:.2f} bytes a token"),
                 )
             )
     if pairs := total(manifest, "pairs"):

@@ -22,6 +22,7 @@ from cloze.pipeline.config import (
     VocabularyConfig,
 )
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs import inspecting
 from cloze.pipeline.jobs.inspecting import histogram, inspect
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.jobs.verifying import verify
@@ -62,8 +63,11 @@ def test_decoded_samples_are_the_shards(data):
             assert (piece.kind == "kept") == (piece.original == piece.text)
 
 
-def test_the_table_says_what_counts(data, tmp_path):
+def test_the_table_says_what_counts(data, tmp_path, monkeypatch):
     text = shown(data_commands.inspect, InspectConfig(str(data), tensorboard=str(tmp_path / "board")))
+    assert re.search(r"train +│ .* shards, [\d.]+ kB", text) and "bytes a token" not in text, "of so few tokens"
+    monkeypatch.setattr(inspecting, "BLOCK_TOKENS", 1)
+    assert "bytes a token" in dict(inspect(InspectConfig(str(data))).facts)["train"], "of blocks that are full"
     assert re.search(r"tokens lost +│ 0 ", text) and re.search(r"documents +│ 400 ", text)
     shown(data_commands.inspect, InspectConfig(str(data), split="test", tensorboard=str(tmp_path / "empty")))
     assert "% mask" in text and "unigram entropy" in text and "█" in text and "sample 0" in text
