@@ -18,10 +18,13 @@ _MOST_NAMED = 60  # points with their texts beside them: more would cover each o
 _LONGEST_NAME = 30  # characters of such a text
 _MOST_COLOURS = 20  # values with a colour of their own; the rarer ones share one
 _OTHERS = "others"
+_SCALE = "attention of the row's token to the column's,\nas a share of the head's largest (above it)"
 
 
 def draw_attention(attention: Attentions, path: Path) -> None:
-    """Draw all heads: one row per layer, one column per head; dark where a token (row) attends to another (column)."""
+    """Draw all heads: one row per layer, one column per head; dark where a token (row) attends to another (column).
+    Each head has a scale of its own, up to its largest weight, which stands above it: a weak one shows its pattern too.
+    """
     layers, heads, length, _ = attention.weights.shape
     side = min(max(2.6, 0.24 * length + 0.6), LARGEST_INCHES / max(layers, heads))
     figure = new_figure(side * heads + 1, side * layers + 0.5)
@@ -30,11 +33,12 @@ def draw_attention(attention: Attentions, path: Path) -> None:
     for layer in range(layers):
         for head in range(heads):
             panel = panels[layer, head]
-            image = panel.imshow(attention.weights[layer, head], cmap="Blues", vmin=0, vmax=1)
-            panel.set_title(f"layer {layer + 1} head {head + 1}", fontsize=9)
+            weights = attention.weights[layer, head]
+            image = panel.imshow(weights / weights.max(), cmap="Blues", vmin=0, vmax=1)
+            panel.set_title(f"layer {layer + 1} head {head + 1}: 0 to {weights.max():.2f}", fontsize=9)
             panel.set_xticks(range(length), attention.tokens, rotation=90, fontsize=size)
             panel.set_yticks(range(length), attention.tokens, fontsize=size)
-    figure.colorbar(image, ax=panels, label="attention of the row's token to the column's", aspect=40, pad=0.01)
+    figure.colorbar(image, ax=panels, aspect=40, pad=0.01).set_label(_SCALE, fontsize=9)
     save(figure, path)
 
 

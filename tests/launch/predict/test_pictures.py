@@ -30,12 +30,15 @@ def test_principal_components_are_sklearns():
 
 def test_heads_are_large_and_have_their_scale(figures, tmp_path):
     weights = np.full((2, 3, 9, 9), 1 / 9, np.float32)
+    weights[1, 2] = np.eye(9)
     draw_attention(Attentions([f"t{number}" for number in range(9)], weights), tmp_path / "heads.png")
     (figure,) = figures
     *heads, scale = figure.axes
     assert len(heads) == 6 and min(figure.get_size_inches() / (3, 2)) > 2.6
     assert "attention" in scale.get_ylabel() and scale.get_ylim() == (0, 1)
-    assert heads[5].get_title() == "layer 2 head 3"
+    assert [each.get_title() for each in heads[4:]] == ["layer 2 head 2: 0 to 0.11", "layer 2 head 3: 0 to 1.00"]
+    for head in heads:  # a weak one is drawn as dark as a strong one
+        assert head.get_images()[0].get_array().max() == 1 and head.get_images()[0].get_clim() == (0, 1)
     assert all(text.get_fontsize() >= 9 for text in heads[0].get_xticklabels())
 
 
