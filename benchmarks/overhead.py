@@ -160,7 +160,7 @@ def our_loop(config, opened, environment, device, turns) -> None:
     from cloze.launch.pretrain.recipe import Pretraining
     from cloze.launch.run.heartbeat import Heartbeat
     from cloze.launch.run.preemption import StopRequest
-    from cloze.launch.run.stored import stored
+    from cloze.launch.run.stored_run import stored
     from cloze.launch.system.console import Console
     from cloze.launch.training.process import Process, recorded
     from cloze.launch.training.start import Training

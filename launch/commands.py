@@ -270,7 +270,7 @@ COMMANDS = {
     "tokenize": Command(
         "show a model's inputs for texts",
         "cloze.launch.predict.tokenize:tokenize",
-        "cloze.launch.predict.tokens:TokenizeConfig",
+        "cloze.launch.predict.tokenize:TokenizeConfig",
         words="text",
         main=("text", "pair", "file"),
         checks="cloze.launch.predict.precheck:check_tokenizing",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from cloze.model.amx import extra_rows
 from cloze.model.attention import (
     Layout,
     check_kernel,
@@ -25,7 +26,6 @@ from cloze.model.heads import NO_LABEL, MaskedLanguageModelHead, NextSentenceHea
 from cloze.model.huggingface import InFolders
 from cloze.model.inputs import FurtherInputs, Inputs, ModelOptions
 from cloze.model.relative import RelativeEmbedding
-from cloze.model.rounding import extra_rows
 
 if TYPE_CHECKING:  # Python 3.10 lacks it
     from typing import Unpack

@@ -16,10 +16,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from cloze.model.attention import KERNELS, Layout, RelativeBias, leave_graphs
 from cloze.model.branching import branch
 from cloze.model.config import BertConfig, ModelError
-from cloze.model.copies import Copied
 from cloze.model.dropout import DropoutKey, keep_masks, keep_scale
 from cloze.model.embeddings import encoder_norm, rotate_packed
 from cloze.model.relative import Distances, Positions, RelativeTerms
+from cloze.model.weight_copies import Copied
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cloze.model.inputs import Context
 
-# Of this module by whatever name it is imported: exported models bring copies of it (launch/tools/remote.py).
+# Of this module by whatever name it is imported: exported models bring copies of it (launch/tools/exported_code.py).
 _OPERATORS = __name__.replace(".", "_")
 
 

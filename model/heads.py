@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from cloze.model.amx import extra_rows
 from cloze.model.config import BertConfig
-from cloze.model.copies import Copied
 from cloze.model.embeddings import compute_dtype, encoder_norm
 from cloze.model.encoder import ACTIVATIONS
 from cloze.model.inputs import Context
-from cloze.model.rounding import extra_rows
+from cloze.model.weight_copies import Copied
 
 NO_LABEL = -100  # label without a loss, as everywhere in torch
 
@@ -147,8 +147,8 @@ class MaskedLanguageModelHead(Copied):
             labels = nn.functional.pad(labels, (0, extra), value=NO_LABEL)
         if self.transforms:
             hidden = self.norm(self.activation(self.dense(hidden)))
-        found = self.decoder(hidden, labels)
-        return tuple(each[:-extra] for each in found) if extra else found
+        logits = self.decoder(hidden, labels)
+        return tuple(each[:-extra] for each in logits) if extra else logits
 
 
 class ClassifierTransform(nn.Module):

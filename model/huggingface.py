@@ -38,8 +38,8 @@ from cloze.model.config_files import (
 )
 from cloze.model.families import BY_TYPE, FAMILIES, OUR_CLASSES, family_for, family_of
 from cloze.model.families.family import DETECTOR, HEADS, Family, Json, Names, Part
-from cloze.model.files import INDEX, WEIGHTS, read_weights, shard_names
 from cloze.model.initialization import init_weights
+from cloze.model.weight_files import INDEX, WEIGHTS, read_weights, shard_names
 
 StateDict = dict[str, Tensor]
 _Model = TypeVar("_Model", bound="InFolders")
@@ -466,9 +466,9 @@ def _check_family(weights: StateDict, family: Family, folder: Path) -> None:
     if any(name.startswith(family.prefix) for name in weights):
         return
     others = [each for each in FAMILIES if any(name.startswith(each.prefix) for name in weights)]
-    if found := [kind for other in others for kind in other.beginnings]:
+    if kinds := [kind for other in others for kind in other.beginnings]:
         raise ModelError(
-            f"{folder}: found weights of {', '.join(found)}, expected those of {', '.join(family.beginnings)}, as "
+            f"{folder}: found weights of {', '.join(kinds)}, expected those of {', '.join(family.beginnings)}, as "
             "config.json says; fetch the model again"
         )
 
@@ -479,13 +479,13 @@ def _check_layers(weights: StateDict, config: BertConfig, folder: Path) -> None:
     stem = BY_TYPE[family].layers.removeprefix(BY_TYPE[family].prefix) if family else ""
     stems = (re.escape(each).replace(r"\{\}", r"(\d+)") for each in ("encoder.layers.{}.", stem) if each)
     pattern = re.compile("|".join(rf"(?:^|\.){each}" for each in stems))
-    found = {match[match.lastindex or 1] for match in map(pattern.search, weights) if match}
-    if config.num_distinct_layers > len(found):
+    numbers = {match[match.lastindex or 1] for match in map(pattern.search, weights) if match}
+    if config.num_distinct_layers > len(numbers):
         field = "num_hidden_layers" if config.num_layer_groups is None else "num_layer_groups"
         name = BY_TYPE[family].fields.get(field, field) if family else field
         raise ModelError(
             f"{folder / 'config.json'}: found {name} {config.num_distinct_layers}, expected "
-            f"{len(found)}, the layers among the weights; fix it, or fetch the model again"
+            f"{len(numbers)}, the layers among the weights; fix it, or fetch the model again"
         )
 
 
@@ -675,8 +675,8 @@ class InFolders(nn.Module):
                     "from_folder draws a random one)"
                 )
             init_weights(model, new_head_seed)
-        found = {name.removeprefix(prefix): tensor for name, tensor in fitting.items()}
-        model.load_state_dict(found, strict=False)  # every name was accounted for above
+        stripped = {name.removeprefix(prefix): tensor for name, tensor in fitting.items()}
+        model.load_state_dict(stripped, strict=False)  # every name was accounted for above
         model.new_parameters = tuple(name.removeprefix(prefix) for name in lacking)
         return model.eval()
 

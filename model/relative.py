@@ -118,10 +118,10 @@ class RelativeTerms(nn.Module):
             parts = qkv(distances.rows).unflatten(-1, (3, self.heads, -1)).unbind(-3)[:2]
         else:
             parts = self.projection(distances.rows).unflatten(-1, (len(names), self.heads, -1)).unbind(-3)
-        found = {name: part * self.scale for name, part in zip(names, parts, strict=True) if name in self.terms}
+        scaled = {name: part * self.scale for name, part in zip(names, parts, strict=True) if name in self.terms}
         # Of keys the last distance is the first, so that both kinds of products have their terms in the same places.
         indices = {"p2c": distances.places, "c2p": distances.places.flip(0)}
-        chosen = {name: part.index_select(0, indices[name]) for name, part in found.items()}
+        chosen = {name: part.index_select(0, indices[name]) for name, part in scaled.items()}
         return Positions(chosen.get("p2c"), chosen.get("c2p"))
 
 
@@ -148,15 +148,15 @@ class _Diagonals(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        found: list[Tensor | None] = []
-        for needed, each in zip(ctx.needs_input_grad, (gradient, gradient.mT), strict=False):
+        gradients: list[Tensor | None] = []
+        for needed, gradient_of_term in zip(ctx.needs_input_grad, (gradient, gradient.mT), strict=False):
             rows = None
             if needed:
-                batch_size, heads, length, _ = each.shape
-                rows = each.new_zeros(heads, batch_size * length, 2 * length - 1)
-                _diagonals(rows, batch_size).copy_(each)
-            found.append(rows)
-        return found[0], found[1], None
+                batch_size, heads, length, _ = gradient_of_term.shape
+                rows = gradient_of_term.new_zeros(heads, batch_size * length, 2 * length - 1)
+                _diagonals(rows, batch_size).copy_(gradient_of_term)
+            gradients.append(rows)
+        return gradients[0], gradients[1], None
 
 
 def _diagonals(products: Tensor, batch_size: int) -> Tensor:

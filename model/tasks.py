@@ -37,7 +37,7 @@ from cloze.model.heads import (
 )
 from cloze.model.huggingface import InFolders, load_architecture
 from cloze.model.inputs import Inputs, ModelOptions
-from cloze.model.sentences import pool
+from cloze.model.sentence_vectors import pool
 
 if TYPE_CHECKING:  # Python 3.10 lacks it
     from typing import Unpack

@@ -50,8 +50,9 @@ def take(values: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> tuple[np.
     )
     taken = pc.take(strings, to_arrow(np.asarray(rows, np.int64)), memory_pool=POOL)
     _, bounds, data = taken.buffers()
-    found = np.frombuffer(bounds, np.int64, len(taken) + 1) // size
-    return np.frombuffer(data, values.dtype, int(found[-1])) if data else np.empty(0, values.dtype), found
+    taken_offsets = np.frombuffer(bounds, np.int64, len(taken) + 1) // size
+    flat = np.frombuffer(data, values.dtype, int(taken_offsets[-1])) if data else np.empty(0, values.dtype)
+    return flat, taken_offsets
 
 
 def union(*ascending: np.ndarray) -> np.ndarray:

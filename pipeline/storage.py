@@ -13,7 +13,7 @@ from pathlib import Path
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.leases import leased
 from cloze.pipeline.stores.places import Place, StorePath
-from cloze.pipeline.stores.scratch import scratch_folder
+from cloze.pipeline.stores.temporary_folders import temporary_folder
 
 ASIDE = ".tmp-"  # prefix of temporary files; those of interrupted writes are never read, and removed by a rerun
 _STORED_PIECE = 8 << 20  # bytes per request to a store
@@ -55,7 +55,7 @@ def publishing(path: Place, durable: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def _sending(path: StorePath) -> Iterator[Path]:
-    folder = scratch_folder()
+    folder = temporary_folder()
     try:
         with readable_errors(folder):
             yield folder / path.name
@@ -82,9 +82,9 @@ def sync_folder(folder: Path) -> None:
 def remove_leftovers(folder: Place) -> None:
     """Remove temporary files of interrupted writes in `folder` and below."""
     if isinstance(folder, StorePath):
-        found = [each.key for each in folder.objects()]
+        keys = [each.key for each in folder.objects()]
         start = len(folder.key)
-        folder.writer.delete([key for key in found if any(part.startswith(ASIDE) for part in key[start:].split("/"))])
+        folder.writer.delete([key for key in keys if any(part.startswith(ASIDE) for part in key[start:].split("/"))])
         return
     for path in list(folder.rglob(f"{ASIDE}*")):
         if path.is_dir():

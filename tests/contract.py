@@ -247,7 +247,7 @@ def _noted_gradients(engine) -> list[list[str]]:
 
 
 def _save(engine, place: Path) -> None:
-    from cloze.launch.checkpoint.saving import BackgroundWriter
+    from cloze.launch.checkpoint.writing import BackgroundWriter
     from cloze.launch.system import distributed
 
     writer = BackgroundWriter()

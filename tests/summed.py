@@ -88,7 +88,7 @@ def _trained(variant: Variant, environment, sent: list[int]) -> dict:
     from cloze.launch.engine.config import deepspeed_config
     from cloze.launch.engine.engine import Engine
     from cloze.launch.pretrain.first_model import build_model
-    from cloze.model.copies import WeightCopies
+    from cloze.model.weight_copies import WeightCopies
 
     summing.BUCKET_BYTES, world_size = variant.size, environment.world_size
     config = configuration(Case(precision=variant.precision, gradient_checkpointing=variant.gradient_checkpointing))

@@ -5,7 +5,7 @@ from cloze.launch.checkpoint.fetching import fetch_run
 from cloze.launch.checkpoint.manager import CheckpointManager, checkpoint_steps, read_average, read_weights
 from cloze.launch.checkpoint.shared_reading import read_once
 from cloze.launch.checkpoint.state import CHECKSUMS, TrainState, damage, read_state
-from cloze.launch.checkpoint.stored import StoredCheckpoints
+from cloze.launch.checkpoint.stored_checkpoints import StoredCheckpoints
 
 __all__ = [
     "ALLOWED_CLASSES",

@@ -45,8 +45,8 @@ def read_parts(folder: Path, rank: int | None = None) -> Iterator[tuple[str, int
     """
     state = read_state(folder)
     ranks = [None] if state["zero_stage"] == 0 else range(state["world_size"]) if rank is None else [rank]
-    for each in ranks:
-        for name, (start, part) in load_pickled(folder / average_file(each))["parts"].items():
+    for saved_by in ranks:
+        for name, (start, part) in load_pickled(folder / average_file(saved_by))["parts"].items():
             yield name, start, part
 
 
@@ -59,11 +59,11 @@ def whole_average(folder: Path, weights: dict[str, torch.Tensor]) -> dict[str, t
     """
     if not has_average(folder):
         raise UserError(f"ema: found no moving average in {folder}, expected a run with --ema.decay; leave --ema out")
-    found = {name: tensor.clone() for name, tensor in weights.items()}
+    averaged = {name: tensor.clone() for name, tensor in weights.items()}
     for name, start, part in read_parts(folder):
-        found[name].view(-1)[start : start + len(part)] = part
+        averaged[name].view(-1)[start : start + len(part)] = part
     names = average_file(None if read_state(folder)["zero_stage"] == 0 else 0)
     for name, first in load_pickled(folder / names)["tied"].items():
-        if name in found:
-            found[name] = found[first]
-    return found
+        if name in averaged:
+            averaged[name] = averaged[first]
+    return averaged

@@ -12,12 +12,12 @@ from cloze.launch.checkpoint.state import describe, read_state
 from cloze.launch.checkpoint.transfer import Damaged, fetch, part_name, parts_of
 from cloze.launch.run import runs
 from cloze.launch.run.commits import Commit, read_commits
-from cloze.launch.run.stored import COMMITS, fetch_description, fetch_objects
+from cloze.launch.run.stored_run import COMMITS, fetch_description, fetch_objects
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import inside, readable_errors
 from cloze.pipeline.stores.places import StorePath
-from cloze.pipeline.stores.scratch import scratch_folder
+from cloze.pipeline.stores.temporary_folders import temporary_folder
 from cloze.pipeline.untrusted import load_json
 
 INDEX = "index.json"
@@ -34,8 +34,8 @@ def step_place(place: StorePath, step: int) -> StorePath:
 
 def owner_of(name: str) -> int | None:
     """The rank that wrote a file and alone needs it at the same world size and stage; None: all ranks need the file."""
-    found = _OWNER.fullmatch(name)
-    return int(found[1] or found[2]) if found else None
+    match = _OWNER.fullmatch(name)
+    return int(match[1] or match[2]) if match else None
 
 
 def read_index(place: StorePath, step: int, commit: Commit) -> Fields:
@@ -101,7 +101,7 @@ def fetch_run(
     Raises:
         UserError: there is no run, no such checkpoint, or it is damaged.
     """
-    folder = folder or scratch_folder()
+    folder = folder or temporary_folder()
     fetch_description(place, folder)
     if not (folder / runs.CONFIG).exists():
         raise UserError(
@@ -110,7 +110,7 @@ def fetch_run(
         )
     if (place / runs.MODEL / "config.json").is_file():
         start = len(place.key) + 1
-        fetch_objects(place, [each.key[start:] for each in (place / runs.MODEL).objects()], folder)
+        fetch_objects(place, [entry.key[start:] for entry in (place / runs.MODEL).objects()], folder)
         return folder
     if "train_file" in runs.fields_of(folder):
         raise UserError(
@@ -122,7 +122,7 @@ def fetch_run(
         newest = step if step in commits and _fetched(place, folder, step, commits, warn) else None
     else:
         newest = next(
-            (each for each in sorted(commits, reverse=True) if _fetched(place, folder, each, commits, warn)), None
+            (saved for saved in sorted(commits, reverse=True) if _fetched(place, folder, saved, commits, warn)), None
         )
     if newest is None:
         found = ", ".join(map(str, sorted(commits))) or "none"
@@ -133,8 +133,8 @@ def fetch_run(
         newest = read_state(folder / runs.CHECKPOINTS / f"step-{newest:08d}")["best_step"]
         if newest in commits:
             _fetched(place, folder, newest, commits, warn)
-    for each in sorted(each for each in commits if each < newest)[::-1][: count - 1]:
-        _fetched(place, folder, each, commits, warn)
+    for earlier in sorted(saved for saved in commits if saved < newest)[::-1][: count - 1]:
+        _fetched(place, folder, earlier, commits, warn)
     return folder
 
 

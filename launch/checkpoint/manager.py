@@ -24,9 +24,9 @@ from cloze.launch.checkpoint.deepspeed_files import (
     plain_path,
     whole_weights,
 )
-from cloze.launch.checkpoint.saving import BackgroundWriter
 from cloze.launch.checkpoint.shared_reading import read_once
 from cloze.launch.checkpoint.state import TrainState, damage, describe, read_state, sharding_stage
+from cloze.launch.checkpoint.writing import BackgroundWriter
 from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
@@ -376,8 +376,8 @@ class CheckpointManager:
         restored = TrainState(**{name: state[name] for name in TrainState.__dataclass_fields__ if name in state})
         source = self._universal(step) if self.is_elastic(step) else folder
         with plain_path(source.parent) as place:
-            found = engine.load(place / source.name, self._read, restored.optimizer_steps)
-        if not found:
+            loaded = engine.load(place / source.name, self._read, restored.optimizer_steps)
+        if not loaded:
             raise UserError(
                 f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "
                 "remove the folder to continue from an older checkpoint"
@@ -462,14 +462,14 @@ def read_average(
         UserError: as `read_weights`, or the run has fewer checkpoints up to that step.
     """
     last, weights = read_weights(run, step, warn, ema=ema)
-    steps = [each for each in checkpoint_steps(run) if each <= last][-count:]
+    steps = [saved for saved in checkpoint_steps(run) if saved <= last][-count:]
     if len(steps) < count:
         raise UserError(
             f"{run}: found {len(steps)} checkpoints up to step {last}, expected the {count} that are to be "
             "averaged; train with a larger --checkpoint.keep_last, or average fewer"
         )
     sums = {name: tensor.double() for name, tensor in weights.items()}
-    for each in steps[:-1]:
-        for name, tensor in read_weights(run, each, warn, ema=ema)[1].items():
+    for earlier in steps[:-1]:
+        for name, tensor in read_weights(run, earlier, warn, ema=ema)[1].items():
             sums[name] += tensor
     return steps, {name: (total / count).to(weights[name].dtype) for name, total in sums.items()}

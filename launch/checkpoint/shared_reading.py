@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cloze.launch.checkpoint.deepspeed_files import load_pickled
-from cloze.launch.checkpoint.saving import replace_tensors
+from cloze.launch.checkpoint.writing import replace_tensors
 from cloze.launch.system import distributed
 from cloze.pipeline.fields import Fields
 
@@ -53,9 +53,9 @@ def read_once(read: Callable[[], Fields], where: object, device: torch.device) -
 
 def _tensors(content: object) -> list[Tensor]:
     """Each tensor once, in the order in which they are met."""
-    found: dict[int, Tensor] = {}
-    replace_tensors(content, lambda tensor: found.setdefault(id(tensor), tensor))
-    return list(found.values())
+    filled: dict[int, Tensor] = {}
+    replace_tensors(content, lambda tensor: filled.setdefault(id(tensor), tensor))
+    return list(filled.values())
 
 
 def _without_values(content: object) -> bytes:

@@ -46,19 +46,19 @@ def upload(path: Path, size: int, digest: str, folder: StorePath, patience: Pati
     Raises:
         UserError: the disk returns other bytes than were written, or the store can't be used.
     """
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     with open(path, "rb") as file, ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="upload") as senders:
         sent: deque[Future[None]] = deque()
         for number, (start, stop) in enumerate(parts_of(size)):
             data = file.read(stop - start)
-            found.update(data)
+            hashed.update(data)
             if len(sent) == _AT_ONCE:
                 sent.popleft().result()
             target = folder / part_name(path.name, number)
             sent.append(senders.submit(patience, lambda target=target, data=data: target.write(data)))
-        for each in sent:
-            each.result()
-    if found.hexdigest() != digest:
+        for upload in sent:
+            upload.result()
+    if hashed.hexdigest() != digest:
         raise UserError(
             f"{path}: found other bytes on the disk than were written, expected the same; check the disk, "
             "then run the same command again"

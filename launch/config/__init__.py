@@ -14,7 +14,7 @@ from cloze.launch.config.finetuning import FinetuneConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.pretraining import DeepSpeedConfig, PretrainConfig, PretrainEvaluationConfig, SweepConfig
 from cloze.launch.config.run import RunConfig
-from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
+from cloze.launch.config.sections import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.training import BatchArithmetic, EmaConfig, MaskingConfig, MaskingPhase, TrainConfig
 
 __all__ = [

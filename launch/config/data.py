@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cloze.launch.config.checks import check_ends
+from cloze.launch.config.phases import check_ends
 from cloze.pipeline.errors import UserError
 
 

@@ -11,7 +11,7 @@ from cloze.launch.config.marks import FREE
 from cloze.launch.config.model import HubConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig, check_sections, check_warmup
-from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
+from cloze.launch.config.sections import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.config.training import AUTO, TrainConfig
 from cloze.pipeline.bounds import SEED, bounds, check_bounds

@@ -46,7 +46,7 @@ def measure_of(curve: str) -> Measure:
     """
     own = name = curve.partition("/")[0]
     while name not in MEASURES:
-        _, found, name = name.partition("_")
-        if not found:
+        _, separator, name = name.partition("_")
+        if not separator:
             return MEASURES["loss"] if own.endswith(_LOWER_IS_BETTER) else _OTHER
     return MEASURES[name]

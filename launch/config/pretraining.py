@@ -11,7 +11,7 @@ from cloze.launch.config.data import DataSource, MixtureConfig
 from cloze.launch.config.marks import FIXED, FREE
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig, check_sections, check_warmup
-from cloze.launch.config.running import CheckpointConfig, DataCacheConfig, EvaluationConfig, MonitorConfig, ZeroConfig
+from cloze.launch.config.sections import CheckpointConfig, DataCacheConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.training import EmaConfig, MaskingConfig, TrainConfig
 from cloze.model.config import BertConfig
 from cloze.pipeline.bounds import POSITIVE_SHARE, SEED, bounds, check_bounds

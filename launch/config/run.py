@@ -6,7 +6,7 @@ from dataclasses import Field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
-from cloze.launch.config.running import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
+from cloze.launch.config.sections import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.training import TrainConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields

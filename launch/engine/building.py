@@ -110,8 +110,8 @@ class NotingDict(dict[str, Any]):
         for name, value in added.items():
             if self.asked and name not in self.asked:
                 return str(name)
-            if isinstance(value, dict) and (found := dict.__getitem__(self, name).unread(value)) is not None:
-                return f"{name}.{found}"
+            if isinstance(value, dict) and (inner := dict.__getitem__(self, name).unread(value)) is not None:
+                return f"{name}.{inner}"
         return None
 
 

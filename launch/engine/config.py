@@ -110,15 +110,15 @@ def deepspeed_config(config: RunConfig, world_size: int, *, load_universal: bool
     return merged
 
 
-def _merge(made: Settings, added: Settings, path: str) -> Settings:
-    """Both, nested; UserError for a value that `made` holds already and differently."""
-    merged = dict(made)
+def _merge(ours: Settings, added: Settings, path: str) -> Settings:
+    """Both, nested; UserError for a value that `ours` holds already and differently."""
+    merged = dict(ours)
     for name, value in added.items():
-        if isinstance(value, dict) and isinstance(made.get(name), dict):
-            merged[name] = _merge(made[name], value, f"{path}.{name}")
-        elif name in made and made[name] != value:
+        if isinstance(value, dict) and isinstance(ours.get(name), dict):
+            merged[name] = _merge(ours[name], value, f"{path}.{name}")
+        elif name in ours and ours[name] != value:
             raise UserError(
-                f"{path}.{name}: found {value!r}, expected {made[name]!r}, which the configuration of the "
+                f"{path}.{name}: found {value!r}, expected {ours[name]!r}, which the configuration of the "
                 "run makes; change the field that it follows from"
             )
         else:

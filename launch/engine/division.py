@@ -51,12 +51,12 @@ def owners(costs: dict[str, float], world_size: int) -> dict[str, int]:
         costs: by name; from shapes alone, so that all ranks, and all runs with these shapes, come to the same.
     """
     loads = [0.0] * world_size
-    found = dict.fromkeys(costs, 0)
+    owner_of = dict.fromkeys(costs, 0)
     for name in sorted(costs, key=lambda name: (-costs[name], name)):
         rank = min(range(world_size), key=loads.__getitem__)
-        found[name] = rank
+        owner_of[name] = rank
         loads[rank] += costs[name]
-    return found
+    return owner_of
 
 
 class Division:
@@ -117,9 +117,9 @@ class Division:
         """
         earlier: list[Tensor | None] = []
         if self.stage == 2:
-            earlier = [each.grad for each in self._owned]
-            for each in self._owned:
-                each.grad = None
+            earlier = [parameter.grad for parameter in self._owned]
+            for parameter in self._owned:
+                parameter.grad = None
         with averaged_gradients(list(self._parameters.values()), self._world_size, size, kept=set(self._owned)):
             yield
         for parameter, gradient in zip(self._owned, earlier, strict=False):
@@ -150,14 +150,14 @@ class Division:
             return
         sending: list[tuple[list[nn.Parameter], Tensor, Callable[[], object]]] = []
         for bucket in groups(list(self._parameters.values()), BUCKET_BYTES):
-            parts = [each.detach().flatten().view(torch.int32) for each in bucket]
-            owned = [self.owns(self.names[each]) for each in bucket]
+            parts = [parameter.detach().flatten().view(torch.int32) for parameter in bucket]
+            owned = [self.owns(self.names[parameter]) for parameter in bucket]
             flat = torch.cat([part if own else torch.zeros_like(part) for part, own in zip(parts, owned, strict=True)])
             sending.append((bucket, flat, distributed.begin_sum(flat)))
             if len(sending) > IN_FLIGHT:
                 _take(*sending.pop(0))
-        for each in sending:
-            _take(*each)
+        for sent in sending:
+            _take(*sent)
 
 
 def _take(bucket: list[nn.Parameter], flat: Tensor, wait: Callable[[], object]) -> None:

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from cloze.launch.config import RunConfig
 from cloze.launch.engine import summing
 from cloze.launch.engine.building import build_deepspeed
+from cloze.launch.engine.checkpoint_files import CheckpointFiles, Read, Submit
 from cloze.launch.engine.config import PRECISIONS, Settings
 from cloze.launch.engine.division import Division
-from cloze.launch.engine.files import CheckpointFiles, Read, Submit
 from cloze.launch.engine.fragments import Fragment, UpdatedParts, base_optimizer, master_fragments
 from cloze.launch.engine.optimizers import parameter_groups
 from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
 from cloze.launch.engine.states import load_states, submit_states, submitting_model
 from cloze.launch.engine.summing import averaged_gradients
-from cloze.model.copies import WeightCopies
+from cloze.model.weight_copies import WeightCopies
 
 # Name of a parameter, and flat parts of its fp32 master and of its gradient.
 Parts = Iterable[tuple[str, Tensor, Tensor]]
@@ -204,8 +204,8 @@ class Engine:
 
     def fragments(self) -> Iterator[Fragment]:
         """The fp32 master weights that this process updates, by the names of the parameters."""
-        found = master_fragments(self._deepspeed)
-        return (each for each in found if self._division is None or self._division.owns(each.name))
+        fragments = master_fragments(self._deepspeed)
+        return (each for each in fragments if self._division is None or self._division.owns(each.name))
 
     def full_parameter(self, parameter: nn.Parameter) -> Tensor:
         """A copy of a parameter in fp32 on the host, gathered from all ranks where it is partitioned. Collective."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from cloze.launch.engine.checkpoint_files import Content, Read, Submit
 from cloze.launch.engine.division import Division
-from cloze.launch.engine.files import Content, Read, Submit
 from cloze.launch.engine.optimizers.groups import Group
 
 OWNERS = "optimizer_owners"

@@ -112,15 +112,15 @@ def groups(parameters: Sequence[nn.Parameter], size: int) -> list[list[nn.Parame
     Buckets are filled from the first parameter on: the word embedding, whose gradient is complete last, exceeds `size`
     bytes in large models and has a bucket of its own; the incomplete bucket at the end is sent first.
     """
-    found: list[list[nn.Parameter]] = []
+    buckets: list[list[nn.Parameter]] = []
     held = size
     for parameter in parameters:
         if held >= size:
-            found.append([])
+            buckets.append([])
             held = 0
-        found[-1].append(parameter)
+        buckets[-1].append(parameter)
         held += parameter.nbytes
-    return found
+    return buckets
 
 
 def complete(parameters: Sequence[nn.Parameter]) -> list[Tensor]:

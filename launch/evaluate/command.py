@@ -79,15 +79,15 @@ def _model(config: EvaluateConfig) -> tuple[Path, int | Literal["best"] | None]:
             "next to the checkpoints; name a checkpoint with step"
         )
     folder = model_path(config, config.step)
-    found = _CHECKPOINT.fullmatch(folder.resolve().name)
-    if not found or folder.resolve().parent.name != runs.CHECKPOINTS:
+    match = _CHECKPOINT.fullmatch(folder.resolve().name)
+    if not match or folder.resolve().parent.name != runs.CHECKPOINTS:
         return folder, config.step
     if config.step is not None or config.every_checkpoint:
         raise UserError(
             f"model: found the checkpoint {folder} with step or every_checkpoint, expected the folder of "
             "its run with them"
         )
-    return folder.resolve().parents[1], int(found[1])
+    return folder.resolve().parents[1], int(match[1])
 
 
 def _suite(config: EvaluateConfig, console: Console) -> tuple[list[str], Callable[[Predictor], Fields]]:

@@ -162,5 +162,5 @@ def _hidden(
         torch.device(loaded.device),
     )
     positions, hidden_there = there.pop("positions"), there.pop("hidden")
-    found = hidden_log_probabilities(model, there, positions, hidden_there)
-    return found.double().cpu().numpy()
+    log_probabilities = hidden_log_probabilities(model, there, positions, hidden_there)
+    return log_probabilities.double().cpu().numpy()

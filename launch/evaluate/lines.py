@@ -48,9 +48,9 @@ def score_lines(
     number = {line: place for place, line in enumerate(dict.fromkeys(lines))}
     pieces, owners = [], []
     for line, place in number.items():
-        found = list(loaded.encoder.windows(line, length=max_length, step=max_length, place=f"line {place + 1}"))
-        pieces += found
-        owners += [place] * len(found)
+        windows = list(loaded.encoder.windows(line, length=max_length, step=max_length, place=f"line {place + 1}"))
+        pieces += windows
+        owners += [place] * len(windows)
     done, total = 0, num_tokens(pieces)
 
     def count(tokens: int) -> None:

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from cloze.launch.config import EmbeddingConfig
 from cloze.launch.system import distributed
-from cloze.model.sentences import SentenceOutput
+from cloze.model.sentence_vectors import SentenceOutput
 from cloze.pipeline.fields import MicroBatch
 
 
@@ -64,13 +64,13 @@ class ContrastiveObjective:
         own = slice(first // self._group_size, (first + sum(sizes)) // self._group_size)
         groups = everything.unflatten(0, (-1, self._group_size))
         widths = {*self._config.dimensions, groups.shape[-1]}
-        found = {width: contrastive_losses(groups[..., :width], everyone, own, self._config) for width in widths}
-        losses = torch.stack([losses for losses, _ in found.values()]).sum(0) / totals.clamp(min=1).float()
+        by_width = {width: contrastive_losses(groups[..., :width], everyone, own, self._config) for width in widths}
+        losses = torch.stack([losses for losses, _ in by_width.values()]).sum(0) / totals.clamp(min=1).float()
         # This rank's rows are candidates of the other ranks' anchors: their gradients are the sum of all ranks'.
         (gradient,) = torch.autograd.grad(losses.sum(), everything)
         gradients = distributed.reduce_sum(gradient)[first : first + sum(sizes)].split(sizes)
         rows = [size // self._group_size for size in sizes]
-        hits = found[groups.shape[-1]][1]
+        hits = by_width[groups.shape[-1]][1]
         self._next = deque(
             (part, torch.stack([share.sum(), hit.sum(), hit.new_tensor(len(hit))]).double())
             for part, share, hit in zip(gradients, losses.detach().split(rows), hits.float().split(rows), strict=True)

@@ -13,36 +13,36 @@ _LONGEST = 300  # number of characters of a text that are shown
 
 def tables(examples: Examples, predictions: list[Fields]) -> dict[str, str]:
     """Tables in Markdown by name: `worst`, and the confusion tables of the kind of prediction."""
-    found = examples.kind.confusions(predictions)
+    confusions = examples.kind.confusions(predictions)
     if worst := _worst(examples, predictions):
-        found["worst"] = worst
-    return found
+        confusions["worst"] = worst
+    return confusions
 
 
 def page(examples: Examples, predictions: list[Fields]) -> str:
     """All tables on one page."""
-    found = tables(examples, predictions) or {"no mistakes": ""}
-    return "\n".join(f"## {name}\n\n{table}" for name, table in found.items())
+    sections = tables(examples, predictions) or {"no mistakes": ""}
+    return "\n".join(f"## {name}\n\n{table}" for name, table in sections.items())
 
 
 def _worst(examples: Examples, predictions: list[Fields]) -> str:
     """Table of the wrong predictions, worst first; empty if there are none."""
     wrong = [
         (badness, number)
-        for number, each in enumerate(predictions)
-        if (badness := examples.kind.error_size(each)) is not None
+        for number, prediction in enumerate(predictions)
+        if (badness := examples.kind.error_size(prediction)) is not None
     ]
     wrong.sort(key=lambda pair: (-pair[0], pair[1]))
     rows = []
     for badness, number in wrong[:_WORST]:
-        each = predictions[number]
+        prediction = predictions[number]
         text = examples.text(number)
         rows.append(
             [
-                str(each.get("place", each.get("id"))),
+                str(prediction.get("place", prediction.get("id"))),
                 text[:_LONGEST] + ("..." if len(text) > _LONGEST else ""),
-                _shown(each["label"]),
-                _shown(each["prediction"]),
+                _shown(prediction["label"]),
+                _shown(prediction["prediction"]),
                 figure(badness),
             ]
         )

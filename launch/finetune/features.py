@@ -87,27 +87,27 @@ def encode_once(
     for everyone in rounds(examples.lengths, micro_batch_size, world_size):
         mine = everyone[rank::world_size]
         # A rank without units repeats one, at least to get the shape.
-        made = features(**to_device(examples.batch(mine if len(mine) else np.zeros(1, np.int64)), device))
+        outputs = features(**to_device(examples.batch(mine if len(mine) else np.zeros(1, np.int64)), device))
         rows = examples.feature_rows(everyone)
         order = np.argsort(rows)
         if kept is None:
-            _check_memory(num_rows, made, processes_on_this_machine(environment), device)
-            kept = torch.empty(num_rows, *made.shape[1:], dtype=made.dtype)
-        shared = torch.zeros(len(rows), *made.shape[1:], dtype=made.dtype, device=device)
+            _check_memory(num_rows, outputs, processes_on_this_machine(environment), device)
+            kept = torch.empty(num_rows, *outputs.shape[1:], dtype=outputs.dtype)
+        shared = torch.zeros(len(rows), *outputs.shape[1:], dtype=outputs.dtype, device=device)
         if len(mine):
             places = order[np.searchsorted(rows[order], examples.feature_rows(mine))]
-            shared[torch.from_numpy(places).to(device)] = made
+            shared[torch.from_numpy(places).to(device)] = outputs
         kept[torch.from_numpy(rows)] = distributed.reduce_sum(shared).cpu()
         beat()
     assert kept is not None, "a file has examples"
     return CachedExamples(examples, kept)
 
 
-def _check_memory(num_rows: int, made: torch.Tensor, processes: int, device: torch.device) -> None:
-    """Raise UserError unless the memory of each machine can hold `num_rows` rows like `made` for each of its processes.
-    Collective.
+def _check_memory(num_rows: int, outputs: torch.Tensor, processes: int, device: torch.device) -> None:
+    """Raise UserError unless the memory of each machine can hold `num_rows` rows like `outputs` for each of its
+    processes. Collective.
     """
-    needed = num_rows * made[0].numel() * made.element_size()
+    needed = num_rows * outputs[0].numel() * outputs.element_size()
     free = available_bytes()
     short = free is not None and needed * processes > free
     if distributed.reduce_sum(torch.tensor(float(short), device=device)):

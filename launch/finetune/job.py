@@ -12,11 +12,11 @@ from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.glue import submission_names
 from cloze.launch.finetune.kind import Kind
-from cloze.launch.finetune.kinds import check_fields, read_examples
+from cloze.launch.finetune.reading import check_fields, read_examples
 from cloze.launch.finetune.tasks import KINDS, find_task
 from cloze.launch.pretrained.source import Source, find_source
 from cloze.launch.run import runs
-from cloze.launch.training.facts import origin_of_rate
+from cloze.launch.training.start_table import origin_of_rate
 from cloze.model.bert import BertPreTrained
 from cloze.model.config import HeadConfig
 from cloze.model.flops import encoder_weights

@@ -29,7 +29,7 @@ class Kind:
     """A kind of task: one instance for all runs."""
 
     fields: ClassVar[tuple[str, ...]] = ()
-    """Those of the fields in `kinds.py`, which only some kinds read, that it reads."""
+    """Those of the fields in `reading.py`, which only some kinds read, that it reads."""
     question: ClassVar[str]
     """The command for a prediction of the run `{run}`, without `cloze`."""
 

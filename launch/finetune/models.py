@@ -12,7 +12,7 @@ from cloze.launch.pretrained.source import Source
 from cloze.model.bert import BertPreTrained
 from cloze.model.config import HeadConfig
 from cloze.model.initialization import init_weights
-from cloze.model.sentences import SentenceEncoder
+from cloze.model.sentence_vectors import SentenceEncoder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.loading.batches import RankBatch

@@ -23,11 +23,11 @@ from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.evaluation import Measure
-from cloze.launch.training.facts import training_facts
 from cloze.launch.training.loop import Loop
 from cloze.launch.training.objective import TrainingObjective
 from cloze.launch.training.process import Process
 from cloze.launch.training.recipe import Recipe
+from cloze.launch.training.start_table import training_facts
 from cloze.model.bert import BertPreTrained
 from cloze.model.flops import TokenCounts, num_parameters, training_flops
 from cloze.pipeline.fields import Fields, MicroBatch
@@ -168,8 +168,8 @@ class Finetuning(Recipe):
         )
         if config.unfreeze_every_epochs is None:
             return nullcontext(iter(stream))
-        each = max(1, round(config.unfreeze_every_epochs * len(self._train) / config.train.global_batch_size))
-        return nullcontext(unfreezing(iter(stream), self._model, state.step, each))
+        steps = max(1, round(config.unfreeze_every_epochs * len(self._train) / config.train.global_batch_size))
+        return nullcontext(unfreezing(iter(stream), self._model, state.step, steps))
 
     def finish(self, loop: Loop, process: Process, stop: StopRequest) -> bool:
         """Write the results, predictions and the model."""

@@ -31,7 +31,7 @@ from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.store_waits import Patience
-from cloze.launch.run.stored import StoredRun
+from cloze.launch.run.stored_run import StoredRun
 from cloze.launch.system import distributed
 from cloze.launch.system.console import figure
 from cloze.launch.system.environment import Environment
@@ -165,8 +165,8 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
 def _send(run: StoredRun, patience: Patience, beat: Callable[[], None]) -> None:
     """Upload the rest of a run to its store; last the file that marks it as a complete model (runs.is_pretraining)."""
     last = run.folder / runs.MODEL / "config.json"
-    found = [path for name in (runs.PREDICTIONS, runs.MODEL) for path in sorted((run.folder / name).rglob("*"))]
-    for path in [*(path for path in found if path.is_file() and path != last), run.folder / RESULTS, last]:
+    paths = [path for name in (runs.PREDICTIONS, runs.MODEL) for path in sorted((run.folder / name).rglob("*"))]
+    for path in [*(path for path in paths if path.is_file() and path != last), run.folder / RESULTS, last]:
         beat()
         patience(partial(run.send, path))
 

@@ -120,10 +120,10 @@ def _question(path: Path, place: str, qa: object, number: int, context: str) -> 
     text = _field(path, place, qa, "question", str)
     assert isinstance(qa, dict), "it has a field"
     identity = str(_field(path, place, qa, "id", object))
-    found = _field(path, place, qa, "answers", list) if "answers" in qa else []
+    listed = _field(path, place, qa, "answers", list) if "answers" in qa else []
     answers = tuple(
         (_field(path, f"{place}, answers", answer, "text", str), _start(path, f"{place}, answers", answer))
-        for answer in found
+        for answer in listed
     )
     for answer, start in answers:
         if start < 0 or context[start : start + len(answer)] != answer or not answer:

@@ -35,7 +35,7 @@ KINDS = {
     ),
     "answering": KindEntry("cloze.launch.finetune.examples.answering:ANSWERS", "a span of a text", "SQuAD's JSON"),
     "embedding": KindEntry(
-        "cloze.launch.finetune.examples.similarity:EMBEDDING",
+        "cloze.launch.finetune.examples.embedding:EMBEDDING",
         "nothing, but vectors of texts that are alike where the texts are",
     ),
 }
@@ -108,7 +108,7 @@ TASKS = {
         ("1", "2"),
         choices=("RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2"),
     ),
-    # Metrics of files with scores; of pairs those of retrieval: launch/finetune/examples/similarity.py.
+    # Metrics of files with scores; of pairs those of retrieval: launch/finetune/examples/embedding.py.
     "embed": Task("embedding", ("anchor", "positive"), (), metrics=("spearman", "pearson")),
 }
 

@@ -110,32 +110,32 @@ def explain(message: str, known: Mapping[str, Described], words: list[str], flag
 
 
 def _unknown(message: str, known: Mapping[str, Described], words: list[str], flags: Mapping[str, str]) -> str | None:
-    if found := re.search(r"unrecognized arguments: (\S+)", message):
-        name = found[1].partition("=")[0]
+    if match := re.search(r"unrecognized arguments: (\S+)", message):
+        name = match[1].partition("=")[0]
         if name.startswith("-"):
             return f"found {name}, which is no option" + nearest(name.lstrip("-").removesuffix("+"), known, flags)
-        return f"found {quoted(found[1])}, expected a --field before it"
-    if found := re.search(r"Group '([\w.]+)' does not accept option '([^']*)'", message):
+        return f"found {quoted(match[1])}, expected a --field before it"
+    if match := re.search(r"Group '([\w.]+)' does not accept option '([^']*)'", message):
         # The group is a section or, of a name with a dot, what stands before it.
-        return f"{found[1]}: found {quoted(found[2])}, which is no field of it" + nearest(
-            found[2], known, flags, found[1]
+        return f"{match[1]}: found {quoted(match[2])}, which is no field of it" + nearest(
+            match[2], known, flags, match[1]
         )
-    if found := re.search(r"Option '([^']*)' is not accepted|No action for key \"([^\"]*)\"", message):
-        name = found[1] or found[2]
+    if match := re.search(r"Option '([^']*)' is not accepted|No action for key \"([^\"]*)\"", message):
+        name = match[1] or match[2]
         return f"found {quoted(name)}, which is no field" + nearest(name, known, flags)
     if "no longer supported" in message:  # of the library's own options, which it hides
         name = next((word for word in words if word.startswith("--print_")), "--print_shtab")
         return f"found {name.partition('=')[0]}, which is no option"
-    if found := re.search(r"(?:Spaces not allowed in keys|Empty nested key|Key must be a string, got): (.*)", message):
-        return f"found the name {found[1]}, expected the name of a field"
-    if found := re.search(r"ambiguous option: (\S+)", message):
-        return f"found {found[1]}, which is no option" + nearest(found[1].lstrip("-"), known, flags)
+    if match := re.search(r"(?:Spaces not allowed in keys|Empty nested key|Key must be a string, got): (.*)", message):
+        return f"found the name {match[1]}, expected the name of a field"
+    if match := re.search(r"ambiguous option: (\S+)", message):
+        return f"found {match[1]}, which is no option" + nearest(match[1].lstrip("-"), known, flags)
     return None
 
 
 def _no_value(message: str, known: Mapping[str, Described], words: list[str], flags: Mapping[str, str]) -> str | None:
-    found = re.search(r"argument (--[\w.]+)[^:]*: expected (?:one|at least one) argument", message)
-    return f"{found[1]}: found no value, expected one" if found else None
+    match = re.search(r"argument (--[\w.]+)[^:]*: expected (?:one|at least one) argument", message)
+    return f"{match[1]}: found no value, expected one" if match else None
 
 
 def _print_config(
@@ -180,8 +180,8 @@ def _wrong_value(
 def _wrong_item(message: str, field: Described, keys: list[str], words: list[str]) -> str:
     """The message for a wrong list of sections, or a wrong item in it."""
     inner = describe(field.items)
-    if found := re.search(r"Option '([^']*)' is not accepted", message):
-        return f"--{field.name}: found {quoted(found[1])}, which is no field of it, expected {field.expected}"
+    if match := re.search(r"Option '([^']*)' is not accepted", message):
+        return f"--{field.name}: found {quoted(match[1])}, which is no field of it, expected {field.expected}"
     got = re.search(r"Got value: (.*?)(?: Subclass types.*)?$", message)
     if got and keys[-1] in inner:
         return f"--{field.name}: found {quoted(got[1])} for {keys[-1]}, expected {inner[keys[-1]].expected}"

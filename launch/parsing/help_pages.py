@@ -103,11 +103,11 @@ def _examples(page: Page) -> list[str]:
 def _head(page: Page, required: list[Described]) -> list[str]:
     places: list[str] = []
     flags: list[str] = []
-    for each in required:
-        place = each.name.upper()
-        stands = each.name == page.words or not takes_flags(page.name)
-        (places if stands else flags).append(place if stands else f"{_flag(page, each)} {_place(page, each)}")
-    if page.words and page.words not in {each.name for each in required}:
+    for described in required:
+        place = described.name.upper()
+        stands = described.name == page.words or not takes_flags(page.name)
+        (places if stands else flags).append(place if stands else f"{_flag(page, described)} {_place(page, described)}")
+    if page.words and page.words not in {described.name for described in required}:
         places.append(f"[{page.words.upper()} ...]")
     usage = " ".join(["usage: cloze", page.name, *places, *flags, "[--field value ...]"])
     return [*_wrapped(usage, " " * 8), "", *_wrapped(f"{page.about[:1].upper()}{page.about[1:]}.", "")]
@@ -130,16 +130,18 @@ def _takes_file(page: Page, section: Described) -> bool:
 
 def _entries(page: Page, fields: Iterable[Described]) -> list[str]:
     lines = []
-    for each in fields:
-        if each.is_section and not _takes_file(page, each):
+    for described in fields:
+        if described.is_section and not _takes_file(page, described):
             continue
-        stands = each.name == page.words or (each.default is MISSING and not takes_flags(page.name))
-        name = each.name.upper() if stands else _flag(page, each)
-        if each.is_section:
-            last = each.name.rpartition(".")[2]
-            sentence = f"{each.sentence} {_file_sentence(last)}"
+        stands = described.name == page.words or (described.default is MISSING and not takes_flags(page.name))
+        name = described.name.upper() if stands else _flag(page, described)
+        if described.is_section:
+            last = described.name.rpartition(".")[2]
+            sentence = f"{described.sentence} {_file_sentence(last)}"
         else:
-            sentence = f"{_plain(each)}{_listed(page.listed.get(each.name, ()))} {_remark(each)}".rstrip()
+            sentence = (
+                f"{_plain(described)}{_listed(page.listed.get(described.name, ()))} {_remark(described)}".rstrip()
+            )
         lines += _entry(name, sentence)
     return lines
 
@@ -148,8 +150,8 @@ def _listed(values: Iterable[str]) -> str:
     """The values of a table, each with what is said of it there."""
     rows = values if isinstance(values, Mapping) else dict.fromkeys(values)
     said = [each if isinstance(each, str) else getattr(each, "about", "") for each in rows.values()]
-    found = [f"{name}: {about}" if about else name for name, about in zip(values, said, strict=True)]
-    return f" One of: {('; ' if any(said) else ', ').join(found)}." if found else ""
+    lines = [f"{name}: {about}" if about else name for name, about in zip(values, said, strict=True)]
+    return f" One of: {('; ' if any(said) else ', ').join(lines)}." if lines else ""
 
 
 def _plain(described: Described) -> str:

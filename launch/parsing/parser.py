@@ -153,10 +153,10 @@ def parse(
     try:
         arguments = _files_first(arguments, known, configs)
         parser.complete = partial(_complete, another, arguments, complete) if complete else None
-        found = parser.parse_args(arguments)
+        given = parser.parse_args(arguments)
         if parser.complete:
-            parser.complete(found)
-        namespace = parser.instantiate(found)
+            parser.complete(given)
+        namespace = parser.instantiate(given)
     except BrokenPipeError:  # of --print_config
         raise
     except PermissionError as error:  # the library looks whether a value is the path of a file of fields
@@ -169,13 +169,13 @@ def parse(
         ) from error
     except RecursionError as error:
         raise UserError(f"cloze {name}: found values that are nested too deep, expected sections of values") from error
-    made = config(**{field.name: getattr(namespace, field.name) for field in fields(kind)})
-    if (wrong := _infinite(made)) is not None:
+    parsed = config(**{field.name: getattr(namespace, field.name) for field in fields(kind)})
+    if (wrong := _infinite(parsed)) is not None:
         raise UserError(
             f"cloze {name}: --{wrong}: found a value that is infinite or no number, expected a number; see "
             f"cloze {name} --help"
         )
-    return made
+    return parsed
 
 
 def _complete(

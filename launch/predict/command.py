@@ -89,10 +89,10 @@ def _print(config: Input, results: Iterator[tuple[Row, Result]]) -> None:
         for row, result in results:
             print(encoded(as_json(config, row, result)), flush=True)
         return
-    found = list(results)
+    ranked = list(results)
     if isinstance(config, ScoreConfig):
-        found.sort(key=lambda item: -item[1].log_probability)
-    print_table(line for row, result in found for line in config.table_lines(row, result))
+        ranked.sort(key=lambda item: -item[1].log_probability)
+    print_table(line for row, result in ranked for line in config.table_lines(row, result))
 
 
 def _print_features(predictor: Predictor, config: FeaturesConfig) -> int:

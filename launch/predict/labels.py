@@ -77,24 +77,24 @@ class Classify(Operation):
         """
         assert loaded is not None, "a model has said it"
         head = loaded.model.head
-        found: Fields = {}
+        columns: Fields = {}
         for column in dict.fromkeys(label.column for label in result.labels):
             labels = {label.label: label.score for label in result.labels if label.column == column}
             of = "" if column is None else f"_{column}"
             if head.problem in ("regression", "score"):
                 single = len(labels) == 1
-                found |= {"prediction" if single else f"prediction_{name}": value for name, value in labels.items()}
+                columns |= {"prediction" if single else f"prediction_{name}": value for name, value in labels.items()}
                 continue
             names = dict(head.columns)[column] if column is not None else head.labels
             several = head.problem == "multi_label"
-            found[f"prediction{of}"] = (
+            columns[f"prediction{of}"] = (
                 [name for name in names if labels.get(name, 0) > 0.5] if several else next(iter(labels))
             )
             if self.top_k is None:
-                found |= {f"probability{of}_{name}": labels[name] for name in names}
+                columns |= {f"probability{of}_{name}": labels[name] for name in names}
             else:
-                found[f"probability{of}"] = next(iter(labels.values()))
-        return found | {"cut_tokens": result.cut_tokens}
+                columns[f"probability{of}"] = next(iter(labels.values()))
+        return columns | {"cut_tokens": result.cut_tokens}
 
     def table_lines(self, row: Row, result: Labels) -> Iterator[dict[str, str]]:
         for label in result.labels:

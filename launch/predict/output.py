@@ -32,12 +32,12 @@ def beside(operation: Operation, row: Row, content: Fields) -> Fields:
     if row.values is None:
         given = row.text, list(row.choices) if operation.takes_choices else row.pair
         return {name: text for name, text in zip(operation.fields, given, strict=True) if text is not None} | content
-    made = {name: _given(value) for name, value in row.values.items()}
+    values = {name: _given(value) for name, value in row.values.items()}
     for name, value in content.items():
-        while name in made:
+        while name in values:
             name = f"cloze_{name}"
-        made[name] = value
-    return made
+        values[name] = value
+    return values
 
 
 def _given(value: object) -> object:

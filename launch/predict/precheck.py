@@ -67,10 +67,10 @@ def named_model(words: list[str]) -> ModelConfig:
             "cloze predict: found no model, expected its folder or name behind `predict`, or an operation: "
             "see cloze predict --help"
         )
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for number, word in enumerate(ordered):
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and name in {field.name for field in fields(ModelConfig)} - {"model"}:
             given = value if equals else ordered[number + 1] if number + 1 < len(ordered) else "null"
-            found[name] = load_yaml(given, name=word)
-    return ModelConfig(ordered[0], **found)
+            values[name] = load_yaml(given, name=word)
+    return ModelConfig(ordered[0], **values)

@@ -23,7 +23,7 @@ from cloze.launch.predict.operation import Batch, Operation, Result, Row, Value
 from cloze.launch.predict.rows import given_rows, listed
 from cloze.launch.predict.table import OPERATIONS
 from cloze.launch.predict.tags import Tag, TagWords
-from cloze.launch.predict.tokens import Tokenize, Tokens
+from cloze.launch.predict.tokenize import Tokenize, Tokens
 from cloze.launch.predict.vectors import (
     Attend,
     Attentions,
@@ -250,8 +250,8 @@ class Predictor:
         for places in batches([len(encoding) for encoding in flat]):
             batch = self._batch([flat[place] for place in places])
             with turn or nullcontext():
-                found = operation.read(self.model, batch)
-            for place, value in zip(places, found, strict=True):
+                of_batch = operation.read(self.model, batch)
+            for place, value in zip(places, of_batch, strict=True):
                 values[place] = value
         results, start = [], 0
         for row, encodings in prepared:

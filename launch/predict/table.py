@@ -95,5 +95,5 @@ OPERATIONS = {
         ("cloze predict score runs/small 'the cat sat' 'the cat sitted'",),
     ),
     "attention": OperationEntry("cloze.launch.predict.vectors:Attend", "weights of all attention heads"),
-    "tokenize": OperationEntry("cloze.launch.predict.tokens:Tokenize", "the inputs of a model for texts"),
+    "tokenize": OperationEntry("cloze.launch.predict.tokenize:Tokenize", "the inputs of a model for texts"),
 }

@@ -1,18 +1,88 @@
-"""`cloze tokenize`: prints tokens and ids of texts by a model's tokenizer; imports no torch."""
+"""The operation `tokenize`: tokens, ids and characters of a text, as a model reads it. `cloze tokenize` needs only the
+model's tokenizer and imports no torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from cloze.launch.predict.config import PairInput
 from cloze.launch.predict.files import write_results
+from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.predict.output import as_json, encoded, print_table, wants_table
 from cloze.launch.predict.rows import read_rows
-from cloze.launch.predict.tokens import TokenizeConfig, encode_whole, tokens_of
 from cloze.launch.pretrained.finding import model_path
+from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run import runs
-from cloze.launch.texts.encoding import TRUNCATION
+from cloze.launch.texts.encoding import TRUNCATION, Encoder, Encoding, Truncation
 from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+_NO_LIMIT = 1 << 40  # tokens
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text or pair as a model reads it, special tokens included: lists with one entry per token."""
+
+    tokens: list[str]
+    input_ids: list[int]
+    token_type_ids: list[int]
+    attention_mask: list[int]
+    offsets: list[tuple[int, int]]
+    """Characters of each token; (0, 0) for special ones."""
+
+
+@dataclass(frozen=True)
+class Tokenize(Operation):
+    """The inputs of a model for a text or pair of any length."""
+
+    name = "tokenize"
+
+    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+        return [encode_whole(encoder.tokenizer, row, encoder.truncation.words)]
+
+    def read(self, model: Model, batch: Batch) -> list[Value]:
+        return [None] * len(batch.encodings)  # the model is not run
+
+    def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]) -> Tokens:
+        return tokens_of(loaded.tokenizer, encodings[0], loaded.config.segments)
+
+
+@dataclass(frozen=True)
+class TokenizeConfig(Tokenize, PairInput):
+    """The inputs of a model for texts: tokens, ids, segments, mask, and the characters of each token."""
+
+    model: str
+    """The folder of a tokenizer (of `cloze vocab`, say), of a Cloze run or of a Hugging Face model, the URL of a run in
+    an object store, or the name of a hub model."""
+
+
+def encode_whole(tokenizer: Tokenizer, row: Row, words: Literal["characters"] | None) -> Encoding:
+    """Encode a text or pair of any length.
+
+    Args:
+        words: field of the model's Truncation.
+
+    Raises:
+        UserError: as `Encoder.encode`.
+    """
+    encoder = Encoder(tokenizer, _NO_LIMIT, truncation=Truncation(_NO_LIMIT, words=words))
+    return encoder.encode(row.text, row.pair, place=row.place)
+
+
+def tokens_of(tokenizer: Tokenizer, encoding: Encoding, segments: tuple[int, int] = (0, 1)) -> Tokens:
+    """The Tokens of a sequence.
+
+    Args:
+        segments: segment ids of the model.
+    """
+    names = [tokenizer.tokens[token] for token in encoding.ids]
+    types = [segments[number] for number in encoding.segments]
+    return Tokens(names, encoding.ids, types, [1] * len(encoding), encoding.offsets)
 
 
 def tokenize(config: TokenizeConfig) -> int:

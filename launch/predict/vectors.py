@@ -65,7 +65,7 @@ class Pooled(OfLayer):
         return vector if self.dimensions is None else normalized(vector[: self.dimensions])
 
     def read(self, model: Model, batch: Batch) -> list[Value]:
-        from cloze.model.sentences import pool
+        from cloze.model.sentence_vectors import pool
 
         assert self.pooling is not None, "`with_model_defaults` comes first"
         vectors = pool(self.hidden(model, batch), self.pooling, batch.inputs["sequence_offsets"])
@@ -358,9 +358,10 @@ class FindWord(OfLayer):
 
 def in_contexts(results: Iterable[list[Occurrence]]) -> list[WordInContext]:
     """The occurrences of a word in some texts (results of FindWord), each with its cosines to all."""
-    found = [each for occurrences in results for each in occurrences]
+    everywhere = [each for occurrences in results for each in occurrences]
     return [
-        WordInContext(**vars(each), cosines=[cosine(each.vector, other.vector) for other in found]) for each in found
+        WordInContext(**vars(each), cosines=[cosine(each.vector, other.vector) for other in everywhere])
+        for each in everywhere
     ]
 
 

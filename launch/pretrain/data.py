@@ -72,8 +72,8 @@ class TrainingData:
         """
         table = np.zeros((len(self.manifests), self.max_length + 1))
         for row, manifest in zip(table, self.manifests, strict=True):
-            found = manifest.splits["train"].length_histogram
-            row[: len(found)] = found
+            histogram = manifest.splits["train"].length_histogram
+            row[: len(histogram)] = histogram
         if not self.names:
             return table[0]
         table /= table.sum(axis=1, keepdims=True)

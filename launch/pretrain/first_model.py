@@ -68,5 +68,5 @@ def take_word_vectors(path: Path, tokenizer: Tokenizer, model: BertPreTrained, c
     tokens = tokenizer.tokens
     numbers = {token: number for number, token in enumerate(tokens) if token and number != model.config.pad_token_id}
     with readable_errors(path):
-        found = init_word_embeddings(model, path, numbers)
-    console.say(f"init_word_vectors: {found:,} of {len(numbers):,} tokens start from {path}")
+        num_taken = init_word_embeddings(model, path, numbers)
+    console.say(f"init_word_vectors: {num_taken:,} of {len(numbers):,} tokens start from {path}")

@@ -17,11 +17,11 @@ from cloze.launch.engine.engine import Engine
 from cloze.launch.pretrain.data import batch_warmup, cache_facts, open_training, read_once, run_masking
 from cloze.launch.pretrain.device_defaults import crowded, differences, facts_of, resolve_compile
 from cloze.launch.pretrain.first_model import build_model, check_word_vectors, take_word_vectors
+from cloze.launch.pretrain.init_from import Start
 from cloze.launch.pretrain.inputs import RunInputs, open_inputs
 from cloze.launch.pretrain.objectives import Objective
-from cloze.launch.pretrain.phases import Start
 from cloze.launch.pretrain.probing import resolve
-from cloze.launch.pretrain.sources import Sources
+from cloze.launch.pretrain.source_statistics import Sources
 from cloze.launch.pretrain.validation import make_show, open_validation, validation_sets
 from cloze.launch.pretrained.origin import keep_origin
 from cloze.launch.run import runs
@@ -30,9 +30,9 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.devices import data_sheet_of, take_flash_attention_3
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.evaluation import Measure, evaluate_sets
-from cloze.launch.training.facts import origin_of_rate, training_facts
 from cloze.launch.training.process import Process
 from cloze.launch.training.recipe import Recipe
+from cloze.launch.training.start_table import origin_of_rate, training_facts
 from cloze.model.bert import BertPreTrained
 from cloze.model.flops import TokenCounts, encoder_weights, num_parameters
 from cloze.pipeline.config import PAIR_OBJECTIVES

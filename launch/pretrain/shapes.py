@@ -12,13 +12,13 @@ from pathlib import Path
 from cloze.launch.config import PretrainConfig
 from cloze.launch.parsing import Given
 from cloze.launch.run import runs
-from cloze.launch.run.stored import fetch_description
+from cloze.launch.run.stored_run import fetch_description
 from cloze.launch.training.shortening import shorten
 from cloze.model.config import BertConfig
 from cloze.model.config_files import read_shape
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import StorePath, to_place
-from cloze.pipeline.stores.scratch import scratch_folder
+from cloze.pipeline.stores.temporary_folders import temporary_folder
 
 # Model fields that may differ between phases, since no weight depends on them. A changed rotary base changes the
 # outputs and is reported; it is raised for longer sequences (ModernBERT's from 10,000 to 160,000, arXiv 2412.13663,
@@ -67,7 +67,7 @@ def _local(folder: str) -> Path:
     place = to_place(folder)
     if not isinstance(place, StorePath):
         return place
-    local = scratch_folder()
+    local = temporary_folder()
     fetch_description(place, local)
     return local
 

@@ -44,14 +44,14 @@ def held_out_samples(config: PretrainConfig, data: TrainingData) -> list[HeldOut
         UserError: a set has another tokenizer, a field needs a validation split that is empty, or a masking rate is
         given although all shards hold their masks.
     """
-    found = [HeldOut(name, each, True) for name, each in zip(data.names or (None,), data.manifests, strict=True)]
+    sets = [HeldOut(name, each, True) for name, each in zip(data.names or (None,), data.manifests, strict=True)]
     for name, path in config.evaluation.sets.items():
         manifest = Manifest.load(to_place(path))
         check_alike([data.manifest], manifest, "evaluation.sets")
         check_manifest(manifest, config.model, config.train.sequence_length)
-        found.append(HeldOut(name, manifest, False))
-    found = [each for each in found if each.manifest.splits["validation"].counts.get("samples")]
-    if not found:
+        sets.append(HeldOut(name, manifest, False))
+    sets = [each for each in sets if each.manifest.splits["validation"].counts.get("samples")]
+    if not sets:
         for field in ("keep_best", "patience", "target"):
             if getattr(config.evaluation, field):
                 raise UserError(
@@ -59,12 +59,12 @@ def held_out_samples(config: PretrainConfig, data: TrainingData) -> list[HeldOut
                     f"validation split of {data.manifest.folder} is empty; prepare the data with one"
                 )
     rate = config.evaluation.masking_rate
-    if rate is not None and found and all(each.manifest.mask_sets for each in found):
+    if rate is not None and sets and all(each.manifest.mask_sets for each in sets):
         raise UserError(
-            f"evaluation.masking_rate: found {rate} with shards in {found[0].manifest.folder} that hold their "
+            f"evaluation.masking_rate: found {rate} with shards in {sets[0].manifest.folder} that hold their "
             "masks, expected null; or prepare them with --masking.mode dynamic"
         )
-    return found
+    return sets
 
 
 def with_metric(config: PretrainConfig, data: TrainingData, held_out: list[HeldOut]) -> PretrainConfig:

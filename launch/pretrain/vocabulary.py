@@ -107,11 +107,11 @@ def new_vocabulary(old: Tokenizer, new: Tokenizer, start: str) -> NewVocabulary:
             taken[number] = known[text]
             continue
         if _is_text(text):
-            found = cutter.text(text) if text.strip() else []
+            parts = cutter.text(text) if text.strip() else []
         else:  # the bytes of a part of a character
-            found = cutter.token(new.tokens[number]) if both_of_bytes else []
-        if found:
-            pieces[number] = found
+            parts = cutter.token(new.tokens[number]) if both_of_bytes else []
+        if parts:
+            pieces[number] = parts
     return NewVocabulary(taken, pieces, start, old.vocab_size)
 
 

@@ -38,10 +38,10 @@ def card_examples(folder: Path) -> list[Example]:
         with open(folder / CARD, "rb") as file:
             text = file.read(_LONGEST).decode("utf-8", errors="replace")
         begin, metadata, *rest = text.replace("\r\n", "\n").split("---\n", 2)
-        found = load_yaml(metadata, name=CARD) if rest and not begin.strip() else None
+        fields = load_yaml(metadata, name=CARD) if rest and not begin.strip() else None
     except (OSError, ValueError, yaml.YAMLError, UserError):
         return []
-    widget = found.get("widget") if isinstance(found, dict) else None
+    widget = fields.get("widget") if isinstance(fields, dict) else None
     examples = [example for each in (widget if isinstance(widget, list) else []) if (example := _example(each))]
     return examples[:_MOST]
 

@@ -100,8 +100,8 @@ def push_model(folder: Path, name: str, *, private: bool) -> str:
     api = HfApi()
     kept = f"{folder} is whole; upload it by `hf upload {name} {folder}`, or remove it and export again"
     try:
-        made = api.create_repo(name, private=private, exist_ok=True)
-        public = private and not api.repo_info(made.repo_id).private
+        repository = api.create_repo(name, private=private, exist_ok=True)
+        public = private and not api.repo_info(repository.repo_id).private
     except Exception as error:
         raise UserError(
             f"push: found no repository {name} that can be written ({_said(error)}), expected one that is yours; {kept}"
@@ -112,10 +112,10 @@ def push_model(folder: Path, name: str, *, private: bool) -> str:
             f"add --private false, or choose another name; {kept}"
         )
     try:
-        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Upload by cloze export")
+        api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message="Upload by cloze export")
     except Exception as error:
         raise UserError(f"push: {name} was not written ({_said(error)}); {kept}") from error
-    return str(made)
+    return str(repository)
 
 
 def _said(error: Exception) -> str:

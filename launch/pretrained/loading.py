@@ -43,14 +43,14 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     runs.check_holds_model(folder)
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
     if runs.is_pretraining(folder):
-        found, weights = read_run_weights(folder, step)
+        last, weights = read_run_weights(folder, step)
         detects = architecture_of(weights) == BertForReplacedTokenDetection.__name__
         model = (BertForReplacedTokenDetection if detects else BertForPreTraining)(runs.model_config(folder))
-        check_finite(weights, f"step {found} of {folder}")
+        check_finite(weights, f"step {last} of {folder}")
         model.load_state_dict(weights)
         length = runs.trained_length(folder)
         truncation = Truncation(length) if length else None
-        return _checked_finite(LoadedModel(model, tokenizer, str(folder), truncation, revision=f"step {found}"))
+        return _checked_finite(LoadedModel(model, tokenizer, str(folder), truncation, revision=f"step {last}"))
     if step is not None:
         raise UserError(f"step: found {step} with {folder}, which is one model, expected none; leave --step out")
     revision, folder = _revision(folder), runs.model_folder(folder)
@@ -152,8 +152,8 @@ def read_run_weights(
     run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print
 ) -> tuple[int, dict[str, torch.Tensor]]:
     """As `checkpoint.read_weights`, for programs that have not prepared the environment for DeepSpeed."""
-    found, weights = checkpoint_room().read_weights(run, step, warn)
-    return found, _of_model(weights)
+    last, weights = checkpoint_room().read_weights(run, step, warn)
+    return last, _of_model(weights)
 
 
 def read_run_average(

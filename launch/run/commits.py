@@ -90,8 +90,6 @@ class CommitLog:
         self._token = uuid.uuid4().hex
         self._version: Fields | None = None
         self._content = _Content("", 0, {})
-        self.conditional = True
-        """Whether the store has kept a write from happening whose condition did not hold."""
 
     @property
     def commits(self) -> dict[int, Commit]:
@@ -112,20 +110,8 @@ class CommitLog:
             UserError: another job takes over at the same time, or the store can't be used.
         """
         self._content, _, self._version = self._read()
-        stale = self._version
         self._write(_Content(self._token, self._content.starts + 1, self._content.commits))
-        self._probe(stale)
         return f"{self._content.starts:04d}-{self._token[:8]}"
-
-    def _probe(self, stale: Fields | None) -> None:
-        """Test whether the store enforces conditional writes: a write on an outdated condition must be refused. The
-        probe writes the content that is there already.
-        """
-        if not self.conditional:
-            return
-        data, _ = self._encoded(self._content)
-        if self._path.writer.write_if(self._path.key, data, stale) is not None:
-            self.conditional = False
 
     def commit(self, step: int, commit: Commit) -> None:
         """Make a checkpoint valid; it replaces one of the same step.
@@ -165,33 +151,17 @@ class CommitLog:
     def _write(self, content: _Content) -> None:
         data, mark = self._encoded(content)
         while True:
-            version = self._conditional_write(data)
+            version = self._path.writer.write_if(self._path.key, data, self._version)
             if version is not None:
                 break
-            found, found_mark, now = self._read()
-            if found_mark == mark:  # the response was lost, and the retry found this job's own write
+            there, mark_there, now = self._read()
+            if mark_there == mark:  # the response was lost, and the retry found this job's own write
                 version = now
                 break
-            if found.owner != self._token:
-                raise self._taken_over()
+            if there.owner != self._token:
+                raise TakenOver(
+                    f"{self._path}: found the run taken over by another job, expected this one to hold it; "
+                    "this one ends, and none of its later steps is kept"
+                )
             self._version = now  # an earlier write of this job whose response was lost
         self._content, self._version = content, version
-
-    def _conditional_write(self, data: bytes) -> Fields | None:
-        if self.conditional:
-            try:
-                return self._path.writer.write_if(self._path.key, data, self._version)
-            except NotImplementedError:
-                self.conditional = False
-        # Without conditional writes, compare what is there: of two jobs that write at the same time one loses its
-        # write.
-        if self._read()[0].owner != self._content.owner:
-            raise self._taken_over()
-        self._path.write(data)
-        return self._read()[2]
-
-    def _taken_over(self) -> TakenOver:
-        return TakenOver(
-            f"{self._path}: found the run taken over by another job, expected this one to hold it; "
-            "this one ends, and none of its later steps is kept"
-        )

@@ -53,15 +53,15 @@ def _shaping(values: Fields) -> dict[str, object]:
 
 def _defaults(config: Any) -> dict[str, object]:
     """The fields of a configuration and its sections that have a default, with that default."""
-    found: dict[str, object] = {}
+    facts: dict[str, object] = {}
     for field in fields(config):
         if is_dataclass(value := getattr(config, field.name)):
-            found[field.name] = _defaults(value)
+            facts[field.name] = _defaults(value)
         elif field.default is not MISSING:
-            found[field.name] = field.default
+            facts[field.name] = field.default
         elif field.default_factory is not MISSING:
-            found[field.name] = field.default_factory()
-    return found
+            facts[field.name] = field.default_factory()
+    return facts
 
 
 def config_hash(config: RunConfig) -> str:

@@ -137,8 +137,8 @@ class MetricsWriter:
                     if name in self._overview:
                         self._board.add_scalar(self._overview[name], value, step)
                 self._board.flush()
-        for each in self._tracking:
-            each.write(step, scalars)
+        for tracker in self._tracking:
+            tracker.write(step, scalars)
         return scalars
 
     def _keep_for_spikes(self, scalars: Mapping[str, float]) -> float | None:
@@ -217,7 +217,7 @@ class MetricsWriter:
         with readable_errors(self._folder):
             self._board.add_embedding(vectors, metadata=names, global_step=step, tag=_EMBEDDINGS)
             # torch lists only the snapshots of this process, and the projector shows only what is listed.
-            found = sorted(
+            snapshots = sorted(
                 path.parent.relative_to(self._folder) for path in self._folder.glob(f"*/{_EMBEDDINGS}/tensors.tsv")
             )
             publish_text(
@@ -225,7 +225,7 @@ class MetricsWriter:
                 "".join(
                     f'embeddings {{\n tensor_name: "{_EMBEDDINGS}:{path.parent}"\n tensor_path: "{path}/tensors.tsv"\n'
                     f' metadata_path: "{path}/metadata.tsv"\n}}\n'
-                    for path in found
+                    for path in snapshots
                 ),
             )
             self._board.flush()
@@ -236,8 +236,8 @@ class MetricsWriter:
         Args:
             complete: whether the run is complete.
         """
-        for each in self._tracking:
-            each.close(complete)
+        for tracker in self._tracking:
+            tracker.close(complete)
         with readable_errors(self._folder):
             self._file.close()
             if self._board:

@@ -35,9 +35,9 @@ def lines_of(content: bytes) -> tuple[list[Fields], int]:
     last line does not count as damaged.
     """
     *whole, last = content.split(b"\n")
-    found = [metrics_of(line) for line in whole]
-    lines = [line for line in (*found, metrics_of(last)) if line is not None]
-    return lines, found.count(None)
+    parsed = [metrics_of(line) for line in whole]
+    lines = [line for line in (*parsed, metrics_of(last)) if line is not None]
+    return lines, parsed.count(None)
 
 
 def metrics_of(line: bytes) -> Fields | None:

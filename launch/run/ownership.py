@@ -18,7 +18,7 @@ from cloze.launch.run.runs import LOCK
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import holding, readable_errors
-from cloze.pipeline.stores.leases import Lease, Unchecked, leased
+from cloze.pipeline.stores.leases import Lease, leased
 from cloze.pipeline.stores.places import StorePath
 
 LEASE = "lease"
@@ -56,7 +56,7 @@ def in_use(folder: Path) -> bool:
 
 
 @contextmanager
-def held(place: StorePath, console: Console, patience_seconds: float, own: Path) -> Iterator[Lease | Unchecked]:
+def held(place: StorePath, console: Console, patience_seconds: float, own: Path) -> Iterator[Lease]:
     """Hold the lease of a run in a store.
 
     Args:

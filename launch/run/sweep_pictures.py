@@ -36,13 +36,13 @@ class DrawnSetting:
 
     def curves(self, metric: str) -> tuple[list[dict[int, float]], list[dict[int, float]]]:
         """Values by step of each run that has a result, and of each that has none."""
-        found: tuple[list[dict[int, float]], list[dict[int, float]]] = [], []
+        curves: tuple[list[dict[int, float]], list[dict[int, float]]] = [], []
         for run in self.runs:
             failed = self.measured is None or run.name not in self.measured["values"]
             if (run.folder / runs.METRICS).is_file():
                 lines = read_metrics(run.folder)
-                found[failed].append({line["step"]: line[metric] for line in lines if line.get(metric) is not None})
-        return found
+                curves[failed].append({line["step"]: line[metric] for line in lines if line.get(metric) is not None})
+        return curves
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class _Band:
 
     def edges(self) -> list[tuple[float, float]]:
         """The lower and the upper edge of the band at each step."""
-        each = zip(self.means, self.deviations, strict=True)
-        return [(mean - deviation, mean + deviation) for mean, deviation in each]
+        bands = zip(self.means, self.deviations, strict=True)
+        return [(mean - deviation, mean + deviation) for mean, deviation in bands]
 
     def went_along(self, best: float) -> bool:
         """Whether the curve has gone at least half of the way from its first value to the best result; others, of runs
@@ -91,9 +91,9 @@ def draw_sweep(path: Path, metric: str, result: str, best: float, drawn: Sequenc
     shown_ones = [band.went_along(best) for band in bands]
     if sum(shown_ones) < 2:  # alone a curve is compared with nothing
         shown_ones = [True] * len(bands)
-    for each, colour, band, (measured, failed), chosen in zip(drawn, shades, bands, curves, shown_ones, strict=True):
-        name = each.values + f" (mean of {len(measured)})" * (len(measured) > 1) + ", beyond the axis" * (not chosen)
-        _draw_curves(above, name, f"{each.values} (failed)", colour, band, failed)
+    for setting, colour, band, (measured, failed), chosen in zip(drawn, shades, bands, curves, shown_ones, strict=True):
+        name = setting.values + f" (mean of {len(measured)})" * (len(measured) > 1) + ", beyond the axis" * (not chosen)
+        _draw_curves(above, name, f"{setting.values} (failed)", colour, band, failed)
     _fit_curves(above, [band for band, chosen in zip(bands, shown_ones, strict=True) if chosen])
     above.set_xlabel("step")
     above.set_ylabel(metric)
@@ -103,8 +103,8 @@ def draw_sweep(path: Path, metric: str, result: str, best: float, drawn: Sequenc
     if fields and len(once) <= _NAMED_CURVES:
         small: Fields = {"fontsize": "small", "title_fontsize": "small", "alignment": "left"}
         above.legend(once.values(), once, title=fields, **small)
-    for line, (each, colour) in enumerate(zip(drawn, shades, strict=True)):
-        _draw_result(below, line, each.measured, colour)
+    for line, (setting, colour) in enumerate(zip(drawn, shades, strict=True)):
+        _draw_result(below, line, setting.measured, colour)
     _fit_results(below, drawn, shades, shown_ones)
     below.set_yticks(range(len(drawn)), [each.values for each in drawn], fontsize="small")
     below.set_ylabel(fields.replace(", ", ",\n"), fontsize="small")
@@ -162,9 +162,9 @@ def _fit_curves(axes: Any, bands: Sequence[_Band]) -> None:
 def _fit_results(axes: Any, drawn: Sequence[DrawnSetting], shades: list[Any], chosen: list[bool]) -> None:
     """Fit the axis to the results of settings whose curves are shown; an arrow points to each of the others."""
     axes.set_ylim(len(drawn) - 0.5, -0.5)
-    found = [each.measured for each in drawn]
+    results = [each.measured for each in drawn]
     values: list[float] = []
-    for measured, counts in zip(found, chosen, strict=True):
+    for measured, counts in zip(results, chosen, strict=True):
         if measured and counts:
             deviation = measured["deviation"] or 0.0
             values += [*measured["values"].values(), measured["mean"] - deviation, measured["mean"] + deviation]
@@ -172,7 +172,7 @@ def _fit_results(axes: Any, drawn: Sequence[DrawnSetting], shades: list[Any], ch
     if limits is None:
         return
     axes.set_xlim(limits)
-    for line, (measured, colour) in enumerate(zip(found, shades, strict=True)):
+    for line, (measured, colour) in enumerate(zip(results, shades, strict=True)):
         if measured and not limits[0] <= measured["mean"] <= limits[1]:
             beyond = measured["mean"] > limits[1]
             axes.plot(limits[beyond], line, "<>"[beyond], color=colour, markersize=10, clip_on=False)

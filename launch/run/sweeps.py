@@ -222,10 +222,10 @@ def _which(run: Run, planned: Sequence[Run]) -> str:
 
 def _at(run: Run, planned: Sequence[Run]) -> str:
     """A run that is at work, with its step and loss as far as it has logged any."""
-    found = newest_metrics(run.folder)
-    if found is None:
+    metrics = newest_metrics(run.folder)
+    if metrics is None:
         return f"{_which(run, planned)}: no step logged yet"
-    return f"{_which(run, planned)}: step {found['step']}, loss {figure(found['train/loss'])}"
+    return f"{_which(run, planned)}: step {metrics['step']}, loss {figure(metrics['train/loss'])}"
 
 
 def _say_end(run: Run, status: int, stopped: bool, console: Console) -> None:

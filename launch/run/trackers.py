@@ -119,8 +119,8 @@ class Mlflow:
 
         self._client = MlflowClient()
         if run_id is None:
-            found = self._client.get_experiment_by_name(self._project)
-            experiment = found.experiment_id if found else self._client.create_experiment(self._project)
+            existing = self._client.get_experiment_by_name(self._project)
+            experiment = existing.experiment_id if existing else self._client.create_experiment(self._project)
             run_id = self._client.create_run(experiment, run_name=name).info.run_id
             known = [Param(name, str(value)[:_PARAMETER_LENGTH]) for name, value in facts.items()]
             for first in range(0, len(known), _PARAMETERS):

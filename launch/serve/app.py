@@ -18,7 +18,7 @@ from cloze.launch.serve.batching import Batcher, QueueFull
 from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.description import describe
 from cloze.launch.serve.keys import is_loopback, read_keys
-from cloze.launch.serve.limits import Bounds, Traffic
+from cloze.launch.serve.request_limits import Bounds, Traffic
 from cloze.launch.serve.schemas import Refusal, answer_model, request_model
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -270,9 +270,9 @@ def _add_pages(app: "FastAPI", description: Fields, batcher: Batcher, meters: Me
         return FileResponse(PAGE)
 
 
-def _row(each: Any, operation: type[Operation], number: int) -> Row:
+def _row(entry: Any, operation: type[Operation], number: int) -> Row:
     place = f"inputs.{number}"
     first, second = operation.fields
     if operation.takes_choices:
-        return Row(getattr(each, first), None, place, tuple(getattr(each, second)))
-    return Row(getattr(each, first), getattr(each, second, None), place)
+        return Row(getattr(entry, first), None, place, tuple(getattr(entry, second)))
+    return Row(getattr(entry, first), getattr(entry, second, None), place)

@@ -59,8 +59,8 @@ def _examples(predictor: Predictor, shows_rows: bool) -> list[Example]:
     """
     loaded = predictor.loaded
     folder, columns = Path(loaded.source), loaded.columns
-    if found := card_examples(folder):
-        return found
+    if examples := card_examples(folder):
+        return examples
     if columns and not columns.choices:
         if not shows_rows or folder.name != runs.MODEL:  # the model of a fine-tuning run lies beside its predictions
             return []

@@ -74,6 +74,6 @@ def is_authorized(scope: Scope, keys: list[bytes] | None) -> bool:
         return True
     given = dict(scope["headers"]).get(b"authorization", b"")
     scheme, _, key = given.partition(b" ")
-    found = hashlib.sha256(key.strip()).digest()
+    digest = hashlib.sha256(key.strip()).digest()
     # All keys are compared, each in constant time, so that the time reveals nothing.
-    return scheme.lower() == b"bearer" and any([hmac.compare_digest(found, known) for known in keys])
+    return scheme.lower() == b"bearer" and any([hmac.compare_digest(digest, known) for known in keys])

@@ -43,19 +43,19 @@ def request_model(operation: type[Operation], config: ServeConfig) -> type[BaseM
         parts[second] = (Annotated[list[text], Field(max_length=config.max_texts)], ...)
     elif operation.takes_pair != "never":
         parts[second] = (text, ...) if operation.takes_pair == "always" else (text | None, None)
-    each: Any = create_model(f"{name}Input", __config__=strict, __validators__=_of_few(parts), **parts)
+    entry: Any = create_model(f"{name}Input", __config__=strict, __validators__=_of_few(parts), **parts)
     if operation.takes_pair != "always" and not operation.takes_choices:
-        each = Annotated[
-            each,
+        entry = Annotated[
+            entry,
             BeforeValidator(
-                lambda given: {first: given} if isinstance(given, str) else given, json_schema_input_type=text | each
+                lambda given: {first: given} if isinstance(given, str) else given, json_schema_input_type=text | entry
             ),
         ]
     docs = _sentences(operation)
     options: Fields = {
         field.name: (_strictly(field.type), _described(field, docs)) for field in dataclasses.fields(operation)
     }
-    inputs = (list[each], Field(min_length=1, max_length=config.max_texts, description="Texts, or objects of texts."))
+    inputs = (list[entry], Field(min_length=1, max_length=config.max_texts, description="Texts, or objects of texts."))
     asked: Fields = {"inputs": inputs} | options
     return create_model(f"{name}Request", __config__=strict, __validators__=_of_few(asked), **asked)
 

@@ -37,13 +37,13 @@ _SHORT = {"next_sentence": "nsp", "next_sentence_accuracy": "nsp accuracy"}
 
 def _columns(scalars: Mapping[str, float | None]) -> list[str]:
     """The values that a progress line shows, each with its label."""
-    found = []
+    parts = []
     for pattern, label, form in _COLUMNS:
         for name, value in scalars.items():
             if value is not None and (match := pattern.fullmatch(name)):
                 words = [_SHORT.get(part, part.replace("_", " ")) for part in match.groups()]
-                found.append(f"{label.format(*words)} {form.format(value)}")
-    return found
+                parts.append(f"{label.format(*words)} {form.format(value)}")
+    return parts
 
 
 # Scalars of which there is one for each source of a mixture, or validation set; so many of them have a place in a line.

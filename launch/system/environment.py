@@ -376,7 +376,7 @@ def share_one_arena() -> bool:
 # at first and to 3.3 GB in the end. With 32 it stays near 0.6 GB, and a step takes the same CPU time.
 PRIMITIVE_CACHES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"
 _KEPT_PRIMITIVES = 32
-# With AMX, where row counts are rounded (model/rounding.py): the few sizes of some twenty products, beside those of
+# With AMX, where row counts are rounded (model/amx.py): the few sizes of some twenty products, beside those of
 # attention, which are not. A process takes up to 0.5 GB more.
 _KEPT_PRIMITIVES_AMX = 512
 

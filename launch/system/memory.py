@@ -19,9 +19,9 @@ def peak_bytes(root: Path = Path("/")) -> int:
     """Peak memory of this process."""
     # Not getrusage: on Linux its value is inherited from the process that started this one (execve(2)).
     known = [_kibibytes(root / "proc/self/status", name) for name in ("VmHWM", "VmRSS")]  # the first may lag behind
-    found = [size for size in known if size is not None]
-    if len(found) == len(known):
-        return max(found)
+    sizes = [size for size in known if size is not None]
+    if len(sizes) == len(known):
+        return max(sizes)
     # In KiB, but on macOS in bytes (getrusage(2)).
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 

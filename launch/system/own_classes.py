@@ -38,25 +38,25 @@ def own_class(field: str, name: str, base: type[Kind], *attributes: str) -> type
     importlib.invalidate_caches()
     module = _module(field, name, module_name)
     where = getattr(module, "__file__", None) or module_name
-    found = getattr(module, class_name, None)
-    if found is None:
+    kind = getattr(module, class_name, None)
+    if kind is None:
         raise UserError(f"{field}: found {name!r}, but no {class_name} in {where}, expected a class of that name")
-    if not inspect.isclass(found):
-        raise UserError(f"{field}: found {name!r} of type {type(found).__name__} in {where}, expected a class")
-    if not issubclass(found, base):
+    if not inspect.isclass(kind):
+        raise UserError(f"{field}: found {name!r} of type {type(kind).__name__} in {where}, expected a class")
+    if not issubclass(kind, base):
         raise UserError(
             f"{field}: found {name!r}, a class that is no {base.__name__}, expected a subclass of "
             f"{base.__module__}.{base.__name__}"
         )
-    lacking = sorted(getattr(found, "__abstractmethods__", ())) + [
-        each for each in attributes if not hasattr(found, each)
+    lacking = sorted(getattr(kind, "__abstractmethods__", ())) + [
+        each for each in attributes if not hasattr(kind, each)
     ]
     if lacking:
         raise UserError(
             f"{field}: found {name!r} in {where} without {', '.join(lacking)}, expected what every "
             f"{base.__name__} has; see docs/python.md"
         )
-    return found
+    return kind
 
 
 def _module(field: str, name: str, module_name: str) -> object:
@@ -91,8 +91,8 @@ def make(field: str, name: str, kind: type[Kind], config: object, options: Mappi
             f"{field}: found {name!r} with {field}_options {dict(options)}, expected those that its "
             f"constructor takes: {error}"
         ) from error
-    made: Any = kind
-    return made(config, **options)
+    constructor: Any = kind
+    return constructor(config, **options)
 
 
 def _place(error: Exception) -> str:

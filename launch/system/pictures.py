@@ -61,8 +61,8 @@ def save(figure: Any, path: Path) -> None:
     from matplotlib import font_manager
     from matplotlib.text import Text
 
-    found = set(font_manager.get_font_names())
-    families = ["DejaVu Sans", *(name for name in _FAMILIES if name in found)]
+    installed = set(font_manager.get_font_names())
+    families = ["DejaVu Sans", *(name for name in _FAMILIES if name in installed)]
     for text in figure.findobj(Text):
         text.set(parse_math=False, fontfamily=families)
     with publishing(path) as aside, warnings.catch_warnings():

@@ -56,7 +56,7 @@ def _answer_spans(
     windows: Iterable[Window], candidates: int, max_tokens: int, inside: np.ndarray
 ) -> list[tuple[Characters, float]]:
     """The same without spans that begin or end at a place where `inside` is true."""
-    found: dict[Characters, float] = {}
+    spans: dict[Characters, float] = {}
     for starts, ends, allowed, offsets in windows:
         firsts, lasts = np.asarray(offsets).T
         allowed = allowed & (lasts > firsts)
@@ -65,8 +65,8 @@ def _answer_spans(
         sides = allowed & ~inside[firsts], allowed & ~inside[lasts]
         for (first, last), score in best_spans(starts, ends, *sides, candidates, max_tokens):
             span = int(firsts[first]), int(lasts[last])
-            found[span] = max(score, found.get(span, -np.inf))
-    return sorted(found.items(), key=lambda item: (-item[1], item[0]))[:candidates]
+            spans[span] = max(score, spans.get(span, -np.inf))
+    return sorted(spans.items(), key=lambda item: (-item[1], item[0]))[:candidates]
 
 
 def inside_words(text: str) -> np.ndarray:

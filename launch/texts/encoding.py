@@ -249,10 +249,10 @@ class Encoder:
         for span, located in zip(
             spans, self.tokenizer.encode_with_offsets([text[low:high] for low, high in spans]), strict=True
         ):
-            found = located.ids or [self.tokenizer.special_tokens.unknown]
-            ids += found
-            offsets += [span] * len(found)
-            continues += [number > 0 for number in range(len(found))]
+            tokens = located.ids or [self.tokenizer.special_tokens.unknown]
+            ids += tokens
+            offsets += [span] * len(tokens)
+            continues += [number > 0 for number in range(len(tokens))]
         return _Tokens(ids, offsets, continues)
 
     def _blank_tokens(self, text: str) -> _Tokens:
@@ -260,8 +260,8 @@ class Encoder:
         pretraining.
         """
         ids, offsets, continues, places, start = [], [], [], [], 0
-        found = [match.span() for match in self._blank.finditer(text)]
-        for low, high in [*found, (len(text), None)]:
+        blanks = [match.span() for match in self._blank.finditer(text)]
+        for low, high in [*blanks, (len(text), None)]:
             piece = text[start:low]
             if high is not None and self.tokenizer.space_begins_word:
                 piece = piece.removesuffix(" ")

@@ -356,10 +356,10 @@ def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
     def values() -> Iterator[Fields]:
         for _, batch in saved_rows(data, 0, len(data), file):
             try:
-                found = batch.to_pylist()
+                rows = batch.to_pylist()
             except (ValueError, OverflowError) as error:  # times of no calendar
                 raise UserError(f"{path}: can't be read as a saved data set: {error}") from error
-            yield from found
+            yield from rows
 
     return tuple(schema.names), _rows(path, schema, values(), labels)
 

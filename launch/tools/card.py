@@ -168,14 +168,14 @@ def _measured(run: Path) -> str:
         return _table(("file", "metric", "value"), rows) if rows else ""
     if not (run / runs.CONFIG).is_file() or not (run / "metrics.jsonl").is_file():
         return ""
-    found: dict[str, float] = {}
+    best: dict[str, float] = {}
     step = 0
     for line in read_metrics(run):
         if any(name.startswith("validation/") for name in line):
-            found, step = {name: value for name, value in line.items() if name.startswith("validation/")}, line["step"]
+            best, step = {name: value for name, value in line.items() if name.startswith("validation/")}, line["step"]
     rows = [
         (f"step {step}", name.removeprefix("validation/"), figure(value))
-        for name, value in found.items()
+        for name, value in best.items()
         if isinstance(value, float)
     ]
     return _table(("evaluation", "metric", "value"), rows) if rows else ""

@@ -116,8 +116,8 @@ def _show_extension(extension: Extension, config: PrepareConfig) -> None:
     table = Table(title=f"{len(extension.added):,} tokens added, the best {len(shown)}", title_justify="left")
     for name in ("token", "saved tokens", "count", "was cut into"):
         table.add_column(name, justify="right" if name in ("saved tokens", "count") else "left")
-    for each in shown:
-        table.add_row(escape(each.token), f"{each.saved:,}", f"{each.count:,}", escape(" ".join(each.pieces)))
+    for added in shown:
+        table.add_row(escape(added.token), f"{added.saved:,}", f"{added.count:,}", escape(" ".join(added.pieces)))
     output = Output()
     output.print(table)
     before, after = (tokens / extension.words for tokens in (extension.tokens_before, extension.tokens_after))

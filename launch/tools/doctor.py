@@ -100,11 +100,11 @@ def _together(
     gathered: list[str] = []
 
     def together() -> list[Finding]:
-        found = [doctor_checks.processes(environment, device), *doctor_checks.clock(device, environment.world_size)]
-        found += doctor_checks.collective(device, environment.world_size, config.recipe)
+        findings = [doctor_checks.processes(environment, device), *doctor_checks.clock(device, environment.world_size)]
+        findings += doctor_checks.collective(device, environment.world_size, config.recipe)
         if config.output and environment.world_size > 1:
-            found += doctor_checks.shared_folder(Path(config.output), environment)
-        text = json.dumps([asdict(finding) for finding in [*found, *examiner.findings]])
+            findings += doctor_checks.shared_folder(Path(config.output), environment)
+        text = json.dumps([asdict(finding) for finding in [*findings, *examiner.findings]])
         gathered.extend(distributed.gather_texts(text, device))
         return []
 
@@ -136,14 +136,14 @@ class _Examiner:
             Whether it ended in time.
         """
         seconds = seconds or self._seconds
-        found: list[Finding] = []
+        findings: list[Finding] = []
         errors: list[Exception] = []
 
         def target() -> None:
             try:
                 if self.device is not None:
                     work_on(self.device)
-                found.extend(examine())
+                findings.extend(examine())
             except Exception as error:
                 errors.append(error)
 
@@ -152,7 +152,7 @@ class _Examiner:
         thread.join(seconds)
         if thread.is_alive():
             self.hangs = True
-            found = [
+            findings = [
                 Finding(
                     check,
                     f"no answer in {seconds:.0f} s",
@@ -162,8 +162,8 @@ class _Examiner:
             ]
         elif errors:
             text = str(errors[0]) if isinstance(errors[0], UserError) else f"{type(errors[0]).__name__}: {errors[0]}"
-            found = [Finding(check, text.splitlines()[0], "problem", advice or "fix this")]
-        self.findings += found
+            findings = [Finding(check, text.splitlines()[0], "problem", advice or "fix this")]
+        self.findings += findings
         return not errors and not thread.is_alive()
 
 

@@ -22,13 +22,7 @@ from cloze.launch.pretrain.shapes import complete
 from cloze.launch.system import distributed
 from cloze.launch.system.compiling import lack
 from cloze.launch.system.data_sheets import is_slice
-from cloze.launch.system.devices import (
-    data_sheet_flops,
-    data_sheet_of,
-    device_name,
-    keep_measured,
-    measure_flops,
-)
+from cloze.launch.system.devices import data_sheet_flops, data_sheet_of, device_name, keep_measured, measure_flops
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.memory import available_bytes
 from cloze.launch.tools.plan import make_estimator

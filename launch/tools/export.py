@@ -20,8 +20,8 @@ from cloze.launch.run import runs
 from cloze.launch.system.console import Console
 from cloze.launch.texts.encoding import TRUNCATION, Truncation, described
 from cloze.launch.tools.card import card, write_pooling
+from cloze.launch.tools.exported_code import write_remote_code
 from cloze.launch.tools.onnx import check_installed, write_onnx
-from cloze.launch.tools.remote import write_remote_code
 from cloze.model.config import BertConfig
 from cloze.model.huggingface import cast_pretrained, check_finite, copy_pretrained, save_pretrained
 from cloze.pipeline.errors import UserError

@@ -59,7 +59,7 @@ class _Padded(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         output = self.model(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
-        return tuple(found for name in self.names if (found := getattr(output, name)) is not None)
+        return tuple(tensor for name in self.names if (tensor := getattr(output, name)) is not None)
 
 
 def check_installed() -> None:
@@ -168,11 +168,11 @@ def _check(path: Path, model: _Padded) -> dict[str, list[int | str]]:
     inputs = _sample(model.model, batch=3, length=min(11, model.model.config.max_position_embeddings))
     seen = inputs["attention_mask"].bool()
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+    outputs = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
     with torch.inference_mode():
         expected = model(**inputs)
     shapes = {}
-    for output, ours, theirs in zip(session.get_outputs(), found, expected, strict=True):
+    for output, ours, theirs in zip(session.get_outputs(), outputs, expected, strict=True):
         theirs = theirs.numpy()
         if theirs.shape[: seen.dim()] == tuple(seen.shape):  # of tokens: outputs at padding are not used
             ours, theirs = ours[seen.numpy()], theirs[seen.numpy()]

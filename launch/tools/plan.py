@@ -67,17 +67,17 @@ def _compare(config: PlanConfig, tell: Tell) -> Fields:
         UserError: none of them can run the configuration; the error of the first.
     """
     stage = config.zero.stage
-    made: dict[int, tuple[Estimator, Fields] | UserError] = {}
+    plans: dict[int, tuple[Estimator, Fields] | UserError] = {}
     for gpus in config.counts:
         try:
             estimator = _telling(make_estimator(config, gpus), tell)
             step = estimator.step(stage, estimator.micro_batch_size(stage))
-            made[gpus] = estimator, _figures(config, estimator, step)
+            plans[gpus] = estimator, _figures(config, estimator, step)
         except UserError as error:
-            made[gpus] = error
-    planned = [each for each in made.values() if not isinstance(each, UserError)]
+            plans[gpus] = error
+    planned = [plan for plan in plans.values() if not isinstance(plan, UserError)]
     if not planned:
-        raise next(error for error in made.values() if isinstance(error, UserError))
+        raise next(error for error in plans.values() if isinstance(error, UserError))
     estimator = planned[0][0]
     console, priced = Console(), config.price_per_hour is not None
     console.table(
@@ -93,11 +93,11 @@ def _compare(config: PlanConfig, tell: Tell) -> Fields:
             "hours",
             *(["cost"] if priced else []),
         ),
-        [_compared_row(gpus, each)[: None if priced else -1] for gpus, each in made.items()],
+        [_compared_row(gpus, plan)[: None if priced else -1] for gpus, plan in plans.items()],
     )
-    for gpus, each in made.items():
-        if isinstance(each, UserError):
-            console.say(f"{gpus} GPUs: {each}")
+    for gpus, plan in plans.items():
+        if isinstance(plan, UserError):
+            console.say(f"{gpus} GPUs: {plan}")
     limit = _too_small_from(planned[-1][0], stage)
     if limit is not None:
         number = f"from {limit} GPUs on" if limit > 1 else "even for one GPU"
@@ -113,14 +113,14 @@ def _compare(config: PlanConfig, tell: Tell) -> Fields:
         "estimate": True,
         "batch_too_small_from_gpus": limit,
         "by_gpus": [figures for _, figures in planned],
-        "refused": {str(gpus): str(each) for gpus, each in made.items() if isinstance(each, UserError)},
+        "refused": {str(gpus): str(plan) for gpus, plan in plans.items() if isinstance(plan, UserError)},
     }
 
 
-def _compared_row(gpus: int, made: tuple[Estimator, Fields] | UserError) -> tuple[str, ...]:
-    if isinstance(made, UserError):
+def _compared_row(gpus: int, planned: tuple[Estimator, Fields] | UserError) -> tuple[str, ...]:
+    if isinstance(planned, UserError):
         return (str(gpus), *("-",) * 7)
-    figures = made[1]
+    figures = planned[1]
     memory = f"{figures['memory_bytes'] / _GIB:.1f} GiB"
     return (
         str(gpus),
@@ -142,8 +142,8 @@ def _too_small_from(estimator: Estimator, stage: int) -> int | None:
     """
     batch = math.gcd(*estimator.config.train.batch_sizes.values())
     divisors = [each for each in range(1, batch + 1) if batch % each == 0]
-    found = bisect_left(divisors, True, key=lambda gpus: estimator.fits(estimator.memory(stage, 2 * batch // gpus)))
-    return divisors[found] if found < len(divisors) else None
+    place = bisect_left(divisors, True, key=lambda gpus: estimator.fits(estimator.memory(stage, 2 * batch // gpus)))
+    return divisors[place] if place < len(divisors) else None
 
 
 def make_estimator(config: PlanConfig, gpus: int | None = None) -> Estimator:
@@ -349,17 +349,17 @@ def _hidden(step: Step) -> str:
     return f"which makes it {step.waiting_seconds * 1e3:.1f} ms longer ({share}); the rest overlaps with backward"
 
 
-def _stage_row(stage: int, found: Fields) -> tuple[str, ...]:
-    memory = f"{found['memory_bytes'] / _GIB:.1f} GiB"
-    if not found["fits"]:
+def _stage_row(stage: int, figures: Fields) -> tuple[str, ...]:
+    memory = f"{figures['memory_bytes'] / _GIB:.1f} GiB"
+    if not figures["fits"]:
         return (str(stage), memory, "none fits", "", "", "")
     return (
         str(stage),
         memory,
-        str(found["micro_batch_size"]),
-        f"{found['communication_seconds'] * 1e3:.1f} ms",
-        f"{found['communication_waiting_seconds'] * 1e3:.1f} ms",
-        f"{found['tokens_per_second']:,.0f}",
+        str(figures["micro_batch_size"]),
+        f"{figures['communication_seconds'] * 1e3:.1f} ms",
+        f"{figures['communication_waiting_seconds'] * 1e3:.1f} ms",
+        f"{figures['tokens_per_second']:,.0f}",
     )
 
 

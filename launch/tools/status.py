@@ -16,15 +16,15 @@ from pathlib import Path
 from cloze.launch.config.commands import RunsConfig, StatusConfig
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import lines_of
-from cloze.launch.run.segments import LogReader, fetch_heartbeats
 from cloze.launch.run.status import read_status
-from cloze.launch.run.stored import fetch_objects
+from cloze.launch.run.stored_run import fetch_objects
+from cloze.launch.run.uploaded_logs import LogReader, fetch_heartbeats
 from cloze.launch.system.console import Console, clock, has_progress
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
-from cloze.pipeline.stores.scratch import scratch_folder
+from cloze.pipeline.stores.temporary_folders import temporary_folder
 from cloze.pipeline.untrusted import check_regular, read_json
 
 # A process writes its heartbeat every monitor.heartbeat_seconds (10 by default); clocks of hosts differ by seconds, and
@@ -123,7 +123,7 @@ class _Stored:
     """
 
     def __init__(self, place: StorePath, curves: Path | None = None) -> None:
-        self.place, self.folder, self._curves = place, scratch_folder(), curves
+        self.place, self.folder, self._curves = place, temporary_folder(), curves
         self._reader = LogReader(place, None if curves else _NEWEST_PIECES)
 
     def look(self) -> None:
@@ -262,16 +262,16 @@ class _Tail:
         check_regular(self._path)
         try:
             with open(self._path, "rb") as file:
-                found = os.fstat(file.fileno())
-                replaced = found.st_ino != self._file and not (self._made_anew and self._seen)
-                new = replaced or found.st_size < self._seen
-                start = max(0, found.st_size - _TAIL_BYTES) if new else self._seen
+                state = os.fstat(file.fileno())
+                replaced = state.st_ino != self._file and not (self._made_anew and self._seen)
+                new = replaced or state.st_size < self._seen
+                start = max(0, state.st_size - _TAIL_BYTES) if new else self._seen
                 file.seek(start)
                 content = file.read()
         except FileNotFoundError:
             return []
         whole = content[: content.rfind(b"\n") + 1]
-        self._file, self._seen = found.st_ino, start + len(whole)
+        self._file, self._seen = state.st_ino, start + len(whole)
         # Without the first one, if it was met in its middle.
         lines = lines_of(whole)[0]
         return lines[-_LINES_BEFORE:] if new else lines

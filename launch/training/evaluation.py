@@ -71,20 +71,23 @@ def evaluate_sets(
     sums = torch.zeros(len(sets), len(objective.NAMES), dtype=torch.float64, device=device)
     # The counts of the whole set are known only at the end: means are computed from sums.
     ones = torch.ones(len(objective.TERMS), dtype=torch.float64, device=device)
-    for row, each in zip(sums, sets, strict=True):
-        for micro_batch in each.batches():
+    for row, measured_set in zip(sums, sets, strict=True):
+        for micro_batch in measured_set.batches():
             micro_batch = to_device(micro_batch, device)
             row += objective(engine(**micro_batch), micro_batch, ones)[1]
             beat()
     engine.model.train()
     rows = distributed.reduce_sum(sums).tolist()
     pooled = [
-        sum(column) for column in zip(*(row for row, each in zip(rows, sets, strict=True) if each.pooled), strict=True)
+        sum(column)
+        for column in zip(
+            *(row for row, measured_set in zip(rows, sets, strict=True) if measured_set.pooled), strict=True
+        )
     ]
     measured = _means(objective, pooled)
-    for row, each in zip(rows, sets, strict=True):
-        if each.name is not None:
-            measured |= {f"{name}/{each.name}": value for name, value in _means(objective, row).items()}
+    for row, measured_set in zip(rows, sets, strict=True):
+        if measured_set.name is not None:
+            measured |= {f"{name}/{measured_set.name}": value for name, value in _means(objective, row).items()}
     return measured
 
 

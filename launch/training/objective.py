@@ -72,7 +72,7 @@ class MeasuredObjective(TrainingObjective, Protocol):
 
 
 class SourceSums(Protocol):
-    """Statistics per source of a mixture (implemented in launch/pretrain/sources.py)."""
+    """Statistics per source of a mixture (implemented in launch/pretrain/source_statistics.py)."""
 
     @property
     def num_sums(self) -> int:

@@ -18,7 +18,7 @@ from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.ownership import locked
 from cloze.launch.run.preemption import EXIT_REQUEUE, StopRequest
 from cloze.launch.run.status import recording_failure, set_status
-from cloze.launch.run.stored import StoredRun
+from cloze.launch.run.stored_run import StoredRun
 from cloze.launch.run.trackers import check_installed
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console

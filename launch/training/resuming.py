@@ -59,8 +59,8 @@ def open_checkpoints(
 def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | None:
     """Step to resume from, agreed by all ranks, or None for a new run."""
     step = checkpoints.agree_on_latest()
-    found = step is not None or bool(checkpoints.steps())
-    some = distributed.from_main(found, checkpoints.device)  # as rank 0 sees the shared folder
+    is_there = step is not None or bool(checkpoints.steps())
+    some = distributed.from_main(is_there, checkpoints.device)  # as rank 0 sees the shared folder
     policy = config.checkpoint.resume
     if policy == "required" and step is None:
         raise UserError(

@@ -16,7 +16,7 @@ from cloze.launch.run import runs
 from cloze.launch.run.comparison import config_hash, shaping_of
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import EXIT_REQUEUE, StopRequest
-from cloze.launch.run.stored import stored
+from cloze.launch.run.stored_run import stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import peak_flops
 from cloze.launch.system.environment import Environment

@@ -84,7 +84,7 @@ def _is_whole(shard: ShardInfo, output: Place) -> bool:
     """
     path = output / shard.file
     if isinstance(path, StorePath):
-        return (found := path.info()) is not None and found.size == shard.bytes
+        return (info := path.info()) is not None and info.size == shard.bytes
     with readable_errors(path):
         return path.is_file() and path.stat().st_size == shard.bytes and sha256_of(path) == shard.sha256
 
@@ -153,7 +153,7 @@ def _number(key: tuple[int | str, ...]) -> tuple[int, ...]:
 
 def _count(report: ShardReport, samples: Samples, masks: list[Masks], flow: dict[str, int], mask_id: int) -> None:
     labels = samples.next_sentence_label
-    found = {
+    added = {
         **flow,
         "samples": len(samples),
         "tokens": len(samples.input_ids),
@@ -164,11 +164,11 @@ def _count(report: ShardReport, samples: Samples, masks: list[Masks], flow: dict
         first = masks[0]  # representative of all mask sets, which have the same distribution
         counts = np.diff(first.offsets)
         originals = samples.input_ids[np.repeat(samples.offsets[:-1], counts) + first.positions]
-        found["masked"] = len(first.ids)
-        found["masked_by_mask"] = int((first.ids == mask_id).sum())
-        found["masked_kept"] = int((first.ids == originals).sum())
-        found["masked_by_random"] = found["masked"] - found["masked_by_mask"] - found["masked_kept"]
-    for name, count in found.items():
+        added["masked"] = len(first.ids)
+        added["masked_by_mask"] = int((first.ids == mask_id).sum())
+        added["masked_kept"] = int((first.ids == originals).sum())
+        added["masked_by_random"] = added["masked"] - added["masked_by_mask"] - added["masked_kept"]
+    for name, count in added.items():
         report.counts[name] = report.counts.get(name, 0) + count
 
 

@@ -140,16 +140,16 @@ def _build(config: PrepareConfig, tokenizer: Tokenizer, encoded: dict[str, np.nd
     draw_sets(rules, samples, (config.seed,), config.stored_mask_sets)
 
 
-def check_disk(found: Estimate, output: Path) -> None:
+def check_disk(estimate: Estimate, output: Path) -> None:
     """Raise UserError if the disk has too little space, counting what an interrupted run has written already."""
     existing = output
     while not existing.exists():
         existing = existing.parent
     free = shutil.disk_usage(existing).free
     written = sum(path.stat().st_size for path in output.rglob("*") if path.is_file()) if output.is_dir() else 0
-    if found.disk_bytes - written > free:
+    if estimate.disk_bytes - written > free:
         raise UserError(
-            f"output: {output} needs about {_size(found.disk_bytes)} while preparing, found {_size(free)} free; "
+            f"output: {output} needs about {_size(estimate.disk_bytes)} while preparing, found {_size(free)} free; "
             "free space, choose another --output, or lower --mask_sets"
         )
 

@@ -101,13 +101,13 @@ def extend(old: Tokenizer, counts: dict[str, int], add: int, min_frequency: int,
         )
     before = sum(len(pieces) * count for pieces, count in words)
     if kind != "BPE":  # the model does not merge, so that some tokens may never be its choice
-        trial = _extended(old, content, [each.token for each in chosen], merges, before)
+        trial = _extended(old, content, [token.token for token in chosen], merges, before)
         used = _used(trial, words)
-        chosen = [each for each in chosen if used[each.token]][:add]
-    new = _extended(old, content, [each.token for each in chosen], merges, before)
+        chosen = [token for token in chosen if used[token.token]][:add]
+    new = _extended(old, content, [token.token for token in chosen], merges, before)
     used = _used(new, words)
-    added = [Added(each.token, used[each.token], each.pieces) for each in chosen]
-    added.sort(key=lambda each: (-each.saved, each.token))
+    added = [Added(token.token, used[token.token], token.pieces) for token in chosen]
+    added.sort(key=lambda token: (-token.saved, token.token))
     after = sum(used.values())
     extension = Extension(new, added, sum(count for _, count in words), before, after)
     copy_tokenizer(new, output)
@@ -151,8 +151,8 @@ class _Merges:
         """Merge until there are `add` new tokens, or no pair occurs `least` times."""
         heap = [(-count, pair) for pair, count in self._found.items() if count >= least]
         heapq.heapify(heap)
-        made = 0
-        while heap and made < add:
+        num_new = 0
+        while heap and num_new < add:
             count, pair = heapq.heappop(heap)
             if -count != self._found[pair]:  # it has changed since
                 if self._found[pair] >= least:
@@ -164,7 +164,7 @@ class _Merges:
             for changed in self._merge(pair, token):
                 if self._found[changed] >= least:
                     heapq.heappush(heap, (-self._found[changed], changed))
-            made = len(self.pairs) if steps_stay else sum(count >= least for count in self.counts.values())
+            num_new = len(self.pairs) if steps_stay else sum(count >= least for count in self.counts.values())
 
     def _merge(self, pair: tuple[str, str], token: str) -> list[tuple[str, str]]:
         """Join a pair in all words; returns the pairs that occur more often than before."""
@@ -175,10 +175,10 @@ class _Merges:
         grown: dict[tuple[str, str], None] = {}
         for number in sorted(self._where.pop(pair)):
             pieces, count = self.words[number]
-            for each in zip(pieces, pieces[1:], strict=False):
-                self._found[each] -= count
-                if each != pair:
-                    self._where[each].discard(number)
+            for neighbours in zip(pieces, pieces[1:], strict=False):
+                self._found[neighbours] -= count
+                if neighbours != pair:
+                    self._where[neighbours].discard(number)
             place = 0
             while place < len(pieces) - 1:
                 if (pieces[place], pieces[place + 1]) == pair:
@@ -188,17 +188,17 @@ class _Merges:
                         if part in self.counts:
                             self.counts[part] -= count
                 place += 1
-            for each in zip(pieces, pieces[1:], strict=False):
-                self._found[each] += count
-                self._where[each].add(number)
-                if token in each:
-                    grown[each] = None
+            for neighbours in zip(pieces, pieces[1:], strict=False):
+                self._found[neighbours] += count
+                self._where[neighbours].add(number)
+                if token in neighbours:
+                    grown[neighbours] = None
         return list(grown)
 
     def chosen(self, add: int, least: int, steps_stay: bool) -> list[Added]:
         """The new tokens in the order of their merges."""
-        found = [Added(token, self.counts[token], pieces) for token, pieces in self.pieces.items()]
-        return found[:add] if steps_stay else [each for each in found if each.count >= least][:add]
+        added = [Added(token, self.counts[token], pieces) for token, pieces in self.pieces.items()]
+        return added[:add] if steps_stay else [each for each in added if each.count >= least][:add]
 
 
 def _extended(old: Tokenizer, content: Fields, tokens: list[str], merges: _Merges, total: int) -> Tokenizer:

@@ -149,7 +149,7 @@ def read(path: Place, low: int, high: int, dtype: np.dtype) -> list[Table]:
             return []
         begin = int(blocks["offset"][0])
         data = _read_exactly(file, path, begin, int(blocks["offset"][-1]) + _size(blocks[-1], dtype) - begin)
-    found = []
+    tables = []
     for block in blocks:
         start = int(block["offset"]) - begin
         rest = start + 8 * int(block["documents"])
@@ -160,31 +160,31 @@ def read(path: Place, low: int, high: int, dtype: np.dtype) -> list[Table]:
             raise DamagedPart(str(path))
         table = _table(data, start, block, dtype)
         if (rows := _within(table["hash"], low, high)).start < rows.stop:
-            found.append(_part(table, rows))
-    return found
+            tables.append(_part(table, rows))
+    return tables
 
 
 def read_all(folder: Place, names: list[str], low: int, high: int, dtype: np.dtype) -> list[Table]:
     """As `read` for several parts, in their order; parts in a store are read concurrently because of its latency."""
     if isinstance(folder, StorePath):
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = list(pool.map(lambda name: read(folder / name, low, high, dtype), names))
+            tables_of_parts = list(pool.map(lambda name: read(folder / name, low, high, dtype), names))
     else:
-        found = [read(folder / name, low, high, dtype) for name in names]
-    return [table for tables in found for table in tables]
+        tables_of_parts = [read(folder / name, low, high, dtype) for name in names]
+    return [table for tables in tables_of_parts for table in tables]
 
 
 def read_hashes(path: Place, high: int) -> np.ndarray:
     """The hashes of a part below `high`, ascending."""
     with _open(path) as file:
         index = _read_index(file, path)
-        found: list[np.ndarray] = [np.empty(0, np.uint64)]
+        blocks: list[np.ndarray] = [np.empty(0, np.uint64)]
         for block in index[_places(index, 0, high)]:
             data = _read_exactly(file, path, int(block["offset"]), 8 * int(block["documents"]))
             if zlib.crc32(data) != block["hash_crc"]:
                 raise DamagedPart(str(path))
-            found.append(np.frombuffer(data, np.uint64))
-    hashes = np.concatenate(found)
+            blocks.append(np.frombuffer(data, np.uint64))
+    hashes = np.concatenate(blocks)
     return hashes[_within(hashes, 0, high)]
 
 
@@ -221,12 +221,12 @@ def _read_exactly(file: "int | _Stored", path: Place, offset: int, count: int) -
         if offset + count > file.size:
             raise DamagedPart(str(path))
         return memoryview(file.path.read_range(offset, offset + count) if count else b"")
-    found = b""
-    while len(found) < count and (more := os.pread(file, count - len(found), offset + len(found))):
-        found = found + more if found else more
-    if len(found) < count:
+    data = b""
+    while len(data) < count and (more := os.pread(file, count - len(data), offset + len(data))):
+        data = data + more if data else more
+    if len(data) < count:
         raise DamagedPart(str(path))
-    return memoryview(found)
+    return memoryview(data)
 
 
 def _read_index(file: "int | _Stored", path: Place) -> np.ndarray:

@@ -90,8 +90,8 @@ def _lowest_hashes(report: Report, layout: Layout, folder: Place, count: int) ->
     # `count` distinct hashes are needed, and there may be duplicates: read more.
     last = int(np.searchsorted(through, min(max(_EXACTLY_BELOW, 16 * count), int(through[-1]))))
     high = (last + 1) * _PARTITION
-    found = [parts.read_hashes(folder / name, high) for name in layout.covering(0, high)]
-    return np.unique(np.concatenate(found or [np.empty(0, np.uint64)])), bool(through[last] == through[-1])
+    hashes = [parts.read_hashes(folder / name, high) for name in layout.covering(0, high)]
+    return np.unique(np.concatenate(hashes or [np.empty(0, np.uint64)])), bool(through[last] == through[-1])
 
 
 def _fewest(tokens: float, most: int) -> int:

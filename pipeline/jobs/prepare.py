@@ -28,7 +28,7 @@ from cloze.pipeline.jobs.executors import open_executor, run_tasks
 from cloze.pipeline.jobs.parts import DamagedPart
 from cloze.pipeline.jobs.planning import TooLittleText, plan_shards, plan_splits
 from cloze.pipeline.jobs.resuming import check_touched, go_on_as, has_reports
-from cloze.pipeline.jobs.sources import SourceHashes, source_hash
+from cloze.pipeline.jobs.source_hashes import SourceHashes, source_hash
 from cloze.pipeline.jobs.tokenize_stage import Report, TokenizeTask, report_name, splitter_of, tokenize
 from cloze.pipeline.progress import Progress, Silent
 from cloze.pipeline.readers import plan, remark_on_documents, remark_on_text
@@ -230,16 +230,16 @@ def _complete(config: PrepareConfig, identity: Fields, files: list[InputFile], o
     if not (output / FILE_NAME).is_file():
         return None
     manifest = Manifest.load(output)
-    found = {
+    prepared = {
         "preparation": manifest.preparation,
         "tokenizer_fingerprint": manifest.tokenizer_fingerprint,
         "sources": [[source["source"], source["name"], source["bytes"]] for source in manifest.sources],
     }
-    different = [name for name, value in found.items() if value != identity[name]]
+    different = [name for name, value in prepared.items() if value != identity[name]]
     if different:
         raise UserError(
-            f"output: {output} holds data prepared with another {_difference(found, identity, different[0])}; choose "
-            "another --output or remove the folder"
+            f"output: {output} holds data prepared with another {_difference(prepared, identity, different[0])}; "
+            "choose another --output or remove the folder"
         )
     published = (output / FILE_NAME).stat().st_mtime_ns
     if isinstance(output, StorePath):
@@ -296,7 +296,7 @@ def _open_work(output: Place, work: Place, identity: Fields, note: Callable[[str
     with readable_errors(output):
         found = _identity_of(work)
         if found != identity:
-            others = [each for each in work.iterdir() if each.name not in (own.name, _IDENTITY) and each.is_dir()]
+            others = [path for path in work.iterdir() if path.name not in (own.name, _IDENTITY) and path.is_dir()]
             kept = any(map(has_reports, others))
             if found is None and kept:
                 raise UserError(
@@ -314,8 +314,8 @@ def _open_work(output: Place, work: Place, identity: Fields, note: Callable[[str
                     )
                 else:
                     note(f"{what}; nothing of it was complete: it is begun anew")
-            for each in (*others, output / TOKENIZER_FOLDER):
-                remove_tree(each)
+            for stale in (*others, output / TOKENIZER_FOLDER):
+                remove_tree(stale)
         if isinstance(own, Path):
             own.mkdir(exist_ok=True)
         if found != identity:
@@ -423,29 +423,29 @@ def _exchange(run: _Run, hashes: SourceHashes, report: Report, layout: Layout) -
         _run_round(run, report, layout, level, wanted[level])
 
 
-def _run_round(run: _Run, report: Report, layout: Layout, level: int, made: list[int]) -> None:
+def _run_round(run: _Run, report: Report, layout: Layout, level: int, numbers: list[int]) -> None:
     """Make parts of one level, and then remove those of the previous level."""
     tokens = int(report.tokens.sum()) // max(1, len(layout.names[level]))  # an estimate, for the progress bar
 
     def task(place: int) -> ExchangeTask:
-        sources = layout.sources(level, made[place])
-        low, high = layout.bounds(level, made[place])
+        sources = layout.sources(level, numbers[place])
+        low, high = layout.bounds(level, numbers[place])
         return ExchangeTask(
             folder=str(run.work.resolve()),
-            name=layout.names[level][made[place]],
+            name=layout.names[level][numbers[place]],
             sources=layout.names[level - 1][sources.start : sources.stop],
             low=low,
             high=high,
             tokens=np.dtype(run.tokenizer.dtype).name,
         )
 
-    if made:
+    if numbers:
 
         def on_result(_: int, counts: tuple[int, int]) -> None:
             run.progress.advance(tokens, *counts)
 
-        run.progress.stage(f"exchange {level}", tokens * len(made), "tokens")
-        run_tasks(run.executor, exchange, task, [1] * len(made), on_result)
+        run.progress.stage(f"exchange {level}", tokens * len(numbers), "tokens")
+        run_tasks(run.executor, exchange, task, [1] * len(numbers), on_result)
     run.check()
     for path in run.work.iterdir():
         if path.name.endswith(".part") and path.name.startswith(layout.prefix(level - 1)):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.reports import load_report, save_report
-from cloze.pipeline.jobs.sources import SourceHashes, source_hash
+from cloze.pipeline.jobs.source_hashes import SourceHashes, source_hash
 from cloze.pipeline.jobs.tokenize_stage import Report, report_name
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.stores.places import Place

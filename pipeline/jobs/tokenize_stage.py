@@ -17,7 +17,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.formats import FORMATS
 from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.reports import load_report, save_report
-from cloze.pipeline.jobs.sources import hash_piece, read_small
+from cloze.pipeline.jobs.source_hashes import hash_piece, read_small
 from cloze.pipeline.readers import read_segment
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.records import Document

@@ -414,8 +414,8 @@ def _in_order(learned: list[tuple[str, float]]) -> list[tuple[str, float]]:
     rounded = [(piece, round(score, 9)) for piece, score in learned]  # sums differ in their last bits
     dropped = sorted(piece for piece, score in learned if step(piece, score))
     scores = sorted((score for piece, score in rounded if piece in set(dropped)), reverse=True)
-    found = dict(rounded) | dict(zip(dropped, scores, strict=True))
-    return sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    scored = dict(rounded) | dict(zip(dropped, scores, strict=True))
+    return sorted(scored.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _train_words(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> tokenizers.Tokenizer:

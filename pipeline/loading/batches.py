@@ -250,10 +250,11 @@ class BatchStream:
         """Make `count` batches of `size` samples from `position` on, out of `total` samples that were read together, of
         which `done` were used.
         """
-        each, row, length = (number // self._samples.streams for number in (size, done, total))  # samples per stream
+        # samples per stream
+        per_stream, row, length = (number // self._samples.streams for number in (size, done, total))
         own = np.arange(self._rank * size // self._world_size, (self._rank + 1) * size // self._world_size)
-        stream, place = np.divmod(own - self._streams.start * each, each)
-        first = row + each * np.arange(count)[:, None]
+        stream, place = np.divmod(own - self._streams.start * per_stream, per_stream)
+        first = row + per_stream * np.arange(count)[:, None]
         chosen = stream * length + place + first  # (count, own): one batch a line
         rows = chosen if read.rows is None else read.rows[chosen]
         lengths = read.samples.lengths.astype(np.uint16)  # as in `window_order`
@@ -263,7 +264,9 @@ class BatchStream:
         part, part_masks = Window(read.samples, read.masks).take(rows.ravel())
         assert part_masks is not None, "streams have masks, stored or drawn"
         next_tokens = position < self._next_tokens_until
-        made = collate_several(part, part_masks, np.full(count * micro_steps, self._micro), self._segments, next_tokens)
+        micro_batches = collate_several(
+            part, part_masks, np.full(count * micro_steps, self._micro), self._segments, next_tokens
+        )
         lengths = part.lengths.reshape(count, micro_steps, self._micro)
         tokens = lengths.sum(axis=(1, 2))
         # sorted by length: the last one is the longest
@@ -283,7 +286,11 @@ class BatchStream:
         )
         return [
             RankBatch(
-                made[number * micro_steps : (number + 1) * micro_steps], position + number * size, epoch, size, *values
+                micro_batches[number * micro_steps : (number + 1) * micro_steps],
+                position + number * size,
+                epoch,
+                size,
+                *values,
             )
             for number, (epoch, values) in enumerate(zip(epochs, columns, strict=True))
         ]
@@ -311,7 +318,7 @@ def evaluation_batches(
     low, high = rank * total // world_size, (rank + 1) * total // world_size
     steps = math.ceil(math.ceil(total / world_size) / micro_batch_size)  # micro-batches of the longest range
     at_once = micro_batch_size * max(1, int(_TOKENS_READ / (reader.mean_length * micro_batch_size)))
-    made = 0
+    yielded = 0
     for start in range(low, high, at_once):
         indices = np.arange(start, min(start + at_once, high))
         samples, masks = reader.take(indices, None if dynamic else mask_set)
@@ -324,11 +331,11 @@ def evaluation_batches(
             part, part_masks = Window(samples, masks).take(by_length)
             assert part_masks is not None, "those of the window"
             yield collate(part, part_masks, segments)
-            made += 1
-    if made < steps:
+            yielded += 1
+    if yielded < steps:
         filler, masks = reader.take(np.zeros(1, np.int64), None if dynamic else mask_set)
         if dynamic:
             masks = dynamic.draw(filler, 0, mask_set, np.zeros(1, np.int64))
         assert masks is not None, "they were read with the mask set"
-        for _ in range(steps - made):
+        for _ in range(steps - yielded):
             yield without_loss(collate(filler, masks, segments))

@@ -109,9 +109,9 @@ def collate_several(
             "next_sentence_label": (pairs, sizes.tolist()),
         }
     )
-    made = concatenated(input_ids, samples.offsets, samples.segment_b_start, sizes, segments)
+    batches = concatenated(input_ids, samples.offsets, samples.segment_b_start, sizes, segments)
     attention = {"causal": True} if next_tokens else {}
-    return [batch | more | attention for batch, more in zip(made, predicted, strict=True)]
+    return [batch | more | attention for batch, more in zip(batches, predicted, strict=True)]
 
 
 def without_loss(batch: MicroBatch) -> MicroBatch:

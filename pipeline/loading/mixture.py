@@ -149,44 +149,46 @@ class MixtureOrder:
 
     def sources(self, streams: range, firsts: np.ndarray, count: int) -> np.ndarray:
         """Sources of `count` numbers of each of these streams from its first on: (streams, count)."""
-        found = np.empty((len(streams), count), np.int32)
+        sources = np.empty((len(streams), count), np.int32)
         every, bounds = np.array(streams), np.append(self._begins, np.iinfo(np.int64).max)
         for first in np.unique(firsts).tolist():  # at most two: the first numbers of a batch are equal or differ by one
             rows = np.flatnonzero(firsts == first)
             for phase, low, high in self._spans(first, count):
                 pattern, begin = self._patterns[phase], int(bounds[phase])
                 steps = pattern.starts[every[rows], None] + np.arange(low, high)
-                found[rows, low + begin - first : high + begin - first] = pattern.sources[steps % self.period]
-        return found
+                sources[rows, low + begin - first : high + begin - first] = pattern.sources[steps % self.period]
+        return sources
 
     def before(self, streams: range, numbers: np.ndarray) -> np.ndarray:
         """Samples of each source that each of these streams has before its number: int64 (streams, sources)."""
         every = np.array(streams)
-        found = np.empty((len(streams), self.num_sources), np.int64)
+        consumed = np.empty((len(streams), self.num_sources), np.int64)
         phases = np.searchsorted(self._begins, numbers, side="right") - 1
         for phase in np.unique(phases).tolist():
             rows = phases == phase
             here = self._patterns[phase].before(every[rows], numbers[rows] - self._begins[phase])
-            found[rows] = self._before[phase][every[rows]] + here
-        return found
+            consumed[rows] = self._before[phase][every[rows]] + here
+        return consumed
 
     def consumed(self, positions: np.ndarray) -> np.ndarray:
         """Samples of each source before these positions, (n,) -> int64 (n, sources); positions are rounded down to
         multiples of the number of streams.
         """
         rows = positions // self.streams
-        found = np.empty((len(rows), self.num_sources), np.int64)
+        consumed = np.empty((len(rows), self.num_sources), np.int64)
         phases = np.searchsorted(self._begins, rows, side="right") - 1
         for phase in np.unique(phases).tolist():
             here = phases == phase
-            found[here] = self._before_all[phase] + self._patterns[phase].before_rows(rows[here] - self._begins[phase])
-        return found
+            consumed[here] = self._before_all[phase] + self._patterns[phase].before_rows(
+                rows[here] - self._begins[phase]
+            )
+        return consumed
 
     def positions(self, source: int, stream: int, counts: np.ndarray) -> np.ndarray:
         """Positions at which a stream has its samples number `counts` (ascending, from 0) of a source; the largest
         int64 for those that no phase reaches.
         """
-        found = np.full(len(counts), np.iinfo(np.int64).max)
+        positions = np.full(len(counts), np.iinfo(np.int64).max)
         for phase, pattern in enumerate(self._patterns):
             low = int(self._before[phase][stream, source])
             last = phase + 1 == len(self._patterns)
@@ -194,5 +196,5 @@ class MixtureOrder:
             here = (counts >= low) & (counts < high)
             if pattern.counts[source] and here.any():
                 numbers = self._begins[phase] + pattern.numbers(source, stream, counts[here] - low)
-                found[here] = numbers * self.streams + stream
-        return found
+                positions[here] = numbers * self.streams + stream
+        return positions

@@ -269,8 +269,8 @@ class MixedStreams:
 
     def cancel(self) -> None:
         """Give up what is being fetched ahead."""
-        for made in self._sources:
-            made.cancel()
+        for source in self._sources:
+            source.cancel()
 
     def epochs_of_sources(self, positions: np.ndarray) -> np.ndarray:
         """Number of complete passes over each source before positions (n,): (n, sources)."""

@@ -62,13 +62,13 @@ def _row_groups(file: InputFile, target_bytes: int) -> list[Segment]:
         metadata = parquet.read_metadata(_source(file.path))
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{file.path}: can't be read as Parquet: {' '.join(str(error).split())}") from error
-    found, start, weight = [], 0, 0
+    segments, start, weight = [], 0, 0
     for group in range(metadata.num_row_groups):
         weight += metadata.row_group(group).total_byte_size
         if weight >= target_bytes or group == metadata.num_row_groups - 1:
-            found.append(Segment(file, start, group + 1, weight))
+            segments.append(Segment(file, start, group + 1, weight))
             start, weight = group + 1, 0
-    return found
+    return segments
 
 
 def _source(path: str) -> str | io.RawIOBase:

@@ -110,10 +110,10 @@ def is_changed(file: InputFile) -> bool:
             return (now.st_size, now.content) != (file.size, file.content)
         if not file.touched:  # a data set on the hub
             return False
-        found = {path: os.stat(path) for path in file.parts or (file.path,)}
-        size = file.size if file.parts else found[file.path].st_size
-        changed = max(status.st_mtime_ns for status in found.values())
-        touched = max(last_touched(path, status) for path, status in found.items())
+        states = {path: os.stat(path) for path in file.parts or (file.path,)}
+        size = file.size if file.parts else states[file.path].st_size
+        changed = max(status.st_mtime_ns for status in states.values())
+        touched = max(last_touched(path, status) for path, status in states.items())
     except OSError:
         return False
     return (size, changed, touched) != (file.size, file.changed, file.touched)

@@ -137,10 +137,10 @@ def _globs(entries: list[str], rest: list[str], written: list[str]) -> list[str]
     if len(globs) > _GLOBS:
         return []
     try:
-        found = {path for glob in globs for path in _paths([glob], written)[0]}
+        paths = {path for glob in globs for path in _paths([glob], written)[0]}
     except UserError:
         return []
-    return globs if {*map(os.path.realpath, found)} == {*map(os.path.realpath, rest)} else []
+    return globs if {*map(os.path.realpath, paths)} == {*map(os.path.realpath, rest)} else []
 
 
 def _ending(path: str) -> str:
@@ -172,19 +172,19 @@ def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, Objec
     folder = entry.at("/".join(parts[:fixed]))
     pattern = parts[fixed:]
     hidden = any(part.startswith(".") for part in pattern)
-    aside = [f"{each}/" for each in written if not f"{entry}/".startswith(f"{each}/")]
-    found = {}
-    for each in folder.objects():
-        below = each.key[len(folder.key) :].strip("/").split("/")
-        url = str(entry.at(each.key))
+    aside = [f"{place}/" for place in written if not f"{entry}/".startswith(f"{place}/")]
+    files = {}
+    for listed in folder.objects():
+        below = listed.key[len(folder.key) :].strip("/").split("/")
+        url = str(entry.at(listed.key))
         if (
-            (each.size or entry.at(each.key).info())  # not what marks a folder (`ObjectClient.objects`)
+            (listed.size or entry.at(listed.key).info())  # not what marks a folder (`ObjectClient.objects`)
             and (hidden or not any(part.startswith(".") for part in below))
             and not url.startswith(tuple(aside))
             and (not pattern or _names(pattern, below))
         ):
-            found[url] = each
-    return found
+            files[url] = listed
+    return files
 
 
 def _names(pattern: list[str], below: list[str]) -> bool:

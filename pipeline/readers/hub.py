@@ -55,7 +55,7 @@ def find_datasets(entries: list[str], source: int, config: SourceConfig, first: 
 def saved_file(path: str, data: Any, number: int, source: int, config: SourceConfig) -> InputFile:
     """A saved data set that was loaded from a folder, as an input."""
     parts = tuple(part["filename"] for part in data.cache_files)
-    found = {part: os.stat(part) for part in parts}
+    states = {part: os.stat(part) for part in parts}
     return InputFile(
         number,
         source,
@@ -64,11 +64,11 @@ def saved_file(path: str, data: Any, number: int, source: int, config: SourceCon
         "dataset",
         None,
         data.data.nbytes,
-        max((status.st_mtime_ns for status in found.values()), default=0),
+        max((status.st_mtime_ns for status in states.values()), default=0),
         config,
         rows=len(data),
         parts=parts,
-        touched=max((last_touched(part, status) for part, status in found.items()), default=0),
+        touched=max((last_touched(part, status) for part, status in states.items()), default=0),
         has_rows=True,
     )
 

@@ -16,8 +16,8 @@ class _Ambiguous(Fields):
 
 
 def _object(pairs: list[tuple[str, object]]) -> Fields:
-    made = dict(pairs)
-    return made if len(made) == len(pairs) else _Ambiguous(pairs)
+    values = dict(pairs)
+    return values if len(values) == len(pairs) else _Ambiguous(pairs)
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)

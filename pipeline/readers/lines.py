@@ -146,8 +146,8 @@ class JsonLines(Texts):
             offset += len(line) + 1
 
 
-def _without_mark(found: Iterable[Block]) -> Iterator[Block]:
-    for block in found:
+def _without_mark(blocks: Iterable[Block]) -> Iterator[Block]:
+    for block in blocks:
         if block.offset == 0 and block.data.startswith(_MARK):
             block.data = b" " * len(_MARK) + block.data[len(_MARK) :]  # offsets do not change
         yield block

@@ -26,9 +26,9 @@ _MARK = b"\xef\xbb\xbf"  # of the byte order
 
 def _matched(pattern: re.Pattern[bytes], text: bytes, start: int = 0, stop: int = sys.maxsize) -> int:
     """End of the match of a pattern that always matches (possibly the empty string)."""
-    found = pattern.match(text, start, stop)
-    assert found is not None, pattern
-    return found.end()
+    match = pattern.match(text, start, stop)
+    assert match is not None, pattern
+    return match.end()
 
 
 def _characters(data: bytes) -> int:

@@ -562,9 +562,9 @@ class ShardReader:
 
         if isinstance(self.folder, StorePath):  # one listing request returns a thousand objects
             start = len(f"{self.folder.key}/") if self.folder.key else 0
-            found = {each.key[start:]: each.size for each in (self.folder / self.split).objects()}
+            sizes = {each.key[start:]: each.size for each in (self.folder / self.split).objects()}
             for file, expected in zip(self.shards.file, self.shards.bytes, strict=True):
-                self._check_size(file, found.get(file), expected)
+                self._check_size(file, sizes.get(file), expected)
             return
         with readable_errors(self.folder):
             began = time.perf_counter()

@@ -76,22 +76,22 @@ class Cache:
         Raises:
             UserError: the object is missing in the store, or has changed.
         """
-        if (found := self._kept(digest)) is not None:
-            return found
+        if (content := self._kept(digest)) is not None:
+            return content
         with self._alone(".fetching"):
-            if (found := self._kept(digest)) is not None:
-                return found
+            if (content := self._kept(digest)) is not None:
+                return content
             try:
-                found = source.read_bytes()
+                content = source.read_bytes()
             except FileNotFoundError:
-                found = b""
-            if hashlib.sha256(found).hexdigest() != digest:
+                content = b""
+            if hashlib.sha256(content).hexdigest() != digest:
                 raise UserError(
                     f"{source}: found other content than a process of this run has found before, expected "
                     "an object at rest; run the same command again"
                 )
-            self._keep(found, digest)
-        return found
+            self._keep(content, digest)
+        return content
 
     def keep(self, content: bytes, digest: str) -> None:
         """Save an object's content by its SHA-256 for other processes of this machine."""
@@ -220,14 +220,14 @@ class CachedFile:
 
     def _missing(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Ranges [low, high) of missing pages."""
-        found = []
+        missing = []
         for start, stop in ranges:
             low, high = start // PAGE, min(-(-stop // PAGE), self._pages)
             marks = np.frombuffer(os.pread(self._descriptor, high - low, self.size + low), np.uint8)
             edges = np.flatnonzero(np.diff(marks == 0, prepend=False, append=False)) + low
             for first, last in edges.reshape(-1, 2).tolist():
-                found += [(each, min(each + _REQUEST_PAGES, last)) for each in range(first, last, _REQUEST_PAGES)]
-        return found
+                missing += [(each, min(each + _REQUEST_PAGES, last)) for each in range(first, last, _REQUEST_PAGES)]
+        return missing
 
     def _fetch(self, low: int, high: int) -> None:
         start, stop = low * PAGE, min(high * PAGE, self.size)

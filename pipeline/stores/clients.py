@@ -102,10 +102,10 @@ class ObjectClient:
         Among them are those of size 0, named as a folder, that a store's console makes for the folders in it. None of
         that name is found (`info`), since it ends with a slash, which the library leaves out.
         """
-        found = self._asked(
+        listed = self._asked(
             prefix, lambda: [_info(each) for chunk in self._library.list(self._store, prefix or None) for each in chunk]
         )
-        yield from sorted((each for each in found if each.key != prefix), key=lambda each: each.key)
+        yield from sorted((each for each in listed if each.key != prefix), key=lambda each: each.key)
 
     def is_folder(self, prefix: str) -> bool:
         """Whether any object lies below."""
@@ -122,14 +122,14 @@ class ObjectClient:
 
     def names(self, prefix: str) -> list[str]:
         """Names of the objects and of the folders right below a folder."""
-        found = self._asked(prefix, lambda: self._library.list_with_delimiter(self._store, prefix or None))
-        keys = [*found["common_prefixes"], *(each["path"] for each in found["objects"] if each["path"] != prefix)]
+        listed = self._asked(prefix, lambda: self._library.list_with_delimiter(self._store, prefix or None))
+        keys = [*listed["common_prefixes"], *(each["path"] for each in listed["objects"] if each["path"] != prefix)]
         return sorted(key.rpartition("/")[2] for key in keys)
 
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders right below a folder."""
-        found = self._asked(prefix, lambda: self._library.list_with_delimiter(self._store, prefix or None))
-        return sorted(key.rpartition("/")[2] for key in found["common_prefixes"])
+        listed = self._asked(prefix, lambda: self._library.list_with_delimiter(self._store, prefix or None))
+        return sorted(key.rpartition("/")[2] for key in listed["common_prefixes"])
 
     def read(self, key: str, start: int = 0, stop: int | None = None, *, checked: bool = False) -> bytes:
         """Bytes [start, stop) of an object, or all from `start` on.
@@ -175,9 +175,6 @@ class ObjectClient:
 
         Returns:
             Its new version, or None if the condition failed.
-
-        Raises:
-            NotImplementedError: the store has no conditional writes.
         """
         exceptions = self._library.exceptions
         mode = "create" if version is None else {name: value for name, value in version.items() if value}
@@ -185,12 +182,10 @@ class ObjectClient:
             return self._asked(key, lambda: self._put(key, content, mode))
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileNotFoundError):
             return None
-        except exceptions.NotSupportedError as error:
-            raise NotImplementedError from error
 
     def _put(self, key: str, content: bytes | Path, mode: Any) -> Fields:
-        made: Fields = {**self._library.put(self._store, key, content, mode=mode, use_multipart=False)}
-        return {name: made[name] for name in ("e_tag", "version")}
+        written = self._library.put(self._store, key, content, mode=mode, use_multipart=False)
+        return {name: written[name] for name in ("e_tag", "version")}
 
     def delete(self, keys: list[str]) -> None:
         """Remove objects; missing ones are not an error."""
@@ -206,7 +201,7 @@ class ObjectClient:
     def _asked(self, key: str, ask: Callable[[], _Answer]) -> _Answer:
         """The result of `ask`. The library retries requests; this also retries those whose response was cut off."""
         exceptions = self._library.exceptions
-        kept = (exceptions.AlreadyExistsError, exceptions.PreconditionError, exceptions.NotSupportedError)
+        kept = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
         for number in range(_BODY_TRIES):
             try:
                 return ask()
@@ -305,10 +300,10 @@ class HubClient:
     def info(self, key: str) -> ObjectInfo | None:
         """Size and time of a file; None if it does not exist."""
         try:
-            found = self._asked(key, lambda: self._files.info(f"{self._root}/{key}", expand_info=True))
+            described = self._asked(key, lambda: self._files.info(f"{self._root}/{key}", expand_info=True))
         except FileNotFoundError:
             return None
-        return self._info(found) if found["type"] == "file" else None
+        return self._info(described) if described["type"] == "file" else None
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """All files below a folder, in the order of their names."""
@@ -355,10 +350,12 @@ class HubClient:
 
         return self._asked(key, ask)
 
-    def _info(self, found: Fields) -> ObjectInfo:
-        commit = found.get("last_commit")
+    def _info(self, described: Fields) -> ObjectInfo:
+        commit = described.get("last_commit")
         changed = 0 if commit is None else int(commit.date.timestamp() * 1e9)
-        return ObjectInfo(found["name"][len(self._root) + 1 :], found["size"], changed, {"e_tag": found.get("blob_id")})
+        return ObjectInfo(
+            described["name"][len(self._root) + 1 :], described["size"], changed, {"e_tag": described.get("blob_id")}
+        )
 
     def _asked(self, key: str, ask: Callable[[], _Answer]) -> _Answer:
         for number in range(_BODY_TRIES):
@@ -459,9 +456,9 @@ def _s3(store: Callable[..., Any], bucket: str, session: Any, common: Fields) ->
     if checked.lower() != "when_required":  # as in AWS's own tools, for stores that do not support the header
         given["checksum_algorithm"] = "sha256"
     given |= {"skip_signature": True} if public else {"credential_provider": _Credentials(credentials)}
-    made = store(bucket, client_options=options, retry_config=common["retry_config"], **given)
+    library_store = store(bucket, client_options=options, retry_config=common["retry_config"], **given)
     tags = compared.lower() != "when_required"
-    return ObjectClient(f"s3://{bucket}", made, encrypted=encrypted, md5_tags=tags, service=endpoint)
+    return ObjectClient(f"s3://{bucket}", library_store, encrypted=encrypted, md5_tags=tags, service=endpoint)
 
 
 class _Credentials:
@@ -474,12 +471,12 @@ class _Credentials:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            found = self._credentials.get_frozen_credentials()
+            frozen = self._credentials.get_frozen_credentials()
         except (BotoCoreError, ClientError) as error:
             raise RuntimeError(_NOT_RENEWED) from error  # it becomes a part of the library's error
         return {
-            "access_key_id": found.access_key,
-            "secret_access_key": found.secret_key,
-            "token": found.token,
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
             "expires_at": datetime.now(timezone.utc) + timedelta(seconds=_CREDENTIAL_SECONDS),
         }

@@ -6,6 +6,8 @@ conditional write. Clocks of different machines are never compared. A holder tha
 `Lease.check`, before work that only one process may do, and from `Lease.silence`, which says why a long job must end.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import platform
@@ -14,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from cloze.pipeline.errors import UserError
@@ -90,17 +93,12 @@ class Lease:
             began = time.monotonic()
             self._failing_since = self._failing_since or began
             try:
-                content = _content(self._token, self._seconds)
-                version = self._path.writer.write_if(self._path.key, content, self._version)
-                if version is None and _token_of(self._path) != self._token:
+                version = _write(self._path, self._token, self._seconds, self._version)
+                if version is None:
                     self._lost = "another has taken it over, or removed it"
                     return
-                # Otherwise a response was lost, and the retry found its own write.
-                if version is None and (found := self._path.info()) is not None:
-                    version = found.version
-                if version is not None:
-                    self._version, self._renewed = version, began
-                    self._failing_since = self._problem = None
+                self._version, self._renewed = version, began
+                self._failing_since = self._problem = None
             except (UserError, OSError) as error:
                 self._problem = error  # the store may answer again later
 
@@ -116,25 +114,46 @@ def _content(token: str, seconds: float) -> bytes:
     return json.dumps(fields).encode()
 
 
+def _write(path: StorePath, token: str, seconds: float, before: Fields | None) -> Fields | None:
+    """Write the lease if its version is `before` (None: if there is none).
+
+    Returns:
+        Its new version, or None if another process has changed it.
+    """
+    version = path.writer.write_if(path.key, _content(token, seconds), before)
+    if version is None and _token_of(path) == token:  # a response was lost, and the retry found its own write
+        info = path.info()
+        version = None if info is None else info.version
+    return version
+
+
 def _token_of(path: StorePath) -> str | None:
     return _read(path).get("token")
 
 
 def _read(path: StorePath) -> Fields:
+    """The fields of a lease; none if there is no lease, or no JSON.
+
+    Raises:
+        UserError: the store can't be used.
+    """
     try:
-        return load_json(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    try:
+        return load_json(content)
+    except ValueError:
         return {}
 
 
 @contextmanager
 def leased(
     path: StorePath, note: Callable[[str], None], patience_seconds: float = 0.0, own: Path | None = None
-) -> Iterator["Lease | Unchecked | None"]:
+) -> Iterator[Lease | None]:
     """Hold the lease of an object within the context; yields None if another process holds it.
 
-    An abandoned lease is taken over after its duration. If the store has no conditional writes, the lease excludes no
-    other process, and a message says so.
+    An abandoned lease is taken over after its duration.
 
     Args:
         note: called with messages for the user.
@@ -142,25 +161,19 @@ def leased(
             least 30 s.
         own: a local file of this holder, under a lock, with the name of the last holder (and of later starts without a
             lease), so that the lease of a killed process on this machine is taken over at once.
+
+    Raises:
+        UserError: the store does not enforce the conditions of writes, or can't be used.
     """
     token, seconds = uuid.uuid4().hex, max(SECONDS, patience_seconds / _PATIENCE)
     dead = own.read_text().split() if own and own.is_file() else []
     if own:  # with the earlier names until the lease is taken, in case this start fails before
         own.write_text("\n".join([*dead[-_EARLIER:], token]))
-    try:
-        version = _take(path, token, seconds, note, dead)
-        if own and version is not None:
+    version = _take(path, token, seconds, note, dead)
+    if version is not None:
+        if own:
             own.write_text(token)
-        if version is not None and path.writer.write_if(path.key, _content(token, seconds), None) is not None:
-            # the existing object was overwritten although the condition was that it does not exist
-            raise NotImplementedError
-    except NotImplementedError:
-        note(
-            f"{path}: the store has no conditional writes, so a second command could "
-            "write there at the same time; make sure that there is only one"
-        )
-        yield Unchecked()
-        return
+        version = _probe(path, token, seconds, version)
     if version is None:
         yield None
         return
@@ -171,13 +184,22 @@ def leased(
         lease.release()
 
 
-class Unchecked:
-    """Replaces a Lease if the store has no conditional writes."""
+def _probe(path: StorePath, token: str, seconds: float, version: Fields) -> Fields | None:
+    """Write an acquired lease again, then require that the store refuses two writes whose conditions do not hold: that
+    there is no lease, and that it still has the version before.
 
-    taken = silence = None
-
-    def check(self) -> None:
-        """Does nothing: without conditional writes nothing is known."""
+    Returns:
+        The lease's new version; None if another process has changed it.
+    """
+    renewed, content = _write(path, token, seconds, version), _content(token, seconds)
+    if any(path.writer.write_if(path.key, content, wrong) is not None for wrong in (None, version)):
+        path.unlink()
+        raise UserError(
+            f"{path}: found a store that does not enforce conditional writes, so that a second command could write "
+            "there at the same time, expected one that does, such as S3, Google Cloud Storage, Azure, R2 or MinIO; "
+            "write to a folder or to another store"
+        )
+    return renewed
 
 
 def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], None], dead: list[str]) -> Fields | None:
@@ -186,18 +208,11 @@ def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], Non
     Args:
         dead: tokens of holders that have ended.
     """
-
-    def won(before: Fields | None) -> Fields | None:
-        version = path.writer.write_if(path.key, _content(token, seconds), before)
-        if version is None and _token_of(path) == token:  # a response was lost, and the retry found its own write
-            found = path.info()
-            version = None if found is None else found.version
-        return version
-
-    if (version := won(None)) is not None:
+    write = partial(_write, path, token, seconds)
+    if (version := write(None)) is not None:
         return version
     seen, held = path.info(), _read(path)
-    if seen is not None and held.get("token") in dead and (version := won(seen.version)) is not None:
+    if seen is not None and held.get("token") in dead and (version := write(seen.version)) is not None:
         return version
     wait = float(held.get("seconds", seconds))
     note(f"{path}: held by process {held.get('pid')} on {held.get('host')}; watching for {wait:.0f} s whether it lives")
@@ -210,4 +225,4 @@ def _take(path: StorePath, token: str, seconds: float, note: Callable[[str], Non
                 return None
             changed, began = True, time.monotonic()  # the last request of a killed process may arrive late
         seen = now
-    return won(None if seen is None else seen.version)
+    return write(None if seen is None else seen.version)

@@ -69,10 +69,10 @@ class StorePath:
         Raises:
             FileNotFoundError: there is no such object.
         """
-        found = self.info()
-        if found is None:
+        info = self.info()
+        if info is None:
             raise FileNotFoundError(2, "not found", str(self))
-        return SimpleNamespace(st_size=found.size, st_mtime_ns=found.changed, content=found.content)
+        return SimpleNamespace(st_size=info.size, st_mtime_ns=info.changed, content=info.content)
 
     def iterdir(self) -> Iterator["StorePath"]:
         return (self / name for name in self.client.names(self.key))
@@ -151,15 +151,15 @@ def to_place(text: str | Place) -> Place:
     """
     if not isinstance(text, str):
         return text
-    found = _URL.match(text)
-    if found is None:
+    match = _URL.match(text)
+    if match is None:
         if (slip := _SLIP.match(text)) and not Path(text).exists():
             raise UserError(
                 f"{slip[1]}:…: expected a URL such as s3://bucket/folder; write two slashes, or ./ before "
                 "the name of a local folder"
             )
         return Path(text)
-    scheme, rest = found[1].lower(), found[2]
+    scheme, rest = match[1].lower(), match[2]
     if scheme not in SCHEMES:
         raise UserError(
             f"{scheme}://…: found a URL of scheme {scheme!r}, expected a path or one of "
@@ -193,7 +193,7 @@ def to_output(text: str) -> Place:
     Raises:
         UserError: for a read-only store.
     """
-    found = to_place(text)
-    if isinstance(found, StorePath) and found.scheme == "hf":
-        raise UserError(f"output: {found} is only read, expected a folder or a URL of s3, gs or az; choose another")
-    return found
+    place = to_place(text)
+    if isinstance(place, StorePath) and place.scheme == "hf":
+        raise UserError(f"output: {place} is only read, expected a folder or a URL of s3, gs or az; choose another")
+    return place

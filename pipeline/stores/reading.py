@@ -9,7 +9,7 @@ from typing import Any
 from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.cache import Cache, CachedFile
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
-from cloze.pipeline.stores.scratch import scratch_folder
+from cloze.pipeline.stores.temporary_folders import temporary_folder
 
 _AHEAD = 4 << 20  # bytes per fetch
 _SCRATCH_BYTES = 1 << 30  # size of a process's own cache: what it reads now and shortly before
@@ -18,7 +18,7 @@ _SCRATCH_BYTES = 1 << 30  # size of a process's own cache: what it reads now and
 @cache
 def scratch_cache() -> Cache:
     """A temporary cache, removed with this process."""
-    return Cache(scratch_folder(), _SCRATCH_BYTES, "TMPDIR")
+    return Cache(temporary_folder(), _SCRATCH_BYTES, "TMPDIR")
 
 
 class StoredFile(io.RawIOBase):
@@ -83,7 +83,7 @@ def open_stored(url: str | StorePath) -> StoredFile:
 
 def fetched(folder: StorePath, names: tuple[str, ...]) -> Path:
     """A local folder with copies of the existing objects of these names in a store's folder."""
-    local = scratch_folder()
+    local = temporary_folder()
     for name in names:
         try:
             (local / name).write_bytes(shared.read(folder / name))

@@ -70,8 +70,8 @@ def by_rules(data: bytes) -> np.ndarray:
     if wide:
         wide_ends = marks[_is_one_of(values, marks, _WIDE_ENDS)]
         boundaries.append(_skip_spaces(values, _skip_closers(values, wide_ends + 3, wide)))
-    found = ragged.union(*boundaries) - _MARGIN
-    return found[found < len(data)]
+    starts = ragged.union(*boundaries) - _MARGIN
+    return starts[starts < len(data)]
 
 
 def _is_one_of(values: np.ndarray, positions: np.ndarray, characters: tuple[str, ...]) -> np.ndarray:

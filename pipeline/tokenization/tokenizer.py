@@ -198,10 +198,10 @@ class Tokenizer:
 
     def _comes_of_text(self, name: str) -> bool:
         try:
-            found = self.backend.encode(name, add_special_tokens=False).ids
+            ids = self.backend.encode(name, add_special_tokens=False).ids
         except Exception:  # a bare one: the model knows neither the word nor a token for what it doesn't know
             return False
-        return self.backend.token_to_id(name) in found
+        return self.backend.token_to_id(name) in ids
 
     # ---- reading and writing ----
 
@@ -534,10 +534,10 @@ def copy_tokenizer(source: Tokenizer, folder: Place) -> None:
     if source.folder is not None and (path := source.folder / "tokenizer_config.json").is_file():
         described = path.read_bytes()
         config = load_json(described)
-        found = special_names(source.backend.get_vocab(), config, byte_level(source.backend))
+        names = special_names(source.backend.get_vocab(), config, byte_level(source.backend))
         changed |= default_normalization(source.backend, config)
         # Names from special_tokens_map.json, which isn't copied.
-        changed |= {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if found[role] != name}
+        changed |= {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if names[role] != name}
         if changed:
             described = _in_json(config | changed)
     source.save(folder, described)

@@ -125,14 +125,14 @@ class WordSplitter:
         long = np.flatnonzero(~short)
         keys[long] = 0  # not a key, since words have a length
         encoded = ragged.to_arrow(keys).dictionary_encode()
-        found = ragged.from_arrow(encoded.indices).copy()
+        numbers = ragged.from_arrow(encoded.indices).copy()
         letters = ragged.gather(np.frombuffer(data, np.uint8), positions[long], lengths[long])
         offsets = ragged.to_offsets(lengths[long]).astype(np.int32)
         strings = pa.StringArray.from_buffers(
             len(long), pa.py_buffer(offsets), pa.py_buffer(letters)
         ).dictionary_encode()
-        found[long] = ragged.from_arrow(strings.indices) + len(encoded.dictionary)
-        return encoded.dictionary.to_pylist() + strings.dictionary.to_pylist(), found, positions
+        numbers[long] = ragged.from_arrow(strings.indices) + len(encoded.dictionary)
+        return encoded.dictionary.to_pylist() + strings.dictionary.to_pylist(), numbers, positions
 
     def _classify(self, values: np.ndarray) -> np.ndarray:
         """The class of each byte: that of its character; for isolated characters only on the first byte."""
@@ -146,13 +146,13 @@ class WordSplitter:
         for place in (1, 2, 3):
             more = sizes > place
             codes[more] = codes[more] << 6 | values[leads[more] + place] & 0x3F
-        found = self._classes[codes]
-        if (found == _UNASKED).any():
-            for code in np.unique(codes[found == _UNASKED]).tolist():
+        wide = self._classes[codes]
+        if (wide == _UNASKED).any():
+            for code in np.unique(codes[wide == _UNASKED]).tolist():
                 self._classes[code] = self._ask(chr(code))
-            found = self._classes[codes]
-        classes[leads] = found
-        rest = np.where(found == _ISOLATED, _ISOLATED_REST, found)
+            wide = self._classes[codes]
+        classes[leads] = wide
+        rest = np.where(wide == _ISOLATED, _ISOLATED_REST, wide)
         for place in (1, 2, 3):
             more = sizes > place
             classes[leads[more] + place] = rest[more]

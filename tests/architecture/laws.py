@@ -30,7 +30,7 @@ LATE_IMPORTS = {
     ("cloze/__init__.py", "cloze.launch.predict"): "workers and other floors import the package without torch",
     ("launch/commands.py", "cloze.launch.parsing"): "worker processes import the command line too, and parse nothing",
     ("launch/predict/__init__.py", "cloze.launch.predict.predictor"): "the options of commands are read without torch",
-    ("launch/predict/vectors.py", "cloze.model.sentences"): "the options of commands are read without torch",
+    ("launch/predict/vectors.py", "cloze.model.sentence_vectors"): "the options of commands are read without torch",
     (
         "launch/pretrain/objectives/__init__.py",
         "cloze.launch.pretrain.objectives.objective",
@@ -344,7 +344,7 @@ def pickles_as_weights_only(sources: Sources) -> list[str]:
         if name not in ("torch.load", "pickle.load", "pickle.loads"):
             continue
         given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-        if path not in ("launch/checkpoint/deepspeed_files.py", "model/files.py"):
+        if path not in ("launch/checkpoint/deepspeed_files.py", "model/weight_files.py"):
             found.append(f"{path}:{call.lineno} loads a pickle")
         elif given.get("weights_only") != "True":
             found.append(f"{path}:{call.lineno} loads more than weights")
@@ -601,9 +601,9 @@ LAWS: dict[Law, tuple[tuple[str, str], ...]] = {
         ("launch/run/planted.py", "import torch\ntorch.load('a', weights_only=True)"),
         ("launch/run/planted.py", "from pickle import loads"),
         ("launch/run/planted.py", "from torch import load\nload('a', weights_only=False)"),
-        ("model/files.py", "import torch\ntorch.load('a')"),
-        ("model/files.py", "from torch import load\nload('a', weights_only=False)"),
-        ("model/files.py", "import torch\nread = torch.load\nread('a', weights_only=False)"),
+        ("model/weight_files.py", "import torch\ntorch.load('a')"),
+        ("model/weight_files.py", "from torch import load\nload('a', weights_only=False)"),
+        ("model/weight_files.py", "import torch\nread = torch.load\nread('a', weights_only=False)"),
     ),
     no_shell_no_eval_no_unsafe_yaml: (
         ("launch/run/planted.py", "eval('1')"),
@@ -619,7 +619,7 @@ LAWS: dict[Law, tuple[tuple[str, str], ...]] = {
         ("launch/config/planted.py", "from cloze.launch.system import memory"),
         (
             "launch/predict/planted.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from cloze.launch.finetune.kinds import Read",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from cloze.launch.finetune.reading import Read",
         ),
         ("launch/serve/planted.py", "f = 'cloze.launch.tools.export:export'"),
         ("launch/attic/planted.py", "import os"),

@@ -207,7 +207,7 @@ def loop_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
 
 def _sources():
     """What measures two sources."""
-    from cloze.launch.pretrain.sources import Sources
+    from cloze.launch.pretrain.source_statistics import Sources
     from cloze.pipeline.loading.mixture import Phase
 
     split = types.SimpleNamespace(counts={"samples": 10})
@@ -315,7 +315,7 @@ def compiled(case: Compiled) -> dict:
 
     from cloze.model.bert import BertForPreTraining
     from cloze.model.config import BertConfig
-    from cloze.model.copies import WeightCopies
+    from cloze.model.weight_copies import WeightCopies
     from tests.gpu import fake_triton
 
     made = fake_triton.install(case.capability, case.binaries)
@@ -407,7 +407,7 @@ def copied(case: Copied) -> dict:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from cloze.launch.checkpoint.saving import HostCopy
+    from cloze.launch.checkpoint.writing import HostCopy
     from tests.gpu.fake_cuda import LOG, watch
 
     with FakeTensorMode(allow_non_fake_inputs=True), watch():

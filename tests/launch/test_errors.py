@@ -24,17 +24,8 @@ from cloze.launch.training import loop
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
 from tests.forked import ForkedRun
-from tests.launching import (
-    ROOT,
-    TINY,
-    curve,
-    finish,
-    pretrain_arguments,
-    pretrain_command,
-    start,
-    train,
-    weights,
-)
+from tests.launch.errors import error_of
+from tests.launching import ROOT, TINY, curve, finish, pretrain_arguments, pretrain_command, start, train, weights
 from tests.pipeline.corpus import as_format_1
 from tests.synthetic import make_shards
 
@@ -50,13 +41,6 @@ def finished(data, tmp_path_factory):
     run = tmp_path_factory.mktemp("errors") / "run"
     train(data, run, "--train.max_steps", "4", "--checkpoint.every_steps", "2")
     return run
-
-
-def error_of(capsys, *arguments) -> str:
-    assert main([str(argument) for argument in arguments]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: "), lines
-    return lines[0]
 
 
 def test_a_typo_in_a_yaml_file(data, tmp_path, capsys):
@@ -110,14 +94,6 @@ def test_a_manifest_of_before_is_trained_on_with_a_warning(data, tmp_path, capsy
     (old / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     line = error_of(capsys, "pretrain", *TINY, "--data", old, "--output", tmp_path / "other")
     assert "found special tokens" in line and "mask=4" in line and "mask=3" in line
-
-
-def test_a_word_of_the_command_line_that_is_not_utf8(data, tmp_path, capsys):
-    """Configurations, manifests and logs hold such words; it is said before anything is written."""
-    for option in ("--output", "--data", "--run_name"):
-        line = error_of(capsys, "pretrain", *TINY, "--data", data, "--output", tmp_path / "run", option, "caf\udce9")
-        assert "found the word 'caf\\xe9', expected UTF-8" in line
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_may_not_be_read_is_one_line(data, folder_of_nobody, as_nobody, capsys):

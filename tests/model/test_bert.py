@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from cloze.model import rounding
+from cloze.model import amx
 from cloze.model.config import ModelError
 from tests.model.model_batches import (
     FLAT,
@@ -303,7 +303,7 @@ def test_every_kind_of_layer_and_batch_has_its_graph():
 @pytest.mark.parametrize("fields", [{}, dict(norm_position="pre"), dict(pooler=False)], ids=["post", "pre", "plain"])
 def test_the_last_layer_computes_what_is_read_and_nothing_else_changes(kernel, fields, monkeypatch):
     """Masked tokens and the first of each sequence; losses and gradients are those of the whole layer."""
-    monkeypatch.setitem(rounding._SIZES_PER_OCTAVE, False, None)
+    monkeypatch.setitem(amx._SIZES_PER_OCTAVE, False, None)
     config = dataclasses.replace(TINY, **fields)
     flat = concatenate(batch())
     found = []

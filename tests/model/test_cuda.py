@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cloze.launch.system.devices import choose_kernels, to_device
 from cloze.launch.training.loop import dropout_seed
-from cloze.model.copies import WeightCopies
 from cloze.model.flash import flash_attention
 from cloze.model.heads import VocabularyProjection
+from cloze.model.weight_copies import WeightCopies
 from tests.launching import (
     CLOZE,
     assert_same_weights,

@@ -2,9 +2,11 @@
 
 import fnmatch
 import gzip
+import io
 import json
 import os
 import random
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pyarrow as pa
@@ -125,3 +127,17 @@ def rows(samples) -> list[list[int]]:
     """Flat samples as lists of ids."""
     bounds = samples.offsets
     return [samples.input_ids[a:b].tolist() for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+def shown(function, config) -> str:
+    """What a command prints."""
+    stream = io.StringIO()
+    with redirect_stdout(stream):
+        function(config)
+    return stream.getvalue()
+
+
+def without_hashes(folder) -> dict:
+    """The shards as an earlier version wrote them, and the content of its manifest."""
+    content = as_format_1(folder)
+    return {name: value for name, value in content.items() if name not in ("more_lengths", "tokenizer_files", "sha256")}

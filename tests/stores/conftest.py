@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import http.client
 import itertools
+from dataclasses import replace
 
 import pytest
 
+from cloze.launch.commands import parse
+from cloze.launch.config import CheckpointConfig
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.stores import clients
+from cloze.pipeline.shards import shards
+from cloze.pipeline.stores import clients, leases
+from cloze.pipeline.stores.places import to_place
 from tests.pipeline import corpus
 from tests.stores.server import Proxy, s3_server
+from tests.stores.stored_shards import uploaded
+from tests.synthetic import make_shards
 
 _numbers = itertools.count()
 ENVIRONMENT = {
@@ -78,3 +85,51 @@ def small_corpus(tmp_path_factory):
     source = corpus.write_jsonl(folder / "in" / "part.jsonl.gz", corpus.documents(60, seed=1))
     prepare(corpus.config(folder, [source]))
     return folder / "data"
+
+
+@pytest.fixture
+def config(bucket, tmp_path, monkeypatch):
+    """A run in the bucket, whose lease lasts a second."""
+    monkeypatch.setattr(leases, "SECONDS", 1.0)
+    parsed = parse("pretrain", ["--data", "x", "--output", f"{bucket}/runs/own", "--train.max_steps", "4"])
+    return replace(parsed, checkpoint=CheckpointConfig(scratch=str(tmp_path / "one"), store_patience_seconds=1))
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """Shards of several blocks each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "BLOCK_TOKENS", 1 << 10)
+        return make_shards(tmp_path_factory.mktemp("data"), train=800, mask_sets=10)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks as of the shards of `local`."""
+    monkeypatch.setattr(shards, "BLOCK_TOKENS", 1 << 10)
+
+
+@pytest.fixture
+def stored(local, bucket):
+    """The URL of those shards in a store."""
+    return uploaded(local, bucket)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A corpus in several forms, and what is made of it on disk."""
+    folder = tmp_path_factory.mktemp("prepare")
+    corpus.write_jsonl(folder / "in/a.jsonl.gz", corpus.documents(120, seed=1))
+    corpus.write_jsonl(folder / "in/deep/b.jsonl", corpus.documents(60, seed=2))
+    corpus.write_jsonl(folder / "in/.hidden.jsonl", ["not this"])
+    prepare(corpus.config(folder, [folder / "in"]))
+    return folder
+
+
+@pytest.fixture
+def inputs(folder, bucket):
+    for path in (folder / "in").rglob("*.*"):
+        (to_place(bucket) / "in" / str(path.relative_to(folder / "in"))).write(path)
+    for path in (folder / "tokenizer").iterdir():
+        (to_place(bucket) / "tokenizer" / path.name).write(path)
+    return bucket

@@ -15,12 +15,12 @@ from cloze.launch.run import store_waits
 from cloze.launch.run.commits import read_commits
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.runs import STATUS
-from cloze.launch.run.segments import LogReader
 from cloze.launch.run.status import read_status
+from cloze.launch.run.uploaded_logs import LogReader
 from cloze.launch.training import loop
 from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.places import to_place
-from cloze.pipeline.stores.scratch import scratch_folder
+from cloze.pipeline.stores.temporary_folders import temporary_folder
 from tests.forked import ForkedRun
 from tests.launching import PATIENCE_SECONDS, finish, kill_all, pretrain_arguments
 
@@ -133,14 +133,14 @@ def assert_nothing_but_what_counts(output: str) -> None:
 
 def told_state(output: str) -> str | None:
     """How the run stands by the status that arrived last."""
-    folder = scratch_folder()
+    folder = temporary_folder()
     LogReader(to_place(output)).write(folder, [STATUS])
     return read_status(folder).get("state")
 
 
 def read_log(output: str) -> list[dict]:
     """The lines of a run's metrics.jsonl, as they arrived."""
-    folder = scratch_folder()
+    folder = temporary_folder()
     LogReader(to_place(output)).write(folder)
     return read_metrics(folder)
 

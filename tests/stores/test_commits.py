@@ -24,7 +24,7 @@ def test_an_old_job_cannot_commit(bucket):
     old.commit(10, Commit("a", "x", 1))
     new = CommitLog(path)
     second = new.claim()
-    assert old.conditional and new.conditional and first < second
+    assert first < second
     assert sorted(new.commits) == [10]
     new.commit(20, Commit("b", "y", 2))
     for late in (lambda: old.commit(30, Commit("c", "z", 3)), lambda: old.remove({10})):
@@ -67,20 +67,6 @@ def test_a_write_that_came_through_after_all(bucket, proxy, impatient):
         log.commit(10, Commit("a", "x", 1))
     proxy.fault = lambda request: None
     log.commit(10, Commit("a", "x", 1))
-    assert sorted(read_commits(path)) == [10]
-
-
-def test_a_store_without_conditions_is_found_out(bucket, proxy):
-    proxy.ignored_headers = ("if-match", "if-none-match")
-    path = to_place(bucket) / "run/commits.json"
-    old = CommitLog(path)
-    old.claim()
-    assert not old.conditional
-    old.commit(10, Commit("a", "x", 1))
-    new = CommitLog(path)
-    new.claim()
-    with pytest.raises(TakenOver):
-        old.commit(20, Commit("b", "y", 2))
     assert sorted(read_commits(path)) == [10]
 
 

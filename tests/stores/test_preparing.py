@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import json
 import re
 import signal
 import subprocess
@@ -13,7 +12,6 @@ import threading
 import time
 import urllib.parse
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,35 +19,14 @@ from cloze.launch.cli import main
 from cloze.pipeline.config import PrepareConfig, SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.jobs.sources import hash_piece
+from cloze.pipeline.jobs.source_hashes import hash_piece
 from cloze.pipeline.readers import plan, read
 from cloze.pipeline.stores import clients, leases
-from cloze.pipeline.stores.leases import leased
 from cloze.pipeline.stores.places import to_place
 from cloze.pipeline.stores.reading import open_raw
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.pipeline import corpus
 from tests.stores.server import BUSY, first
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A corpus in several forms, and what is made of it on disk."""
-    folder = tmp_path_factory.mktemp("prepare")
-    corpus.write_jsonl(folder / "in/a.jsonl.gz", corpus.documents(120, seed=1))
-    corpus.write_jsonl(folder / "in/deep/b.jsonl", corpus.documents(60, seed=2))
-    corpus.write_jsonl(folder / "in/.hidden.jsonl", ["not this"])
-    prepare(corpus.config(folder, [folder / "in"]))
-    return folder
-
-
-@pytest.fixture
-def inputs(folder, bucket):
-    for path in (folder / "in").rglob("*.*"):
-        (to_place(bucket) / "in" / str(path.relative_to(folder / "in"))).write(path)
-    for path in (folder / "tokenizer").iterdir():
-        (to_place(bucket) / "tokenizer" / path.name).write(path)
-    return bucket
 
 
 def contents(url: str) -> dict[str, bytes]:
@@ -347,76 +324,3 @@ def test_faults_are_not_seen_in_what_is_written(folder, inputs, proxy, monkeypat
     prepare(config(folder, inputs))
     proxy.fault = lambda request: None
     assert contents(f"{inputs}/data") == corpus.contents(folder / "data")
-
-
-def test_one_command_at_a_time(folder, inputs, monkeypatch):
-    """A holder that lives keeps others out; one that has gone is taken over; one that was taken over stops."""
-    monkeypatch.setattr(leases, "SECONDS", 1.5)
-    path = to_place(inputs) / "lock"
-    with leased(path, lambda _: None) as lease:
-        with leased(path, lambda _: None) as other:
-            assert other is None
-        lease.check()
-        held = json.loads(path.read_bytes())
-        assert held["pid"] and held["seconds"] == 1.5
-        path.write(json.dumps(held | {"token": "another"}).encode())
-        time.sleep(1)
-        with pytest.raises(UserError, match="the lease was lost .another has taken it over"):
-            lease.check()
-    assert json.loads(path.read_bytes())["token"] == "another"  # it isn't ours to remove
-    began = time.monotonic()
-    with leased(path, lambda _: None) as lease:
-        assert time.monotonic() - began >= 1.5
-        lease.check()
-    assert not path.is_file()
-
-
-def test_a_request_that_a_killed_holder_has_sent_comes_late(inputs, monkeypatch):
-    """One change of the lease does not show that its holder lives: it is watched anew from there."""
-    monkeypatch.setattr(leases, "SECONDS", 1)
-    path = to_place(inputs) / "lock"
-    held = {"token": "killed", "seconds": 1, "host": "there", "pid": 7}
-    path.write(json.dumps(held).encode())
-    late = threading.Timer(0.4, lambda: path.write(json.dumps(held | {"renewed": "late"}).encode()))
-    late.start()
-    began = time.monotonic()
-    with leased(path, lambda _: None) as lease:
-        assert lease is not None and time.monotonic() - began >= 1.4
-    late.join()
-
-
-def test_a_lost_answer_and_a_store_that_does_not_answer(inputs, proxy, monkeypatch):
-    monkeypatch.setattr(leases, "SECONDS", 2)
-    monkeypatch.setattr(clients, "RETRIES", 1)
-    monkeypatch.setattr(clients, "_FIRST_WAIT", 0.01)
-    clients.open_client.cache_clear()
-    path = to_place(inputs) / "lock"
-    # Each write reaches the store, and its first answer is lost: its repetition meets its own write.
-    proxy.fault = lambda request: (lambda _: None) if request.method == "PUT" and request.number % 2 == 0 else None
-    with leased(path, lambda _: None) as lease:
-        time.sleep(1.5)
-        lease.check()
-        proxy.fault = lambda request: lambda _: BUSY
-        time.sleep(2.2)
-        with pytest.raises(UserError, match="it could not be renewed in time"):
-            lease.check()
-
-
-def test_a_store_without_conditions_is_found_out(inputs, proxy):
-    """One that takes no notice of If-None-Match."""
-    proxy.ignored_headers = ("if-none-match", "if-match")
-    notes = []
-    with leased(to_place(inputs) / "lock", notes.append) as lease:
-        lease.check()
-    assert len(notes) == 1 and "has no conditional writes" in notes[0]
-
-
-def test_scratch_of_killed_processes_is_removed(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    command = (
-        "from cloze.pipeline.stores import scratch\nimport os, signal, sys\nscratch._NEW_SECONDS = -1\n"
-        "scratch.scratch_folder()\n"
-    )
-    for kill in ("os.kill(os.getpid(), signal.SIGKILL)\n", ""):
-        subprocess.run([sys.executable, "-c", command + kill], check=False, timeout=60)
-        assert len(list(Path(tmp_path).iterdir())) == bool(kill)

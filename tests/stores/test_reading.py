@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import shutil
-import subprocess
-import sys
-import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,64 +15,14 @@ from cloze.pipeline.shards import shards
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.shards import ShardReader
 from cloze.pipeline.stores import cache as cache_module
-from cloze.pipeline.stores import reading, shared
-from cloze.pipeline.stores.cache import PAGE, Cache
+from cloze.pipeline.stores import reading
+from cloze.pipeline.stores.cache import Cache
 from cloze.pipeline.stores.places import to_place
 from tests.pipeline import corpus
 from tests.stores.server import first
-from tests.synthetic import make_shards
+from tests.stores.stored_shards import BLOCK_TOKENS, assert_same, stream, uploaded
 
-BLOCK_TOKENS = shards.BLOCK_TOKENS
-
-
-@pytest.fixture(scope="module")
-def local(tmp_path_factory):
-    """Shards of several blocks each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "BLOCK_TOKENS", 1 << 10)
-        return make_shards(tmp_path_factory.mktemp("data"), train=800, mask_sets=10)
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(shards, "BLOCK_TOKENS", 1 << 10)
-
-
-@pytest.fixture
-def stored(local, bucket):
-    return uploaded(local, bucket)
-
-
-def uploaded(folder: Path, bucket: str) -> str:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            (to_place(bucket) / "data" / str(path.relative_to(folder))).write(path)
-    return f"{bucket}/data"
-
-
-def stream(folder, cache=None, consumed=0, rank=0, world_size=1, batches=60):
-    made = BatchStream(
-        ShardReader(folder, cache=cache),
-        global_batch_size=32,
-        micro_batch_size=8,
-        rank=rank,
-        world_size=world_size,
-        streams=4,
-        seed=1,
-        samples_consumed=consumed,
-    )
-    try:
-        return [next(made) for _ in range(batches)]
-    finally:
-        made.close()
-
-
-def assert_same(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        assert np.array_equal(one.indices, other.indices) and one.num_masked == other.num_masked
-        for mine, theirs in zip(one.micro_batches, other.micro_batches, strict=True):
-            assert mine.keys() == theirs.keys()
-            assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def test_the_same_batches_as_from_disk(local, stored, tmp_path):
@@ -143,26 +87,6 @@ def test_a_stream_of_batches_fetches_ahead(stored, tmp_path, monkeypatch):
     assert not reader._ahead
 
 
-def test_damage_in_the_cache_is_repaired(local, stored, tmp_path):
-    """Any byte of any copy, also of footers; and pages that a power failure took though they are marked."""
-    folder = tmp_path / "cache"
-    expected = stream(local, batches=24)
-    assert_same(stream(stored, Cache(folder, 1 << 30, "x"), batches=24), expected)
-    rng = np.random.default_rng(0)
-    for change in ("flip", "zero", "footer"):
-        for copy in folder.glob("?" * 40):
-            content = bytearray(copy.read_bytes())
-            size = len(content) * PAGE // (PAGE + 1)
-            if change == "flip":
-                for spot in rng.integers(0, size, 200):
-                    content[spot] ^= 1 << int(rng.integers(8))
-            else:
-                low = 0 if change == "zero" else size - 600
-                content[low:size] = bytes(size - low)
-            copy.write_bytes(content)
-        assert_same(stream(stored, Cache(folder, 1 << 30, "x"), batches=24), expected)
-
-
 def test_wrong_bytes_on_the_way_are_fetched_again(local, proxy, bucket, tmp_path):
     stored = uploaded(local, bucket)
 
@@ -210,75 +134,6 @@ def test_shards_of_format_1(local, bucket, tmp_path):
     assert_same(stream(f"{bucket}/data", cache, batches=30), expected)
 
 
-def taken(folder: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in folder.glob("?" * 40))
-
-
-def test_the_cache_keeps_its_size(local, stored, tmp_path):
-    """Though several use it, and copies go that others have open."""
-    limit = 96 << 10
-    assert sum(path.stat().st_size for path in (local / "train").iterdir()) > limit
-    expected = stream(local)
-    failures = []
-
-    def read(rank: int) -> None:
-        try:
-            cache = Cache(tmp_path / "cache", limit, "x")
-            assert_same(
-                stream(stored, cache, rank=rank, world_size=2, batches=40),
-                stream(local, rank=rank, world_size=2, batches=40),
-            )
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=read, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert 0 < taken(tmp_path / "cache") <= limit
-    assert_same(stream(stored, Cache(tmp_path / "cache", limit, "x")), expected)
-
-
-_READ = """
-import sys
-from cloze.pipeline.shards import shards
-shards.BLOCK_TOKENS = 1 << 10
-from pathlib import Path
-from cloze.pipeline.stores.cache import Cache
-from tests.stores.test_reading import stream
-stream(sys.argv[1], Cache(Path(sys.argv[2]), 1 << 30, "x"))
-print("complete")
-"""
-
-
-def test_processes_share_a_cache_and_may_be_killed(local, stored, tmp_path):
-    """Two read the same at once, one of which is killed; a third finds what is whole."""
-    command = [sys.executable, "-c", _READ, stored, str(tmp_path / "cache")]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    while not list((tmp_path / "cache").glob("?" * 40)) and both[0].poll() is None:
-        pass
-    both[0].kill()
-    assert both[1].communicate(timeout=120)[0] == "complete\n"
-    both[0].communicate()
-    assert_same(stream(stored, Cache(tmp_path / "cache", 1 << 30, "x")), stream(local))
-
-
-def test_a_full_disk_is_one_line(stored, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    cache = Cache(tmp_path / "cache", 5 << 30, "data_cache.folder")
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(
-        UserError,
-        match=r"^data_cache.folder: no space is left in .*/cache; free some, give a smaller "
-        r"limit than 5.4 GB, or choose another folder$",
-    ):
-        stream(stored, cache)
-
-
 def test_inspect_shows_the_same(small_corpus, bucket, capsys, monkeypatch):
     monkeypatch.setattr(shards, "BLOCK_TOKENS", BLOCK_TOKENS)  # as `cloze prepare` has written them
     stored = uploaded(small_corpus, bucket)
@@ -321,14 +176,3 @@ def test_a_file_larger_than_the_cache_stays_within_it(bucket, tmp_path, monkeypa
         while file.read(1 << 20):
             most = max(most, os.fstat(file._copy.fileno()).st_blocks * 512)
     assert most <= 12 << 20
-
-
-def test_a_cache_on_a_file_system_without_locks_is_one_line(bucket, tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOTSUP, "Operation not supported")
-
-    (to_place(bucket) / "x").write(b"1")
-    cache = Cache(tmp_path / "cache", 1 << 30, "data_cache.folder")
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(UserError, match="data_cache.folder: .* can't be used \\(Operation not supported\\)"):
-        shared.ask(to_place(bucket) / "x", cache)

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from cloze.launch.checkpoint.fetching import Files
-from cloze.launch.checkpoint.scratch import ATTEMPT, WHOLE
+from cloze.launch.checkpoint.local_checkpoints import ATTEMPT, WHOLE
 from cloze.launch.checkpoint.state import describe, hash_of_files
-from cloze.launch.checkpoint.stored import StoredCheckpoints
+from cloze.launch.checkpoint.stored_checkpoints import StoredCheckpoints
 from cloze.launch.run.commits import CommitLog
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment

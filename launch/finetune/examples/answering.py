@@ -102,7 +102,7 @@ class AnswerExamples(Examples):
         length, step = config.lengths
         flat, bounds = tokenizer.encode_batch([question.text for question in self._questions])
         kept = np.minimum(np.diff(bounds), longest)
-        made, in_context = [], []
+        built, in_context = [], []
         begins_in = len(flat) + ragged.to_offsets(np.array([len(text) for text in texts]))
         for number, question in enumerate(self._questions):
             asked = int(kept[number])
@@ -114,10 +114,10 @@ class AnswerExamples(Examples):
                     "or raise --max_length, so that every token is in a window"
                 )
             for first, end in windows(len(texts[question.context]), room, step):
-                made.append(Window(number, first, end - first, asked + 2))
+                built.append(Window(number, first, end - first, asked + 2))
                 in_context.append(begins_in[question.context] + first)
-        questions = np.array([window.question for window in made])
-        counts = np.array([window.count for window in made])
+        questions = np.array([window.question for window in built])
+        counts = np.array([window.count for window in built])
         sequences = Sequences(
             *assemble(
                 np.concatenate([flat, *texts]).astype(np.int64),
@@ -125,7 +125,7 @@ class AnswerExamples(Examples):
                 tokenizer.special_tokens,
             )
         )
-        return made, sequences, int((np.diff(bounds) > longest).sum())
+        return built, sequences, int((np.diff(bounds) > longest).sum())
 
     def _answer_tokens(self, question: Question) -> tuple[int, int] | None:
         """First and last token of the first correct answer in the text; None if there is none."""
@@ -229,12 +229,12 @@ class AnswerExamples(Examples):
         return text[start:end], start, probability, nothing - score
 
     def _answers(self, outputs: np.ndarray) -> tuple[list[tuple[str, int, float]], np.ndarray]:
-        found = [self._answer(number, outputs) for number in range(len(self._questions))]
-        return [each[:3] for each in found], np.array([each[3] for each in found])
+        answers = [self._answer(number, outputs) for number in range(len(self._questions))]
+        return [each[:3] for each in answers], np.array([each[3] for each in answers])
 
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
-        found, odds = self._answers(outputs)
-        best = [text for text, _, _ in found]
+        answers, odds = self._answers(outputs)
+        best = [text for text, _, _ in answers]
         given = ["" if self._version_2 and odd > 0 else text for text, odd in zip(best, odds, strict=True)]
         values = {"loss": self._loss(outputs)} | squad_metrics(self._questions, given, self._units, self._version_2)
         if self._version_2:
@@ -269,9 +269,9 @@ class AnswerExamples(Examples):
         return self._questions[number].text
 
     def predictions(self, outputs: np.ndarray) -> list[Fields]:
-        found, odds = self._answers(outputs)
+        answers, odds = self._answers(outputs)
         described = []
-        for question, (text, start, probability), odd in zip(self._questions, found, odds, strict=True):
+        for question, (text, start, probability), odd in zip(self._questions, answers, odds, strict=True):
             entry: Fields = {
                 "id": question.id,
                 "question": question.text,
@@ -312,8 +312,8 @@ class QuestionAnswering(Kind):
 
     def notes(self, config: FinetuneConfig, task: Task, train: AnswerExamples) -> Fields:
         """How answers are found, too."""
-        found = Answering(*config.lengths, config.max_answer_tokens, config.task == "squad2")
-        return super().notes(config, task, train) | {ANSWERING: asdict(found)}
+        kind = Answering(*config.lengths, config.max_answer_tokens, config.task == "squad2")
+        return super().notes(config, task, train) | {ANSWERING: asdict(kind)}
 
 
 ANSWERS = QuestionAnswering()

@@ -275,11 +275,11 @@ class ColumnExamples(TextExamples):
         return sum(functional.cross_entropy(part, true[:, n]).item() for n, part in enumerate(parts))
 
     def _measured(self, guesses: np.ndarray) -> dict[str, float]:
-        each = {
+        accuracies = {
             f"accuracy_{name}": float(np.mean(self._true[:, number] == guesses[:, number]))
             for number, (name, _) in enumerate(self._head.columns)
         }
-        return {"accuracy_mean": float(np.mean(list(each.values())))} | each
+        return {"accuracy_mean": float(np.mean(list(accuracies.values())))} | accuracies
 
     def _named(self, numbers: np.ndarray) -> dict[str, str]:
         return {name: labels[int(number)] for (name, labels), number in zip(self._head.columns, numbers, strict=True)}
@@ -315,8 +315,8 @@ class LabelExamples(TextExamples):
                     "expected none: each column is a label; leave --labels out"
                 )
             return HeadConfig(targets, "multi_label", pooling=pooling)
-        found = _sorted(label for row in table.rows for label in _label_set(row, targets[0]))
-        return HeadConfig(tuple(listed) or found, "multi_label", pooling=pooling)
+        labels = _sorted(label for row in table.rows for label in _label_set(row, targets[0]))
+        return HeadConfig(tuple(listed) or labels, "multi_label", pooling=pooling)
 
     def _target(self, row: Row) -> list[int]:
         if len(self._columns) > 1:
@@ -460,10 +460,10 @@ def _yes_or_no(row: Row, column: str) -> int:
     Raises:
         UserError: the cell holds something else.
     """
-    found = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}.get(label_of(row, column).lower())
-    if found is None:
+    value = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}.get(label_of(row, column).lower())
+    if value is None:
         raise UserError(f"{row.place}: found {row.values[column]!r} in column {column!r}, expected 0 or 1; fix the row")
-    return found
+    return value
 
 
 def number_of(row: Row, label: str, labels: tuple[str, ...], fix: str = FIX_LABEL) -> int:

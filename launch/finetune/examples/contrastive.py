@@ -10,7 +10,7 @@ from cloze.launch.finetune.examples.classification import text_of
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import Cut, Sequences, build_sequences
 from cloze.launch.texts.tables import Table
-from cloze.model.sentences import SentenceOutput
+from cloze.model.sentence_vectors import SentenceOutput
 from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 

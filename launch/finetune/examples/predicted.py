@@ -25,8 +25,8 @@ class Confusion:
     """
 
     def __init__(self, counts: Counter[tuple[str, str]], labels: list[str]) -> None:
-        found = {name for pair in counts for name in pair}
-        self.counts, self.labels = counts, [label for label in labels if label in found]
+        names = {name for pair in counts for name in pair}
+        self.counts, self.labels = counts, [label for label in labels if label in names]
 
     def table(self) -> str:
         """A table in Markdown, true classes in rows and predicted ones in columns; with very many classes the most

@@ -137,10 +137,10 @@ def find_tags(sentences: Sentences, listed: list[str]) -> HeadConfig:
             f"labels: found {', '.join(foreign)}, expected O, B-KIND and I-KIND, as which the tags of "
             f"{sentences.path} ({sentences.scheme}) are read"
         )
-    found = set(sentences.tags)
+    tags = set(sentences.tags)
     if sentences.scheme not in (None, "IOB2"):  # one tag of the file may represent both
-        found |= {f"{prefix}-{tag[2:]}" for tag in found - {OUTSIDE} for prefix in "BI"}
-    return HeadConfig(tuple(listed) or tuple(sorted(found, key=lambda tag: (tag != OUTSIDE, tag))))
+        tags |= {f"{prefix}-{tag[2:]}" for tag in tags - {OUTSIDE} for prefix in "BI"}
+    return HeadConfig(tuple(listed) or tuple(sorted(tags, key=lambda tag: (tag != OUTSIDE, tag))))
 
 
 class TagExamples(Examples):

@@ -65,17 +65,17 @@ class NextTokensFirst(MaskedTokens):
 
     def divisors(self, micro_batch: MicroBatch) -> dict[str, Tensor | float]:
         """Divisors: those of MaskedTokens, the first under the name of what is predicted."""
-        found = super().divisors(micro_batch)
-        predicted = found.pop("mlm")
-        return found | dict(zip(_present_and_absent(micro_batch), (predicted, 0.0), strict=True))
+        divisors = super().divisors(micro_batch)
+        predicted = divisors.pop("mlm")
+        return divisors | dict(zip(_present_and_absent(micro_batch), (predicted, 0.0), strict=True))
 
     def terms(self, output: ModelOutput, micro_batch: MicroBatch) -> dict[str, Term]:
         """Terms of a PreTrainingOutput."""
-        found = super().terms(output, micro_batch)
-        predicted = found.pop("mlm")
+        terms = super().terms(output, micro_batch)
+        predicted = terms.pop("mlm")
         present, absent = _present_and_absent(micro_batch)
         nothing = predicted.losses.new_zeros(())
-        return found | {present: predicted, absent: Term(nothing, nothing.bool())}
+        return terms | {present: predicted, absent: Term(nothing, nothing.bool())}
 
 
 def _present_and_absent(micro_batch: MicroBatch) -> tuple[str, str]:

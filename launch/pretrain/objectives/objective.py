@@ -115,8 +115,8 @@ class Objective(ABC):
 
     def counts(self, micro_batches: Sequence[MicroBatch]) -> list[float]:
         """This rank's divisors in the order of TERMS, to be summed over the ranks before the first backward."""
-        found = [self._named("divisors", self.divisors(micro_batch)) for micro_batch in micro_batches]
-        return [float(sum(each[name] for each in found)) for name in self.TERMS]
+        divisors = [self._named("divisors", self.divisors(micro_batch)) for micro_batch in micro_batches]
+        return [float(sum(each[name] for each in divisors)) for name in self.TERMS]
 
     def __call__(self, output: ModelOutput, micro_batch: MicroBatch, totals: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the global loss (scalar), and its sums, float64 (len(NAMES),).
@@ -168,13 +168,13 @@ class Objective(ABC):
         losses = ((name, means.get(f"{name}_loss")) for name in self.TERMS)
         return sum(self.weights.get(name, 1.0) * loss for name, loss in losses if loss is not None)
 
-    def _named(self, method: str, found: Mapping[str, _Value]) -> Mapping[str, _Value]:
-        if found.keys() != set(self.TERMS):
+    def _named(self, method: str, values: Mapping[str, _Value]) -> Mapping[str, _Value]:
+        if values.keys() != set(self.TERMS):
             raise UserError(
-                f"objective: found {', '.join(map(str, found)) or 'nothing'} in what "
+                f"objective: found {', '.join(map(str, values)) or 'nothing'} in what "
                 f"{type(self).__name__}.{method} has returned, expected its TERMS {', '.join(self.TERMS)}"
             )
-        return found
+        return values
 
 
 def check_option(name: str, value: object, least: float, whole: bool = False) -> None:

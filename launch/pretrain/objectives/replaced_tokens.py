@@ -102,9 +102,9 @@ class Electra(BertPreTrained):
         bits = token_bits(step_seed, original, sequence_offsets, masked_positions)
         shown = original.index_put((masked_positions,), draw_tokens(scores, bits, self._temperature))
         logits = self.detection(self.bert(shown, dropout_seed=dropout_seed, **inputs).last_hidden_state)
-        found, correct = detection_losses(logits, shown != original)
+        detection, correct = detection_losses(logits, shown != original)
         real = is_real(labels)
-        return ElectraOutput(said, found * real, correct & real)
+        return ElectraOutput(said, detection * real, correct & real)
 
 
 def _share(embeddings: Embeddings, generator: BertForMaskedLM) -> None:

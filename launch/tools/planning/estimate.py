@@ -111,8 +111,8 @@ def most_with_half(estimator: Estimator, stage: int) -> int:
     batch = math.gcd(*estimator.config.train.batch_sizes.values())
     divisors = [each for each in range(1, batch + 1) if batch % each == 0]
     best = estimator.on(1).best_mfu(stage)
-    found = bisect_left(divisors, True, key=lambda gpus: estimator.on(gpus).best_mfu(stage) < best / 2)
-    return divisors[max(0, found - 1)]
+    place = bisect_left(divisors, True, key=lambda gpus: estimator.on(gpus).best_mfu(stage) < best / 2)
+    return divisors[max(0, place - 1)]
 
 
 def waited_for(sums: Sequence[float], parts: Sequence[float], backward: float) -> float:
@@ -493,15 +493,15 @@ class Estimator:
         wished = self.config.train.micro_batch_size
         if isinstance(wished, int):
             return wished
-        found = self.largest_micro_batch(stage)
-        if found is None:
+        largest = self.largest_micro_batch(stage)
+        if largest is None:
             needed = self.memory(stage, 1)
             raise UserError(
                 f"plan: found {needed.total / 2**30:.1f} GiB needed for one sequence at zero.stage {stage}, expected "
                 f"at most {1 - SPARE_SHARE:.0%} of {self.limit / 2**30:.1f} GiB; set train.gradient_checkpointing to "
                 "all, raise zero.stage, or take a smaller model"
             )
-        return found
+        return largest
 
     def pessimistic(self) -> Estimator:
         """The same where products reach less of the peak (PESSIMISTIC_PRODUCTS); those of a CPU are measured."""

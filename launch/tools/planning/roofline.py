@@ -121,15 +121,17 @@ def _without_remade(kernels: list[Kernel]) -> list[Kernel]:
 
 def _fused(kernels: list[Kernel], group: int, readers: dict[int, set[int]]) -> Kernel:
     reads: dict[int, int] = {}
-    made: dict[int, int] = {}
+    written: dict[int, int] = {}
     for kernel in kernels:
         for number, size in kernel.reads:
-            if number not in made:
+            if number not in written:
                 reads[number] = max(size, reads.get(number, 0))
         for number, size in kernel.writes:
-            made[number] = max(size, made.get(number, 0))
+            written[number] = max(size, written.get(number, 0))
     # A tensor that no kernel reads is a result: a gradient, a loss.
-    kept = {number: size for number, size in made.items() if number in reads or readers.get(number, set()) != {group}}
+    kept = {
+        number: size for number, size in written.items() if number in reads or readers.get(number, set()) != {group}
+    }
     return Kernel("fused", "pointwise", reads=tuple(reads.items()), writes=tuple(kept.items()), in_layer=True)
 
 

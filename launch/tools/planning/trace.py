@@ -23,12 +23,12 @@ from torch.utils._pytree import tree_leaves
 
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.training.objective import ModelOutput
-from cloze.model import attention, bert, dropout, embeddings, heads, rounding, sampling
+from cloze.model import amx, attention, bert, dropout, embeddings, heads, sampling
 from cloze.model.bert import BertForPreTraining, BertPreTrained
 from cloze.model.config import BertConfig
-from cloze.model.copies import WeightCopies
 from cloze.model.encoder import EncoderLayer
 from cloze.model.flops import TokenCounts
+from cloze.model.weight_copies import WeightCopies
 from cloze.pipeline.fields import Fields, MicroBatch
 
 # Operations without a kernel: allocation, and queries of tensors.
@@ -129,12 +129,12 @@ class _Recorder(TorchDispatchMode):
         name = function.overloadpacket.__name__
         read = {key: value for key, value in (kwargs or {}).items() if key != "out"}
         taken = [leaf for leaf in tree_leaves((args, read)) if isinstance(leaf, Tensor)]
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        reads = self._reads(name, taken, made)
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        reads = self._reads(name, taken, results)
         aliases = [each.alias_info for each in function._schema.returns if each.alias_info is not None]
         if any(not alias.is_write for alias in aliases):
             return result  # a view
-        writes = tuple((self._number(tensor, True), _bytes(tensor)) for tensor in made)
+        writes = tuple((self._number(tensor, True), _bytes(tensor)) for tensor in results)
         if not writes:  # in place, on lists
             writes = tuple((self._number(tensor, False), _bytes(tensor)) for tensor in _written(function, args))
         if name in _INTO_PLACES:  # only those are read and written
@@ -147,18 +147,18 @@ class _Recorder(TorchDispatchMode):
         elements = (
             sum(tensor.numel() for tensor in taken[:tensors])
             if tensors > 1
-            else max(tensor.numel() for tensor in [*taken, *made])
+            else max(tensor.numel() for tensor in [*taken, *results])
         )
         self.trace.kernels.append(
             Kernel(name, kind, shape, flops, reads, writes, max(1, tensors), elements, self.in_layer)
         )
         return result
 
-    def _reads(self, name: str, taken: Sequence[Tensor], made: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
+    def _reads(self, name: str, taken: Sequence[Tensor], results: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
         """Number of each storage that is read, and the bytes: of a table the rows that are taken."""
         reads = [(self._number(tensor, False), _bytes(tensor)) for tensor in taken]
         if name in _FROM_PLACES:
-            reads[0] = reads[0][0], min(reads[0][1], _bytes(made[0]))
+            reads[0] = reads[0][0], min(reads[0][1], _bytes(results[0]))
         return tuple(reads[1:] if name in _OVERWRITING else reads)
 
     def follow(self, layer: nn.Module) -> None:
@@ -318,9 +318,9 @@ def _as_on_gpu(has_flash: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _row_counts_as_they_are() -> Iterator[None]:
-    """Without rows that a CPU adds (model/rounding.py): the offsets of sequences keep their values, which the groups of
+    """Without rows that a CPU adds (model/amx.py): the offsets of sequences keep their values, which the groups of
     attention need, as long as nothing is made of them under FakeTensorMode."""
-    patched: Any = rounding
+    patched: Any = amx
     kept, patched._SIZES_PER_OCTAVE = patched._SIZES_PER_OCTAVE, dict.fromkeys((False, True))
     try:
         yield
@@ -398,7 +398,7 @@ class ModelRun:
     """What the model is trained for, of a configuration with the same model; None: masked tokens and pairs."""
 
     def copies(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """The 16-bit weights with which a step computes (model/copies.py)."""
+        """The 16-bit weights with which a step computes (model/weight_copies.py)."""
         if not self.on_gpu or self.autocast is None or self.weights != torch.float32:
             return contextlib.nullcontext()
         return WeightCopies(model, self.autocast)

@@ -19,6 +19,7 @@ from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
+from tests.launch.checkpoint.small_checkpoints import manager, publish
 
 
 @pytest.fixture
@@ -31,10 +32,6 @@ def folder(tmp_path):
         parts = {part.name: (part.stat().st_size, sha256_of(part)) for part in path.iterdir()}
         (path / CHECKSUMS).write_text(json.dumps(parts))
     return tmp_path
-
-
-def manager(folder, warnings: list[str]) -> CheckpointManager:
-    return CheckpointManager(folder, Environment(), torch.device("cpu"), keep_last=2, warn=warnings.append)
 
 
 def test_the_newest_stay_and_that_of_the_best_evaluation(folder):
@@ -73,70 +70,6 @@ def test_a_run_does_not_end_well_without_its_last_checkpoint(folder, monkeypatch
     shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
     with pytest.raises(UserError, match=f"step-00000004: found that {reason}.*the same command goes on from"):
         checkpoints.finish(None, lambda: None)
-
-
-def publish(checkpoints: CheckpointManager, step: int, *contents: bytes, facts: dict | None = None) -> None:
-    """A checkpoint with a file of each process, published as a run does."""
-    aside = checkpoints.path(step).with_suffix(".tmp")
-    aside.mkdir(parents=True)
-    parts = []
-    for rank, content in enumerate(contents):
-        path = aside / f"rank-{rank:05d}.pt"
-        path.write_bytes(content)
-        parts.append(json.dumps({path.name: (len(content), sha256_of(path))}))
-    checkpoints._publish(
-        aside, checkpoints.path(step), parts, {"step": step, "world_size": 1, "zero_stage": 0, **(facts or {})}
-    )
-
-
-def _swap(path):
-    (path / "rank-00000.pt").rename(path / "aside")
-    (path / "rank-00001.pt").rename(path / "rank-00000.pt")
-    (path / "aside").rename(path / "rank-00001.pt")
-    _vouch(path, "rank-00000.pt", "rank-00001.pt", "state.json")
-
-
-def _vouch(path, *names: str) -> None:
-    (path / CHECKSUMS).write_text(
-        json.dumps({name: ((path / name).stat().st_size, sha256_of(path / name)) for name in names})
-    )
-
-
-@pytest.mark.parametrize(
-    ("harm", "reason"),
-    [
-        (_swap, "state.json was written with other files than checksums.json lists"),
-        (lambda path: _vouch(path, "state.json"), "state.json was written with other files"),
-        (lambda path: (path / CHECKSUMS).write_text("[1, 2]"), "checksums.json does not list state.json"),
-        (lambda path: (path / CHECKSUMS).write_text("{}"), "checksums.json does not list state.json"),
-        (lambda path: (path / CHECKSUMS).write_text("7"), "missing or damaged (TypeError)"),
-        (lambda path: (path / CHECKSUMS).write_text('["state.json"]'), "missing or damaged (AttributeError)"),
-        (lambda path: path.rename(path.with_name("step-00000009")), "state.json is that of step 2"),
-    ],
-)
-def test_checksums_written_anew_do_not_make_a_checkpoint_good(tmp_path, harm, reason):
-    warnings = []
-    publish(manager(tmp_path, warnings), 1, b"first", b"other")
-    publish(manager(tmp_path, warnings), 2, b"first", b"other")
-    harm(tmp_path / "step-00000002")
-    assert manager(tmp_path, warnings).latest() == 1
-    (warning,) = warnings
-    assert reason in warning
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("metrics_lines", "many"), ("tokens", None), ("world_size", True), ("best_value", [1]), ("shaping", 3)]
-    + [("samples_consumed", 10**30), ("tokens", -1), ("seconds", float("nan")), ("world_size", 0), ("zero_stage", 7)],
-)
-def test_a_state_of_another_kind_is_damage(tmp_path, name, value):
-    """Its hashes agree: a resume would compute with it."""
-    warnings = []
-    publish(manager(tmp_path, warnings), 1, b"first")
-    publish(manager(tmp_path, warnings), 2, b"first", facts={name: value})
-    assert manager(tmp_path, warnings).latest() == 1
-    (warning,) = warnings
-    assert f"damaged (state.json: {name} is '{value}')" in warning
 
 
 @pytest.mark.parametrize("whole", [True, False])

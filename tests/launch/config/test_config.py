@@ -7,7 +7,6 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from cloze.launch.cli import main
 from cloze.launch.commands import COMMANDS
 from cloze.launch.config import TrainConfig
 from cloze.launch.config.training import BatchPhase, MaskingConfig, MaskingPhase
@@ -15,9 +14,8 @@ from cloze.launch.parsing.fields import describe
 from cloze.pipeline.bounds import Bounds, bounds_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.references import load
-from tests.launching import (
-    TINY,
-)
+from tests.launch.errors import error_of
+from tests.launching import TINY
 from tests.synthetic import make_shards
 
 # Values of required fields; of others a text.
@@ -33,13 +31,6 @@ CHECKED_BY = {
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("errors"))
-
-
-def error_of(capsys, *arguments) -> str:
-    assert main([str(argument) for argument in arguments]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: "), lines
-    return lines[0]
 
 
 @pytest.mark.parametrize(

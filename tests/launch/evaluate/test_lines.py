@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
 
+from cloze.launch.cli import main
 from cloze.launch.evaluate.pairs import read_pairs
 from cloze.pipeline.errors import UserError
+from tests.launch.evaluate.plain_scores import GOOD, plain_score
 
 
 def test_lines_end_at_line_breaks_alone_and_other_bytes_are_one_line(tmp_path):
@@ -19,3 +22,37 @@ def test_lines_end_at_line_breaks_alone_and_other_bytes_are_one_line(tmp_path):
     (tmp_path / "pairs.jsonl").write_bytes(b'{"sentence_good": "\xff"}\n')
     with pytest.raises(UserError, match="pairs.jsonl:1: found no pair"):
         read_pairs(tmp_path)
+
+
+@pytest.mark.parametrize("masked", [None, "token", "rest_of_word"])
+def test_a_line_counts_by_its_characters_and_is_cut_where_it_is_long(model, tmp_path, capsys, masked):
+    """By default a word's pieces are predicted from left to right, so that none tells those before it."""
+    lines = [*GOOD[:3], "the man went to the store and bought a gallon of milk", GOOD[0], "newyork walkings playedab"]
+    with gzip.open(tmp_path / "held-out.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"text": "\n".join(lines[:2]) + "\n\n"}) + "\n")
+        file.write(json.dumps({"text": " \n" + "\n".join(lines[2:])}) + "\n")
+    assert (
+        main(
+            [
+                "evaluate",
+                str(model),
+                "--suite",
+                "lines",
+                "--data",
+                str(tmp_path / "held-out.jsonl.gz"),
+                "--max_length",
+                "8",
+                "--json",
+                str(tmp_path / "found.json"),
+                *(["--masked", masked] if masked else []),
+            ]
+        )
+        == 0
+    )
+    score = plain_score(model)
+    expected = sum(score(line, pieces=6, rest_of_word=masked != "token") for line in lines)
+    result = json.loads((tmp_path / "found.json").read_text())
+    assert result["lines"] == 6 and result["characters"] == sum(map(len, lines))
+    assert result["log_likelihood"] == pytest.approx(expected, abs=1e-3)
+    assert result["log_likelihood_per_character"] == pytest.approx(expected / result["characters"], abs=1e-5)
+    assert "log likelihood per character" in capsys.readouterr().out

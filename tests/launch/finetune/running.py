@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from cloze.launch.commands import parse
 from tests.forked import ForkedRun
 from tests.launch.finetune.small import QUICK
 from tests.launching import finish
@@ -43,3 +44,7 @@ def finetune(task, model, train, validation, output, *overrides, processes: int 
 def lines(path: Path) -> list[dict]:
     """Objects of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def config_of(*overrides):
+    return parse("finetune", ["sst2", "--model", "m", "--train", "t", "--validation", "v", "--output", "o", *overrides])

@@ -5,7 +5,7 @@ import pytest
 from cloze.launch.commands import COMMANDS
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.finetune.kind import Kind
-from cloze.launch.finetune.kinds import _USUAL
+from cloze.launch.finetune.reading import _USUAL
 from cloze.launch.finetune.tasks import KINDS, TASKS
 
 

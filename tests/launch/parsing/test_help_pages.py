@@ -1,12 +1,11 @@
 """What `--help` says, and what is said of words that are wrong: plain words, none of the parser's library."""
 
 import re
-import shlex
 
 import pytest
 
 from cloze.launch.cli import main
-from cloze.launch.commands import COMMANDS, explain, parse
+from cloze.launch.commands import COMMANDS, explain
 from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.parsing import shipped
 from cloze.launch.parsing.fields import describe
@@ -42,17 +41,6 @@ def test_help_begins_with_what_matters(name):
     assert len(first.splitlines()) <= 85 and not LIBRARY.search(everything)
     assert max(map(len, everything.splitlines())) <= 120
     assert "null:" not in first, "a field that is not given is not called null"
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_an_example_that_it_takes(name):
-    assert COMMANDS[name].examples
-    for example in COMMANDS[name].examples:
-        assert example in explain(name)
-        words = shlex.split(example.partition(" > ")[0])
-        begin = words.index("cloze") + 1
-        assert " ".join(words[begin : begin + len(name.split())]) == name
-        parse(name, words[begin + len(name.split()) :])
 
 
 def test_help_of_a_section_a_field_and_a_slip(capsys):

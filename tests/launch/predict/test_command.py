@@ -9,42 +9,17 @@ import subprocess
 import sys
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from cloze.launch import cli
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
-from cloze.launch.predict.predictor import Predictor
 from cloze.launch.system.environment import child_variables
 from tests.byte_level import byte_tokenizer
-from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model
+from tests.launch.errors import error_of
+from tests.launch.predict.asking import lines
+from tests.launch.tiny_models import POSITIONS, save_model
 from tests.launching import ROOT
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    base = tmp_path_factory.mktemp("models")
-    save_model(base / "pretrained")
-    save_model(base / "classifier", "BertForSequenceClassification", **labels("bad", "good"))
-    save_model(base / "tagger", "BertForTokenClassification", seed=3, **labels(*TAGS))
-    save_model(base / "answerer", "BertForQuestionAnswering", seed=5)
-    return base
-
-
-def lines(capsys, *arguments) -> list[dict]:
-    """What a command prints as JSON, one object a line."""
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == 0
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-
-def error_of(capsys, *arguments) -> str:
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == 2
-    captured = capsys.readouterr().err.strip().splitlines()
-    assert len(captured) == 1 and captured[0].startswith("error: "), captured
-    return captured[0]
 
 
 def test_a_prediction_does_not_import_the_compiler(folders):
@@ -58,35 +33,6 @@ def test_a_prediction_does_not_import_the_compiler(folders):
         text=True,
     )
     assert result.stdout.splitlines()[-1] == "False", result.stdout + result.stderr
-
-
-def test_each_operation_as_json_equals_python(folders, capsys, tmp_path):
-    model = Predictor.from_folder(folders / "pretrained")
-    (line,) = lines(capsys, "predict", "fill-mask", folders / "pretrained", "--top_k", 2, "the [MASK] sat on [MASK]")
-    expected = model.fill_mask("the [MASK] sat on [MASK]", top_k=2)
-    assert [[guess["token"] for guess in blank] for blank in line["blanks"]] == [
-        [guess.token for guess in blank] for blank in expected
-    ]
-    assert line["blanks"][1][0]["probability"] == pytest.approx(expected[1][0].probability, abs=1e-6)
-    found = lines(capsys, "predict", "classify", folders / "classifier", "good film", "bad film", "--pair", "a film")
-    assert [line["text"] for line in found] == ["good film", "bad film"] and found[0]["pair"] == "a film"
-    assert {label["label"] for label in found[0]["labels"]} == {"bad", "good"} and found[0]["cut_tokens"] == 0
-    (line,) = lines(capsys, "predict", "tag", folders / "tagger", "the man went to newyork", "--aggregation", "none")
-    assert all(line["text"][tag["start"] : tag["end"]] == tag["text"] for tag in line["tags"]) and line["tags"]
-    (line,) = lines(
-        capsys, "predict", "answer", folders / "answerer", "who sat", "--top_k", 2, "--context", "the cat sat"
-    )
-    assert line["question"] == "who sat" and len(line["answers"]) == 2
-    found = lines(capsys, "predict", "similarity", folders / "pretrained", "cat", "the cat", "sky", "--pooling", "max")
-    expected = [model.similarity("cat", other, "max") for other in ("the cat", "sky")]
-    assert [line["cosine"] for line in found] == pytest.approx(expected, abs=1e-5)
-    (line,) = lines(capsys, "predict", "features", folders / "pretrained", "the cat", "--layer", 1)
-    assert line["tokens"] == ["[CLS]", "the", "cat", "[SEP]"] and line["offsets"][2] == [4, 7]
-    assert np.shape(line["vectors"]) == (4, 32)
-    found = lines(capsys, "predict", "features", folders / "pretrained", "apple phone", "an apple", "--word", "apple")
-    assert [(line["start"], line["end"]) for line in found] == [(0, 5), (3, 8)] and len(found[0]["cosines"]) == 2
-    (line,) = lines(capsys, "predict", "score", folders / "pretrained", "name into form")
-    assert line["log_probability"] == pytest.approx(sum(each["log_probability"] for each in line["tokens"]))
 
 
 @pytest.mark.parametrize("text", ["#cat", "null", "~", "&a", "3", "[a]", "a: b", ""])
@@ -121,56 +67,6 @@ def test_texts_from_files_and_from_standard_input(folders, capsys, tmp_path, mon
     (tmp_path / "asked.jsonl").write_text('{"question": "who sat", "context": "the cat sat"}\n')
     (line,) = lines(capsys, "predict", "answer", folders / "answerer", "--file", tmp_path / "asked.jsonl")
     assert line["context"] == "the cat sat" and line["answers"][0]["text"] in line["context"]
-
-
-def test_a_table_where_a_person_reads(folders, capsys):
-    arguments = ("predict", "fill-mask", str(folders / "pretrained"), "the [MASK] sat [MASK]", "--format", "table")
-    assert main(list(arguments)) == 0
-    printed = capsys.readouterr().out
-    assert "guesses" in printed and printed.count("the [MASK] sat [MASK]") == 1 and "│ 2 " in printed
-    sentences = ["name into form", "name into from", "the sky is blue"]
-    assert main(["predict", "score", str(folders / "pretrained"), *sentences, "--format", "table"]) == 0
-    printed = capsys.readouterr().out
-    model = Predictor.from_folder(folders / "pretrained")
-    ranked = sorted(sentences, key=lambda text: -model.score(text).log_probability)
-    assert sorted(sentences, key=printed.index) == ranked, "the likeliest first"
-    for kind, folder, rest in (
-        ("tag", "tagger", ["a"]),
-        ("classify", "classifier", ["a [b]"]),
-        ("embed", "pretrained", ["a"]),
-        ("features", "pretrained", ["a"]),
-        ("similarity", "pretrained", ["a", "i"]),
-        ("features", "pretrained", ["apple", "--word", "apple"]),
-        ("answer", "answerer", ["who", "--context", "a man"]),
-    ):
-        assert main(["predict", kind, str(folders / folder), *rest, "--format", "table"]) == 0
-        assert "━" in capsys.readouterr().out
-
-
-def test_vectors_in_files(folders, capsys, tmp_path):
-    texts = [f"the cat {'sat ' * number}" for number in range(5)]
-    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
-    expected = Predictor.from_folder(folders / "pretrained").embed(texts, pooling="cls", layer=2)
-    arguments = (
-        "predict",
-        "embed",
-        folders / "pretrained",
-        "--file",
-        tmp_path / "texts.txt",
-        "--pooling",
-        "cls",
-        "--layer",
-        2,
-        "--output",
-    )
-    for name in ("vectors.npy", "vectors.parquet"):
-        assert main([str(argument) for argument in (*arguments, tmp_path / name)]) == 0
-        assert "wrote 5 results" in capsys.readouterr().out
-    np.testing.assert_array_equal(np.load(tmp_path / "vectors.npy"), expected)
-    table = pq.read_table(tmp_path / "vectors.parquet")
-    assert table["text"].to_pylist() == texts
-    np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32), expected)
-    assert "ends in .csv, .tsv, .parquet, .jsonl, .npy" in error_of(capsys, *arguments, tmp_path / "vectors.txt")
 
 
 def test_a_picture_of_every_head(folders, capsys, tmp_path):
@@ -213,43 +109,6 @@ def test_a_picture_of_vectors_coloured_by_a_column(folders, capsys, tmp_path, mo
     assert "picture: found no matplotlib" in error_of(capsys, *words, picture)
     features = ("predict", "features", folders / "pretrained", "cat", "--attention", picture)
     assert "attention: found no matplotlib" in error_of(capsys, *features)
-
-
-def test_tokens_as_transformers_gives_them(folders, capsys):
-    from transformers import AutoTokenizer
-
-    (line,) = lines(capsys, "tokenize", folders / "pretrained", "Walking [MASK] é", "--pair", "the sky")
-    theirs = AutoTokenizer.from_pretrained(folders / "pretrained")
-    assert line["tokens"][:3] == ["[CLS]", "walk", "##ing"] and line["tokens"][-1] == "[SEP]"
-    assert "[MASK]" not in line["tokens"], "in a text it is text"
-    (line,) = lines(capsys, "tokenize", folders / "pretrained", "Walking, é unknown", "--pair", "the sky")
-    expected = theirs("Walking, é unknown", "the sky", return_offsets_mapping=True)
-    for name in ("input_ids", "token_type_ids", "attention_mask"):
-        assert line[name] == expected[name]
-    assert [tuple(pair) for pair in line["offsets"]] == expected["offset_mapping"]
-    ours = Predictor.from_folder(folders / "pretrained").tokenize("Walking, é unknown", "the sky")
-    assert (ours.tokens, ours.input_ids) == (line["tokens"], line["input_ids"])
-    assert ours.offsets == expected["offset_mapping"]
-    assert main(["tokenize", str(folders / "pretrained"), "a", "--format", "table"]) == 0
-    assert "segment" in capsys.readouterr().out
-
-
-def test_a_tokenizer_s_folder_is_enough_for_tokens(folders, capsys, tmp_path):
-    """As `cloze vocab` leaves it, or only its vocabulary."""
-    (expected,) = lines(capsys, "tokenize", folders / "pretrained", "the cat")
-    for name in ("tokenizer.json", "vocab.txt"):
-        (tmp_path / name).mkdir()
-        if name == "vocab.txt":
-            names = Predictor.from_folder(folders / "pretrained").tokenizer.tokens
-            (tmp_path / name / name).write_text("".join(f"{token}\n" for token in names))
-        else:
-            for file in ("tokenizer.json", "tokenizer_config.json"):
-                shutil.copy(folders / "pretrained" / file, tmp_path / name)
-        assert lines(capsys, "tokenize", tmp_path / name, "the cat") == [expected]
-    error = error_of(capsys, "tokenize", tmp_path, "the cat")
-    assert f"found no tokenizer in the folder {tmp_path}, expected the folder of a tokenizer" in error
-    assert "found no folder" in error_of(capsys, "tokenize", tmp_path / "none", "the cat")
-    assert "expected a Cloze run" in error_of(capsys, "predict", "embed", tmp_path / "vocab.txt", "a"), "no model in it"
 
 
 def test_a_damaged_configuration_is_one_line(folders, tmp_path, capsys):
@@ -390,26 +249,6 @@ def test_a_pipe_of_commands_as_in_a_shell(folders):
     )
     assert result.returncode == 0, result.stderr
     assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == ["cat", "the mat"]
-
-
-def test_a_model_without_an_operation_is_asked_what_its_head_is_for(folders, capsys):
-    for model, texts, key in (
-        ("pretrained", ["the [MASK] sat"], "blanks"),
-        ("classifier", ["the cat"], "labels"),
-        ("tagger", ["the cat"], "tags"),
-        ("answerer", ["who ?", "--context", "the cat"], "answers"),
-    ):
-        (line,) = lines(capsys, "predict", folders / model, *texts)
-        assert key in line
-    (line,) = lines(capsys, "predict", "--top_k", 1, folders / "classifier", "the cat")
-    assert len(line["labels"]) == 1
-    error = error_of(capsys, "predict", "clasify", folders / "classifier", "a")
-    assert "cloze predict: found operation 'clasify', expected one of fill-mask" in error
-    assert "did you mean predict classify?" in error
-    assert "found no folder" in error_of(capsys, "predict", "./nowhere", "a")
-    error = error_of(capsys, "predict", "attention", folders / "pretrained", "--offline", "true")
-    assert "found 'attention', expected an operation (fill-mask, " in error and "`cloze serve` and Python only" in error
-    assert "read as the name of a model: model: found no folder and no hub model 'attention'" in error
 
 
 WRONG = {  # words -> what is said, in words of ours

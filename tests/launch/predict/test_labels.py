@@ -5,7 +5,7 @@ import pytest
 from cloze.launch.predict.labels import Classify
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.texts.encoding import Encoder
-from tests.launch.predict.test_predictor import TEXTS, pipe
+from tests.launch.predict.asking import TEXTS, pipe
 from tests.launch.tiny_models import POSITIONS, labels, save_model, tokenizer
 
 

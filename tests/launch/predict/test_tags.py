@@ -8,7 +8,7 @@ import transformers
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.tags import TagWords
 from cloze.launch.texts.encoding import Encoder, windows
-from tests.launch.predict.test_predictor import TEXTS, pipe
+from tests.launch.predict.asking import TEXTS, pipe
 from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model
 
 

@@ -19,15 +19,7 @@ from cloze.launch.run.runs import HEARTBEATS
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import loop
 from tests.forked import ForkedRun
-from tests.launching import (
-    PATIENCE_SECONDS,
-    finish,
-    kill_all,
-    pretrain_arguments,
-    pretrain_command,
-    start,
-    step_of,
-)
+from tests.launching import PATIENCE_SECONDS, finish, kill_all, pretrain_arguments, pretrain_command, start, step_of
 from tests.synthetic import make_shards
 
 

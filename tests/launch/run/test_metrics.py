@@ -16,7 +16,7 @@ from tensorboard.plugins.projector import ProjectorConfig
 from tensorboard.summary.writer import event_file_writer
 
 from cloze.launch.finetune.scoring import METRICS
-from cloze.launch.pretrain.sources import MEANS
+from cloze.launch.pretrain.source_statistics import MEANS
 from cloze.launch.run.metrics import MetricsWriter, tensorboard_command
 from cloze.launch.run.metrics_file import read_metrics
 from tests.launching import ROOT, curve, finish, pretrain_command, start, train

@@ -1,4 +1,4 @@
-"""One job at a time writes a run; of runs in object stores tests/stores/test_stored.py."""
+"""One job at a time writes a run; of runs in object stores tests/stores/test_stored_run.py."""
 
 import signal
 import time

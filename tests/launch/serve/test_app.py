@@ -16,7 +16,6 @@ import httpx
 import pytest
 import uvicorn
 
-from cloze.launch.cli import main
 from cloze.launch.predict.blanks import FillMask
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.serve.app import build_app
@@ -355,15 +354,6 @@ def test_a_second_ctrl_c_drops_requests_and_says_so(folder):
             assert any(status != 200 for status in asked)
         assert process.returncode == 130 and "stopped by a second Ctrl-C" in output, errors
         assert "every accepted request was answered" not in output
-
-
-def test_what_cannot_be_served_ends_in_one_line(folder, capsys, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert main(["serve", str(folder), "--port", port]) == 2
-    assert f"found 127.0.0.1:{port} not free" in capsys.readouterr().err
-    assert main(["serve", str(tmp_path), "--port", "0"]) == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -25,10 +24,9 @@ from cloze.launch.system.environment import (
     device_type,
     first_host,
     gpu_sign,
-    keep_freed_pages,
     read_environment,
 )
-from cloze.model.rounding import extra_rows
+from cloze.model.amx import extra_rows
 from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
 from tests.launching import PATIENCE_SECONDS, ROOT, finish
@@ -187,28 +185,6 @@ def test_products_of_ever_new_shapes_do_not_fill_the_memory():
     if unbounded < 30:
         pytest.skip("this processor keeps no compiled products of bf16")
     assert bound < unbounded / 2 < capacity
-
-
-def faults(arguments: list[str]) -> int:
-    """Print whether freed pages are kept, and the page faults of ten tensors of 11,719 pages each."""
-    print(int(keep_freed_pages()) if arguments == ["keep"] else "-")
-    before = 0
-    for turn in range(20):
-        if turn == 10:
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.ones(12_000_000)  # 48 MB: above what glibc ever keeps by itself
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    return 0
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
-def test_freed_pages_are_kept_and_the_users_own_settings_win():
-    done, count = finish(ForkedRun(["keep"], main=faults)).split()
-    assert done == "1" and int(count) < 1000
-    assert int(finish(ForkedRun(["leave"], main=faults)).split()[1]) > 1000
-    code = "from cloze.launch.system.environment import keep_freed_pages; print(int(keep_freed_pages()))"
-    given = os.environ | {"MALLOC_TRIM_THRESHOLD_": "1000000"}  # read when a process starts
-    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, env=given).stdout == b"0\n"
 
 
 @pytest.mark.parametrize(

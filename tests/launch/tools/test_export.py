@@ -1,6 +1,5 @@
 """What `cloze export` says about the folder that it has written."""
 
-import dataclasses
 import importlib.metadata
 import json
 from dataclasses import asdict
@@ -17,11 +16,9 @@ from cloze.launch.predict.output import encoded
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.runs import model_config
-from cloze.model.bert import BertForPreTraining
-from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from tests.launch.finetune.running import finetune
-from tests.launch.tiny_models import POSITIONS, save_model, tokenizer
+from tests.launch.tiny_models import POSITIONS, save_model
 from tests.launching import train
 from tests.synthetic import make_shards
 
@@ -52,40 +49,6 @@ def test_an_export_of_anothers_folder_says_what_it_leaves_out(tmp_path, capsys):
     assert not (tmp_path / "model-hf/training_args.bin").exists()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         assert (tmp_path / "model-hf" / name).read_bytes() == (folder / name).read_bytes(), name
-
-
-@pytest.mark.parametrize("number", [float("nan"), 1e30])
-def test_a_model_that_gives_no_numbers_is_neither_served_nor_asked_nor_exported(tmp_path, capsys, number):
-    """One weight is not finite; or all are, and what is computed of them is not."""
-    folder = save_model(tmp_path / "model")
-    weights = load_file(folder / "model.safetensors")
-    weights["bert.encoder.layer.0.attention.self.query.weight"][:] = number
-    weights["bert.encoder.layer.0.attention.self.key.weight"][:] = number
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    capsys.readouterr()
-    for command in (["serve", str(folder), "--port", "0"], ["predict", "embed", str(folder), "a man"]):
-        assert main(command) == 2
-        line = capsys.readouterr().err
-        assert "not finite" in line and len(line.splitlines()) == 1, line
-    assert main(["export", str(folder)]) == (2 if number != number else 0)
-
-
-def test_a_checkpoint_with_a_nan_is_neither_asked_nor_exported(tmp_path, capsys, monkeypatch):
-    ours = tokenizer()
-    config = BertConfig(
-        vocab_size=ours.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
-    )
-    weights = BertForPreTraining(config).state_dict()
-    weights["masked_lm.dense.bias"][0] = float("nan")
-    run = tmp_path / "run"
-    ours.save(run / "tokenizer")
-    (run / "config.yaml").write_text(yaml.safe_dump({"model": dataclasses.asdict(config)}))
-    monkeypatch.setattr("cloze.launch.tools.export.read_run_average", lambda *_, **__: ([7], weights))
-    monkeypatch.setattr("cloze.launch.pretrained.loading.read_run_weights", lambda *_: (7, weights))
-    for command in (["export", str(run)], ["predict", "fill-mask", str(run), "the [MASK]"]):
-        assert main(command) == 2
-        said = capsys.readouterr().err
-        assert f"step 7 of {run}: found masked_lm.dense.bias with numbers that are not finite" in said
 
 
 def test_the_length_that_was_trained_is_exported_and_longer_texts_are_cut_or_remarked_on(tmp_path, capsys):

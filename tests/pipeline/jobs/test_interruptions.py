@@ -336,24 +336,6 @@ def test_an_orphan_that_writes_while_the_work_is_removed_ends_nothing(folder, un
     assert corpus.contents(tmp_path / "data") == undisturbed and not work.exists()
 
 
-@pytest.mark.parametrize(("number", "message"), [(errno.EROFS, "read-only"), (errno.EACCES, "permission denied")])
-def test_a_folder_that_may_not_be_written(folder, tmp_path, monkeypatch, number, message):
-    """Simulated: the superuser, as whom tests may run, may write anywhere."""
-
-    def refuse(path, *_, **__):
-        raise OSError(number, os.strerror(number), str(path))
-
-    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
-    with pytest.raises(UserError, match=message):
-        prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path / "data")))
-
-
-def test_a_file_in_the_way_of_the_output(folder, tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="file"):
-        prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path / "file" / "data")))
-
-
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path

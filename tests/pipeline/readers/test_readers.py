@@ -1,15 +1,12 @@
 """Readers: every document once, wherever a file is cut, however it is compressed."""
 
-import bz2
 import gzip
 import json
-import lzma
 import os
 import random
 import re
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,16 +23,7 @@ from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.progress import Silent
 from cloze.pipeline.readers import columns, files, lines
 from tests.pipeline import corpus
-
-
-def read(inputs, **source) -> list:
-    config = PrepareConfig(input=[str(path) for path in inputs], source=SourceConfig(**source))
-    _, tasks = readers.plan(config)
-    return [document for task in tasks for document in readers.read(task)]
-
-
-def texts(inputs, **source) -> list[str]:
-    return [document.text.decode().strip() for document in read(inputs, **source)]
+from tests.pipeline.readers.inputs import compress, read, texts
 
 
 def test_a_place_that_an_order_key_has_no_bits_for_is_refused(tmp_path):
@@ -52,29 +40,6 @@ def test_a_place_that_an_order_key_has_no_bits_for_is_refused(tmp_path):
     assert lines.order(segment, (1 << 40) - 1) == (1 << 40) - 1
     with pytest.raises(UserError, match="a.parquet: found a document behind 1 TiB, expected a shorter file; divide it"):
         lines.order(segment, 1 << 40)
-
-
-def with_arrow(data: bytes, codec: str) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, codec) as stream:
-        stream.write(data)
-    return sink.getvalue().to_pybytes()
-
-
-COMPRESSORS = {
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".zst": partial(with_arrow, codec="zstd"),
-    ".lz4": partial(with_arrow, codec="lz4"),
-}
-
-
-def compress(path, data: bytes) -> None:
-    """In three streams, as `cat a.gz b.gz c.gz` gives; the second one is empty."""
-    compressor = COMPRESSORS.get(path.suffix, bytes)
-    half = len(data) // 2
-    path.write_bytes(b"".join(map(compressor, (data[:half], b"", data[half:]))))
 
 
 def data_set(made: list[str]):
@@ -111,17 +76,6 @@ def test_every_format_has_the_documents_of_json_lines(tmp_path, form):
 def test_an_unknown_format_is_refused(tmp_path):
     with pytest.raises(UserError, match="source.format: found 'jsnl', expected one of: auto, text, "):
         read([tmp_path], format="jsnl")
-
-
-@pytest.mark.parametrize("suffix", ["", *COMPRESSORS])
-def test_formats_and_compressions(tmp_path, suffix):
-    expected = ["one a\nline two", "two", "three"]
-    compress(tmp_path / f"a.txt{suffix}", b"\n\none a\nline two\n\n \t\n\ntwo\n\nthree")
-    compress(tmp_path / f"b.jsonl{suffix}", "".join(json.dumps({"text": t}) + "\n" for t in expected).encode())
-    assert texts([tmp_path / f"a.txt{suffix}"]) == expected
-    assert texts([tmp_path / f"b.jsonl{suffix}"]) == expected
-    assert texts([tmp_path / f"a.txt{suffix}"], format="file") == ["one a\nline two\n\n \t\n\ntwo\n\nthree"]
-    assert texts([tmp_path]) == expected * 2
 
 
 @given(parts=st.lists(st.sampled_from(["ab", "c d", "é中", "\n", "\n\n", "\r\n\r\n", " ", "\ufeff"]), max_size=20))
@@ -293,36 +247,6 @@ def test_a_long_document_arrives_in_bounded_pieces_and_nothing_is_lost(tmp_path,
     assert "".join(d.text.decode() for d in read([tmp_path / "c.txt"])) == "中" * 5000
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-@pytest.mark.parametrize("ascii_only", [True, False])
-def test_json_lines_too_long_to_be_held(tmp_path, monkeypatch, suffix, ascii_only):
-    """Escapes, quotes, surrogate pairs and text without spaces, cut everywhere."""
-    texts_in = [
-        "short",
-        'He said: "a\\b" \n' * 300 + "end",
-        "中文😀\t" * 700,
-        "",
-        " ".join(f"w{n}é" for n in range(900)) + "\\",
-    ]
-    records = [{"id": n, "meta": {"a": [1, "}"]}, "text": text, "tail": "x" * 50} for n, text in enumerate(texts_in)]
-    data = "".join(json.dumps(record, ensure_ascii=ascii_only) + "\n" for record in records * 2).encode()
-    compress(tmp_path / f"a.jsonl{suffix}", data)
-    for held, block in ((500, 64), (700, 333), (2000, 100)):
-        monkeypatch.setattr(lines, "LONGEST_JSON_LINE", held)
-        monkeypatch.setattr(lines, "LONGEST_PIECE", 200)
-        monkeypatch.setattr(files, "BLOCK_BYTES", block)
-        monkeypatch.setattr(readers, "_STRIPE_BYTES", 1000)
-        found = sorted(read([tmp_path], id_field="id"), key=lambda document: document.order)
-        whole: dict[int, str] = {}
-        count = 0
-        for document in found:
-            count += document.piece <= 1
-            whole[count] = whole.get(count, "") + document.text.decode()
-            assert len(document.text) <= 800
-            assert document.id == str((count - 1) % 5)
-        assert list(whole.values()) == texts_in * 2
-
-
 @pytest.mark.parametrize("form", ["jsonl", "text", "lines"])
 def test_nothing_is_lost_around_long_documents_at_the_end_of_a_segment(tmp_path, monkeypatch, form):
     """Segments end off the grid of blocks; before and between long documents stand short ones."""
@@ -485,18 +409,6 @@ def test_a_byte_order_mark_is_no_text(tmp_path, monkeypatch):
     assert texts([tmp_path]) == ["ka " * 499 + "ka"]
 
 
-def test_a_null_id_is_none(tmp_path, monkeypatch):
-    made = {"id": ["a", None, "3"], "text": ["ka", "lo", "mi"]}
-    parquet.write_table(pa.table(made), tmp_path / "a.parquet")
-    records = [{"id": name, "text": text} for name, text in zip(*made.values(), strict=True)]
-    records.append({"id": None, "text": "x " * 2000})
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert [d.id for d in read([tmp_path / "a.parquet"], id_field="id")] == made["id"]
-    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
-    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
-    assert [d.id for d in read([tmp_path / "a.jsonl"], id_field="id")] == [*made["id"], None]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -514,38 +426,6 @@ def test_errors_name_file_place_and_remedy(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         read([tmp_path])
-
-
-@pytest.mark.parametrize("suffix", COMPRESSORS)
-def test_what_goes_on_behind_a_stream_is_read_or_an_error(tmp_path, suffix):
-    """Wherever the second stream is cut off, whatever comes in its place, and in the pieces that files are read in."""
-    compressor, path = COMPRESSORS[suffix], tmp_path / f"a.txt{suffix}"
-    first, second = (compressor(text.encode()) for text in corpus.documents(2))
-    damaged = bytearray(second)
-    damaged[:4] = b"\0\xff\0\xff"
-    after = [second[:cut] for cut in (1, 3, len(second) // 2, len(second) - 1)]
-    after += [b"x", b"garbage" * 99999, bytes(damaged), b"\0" * 4 + b"x", gzip.compress(b"x")[:-4]]
-    for rest in after:
-        path.write_bytes(first + rest)
-        with pytest.raises(UserError, match=f"a.txt{suffix}: can't be read to its end"):
-            read([path])
-    for cut in (1, len(first) // 2, len(first) - 1):
-        path.write_bytes(first[:cut])
-        with pytest.raises(UserError, match=f"a.txt{suffix}: can't be read to its end"):
-            read([path])
-
-
-@pytest.mark.parametrize("padding", [4, 8, 512, 16384, 1 << 16])
-def test_xz_streams_with_padding_between_and_behind(tmp_path, padding):
-    """In multiples of four bytes (section 2.2 of the .xz file format)."""
-    parts = corpus.documents(3)
-    for end in (0, padding):
-        packed = (b"\0" * padding).join(lzma.compress(f"{part}\n\n".encode()) for part in parts) + b"\0" * end
-        (tmp_path / "a.txt.xz").write_bytes(packed)
-        assert "\n\n".join(texts([tmp_path])).split() == "\n\n".join(parts).split()
-        (tmp_path / "a.txt.xz").write_bytes(packed + b"\0")
-        with pytest.raises(UserError, match="a.txt.xz: can't be read to its end .found .* bytes of padding"):
-            read([tmp_path])
 
 
 def test_a_file_whose_columns_or_fields_share_a_name_is_refused(tmp_path):

@@ -5,10 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoModelForMultipleChoice,
-    AutoTokenizer,
-)
+from transformers import AutoModelForMultipleChoice, AutoTokenizer
 
 from cloze.launch.commands import parse
 from cloze.launch.finetune.models import start_model

@@ -8,10 +8,7 @@ import pytest
 import torch
 from seqeval import scheme
 from seqeval.metrics import f1_score
-from transformers import (
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-)
+from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from cloze.launch.cli import main
 from cloze.launch.finetune.examples.tagging import TagExamples, find_tags, read_conll

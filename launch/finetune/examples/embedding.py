@@ -1,0 +1,356 @@
+"""Evaluation of text vectors: correlation of cosines with scores, or retrieval of the positives of pairs."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.config.tasks import Task
+from cloze.launch.finetune import scoring
+from cloze.launch.finetune.contrastive import ContrastiveObjective
+from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.examples.classification import number_in, predicted
+from cloze.launch.finetune.examples.contrastive import ContrastiveExamples, distinct_texts
+from cloze.launch.finetune.examples.predicted import Ranks
+from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
+from cloze.launch.texts.encoding import Truncation
+from cloze.launch.texts.tables import Table, missing_columns, open_table, read_table
+from cloze.launch.texts.vectors import VECTORS, Vectors, normalized
+from cloze.launch.training.objective import TrainingObjective
+from cloze.model.bert import BertPreTrained
+from cloze.model.config import BertConfig
+from cloze.model.sentence_vectors import POOLINGS, SentenceEncoder, SentenceOutput
+from cloze.pipeline import ragged
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields, MicroBatch
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
+
+# Column names by which files with scores are recognized: STS-B as in GLUE, SICK as SemEval distributes it.
+_SCORES = ("score", "relatedness_score")
+_SCORED = (("sentence1", "sentence2"), ("sentence_A", "sentence_B"))
+_SCORED_METRICS = ("spearman", "pearson")
+
+
+@dataclass(frozen=True)
+class FileColumns:
+    """The columns of a file for the evaluation of vectors.
+
+    Args:
+        score: None for pairs (retrieval).
+    """
+
+    texts: tuple[str, ...]
+    score: str | None
+
+
+def columns_of_file(config: FinetuneConfig, task: Task, path: str, found: tuple[str, ...]) -> FileColumns:
+    """The columns to read from a file with the columns `found`.
+
+    Raises:
+        UserError: it has neither two texts with a score nor pairs.
+    """
+    given = tuple(config.text_columns) or task.texts
+    scores = tuple(config.label_columns) or _SCORES
+    score = next((name for name in scores if name in found), None)
+    if config.label_columns and score is None:
+        raise missing_columns(path, found, {"label_columns": list(scores)})
+    if score is None:
+        if len(given) < 2:
+            raise UserError(
+                f"{path}: found no column {' or '.join(map(repr, scores))}, expected scores of pairs of "
+                f"texts, since a text alone ({given[0]}) has no score; name their columns with "
+                "--label_columns"
+            )
+        texts = given[:2] + tuple(name for name in given[2:] if name in found)  # it may lack hard negatives
+        flag = "text_columns"
+    else:
+        known = [pair for pair in (*_SCORED, given[:2]) if len(pair) == 2 and set(pair) <= set(found)]
+        texts = tuple(config.embedding.scored_columns) or (known[0] if known else _SCORED[0])
+        flag = "embedding.scored_columns"
+    if missing := [name for name in texts if name not in found]:
+        raise missing_columns(path, found, {flag: missing})
+    return FileColumns(texts, score)
+
+
+def columns_in(config: FinetuneConfig, task: Task, path: str) -> FileColumns:
+    """The columns to read from a file, by its first row."""
+    return columns_of_file(config, task, path, _names(config, path))
+
+
+def check_files(config: FinetuneConfig, task: Task) -> None:
+    """Raise UserError for the first file whose first row lacks a needed column."""
+    found, texts = _names(config, config.train_file), tuple(config.text_columns) or task.texts
+    if missing := [name for name in texts if name not in found]:
+        raise missing_columns(config.train_file, found, {"text_columns": missing})
+    for path in (config.validation, *config.test):
+        columns_in(config, task, path)
+
+
+def _names(config: FinetuneConfig, path: str) -> tuple[str, ...]:
+    """Names of a file's columns; in JSON lines those of the first row."""
+    reading = open_table(path, (), "", config.skip_malformed_rows)
+    first = next(reading.rows)
+    return reading.columns or tuple(first.values)
+
+
+class VectorExamples(Examples):
+    """The distinct texts of a file; each is a unit whose output is its vector.
+
+    width: size of the model's vectors; set by the caller, which has the model.
+
+    Args:
+        sizes: smaller sizes of vectors that are evaluated too.
+    """
+
+    labelled = True
+    width = 0
+    kind = Ranks
+
+    def __init__(
+        self, table: Table, columns: FileColumns, tokenizer: Tokenizer, truncation: Truncation, sizes: list[int]
+    ) -> None:
+        self.name = table.path.name.split(".")[0]
+        self._rows, self._columns, self._sizes = table.rows, columns, sizes
+        self._texts, self._found, self._sequences, cut = distinct_texts(table, columns.texts, tokenizer, truncation)
+        self.lengths = self._sequences.lengths
+        self.num_places = len(self._texts)
+        left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
+        self.facts = (
+            f"{len(table.rows):,} rows, {self.num_places:,} different texts, {self.lengths.sum():,} tokens, "
+            f"at most {self.lengths.max()}, {cut}{left_out}"
+        )
+
+    @property
+    def num_examples(self) -> int:
+        return len(self._rows)
+
+    def batch(self, units: np.ndarray) -> MicroBatch:
+        return self._sequences.batch(units, self.segments)
+
+    def targets(self, units: np.ndarray) -> Fields:
+        raise NotImplementedError("texts are measured, not learned from")
+
+    def outputs(self, output: SentenceOutput) -> torch.Tensor:
+        return output.vectors
+
+    def places(self, units: np.ndarray) -> np.ndarray:
+        return units
+
+    def metrics(self, outputs: np.ndarray) -> dict[str, float]:
+        """Metrics of whole vectors by name, those of smaller sizes as NAME/SIZE."""
+        metrics = self._metrics(normalized(outputs))
+        for size in sorted(self._sizes, reverse=True):
+            smaller = self._metrics(normalized(outputs[:, :size]))
+            metrics |= {f"{name}/{size}": value for name, value in smaller.items()}
+        return metrics
+
+    @abstractmethod
+    def _metrics(self, vectors: np.ndarray) -> dict[str, float]:
+        """Metrics from the unit vectors of all texts, (num_places, size)."""
+
+
+class ScoredPairs(VectorExamples):
+    """Pairs of texts with a score each: the cosines of their vectors should rank them in the same order."""
+
+    measured = ", ".join(_SCORED_METRICS) + " (of cosines with scores)"
+
+    def __init__(self, table: Table, columns: FileColumns, *reading: Any) -> None:
+        super().__init__(table, columns, *reading)
+        score = columns.score
+        assert score is not None, "read_vectors makes such files another kind"
+        self._true = np.array([number_in(row, score) for row in table.rows])
+
+    def _cosines(self, vectors: np.ndarray) -> np.ndarray:
+        return np.einsum("nh,nh->n", vectors[self._found[:, 0]], vectors[self._found[:, 1]]).astype(np.float64)
+
+    def _metrics(self, vectors: np.ndarray) -> dict[str, float]:
+        return scoring.measure(_SCORED_METRICS, self._true, self._cosines(vectors))
+
+    def text(self, number: int) -> str:
+        return " / ".join(self._texts[place] for place in self._found[number])
+
+    def predictions(self, outputs: np.ndarray) -> list[Fields]:
+        """Cosines; `rank_error`: how far apart a pair's ranks by cosine and by score are, as a share of all pairs."""
+        cosines = self._cosines(normalized(outputs))
+        apart = np.abs(scoring.ranks(cosines) - scoring.ranks(self._true)) / len(cosines)
+        return [
+            predicted(row, {"prediction": cosine, "rank_error": error, "label": score})
+            for row, cosine, error, score in zip(
+                self._rows, cosines.tolist(), apart.tolist(), self._true.tolist(), strict=True
+            )
+        ]
+
+
+class HeldOutPairs(VectorExamples):
+    """Retrieval on pairs: each first text should find its second texts among the second texts (and hard negatives) of
+    all rows.
+
+    A text does not compete with itself: a first text that is also a second text of another row is excluded.
+    """
+
+    measured = scoring.explained(scoring.RETRIEVAL, dict.fromkeys(scoring.RETRIEVAL[-1:], "of the texts of the file"))
+
+    def __init__(self, table: Table, columns: FileColumns, *reading: Any) -> None:
+        super().__init__(table, columns, *reading)
+        self._queries, number = np.unique(self._found[:, 0], return_inverse=True)
+        self._documents, place = np.unique(self._found[:, 1:], return_inverse=True)
+        wanted = np.unique(np.stack([number, place.reshape(len(table.rows), -1)[:, 0]], 1), axis=0)
+        self._wanted, self._wanted_of = wanted[:, 1], ragged.to_offsets(np.bincount(wanted[:, 0]))
+        # Index of each query's own text among the documents; -1 if it is not among them, or is one of its answers.
+        own = np.searchsorted(self._documents, self._queries).clip(max=len(self._documents) - 1)
+        own = np.where(self._documents[own] == self._queries, own, -1)
+        kept = np.array([place in self._of(query) for query, place in enumerate(own)])
+        self._own = np.where(kept, -1, own)
+
+    def _of(self, query: int) -> np.ndarray:
+        """Indices of the documents that a query should find."""
+        return self._wanted[self._wanted_of[query] : self._wanted_of[query + 1]]
+
+    def _ranked(self, vectors: np.ndarray) -> list[scoring.Ranked]:
+        return scoring.ranked(
+            vectors[self._queries],
+            vectors[self._documents],
+            self._own,
+            [self._of(query) for query in range(len(self._queries))],
+        )
+
+    def _metrics(self, vectors: np.ndarray) -> dict[str, float]:
+        return scoring.measure_ranks([found.ranks for found in self._ranked(vectors)])
+
+    def text(self, number: int) -> str:
+        return self._texts[self._queries[number]]
+
+    def predictions(self, outputs: np.ndarray) -> list[Fields]:
+        """For each query the nearest text, and `rank_error`: number of texts nearer than the first right one."""
+        described = []
+        firsts = {query: place for place, query in reversed(list(enumerate(self._found[:, 0].tolist())))}
+        for query, found in enumerate(self._ranked(normalized(outputs))):
+            row = self._rows[firsts[int(self._queries[query])]]
+            described.append(
+                {
+                    "place": row.place.rsplit(": ", 1)[1],
+                    "text": self.text(query),
+                    "prediction": self._texts[self._documents[found.nearest]],
+                    "rank_error": int(found.ranks.min()) - 1,
+                    "label": [self._texts[self._documents[place]] for place in self._of(query)],
+                }
+            )
+        return described
+
+
+def read_vectors(
+    table: Table, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, truncation: Truncation
+) -> VectorExamples:
+    """The texts of a validation or test file.
+
+    Raises:
+        UserError: a row lacks a text, or its score is no number.
+    """
+    columns = columns_of_file(config, task, str(table.path), table.columns)
+    kind = HeldOutPairs if columns.score is None else ScoredPairs
+    return kind(table, columns, tokenizer, truncation, config.embedding.dimensions)
+
+
+def metrics_of(columns: FileColumns) -> tuple[str, ...]:
+    """Metrics of a file with these columns; the first one selects the best checkpoint."""
+    return scoring.RETRIEVAL if columns.score is None else _SCORED_METRICS
+
+
+class Embedding(Kind):
+    """Nothing but vectors of texts, which are alike where the texts are."""
+
+    fields = ("pooling", "embedding", *TABLE_FIELDS)
+    question = 'predict similarity {run} "TEXT" "TEXT"'
+
+    def check(self, config: FinetuneConfig, task: Task) -> None:
+        """Raise UserError for settings by which a headless encoder has nothing to train, or no vector."""
+        if config.pooling == "pooler":
+            raise UserError(
+                f"pooling: found pooler with the task {config.task}, expected one of {', '.join(POOLINGS)}: "
+                "sentence-transformers has no pooler"
+            )
+        if config.freeze in ("encoder", "below_0"):
+            raise UserError(
+                f"freeze: found {config.freeze} with the task {config.task}, expected none or below_1 and "
+                "more: there is no head that could learn instead"
+            )
+        if config.unfreeze_every_epochs is not None:
+            raise UserError(
+                f"unfreeze_every_epochs: found {config.unfreeze_every_epochs:g} with the task {config.task}, "
+                "expected null: there is no head that learns at first"
+            )
+        if len(config.label_columns) > 1:
+            raise UserError(
+                f"label_columns: found {', '.join(config.label_columns)} with the task {config.task}, expected "
+                "one: that of the scores"
+            )
+        if config.train.global_batch_size < 2:
+            raise UserError(
+                f"train.global_batch_size: found {config.train.global_batch_size} with the task {config.task}, "
+                "expected at least 2: the other rows of a batch are what a row is distinguished from"
+            )
+
+    def check_model(self, config: FinetuneConfig, shape: BertConfig) -> None:
+        """Raise UserError for sizes not below that of the model's vectors, and for dropout pairs without dropout."""
+        for size in config.embedding.dimensions:
+            if size >= shape.hidden_size:
+                raise UserError(
+                    f"embedding.dimensions: found {size}, expected less than {shape.hidden_size}, the size of "
+                    "the model's vectors, which is always trained"
+                )
+        rates = (
+            [config.dropout]
+            if config.dropout is not None
+            else [shape.hidden_dropout_prob, shape.attention_output_dropout, shape.attention_probs_dropout_prob]
+        )
+        if len(config.text_columns) == 1 and not any(rates):
+            raise UserError(
+                f"dropout: found 0 with one column of texts ({config.text_columns[0]}), expected more: dropout "
+                "alone makes a text's two vectors differ; add --dropout 0.1"
+            )
+
+    def check_columns(self, config: FinetuneConfig, task: Task) -> None:
+        check_files(config, task)
+
+    def measured(self, config: FinetuneConfig, task: Task) -> Task:
+        return replace(task, metrics=metrics_of(columns_in(config, task, config.validation)))
+
+    def pooling(self, learned: Literal["cls", "mean", "max"] | None) -> Literal["cls", "mean", "max"]:
+        return learned or "mean"
+
+    def read(self, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, hidden_size: int) -> Read:
+        truncation = self.truncation(config)
+        assert truncation is not None, "`check_fields` refuses pieces"
+
+        def table(path: str) -> Table:
+            return read_table(path, (), "", config.skip_malformed_rows)
+
+        columns = tuple(config.text_columns) or task.texts
+        train = ContrastiveExamples(table(config.train_file), columns, tokenizer, truncation)
+        validation, *test = [
+            read_vectors(table(path), config, task, tokenizer, truncation) for path in (config.validation, *config.test)
+        ]
+        for examples in (train, validation, *test):
+            examples.width = hidden_size
+        return SentenceEncoder, None, train, validation, test
+
+    def objective(self, config: FinetuneConfig, train: ContrastiveExamples, rank: int) -> TrainingObjective:
+        return ContrastiveObjective(config.embedding, train.group_size, rank)
+
+    def saved_as(self, model: BertPreTrained) -> str:
+        """A bare encoder, for other libraries."""
+        return "BertModel"
+
+    def notes(self, config: FinetuneConfig, task: Task, train: ContrastiveExamples) -> Fields:
+        """How vectors are made, too."""
+        assert config.pooling is not None and config.pooling != "pooler", "`check` refuses it"
+        vectors = Vectors(config.pooling, normalize=True)
+        return super().notes(config, task, train) | {VECTORS: asdict(vectors)}
+
+
+EMBEDDING = Embedding()

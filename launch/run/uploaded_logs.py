@@ -1,0 +1,301 @@
+"""Curves, events, status and heartbeats of a run in an object store, as immutable segments.
+
+A store cannot append, and the cost of sending a growing file again each time would be quadratic in its size. Each start
+of a run (attempt) has a folder, `log/ATTEMPT/`. For a file that grows, each object has the bytes added since the object
+before, cut at the end of a line or event. For a file that is replaced, each object has the whole file, and the newest
+one is valid.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
+from itertools import islice
+from pathlib import Path
+
+from cloze.launch.run.metrics_file import kept_lines, lines_of
+from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
+from cloze.pipeline.storage import inside, publish_text
+from cloze.pipeline.stores.clients import ADVICE
+from cloze.pipeline.stores.places import StorePath
+from cloze.pipeline.untrusted import load_json
+
+LOG = "log"
+START = "start.json"  # the step that an attempt resumes from
+_NUMBER = re.compile(r"(.+)\.(\d{6})")
+_EVENTS = "*tfevents*"
+# An event of TensorBoard: its length (8 bytes, little-endian), a checksum of that (4), the event, its checksum (4).
+_EVENT_HEAD, _EVENT_REST = struct.Struct("<Q"), 8
+_READERS = 32  # concurrent reads: the segments are small
+
+
+def _whole_events(data: bytes) -> int:
+    """Number of bytes of whole events at the beginning of the data."""
+    end = 0
+    while end + _EVENT_HEAD.size <= len(data):
+        after = end + _EVENT_HEAD.size + _EVENT_REST + _EVENT_HEAD.unpack_from(data, end)[0]
+        if after > len(data):
+            break
+        end = after
+    return end
+
+
+def _whole_lines(data: bytes) -> int:
+    return data.rfind(b"\n") + 1
+
+
+class Shipper:
+    """Sends a process's curves, status and heartbeat at intervals, in a thread; it tolerates a store that does not
+    answer for a while.
+
+    Args:
+        folder: folder with the process's files.
+        place: folder of the attempt in the store.
+        rank: rank of the process.
+        seconds: time between two checks for new data.
+        warn: called with a line the first time that something could not be sent.
+    """
+
+    def __init__(self, folder: Path, place: StorePath, rank: int, seconds: float, warn: Callable[[str], None]) -> None:
+        self._folder, self._place, self._seconds, self._warn = folder, place, seconds, warn
+        self._whole = (START, STATUS, TRACKING, f"{HEARTBEATS}/rank-{rank:05d}.json")
+        self._sent: dict[str, int] = {}  # bytes sent of files that grow
+        self._numbers: dict[str, int] = {}
+        self._last: dict[str, bytes] = {}  # last content sent of files that are replaced
+        self._sending = threading.Lock()
+        self._ended = threading.Event()
+        self._warned = False
+        self._thread = threading.Thread(target=self._work, name="log", daemon=True)
+        self._thread.start()
+
+    def begin(self, step: int, evaluated_step: int, arrived: list[Fields]) -> None:
+        """Start sending the curves.
+
+        Args:
+            arrived: lines that are in the store already; those that this start keeps are not sent again.
+        """
+        count, path = len(kept_lines(arrived, step, evaluated_step)), self._folder / METRICS
+        with self._sending, open(path, "rb") if path.exists() else io.BytesIO() as file:
+            self._sent[METRICS] = sum(map(len, islice(file, count)))
+        (self._folder / START).write_text(json.dumps({"step": step, "evaluated_step": evaluated_step}))
+
+    def ship(self) -> None:
+        """Send new data now.
+
+        Raises:
+            UserError: the store can't be used.
+        """
+        with self._sending:
+            for name in self._whole:
+                self._ship_whole(name)
+            if METRICS in self._sent:
+                self._ship_growth(METRICS, _whole_lines)
+            for name in sorted(path.name for path in self._folder.glob(_EVENTS)):
+                self._ship_growth(name, _whole_events)
+
+    def close(self, seconds: float) -> None:
+        """Send the remaining data, for at most `seconds`."""
+        self._ended.set()
+        self._thread.join(seconds)
+
+    def _ship_whole(self, name: str) -> None:
+        try:
+            data = (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            return
+        if data != self._last.get(name):
+            number = self._send(name, data)
+            self._last[name] = data
+            if number > 1:  # the previous object stays for readers that have just listed it
+                (self._place / f"{name}.{number - 2:06d}").unlink()
+
+    def _ship_growth(self, name: str, whole: Callable[[bytes], int]) -> None:
+        begin = self._sent.get(name, 0)
+        with open(self._folder / name, "rb") as file:
+            file.seek(begin)
+            data = file.read()
+        if end := whole(data):
+            self._send(name, data[:end])
+            self._sent[name] = begin + end
+
+    def _send(self, name: str, data: bytes) -> int:
+        number = self._numbers.get(name, 0)
+        (self._place / f"{name}.{number:06d}").write(data)
+        self._numbers[name] = number + 1
+        return number
+
+    def _work(self) -> None:
+        ended = False
+        while not ended:
+            ended = self._ended.wait(self._seconds)
+            try:
+                self.ship()
+                self._warned = False
+            except (UserError, OSError) as error:
+                if not self._warned:
+                    self._warned = True
+                    self._warn(
+                        "the run's curves and status could not be uploaded to the store; the run continues, and "
+                        f"they are sent when it answers ({str(error).removesuffix(ADVICE)})"
+                    )
+
+
+def send_rest(folder: Path, log: StorePath, attempt: str) -> None:
+    """Send the unsent TensorBoard events of a killed start from its folder on this machine. Its lines of metrics.jsonl
+    are sent by the next start (`add_unsent`).
+
+    Raises:
+        UserError: the store can't be used.
+    """
+    pieces: dict[str, list[int]] = {}
+    place = log / attempt
+    for piece in place.objects():
+        if named := _NUMBER.fullmatch(piece.key[len(place.key) + 1 :]):
+            pieces.setdefault(named[1], []).append(piece.size)
+    for path in sorted(folder.glob(_EVENTS)):
+        sizes = pieces.get(path.name, [])
+        data = path.read_bytes()[sum(sizes) :]
+        if end := _whole_events(data):
+            (place / f"{path.name}.{len(sizes):06d}").write(data[:end])
+
+
+def add_unsent(path: Path, before: list[Fields]) -> list[Fields]:
+    """Append to a metrics.jsonl, as it is in the store, the lines that an earlier start on this machine did not send
+    before it was killed: a run that resumes from this machine's scratch may resume after them.
+
+    Args:
+        before: lines of the earlier start.
+
+    Returns:
+        The lines that are in the store.
+    """
+    arrived = lines_of(path.read_bytes())[0] if path.exists() else []
+    last = arrived[-1]["step"] if arrived else 0
+    known = {(line["step"], "validation/loss" in line) for line in arrived}
+    unsent = [
+        line for line in before if line["step"] >= last and (line["step"], "validation/loss" in line) not in known
+    ]
+    if unsent:
+        publish_text(path, "".join(json.dumps(line) + "\n" for line in arrived + unsent), durable=False)
+    return arrived
+
+
+def _segments(place: StorePath) -> dict[str, dict[str, list[str]]]:
+    """Keys of all segments in order: by attempt, by file."""
+    keys: dict[str, dict[str, list[str]]] = {}
+    start = len((place / LOG).key) + 1
+    for segment in (place / LOG).objects():
+        attempt, _, rest = segment.key[start:].partition("/")
+        if named := _NUMBER.fullmatch(rest):
+            keys.setdefault(attempt, {}).setdefault(named[1], []).append(segment.key)
+    return {attempt: keys[attempt] for attempt in sorted(keys)}
+
+
+class LogReader:
+    """Files of a run, joined from their segments in the store; each segment is read once.
+
+    Args:
+        place: place of the run.
+        newest_pieces: how many of the newest segments of metrics.jsonl the first call reads; None: all.
+    """
+
+    def __init__(self, place: StorePath, newest_pieces: int | None = None) -> None:
+        self._place, self._newest = place, newest_pieces
+        self._first: str | None = None  # the oldest segment that is read
+        self._texts: dict[str, bytes] = {}
+        self._events: set[str] = set()  # keys of the event segments that are written already
+
+    def write(self, folder: Path, names: Iterable[str] = (METRICS, STATUS, TRACKING)) -> None:
+        """Write files into a folder of this machine; in metrics.jsonl the lines of later attempts replace those of the
+        same steps.
+
+        Raises:
+            UserError: the store can't be used.
+        """
+        attempts = _segments(self._place)
+        for name in names:
+            if name == METRICS:
+                self._write_metrics(attempts, folder)
+            else:
+                _fetch_newest(self._place, attempts, name, folder)
+
+    def write_events(self, folder: Path) -> None:
+        """Append the events since the last call to TensorBoard's event files in a folder. The files sort by attempt;
+        the first event of each tells TensorBoard which earlier events to drop.
+
+        Raises:
+            UserError: the store can't be used.
+            OSError: the folder can't be written.
+        """
+        for attempt, files in _segments(self._place).items():
+            for name, keys in files.items():
+                if not fnmatch(name, _EVENTS):
+                    continue
+                new = [key for key in keys if key not in self._events]
+                target = inside(folder, f"events.out.tfevents.{attempt}.{name.rpartition('tfevents.')[2]}")
+                with open(target, "ab" if new != keys else "wb") as file:
+                    with ThreadPoolExecutor(_READERS) as readers:
+                        for data in readers.map(lambda key: self._place.at(key).read_bytes(), new):
+                            file.write(data)
+                self._events.update(new)
+
+    def _write_metrics(self, attempts: dict[str, dict[str, list[str]]], folder: Path) -> None:
+        keys = [key for files in attempts.values() for key in files.get(METRICS, ())]
+        if self._first is None and keys:
+            self._first = keys[-min(self._newest or len(keys), len(keys))]
+        new = [key for key in keys if key >= (self._first or "") and key not in self._texts]
+        with ThreadPoolExecutor(_READERS) as readers:
+            self._texts |= zip(new, readers.map(lambda key: self._place.at(key).read_bytes(), new), strict=True)
+        lines: list[Fields] = []
+        for files in attempts.values():
+            if START in files:
+                lines = kept_lines(lines, *_read_start(self._place.at(files[START][-1])))
+            lines += lines_of(b"".join(self._texts.get(key, b"") for key in files.get(METRICS, ())))[0]
+        if lines:
+            publish_text(folder / METRICS, "".join(json.dumps(line) + "\n" for line in lines), durable=False)
+
+
+def _read_start(path: StorePath) -> tuple[int, int]:
+    """The step that an attempt resumes from, and that of the last evaluation before it."""
+    data = path.read_bytes()
+    try:
+        start = load_json(data)
+        return int(start["step"]), int(start["evaluated_step"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: found no step from which the run went on ({type(error).__name__}), expected the one that `cloze "
+            "pretrain` wrote; restore it, or remove it to see the curves of all attempts"
+        ) from error
+
+
+def fetch_heartbeats(place: StorePath, folder: Path) -> None:
+    """Write the newest heartbeats of the newest attempt as files.
+
+    Raises:
+        UserError: the store can't be used.
+    """
+    for files in list(_segments(place).values())[-1:]:
+        for name in files:
+            if name.startswith(f"{HEARTBEATS}/"):
+                _fetch_newest(place, {"": files}, name, folder)
+
+
+def _fetch_newest(place: StorePath, attempts: dict[str, dict[str, list[str]]], name: str, folder: Path) -> None:
+    for files in reversed(attempts.values()):
+        for key in reversed(files.get(name, ())):
+            try:
+                data = place.at(key).read_bytes()
+            except FileNotFoundError:  # deleted since it was listed, as there is a newer one
+                continue
+            path = inside(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            return

@@ -1,0 +1,87 @@
+"""Exports of models that transformers lacks: the code beside the weights, with which transformers loads them.
+
+It is the model floor itself, which imports torch alone: each file as `cloze_NAME.py`, whose imports name its
+neighbours, and two files that give it the inputs and outputs of transformers (`remote_code/`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import cloze.model
+from cloze.model.config_files import OWN_MODEL_TYPE
+from cloze.model.huggingface import load_note, load_pretrained
+from cloze.model.tasks import saved_class
+from cloze.version import __version__
+
+_TEMPLATES = Path(__file__).parent / "remote_code"
+_FLOOR = Path(cloze.model.__file__).parent
+_PARTS = (
+    *sorted(f"families/{path.stem}" for path in _FLOOR.glob("families/*.py")),
+    "attention",
+    "bert",
+    "branching",
+    "config",
+    "config_files",
+    "copies",
+    "dropout",
+    "embeddings",
+    "encoder",
+    "files",
+    "flash",
+    "heads",
+    "huggingface",
+    "initialization",
+    "inputs",
+    "relative",
+    "rounding",
+    "sentences",
+    "tasks",
+)  # of model/
+# Our class -> the ending of those of transformers that its folders load as, beside AutoModel.
+_HEADS = {
+    "BertForPreTraining": "ForMaskedLM",
+    "BertForMaskedLM": "ForMaskedLM",
+    "BertForNextSentencePrediction": "ForNextSentencePrediction",
+    "BertForSequenceClassification": "ForSequenceClassification",
+    "BertForTokenClassification": "ForTokenClassification",
+    "BertForMultipleChoice": "ForMultipleChoice",
+    "BertForQuestionAnswering": "ForQuestionAnswering",
+}
+
+
+def write_remote_code(folder: Path) -> None:
+    """Add the code with which transformers loads it to a model folder in our own format; other folders need none."""
+    if load_note(folder, "model_type") != OWN_MODEL_TYPE:
+        return
+    for name in _PARTS:
+        text = (_FLOOR / f"{name}.py").read_text(encoding="utf-8")
+        text = re.sub(
+            r"^from cloze\.model\.([\w.]+) import",
+            lambda match: f"from .{_beside(match[1])} import",
+            text,
+            flags=re.MULTILINE,
+        )
+        _write(folder / f"{_beside(name)}.py", text, f"model/{name}.py")
+    for path in sorted(_TEMPLATES.glob("*.in")):
+        _write(folder / path.stem, path.read_text(encoding="utf-8"), f"launch/tools/remote_code/{path.name}")
+    path = folder / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    _, weights = load_pretrained(folder)
+    values["cloze_pooler"] = any(name.startswith("bert.pooler.") for name in weights)
+    endings = ["", *filter(None, [_HEADS.get(saved_class(folder).__name__)])]
+    values["auto_map"] = {"AutoConfig": "configuration_cloze.ClozeConfig"} | {
+        f"AutoModel{ending}": f"modeling_cloze.Cloze{ending or 'Model'}" for ending in endings
+    }
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _beside(name: str) -> str:
+    """Name of a module of model/ among an export's files, which are in one folder."""
+    return "cloze_" + name.replace("/", "_").replace(".", "_").removesuffix("___init__")
+
+
+def _write(path: Path, text: str, source: str) -> None:
+    path.write_text(f"# Of Cloze {__version__}, {source}; Apache License 2.0.\n{text}", encoding="utf-8")

@@ -1,0 +1,58 @@
+"""Temporary folders for uploads and downloads; removed with the process, also after a kill."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+import time
+from functools import cache
+from pathlib import Path
+
+_PREFIX = "cloze-scratch-"
+_LOCK = "lock"
+_NEW_SECONDS = 60  # seconds; a newer folder may not have its lock yet
+_alone = threading.Lock()
+
+
+def temporary_folder() -> Path:
+    """A new empty folder in the system's temporary folder (TMPDIR)."""
+    with _alone:
+        return Path(tempfile.mkdtemp(dir=_own().name))
+
+
+@cache
+def _own() -> tempfile.TemporaryDirectory[str]:
+    """This process's folder, removed at its end; folders of killed processes are removed first."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        _remove_abandoned(folder)
+    folder_of_process = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+    _locked(Path(folder_of_process.name))  # never closed, so that the lock is held until the process ends
+    return folder_of_process
+
+
+def _locked(folder: Path) -> int | None:
+    """A descriptor that holds the lock of a folder; None if another process holds it or the folder can't be opened."""
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:  # another user's folder, or just removed
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove another process's folder if that process has ended."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return
+    if status.st_uid != os.getuid() or status.st_mtime > time.time() - _NEW_SECONDS:
+        return
+    if (descriptor := _locked(folder)) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)

@@ -1,0 +1,59 @@
+"""What a checkpoint says of itself, and what is not believed."""
+
+import json
+
+import pytest
+
+from cloze.launch.checkpoint import CHECKSUMS
+from cloze.pipeline.storage import sha256_of
+from tests.launch.checkpoint.small_checkpoints import manager, publish
+
+
+def _swap(path):
+    (path / "rank-00000.pt").rename(path / "aside")
+    (path / "rank-00001.pt").rename(path / "rank-00000.pt")
+    (path / "aside").rename(path / "rank-00001.pt")
+    _vouch(path, "rank-00000.pt", "rank-00001.pt", "state.json")
+
+
+def _vouch(path, *names: str) -> None:
+    (path / CHECKSUMS).write_text(
+        json.dumps({name: ((path / name).stat().st_size, sha256_of(path / name)) for name in names})
+    )
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (_swap, "state.json was written with other files than checksums.json lists"),
+        (lambda path: _vouch(path, "state.json"), "state.json was written with other files"),
+        (lambda path: (path / CHECKSUMS).write_text("[1, 2]"), "checksums.json does not list state.json"),
+        (lambda path: (path / CHECKSUMS).write_text("{}"), "checksums.json does not list state.json"),
+        (lambda path: (path / CHECKSUMS).write_text("7"), "missing or damaged (TypeError)"),
+        (lambda path: (path / CHECKSUMS).write_text('["state.json"]'), "missing or damaged (AttributeError)"),
+        (lambda path: path.rename(path.with_name("step-00000009")), "state.json is that of step 2"),
+    ],
+)
+def test_checksums_written_anew_do_not_make_a_checkpoint_good(tmp_path, harm, reason):
+    warnings = []
+    publish(manager(tmp_path, warnings), 1, b"first", b"other")
+    publish(manager(tmp_path, warnings), 2, b"first", b"other")
+    harm(tmp_path / "step-00000002")
+    assert manager(tmp_path, warnings).latest() == 1
+    (warning,) = warnings
+    assert reason in warning
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("metrics_lines", "many"), ("tokens", None), ("world_size", True), ("best_value", [1]), ("shaping", 3)]
+    + [("samples_consumed", 10**30), ("tokens", -1), ("seconds", float("nan")), ("world_size", 0), ("zero_stage", 7)],
+)
+def test_a_state_of_another_kind_is_damage(tmp_path, name, value):
+    """Its hashes agree: a resume would compute with it."""
+    warnings = []
+    publish(manager(tmp_path, warnings), 1, b"first")
+    publish(manager(tmp_path, warnings), 2, b"first", facts={name: value})
+    assert manager(tmp_path, warnings).latest() == 1
+    (warning,) = warnings
+    assert f"damaged (state.json: {name} is '{value}')" in warning

@@ -1,0 +1,40 @@
+"""Steps, epochs and rates of fine-tuning, as its configuration resolves them."""
+
+import pytest
+
+from cloze.launch.finetune.tasks import find_task
+from cloze.model.config import BertConfig
+from cloze.model.flops import encoder_weights
+from cloze.pipeline.errors import UserError
+from tests.launch.finetune.running import config_of
+
+
+def test_steps_of_warmup_are_compared_with_the_steps_that_epochs_make():
+    config = config_of("--schedule.warmup_steps", "2000").for_task(find_task("sst2"), 512)
+    assert config.for_units(32_000).train.max_steps == 3000
+    with pytest.raises(UserError, match="schedule.warmup_steps: found 2000, expected at most train.max_steps = 300"):
+        config.for_units(3200)
+
+
+def test_evaluations_by_steps_beside_epochs_are_refused():
+    field, epochs = "evaluation.every_steps", "evaluate_every_epochs"
+    with pytest.raises(UserError, match=f"{field}: found 77 beside {epochs} = .*; add --{epochs} null"):
+        config_of(f"--{field}", "77").for_task(find_task("sst2"), 512)
+    config_of(f"--{field}", "77", f"--{epochs}", "null").for_task(find_task("sst2"), 512)
+
+
+@pytest.mark.parametrize("steps", [77, 1000])
+def test_steps_that_are_given_win_over_epochs(steps):
+    assert config_of("--train.max_steps", str(steps)).for_units(32_000).train.max_steps == steps
+    with pytest.raises(UserError, match="epochs: found null without train.max_steps"):
+        config_of("--epochs", "null")
+
+
+@pytest.mark.parametrize(
+    ("shape", "rate"),
+    [("tiny", 3e-4), ("mini", 3e-4), ("small", 3e-4), ("medium", 1e-4), ("base", 3e-5), ("large", 3e-5)],
+)
+def test_the_rate_goes_by_the_size_of_the_model(shape, rate):
+    size = encoder_weights(BertConfig.preset(shape))
+    assert config_of().for_size(size).train.learning_rate == rate
+    assert config_of("--train.learning_rate", "2e-5").for_size(size).train.learning_rate == 2e-5

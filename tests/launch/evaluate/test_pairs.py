@@ -1,0 +1,55 @@
+"""`cloze evaluate --suite blimp`: minimal pairs, against a plain loop."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cloze.launch.cli import main
+from cloze.launch.evaluate.pairs import Pair, accuracies
+from tests.launch.evaluate.plain_scores import BAD, GOOD, TERMS, plain_score, write_pairs
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp32"])
+def test_pairs_are_decided_as_by_a_plain_loop(model, tmp_path, capsys, precision):
+    data, found = write_pairs(tmp_path / "pairs"), tmp_path / "new" / "found.json"
+    assert (
+        main(
+            [
+                "evaluate",
+                str(model),
+                "--suite",
+                "blimp",
+                "--data",
+                str(data),
+                "--json",
+                str(found),
+                "--precision",
+                precision,
+                "--picture",
+                str(tmp_path / "found.svg"),
+            ]
+        )
+        == 0
+    )
+    score = plain_score(model)
+    right = {
+        uid: [score(good) > score(bad) for good, bad in zip(GOOD[number:], BAD[number:], strict=True)]
+        for number, uid in enumerate(TERMS)
+    }
+    assert not right["first"][4], "a tie is wrong"
+    expected = {uid: 100 * sum(values) / len(values) for uid, values in right.items()}
+    phenomena = {"argument_structure": (expected["first"] + expected["second"]) / 2, "binding": expected["third"]}
+    result = json.loads(found.read_text())
+    assert result.keys() == {"paradigms", "phenomena", "mean_of_paradigms", "mean_of_phenomena"}
+    assert result["paradigms"] == pytest.approx(expected) and result["phenomena"] == pytest.approx(phenomena)
+    assert result["mean_of_paradigms"] == pytest.approx(sum(expected.values()) / 3)
+    assert result["mean_of_phenomena"] == pytest.approx(sum(phenomena.values()) / 2)
+    assert f"{result['mean_of_phenomena']:.2f}" in capsys.readouterr().out
+    assert "binding" in (tmp_path / "found.svg").read_text()
+
+
+def test_only_a_more_probable_good_sentence_is_right():
+    pairs = [Pair("a", "b", "p", "q", "here")] * 4
+    assert accuracies(pairs, [1e-9, 0.0, -1e-9, float("nan")])["paradigms"] == {"p": 25.0}

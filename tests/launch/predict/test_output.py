@@ -1,0 +1,61 @@
+"""Results as JSON and as tables."""
+
+import numpy as np
+import pytest
+
+from cloze.launch.cli import main
+from cloze.launch.predict.predictor import Predictor
+from tests.launch.predict.asking import lines
+
+
+def test_each_operation_as_json_equals_python(folders, capsys, tmp_path):
+    model = Predictor.from_folder(folders / "pretrained")
+    (line,) = lines(capsys, "predict", "fill-mask", folders / "pretrained", "--top_k", 2, "the [MASK] sat on [MASK]")
+    expected = model.fill_mask("the [MASK] sat on [MASK]", top_k=2)
+    assert [[guess["token"] for guess in blank] for blank in line["blanks"]] == [
+        [guess.token for guess in blank] for blank in expected
+    ]
+    assert line["blanks"][1][0]["probability"] == pytest.approx(expected[1][0].probability, abs=1e-6)
+    found = lines(capsys, "predict", "classify", folders / "classifier", "good film", "bad film", "--pair", "a film")
+    assert [line["text"] for line in found] == ["good film", "bad film"] and found[0]["pair"] == "a film"
+    assert {label["label"] for label in found[0]["labels"]} == {"bad", "good"} and found[0]["cut_tokens"] == 0
+    (line,) = lines(capsys, "predict", "tag", folders / "tagger", "the man went to newyork", "--aggregation", "none")
+    assert all(line["text"][tag["start"] : tag["end"]] == tag["text"] for tag in line["tags"]) and line["tags"]
+    (line,) = lines(
+        capsys, "predict", "answer", folders / "answerer", "who sat", "--top_k", 2, "--context", "the cat sat"
+    )
+    assert line["question"] == "who sat" and len(line["answers"]) == 2
+    found = lines(capsys, "predict", "similarity", folders / "pretrained", "cat", "the cat", "sky", "--pooling", "max")
+    expected = [model.similarity("cat", other, "max") for other in ("the cat", "sky")]
+    assert [line["cosine"] for line in found] == pytest.approx(expected, abs=1e-5)
+    (line,) = lines(capsys, "predict", "features", folders / "pretrained", "the cat", "--layer", 1)
+    assert line["tokens"] == ["[CLS]", "the", "cat", "[SEP]"] and line["offsets"][2] == [4, 7]
+    assert np.shape(line["vectors"]) == (4, 32)
+    found = lines(capsys, "predict", "features", folders / "pretrained", "apple phone", "an apple", "--word", "apple")
+    assert [(line["start"], line["end"]) for line in found] == [(0, 5), (3, 8)] and len(found[0]["cosines"]) == 2
+    (line,) = lines(capsys, "predict", "score", folders / "pretrained", "name into form")
+    assert line["log_probability"] == pytest.approx(sum(each["log_probability"] for each in line["tokens"]))
+
+
+def test_a_table_where_a_person_reads(folders, capsys):
+    arguments = ("predict", "fill-mask", str(folders / "pretrained"), "the [MASK] sat [MASK]", "--format", "table")
+    assert main(list(arguments)) == 0
+    printed = capsys.readouterr().out
+    assert "guesses" in printed and printed.count("the [MASK] sat [MASK]") == 1 and "│ 2 " in printed
+    sentences = ["name into form", "name into from", "the sky is blue"]
+    assert main(["predict", "score", str(folders / "pretrained"), *sentences, "--format", "table"]) == 0
+    printed = capsys.readouterr().out
+    model = Predictor.from_folder(folders / "pretrained")
+    ranked = sorted(sentences, key=lambda text: -model.score(text).log_probability)
+    assert sorted(sentences, key=printed.index) == ranked, "the likeliest first"
+    for kind, folder, rest in (
+        ("tag", "tagger", ["a"]),
+        ("classify", "classifier", ["a [b]"]),
+        ("embed", "pretrained", ["a"]),
+        ("features", "pretrained", ["a"]),
+        ("similarity", "pretrained", ["a", "i"]),
+        ("features", "pretrained", ["apple", "--word", "apple"]),
+        ("answer", "answerer", ["who", "--context", "a man"]),
+    ):
+        assert main(["predict", kind, str(folders / folder), *rest, "--format", "table"]) == 0
+        assert "━" in capsys.readouterr().out

@@ -1,0 +1,297 @@
+"""A run that starts from another: other length, other rate, weights with or without moments; in real processes."""
+
+import contextlib
+import json
+import os
+import shutil
+
+import pytest
+import torch
+import transformers
+
+from cloze.launch.checkpoint import CheckpointManager
+from cloze.launch.cli import main
+from cloze.launch.config import PretrainConfig
+from cloze.launch.pretrain.init_from import Source, for_student, take_weights
+from cloze.launch.pretrain.shapes import check_shape
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
+from cloze.model.config_files import config_from_huggingface
+from cloze.pipeline.errors import UserError
+from tests.forked import ForkedRun
+from tests.launching import (
+    assert_same_weights,
+    curve,
+    finish,
+    kill_when,
+    pretrain_arguments,
+    saved,
+    step_of,
+    train,
+    weights,
+)
+from tests.model.model_batches import add_strange_fields, scramble
+from tests.model.tiny_families import tiny
+from tests.slowed import slow_from
+from tests.synthetic import make_shards
+
+NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
+# One step whose rate is 0: the weights after it are those before it.
+STILL = ("--train.max_steps", "1", "--schedule.warmup_steps", "1")
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("short"), max_length=16)
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("long"), max_length=32)
+
+
+@pytest.fixture(scope="module")
+def first(short, tmp_path_factory):
+    """Phase 1: 12 steps at length 16, two processes, ZeRO 2."""
+    run = tmp_path_factory.mktemp("phases") / "first"
+    train(short, run, "--train.max_steps", "12", "--zero.stage", "2", processes=2)
+    return run
+
+
+def table(output: str) -> dict[str, str]:
+    """The table of what was taken: its rows by their name."""
+    lines = output.split("init_from: initial state of this run")[1].splitlines()[1:]
+    rows, name = {}, ""
+    for line in lines:
+        cells = [cell.strip() for cell in line.split("│")[1:-1]]
+        if line.startswith("└"):
+            break
+        if len(cells) == 2:
+            name = cells[0] or name
+            rows[name] = f"{rows.get(name, '')} {cells[1]}".strip()
+    return rows
+
+
+def test_weights_are_taken_and_everything_else_begins_at_0(long, first, tmp_path):
+    run = tmp_path / "second"
+    output = train(long, run, *STILL, "--init_from", str(first), "--train.learning_rate", "0.5", processes=2)
+    rows = table(output)
+    assert "step 12 of" in rows["weights"] and rows["initialized"] == "nothing"
+    assert rows["moments"] == "none: they start at 0"
+    assert_same_weights(weights(first), weights(run))
+    assert [line["data/samples"] for line in curve(run) if "data/samples" in line] == [16]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["2", "0"])
+def test_a_killed_second_phase_resumes_and_does_not_look_back(short, long, first, tmp_path, stage):
+    """With the moments; the first phase is gone when the second resumes, and its end is that of an undisturbed one."""
+    source = tmp_path / "first"
+    if stage == "2":
+        shutil.copytree(first, source)
+    else:
+        train(short, source, "--train.max_steps", "12", "--zero.stage", stage, processes=2)
+    arguments = (
+        "--train.max_steps",
+        "24",
+        "--checkpoint.every_steps",
+        "8",
+        "--zero.stage",
+        stage,
+        "--init_from",
+        str(source),
+        "--init_optimizer",
+        "true",
+        "--train.learning_rate",
+        "1e-3",
+    )
+    whole, cut = (pretrain_arguments(long, tmp_path / name, *arguments) for name in ("whole", "cut"))
+    assert table(finish(ForkedRun(whole, 2)))["moments"] == "taken, of 12 steps"
+    kill_when(ForkedRun(cut, 2, slow_from(12)), lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
+    shutil.rmtree(source)
+    output = finish(ForkedRun(cut, 2))
+    assert "resumed from step" in output and "init_from:" not in output
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+    assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
+def rank_0_looks_earlier(command: list[str]) -> int:
+    steps = CheckpointManager.steps
+    if os.environ["RANK"] == "0":
+        CheckpointManager.steps = lambda self: [n for n in steps(self) if n < 4 or "source" not in str(self.folder)]
+    return main(command)
+
+
+def test_all_ranks_take_the_same_step_of_a_source_that_is_still_training(short, long, tmp_path):
+    """Its checkpoint of step 4 appears after rank 0 has looked and before rank 1 does."""
+    source, run = tmp_path / "source", tmp_path / "run"
+    fixed = ("--zero.stage", "2")
+    train(short, source, *fixed, "--train.max_steps", "4", "--checkpoint.every_steps", "2", processes=2)
+    command = pretrain_arguments(long, run, *STILL, *fixed, "--init_from", str(source), "--init_optimizer", "true")
+    output = finish(ForkedRun(command, 2, rank_0_looks_earlier))
+    assert "step 2 of" in table(output)["weights"] and table(output)["moments"] == "taken, of 2 steps"
+    assert_same_weights(weights(source, 2), weights(run))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["0", "3"])
+def test_moments_go_on_as_if_there_were_one_run(tmp_path, stage):
+    """One batch is all the data, so that two runs of 4 steps see what one of 8 sees; the second has another size."""
+    data = make_shards(tmp_path / "data", train=16, validation=4, mask_sets=1)
+    fixed = (*NO_DROPOUT, "--schedule.name", "constant", "--schedule.warmup_steps", "0", "--zero.stage", stage)
+    train(data, tmp_path / "one", *fixed, "--train.max_steps", "8")
+    train(data, tmp_path / "first", *fixed, "--train.max_steps", "4", processes=2)
+    apart = []
+    for moments in ("true", "false"):
+        run = tmp_path / moments
+        train(
+            data,
+            run,
+            *fixed,
+            "--train.max_steps",
+            "4",
+            "--init_from",
+            str(tmp_path / "first"),
+            "--init_optimizer",
+            moments,
+        )
+        left, right = weights(tmp_path / "one"), weights(run)
+        apart.append(max((left[name] - right[name]).abs().max().item() for name in left))
+    assert apart[0] <= 2e-5 and apart[1] > 1e-3
+
+
+@pytest.mark.slow
+def test_longer_positions_are_refused_or_extended_by_name(short, long, tmp_path):
+    train(short, tmp_path / "first", *STILL, "--model.max_position_embeddings", "16")
+    arguments = (*STILL, "--init_from", str(tmp_path / "first"), "--model.max_position_embeddings", "32")
+    output = train(long, tmp_path / "second", *arguments, status=2)
+    assert "found 32, expected 16: that of init_from" in output.splitlines()[-1]
+    assert table(train(long, tmp_path / "second", *arguments, "--init_positions", "extend"))["positions"] == (
+        "0 to 15 taken, 16 to 31 drawn"
+    )
+    before, after = (weights(tmp_path / name)["bert.embeddings.position.weight"] for name in ("first", "second"))
+    assert torch.equal(before, after[:16]) and after[16:].std() == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_hugging_face_bert_is_trained_on(long, tmp_path):
+    """Written by transformers, with a masked-LM head and no other; its evaluation is that of transformers."""
+    config = transformers.BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+    )
+    torch.manual_seed(1)
+    theirs = transformers.BertForMaskedLM(config)
+    folder = tmp_path / "bert"
+    theirs.save_pretrained(folder)
+    for path in (long / "tokenizer").iterdir():
+        shutil.copy(path, folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "of_another_tool": 1}')
+    described = add_strange_fields(folder)
+    output = train(long, tmp_path / "run", *STILL, "--init_from", str(folder))
+    rows = table(output)
+    assert set(rows["initialized"].split(", ")) == {
+        "bert.pooler.dense.weight",
+        "bert.pooler.dense.bias",
+        "next_sentence.classifier.weight",
+        "next_sentence.classifier.bias",
+    }
+    assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "back")]) == 0
+    back = transformers.BertForMaskedLM.from_pretrained(tmp_path / "back").state_dict()
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(back[name], value), name
+    values = json.loads((tmp_path / "back/config.json").read_text())
+    assert values.pop("cloze_truncation") and values.pop("architectures") == ["BertForPreTraining"]
+    assert values | {"architectures": ["BertForMaskedLM"]} == described
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes(), name
+
+    # And what does not fit says so, in one line.
+    for overrides, expected in (
+        (("--init_optimizer", "true"), "a Hugging Face folder without optimizer states"),
+        (("--model.hidden_act", "relu"), "model.hidden_act: found 'relu', expected 'gelu': that of init_from"),
+    ):
+        output = train(long, tmp_path / "other", *STILL, "--init_from", str(folder), *overrides, status=2)
+        line = output.splitlines()[-1]
+        assert line.startswith("error: ") and expected in line and "building" not in output
+
+
+def test_what_does_not_fit_the_first_phase_is_refused(long, first, tmp_path):
+    foreign = make_shards(tmp_path / "foreign", vocab_size=48)  # more tokens would extend the source's
+    for data, source, overrides, expected in (
+        (foreign, first, (), "prepare them with --tokenizer"),
+        (long, tmp_path, (), "found neither config.yaml nor config.json"),
+        (long, first, ("--init_optimizer", "true"), "zero.stage: found 0, expected 2, that of init_from"),
+        (
+            long,
+            first,
+            (
+                "--init_optimizer",
+                "true",
+                "--zero.stage",
+                "2",
+                "--optimizer.bias_correction",
+                "false",
+                "--optimizer.layer_decay",
+                "0.5",
+            ),
+            "optimizer.layer_decay: found 0.5, expected 1.0",
+        ),
+    ):
+        output = train(data, tmp_path / "run", *STILL, "--init_from", str(source), *overrides, status=2)
+        assert output.splitlines()[-1].startswith("error: ") and expected in output.splitlines()[-1]
+        assert "building" not in output, "the source is compared before anything is built"
+
+
+def test_word_embeddings_start_from_a_file_of_vectors(short, tmp_path):
+    vectors = tmp_path / "vectors.txt"
+    rows = {"w0": torch.full((32,), 0.5), "w7": torch.arange(32.0), "unknown": torch.ones(32), "[PAD]": torch.ones(32)}
+    vectors.write_text("4 32\n" + "".join(f"{word} {' '.join(map(str, row.tolist()))}\n" for word, row in rows.items()))
+    for name, options in (("drawn", ()), ("given", ("--init_word_vectors", str(vectors)))):
+        output = train(short, tmp_path / name, *STILL, *options, processes=2)
+    assert "2 of 63 tokens start from" in output
+    drawn, given = weights(tmp_path / "drawn"), weights(tmp_path / "given")
+    expected = drawn["bert.embeddings.word.weight"].clone()
+    expected[5], expected[12] = rows["w0"], rows["w7"]
+    for name in ("bert.embeddings.word.weight", "masked_lm.decoder.weight"):  # tied
+        assert torch.equal(given.pop(name), expected) and drawn.pop(name) is not None
+    assert_same_weights(drawn, given)
+
+
+def test_vectors_that_cannot_be_taken_are_refused_in_one_line(short, first, tmp_path, capsys):
+    vectors, run = tmp_path / "vectors.txt", tmp_path / "run"
+    vectors.write_text("w0 1 2 3\n")
+    output = train(short, run, *STILL, "--init_word_vectors", str(vectors), status=2)
+    assert "vectors.txt:1: found 3 numbers, expected 32, the width of the embeddings" in output
+    assert "Traceback" not in output and "building" not in output
+    output = train(short, run, *STILL, "--init_word_vectors", str(tmp_path / "none"), status=2)
+    assert f"init_word_vectors: found no file {tmp_path / 'none'}" in output and "Traceback" not in output
+    assert main(pretrain_arguments(short, run, "--init_word_vectors", str(vectors), "--init_from", str(first))) == 2
+    assert "expected one of the two" in capsys.readouterr().err
+
+
+def test_a_distilbert_takes_the_layers_of_a_bert(tmp_path):
+    """All of them, so that both compute the same for a text, of which each token is in the first segment."""
+    teacher, student = (scramble(BertForPreTraining(tiny(kind))).eval() for kind in ("bert", "distilbert"))
+    source = for_student(Source(tmp_path, teacher.config, teacher.state_dict(), None, "teacher"), student.config)
+    rows = dict(take_weights(student, source))
+    assert rows["initialized"] == "bert.pooler.dense.weight, bert.pooler.dense.bias" and "left out" not in rows
+    ids = torch.randint(5, 64, (3, 20))
+    found, expected = (model.bert(ids).last_hidden_state for model in (student, teacher))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    for model, init_layers, fits in ((student, [0, 1], True), (student, None, False)):
+        config = PretrainConfig("data", "run", model=model.config, init_from="teacher", init_layers=init_layers)
+        with (
+            contextlib.nullcontext()
+            if fits
+            else pytest.raises(UserError, match="model.family: found 'distilbert', exp")
+        ):
+            check_shape(config, teacher.config)
+
+
+def test_the_preset_of_a_student_is_distilberts_own_shape():
+    theirs = json.loads(transformers.DistilBertConfig().to_json_string())
+    assert config_from_huggingface(theirs) == BertConfig.preset("distil-base", vocab_size=30522)

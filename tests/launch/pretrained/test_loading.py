@@ -1,0 +1,46 @@
+"""Models that give no numbers are refused wherever they are loaded."""
+
+import dataclasses
+
+import pytest
+import yaml
+from safetensors.torch import load_file, save_file
+
+from cloze.launch.cli import main
+from cloze.model.bert import BertForPreTraining
+from cloze.model.config import BertConfig
+from tests.launch.tiny_models import save_model, tokenizer
+
+
+@pytest.mark.parametrize("number", [float("nan"), 1e30])
+def test_a_model_that_gives_no_numbers_is_neither_served_nor_asked_nor_exported(tmp_path, capsys, number):
+    """One weight is not finite; or all are, and what is computed of them is not."""
+    folder = save_model(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["bert.encoder.layer.0.attention.self.query.weight"][:] = number
+    weights["bert.encoder.layer.0.attention.self.key.weight"][:] = number
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    capsys.readouterr()
+    for command in (["serve", str(folder), "--port", "0"], ["predict", "embed", str(folder), "a man"]):
+        assert main(command) == 2
+        line = capsys.readouterr().err
+        assert "not finite" in line and len(line.splitlines()) == 1, line
+    assert main(["export", str(folder)]) == (2 if number != number else 0)
+
+
+def test_a_checkpoint_with_a_nan_is_neither_asked_nor_exported(tmp_path, capsys, monkeypatch):
+    ours = tokenizer()
+    config = BertConfig(
+        vocab_size=ours.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
+    )
+    weights = BertForPreTraining(config).state_dict()
+    weights["masked_lm.dense.bias"][0] = float("nan")
+    run = tmp_path / "run"
+    ours.save(run / "tokenizer")
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": dataclasses.asdict(config)}))
+    monkeypatch.setattr("cloze.launch.tools.export.read_run_average", lambda *_, **__: ([7], weights))
+    monkeypatch.setattr("cloze.launch.pretrained.loading.read_run_weights", lambda *_: (7, weights))
+    for command in (["export", str(run)], ["predict", "fill-mask", str(run), "the [MASK]"]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert f"step 7 of {run}: found masked_lm.dense.bias with numbers that are not finite" in said

@@ -1,0 +1,30 @@
+"""Folders and files that can't be written, and locks that can't be taken."""
+
+import errno
+import os
+
+import pytest
+
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import prepare
+from tests.pipeline import corpus
+
+pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
+
+
+@pytest.mark.parametrize(("number", "message"), [(errno.EROFS, "read-only"), (errno.EACCES, "permission denied")])
+def test_a_folder_that_may_not_be_written(folder, tmp_path, monkeypatch, number, message):
+    """Simulated: the superuser, as whom tests may run, may write anywhere."""
+
+    def refuse(path, *_, **__):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    with pytest.raises(UserError, match=message):
+        prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path / "data")))
+
+
+def test_a_file_in_the_way_of_the_output(folder, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="file"):
+        prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path / "file" / "data")))

@@ -1,0 +1,122 @@
+"""The local cache of objects: its size, damage in it, processes that share it, disks that are full or without locks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.stores import shared
+from cloze.pipeline.stores.cache import PAGE, Cache
+from cloze.pipeline.stores.places import to_place
+from tests.stores.stored_shards import assert_same, stream
+
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
+
+def test_damage_in_the_cache_is_repaired(local, stored, tmp_path):
+    """Any byte of any copy, also of footers; and pages that a power failure took though they are marked."""
+    folder = tmp_path / "cache"
+    expected = stream(local, batches=24)
+    assert_same(stream(stored, Cache(folder, 1 << 30, "x"), batches=24), expected)
+    rng = np.random.default_rng(0)
+    for change in ("flip", "zero", "footer"):
+        for copy in folder.glob("?" * 40):
+            content = bytearray(copy.read_bytes())
+            size = len(content) * PAGE // (PAGE + 1)
+            if change == "flip":
+                for spot in rng.integers(0, size, 200):
+                    content[spot] ^= 1 << int(rng.integers(8))
+            else:
+                low = 0 if change == "zero" else size - 600
+                content[low:size] = bytes(size - low)
+            copy.write_bytes(content)
+        assert_same(stream(stored, Cache(folder, 1 << 30, "x"), batches=24), expected)
+
+
+def taken(folder: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in folder.glob("?" * 40))
+
+
+def test_the_cache_keeps_its_size(local, stored, tmp_path):
+    """Though several use it, and copies go that others have open."""
+    limit = 96 << 10
+    assert sum(path.stat().st_size for path in (local / "train").iterdir()) > limit
+    expected = stream(local)
+    failures = []
+
+    def read(rank: int) -> None:
+        try:
+            cache = Cache(tmp_path / "cache", limit, "x")
+            assert_same(
+                stream(stored, cache, rank=rank, world_size=2, batches=40),
+                stream(local, rank=rank, world_size=2, batches=40),
+            )
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert 0 < taken(tmp_path / "cache") <= limit
+    assert_same(stream(stored, Cache(tmp_path / "cache", limit, "x")), expected)
+
+
+_READ = """
+import sys
+from cloze.pipeline.shards import shards
+shards.BLOCK_TOKENS = 1 << 10
+from pathlib import Path
+from cloze.pipeline.stores.cache import Cache
+from tests.stores.test_reading import stream
+stream(sys.argv[1], Cache(Path(sys.argv[2]), 1 << 30, "x"))
+print("complete")
+"""
+
+
+def test_processes_share_a_cache_and_may_be_killed(local, stored, tmp_path):
+    """Two read the same at once, one of which is killed; a third finds what is whole."""
+    command = [sys.executable, "-c", _READ, stored, str(tmp_path / "cache")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    while not list((tmp_path / "cache").glob("?" * 40)) and both[0].poll() is None:
+        pass
+    both[0].kill()
+    assert both[1].communicate(timeout=120)[0] == "complete\n"
+    both[0].communicate()
+    assert_same(stream(stored, Cache(tmp_path / "cache", 1 << 30, "x")), stream(local))
+
+
+def test_a_full_disk_is_one_line(stored, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cache = Cache(tmp_path / "cache", 5 << 30, "data_cache.folder")
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(
+        UserError,
+        match=r"^data_cache.folder: no space is left in .*/cache; free some, give a smaller "
+        r"limit than 5.4 GB, or choose another folder$",
+    ):
+        stream(stored, cache)
+
+
+def test_a_cache_on_a_file_system_without_locks_is_one_line(bucket, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    (to_place(bucket) / "x").write(b"1")
+    cache = Cache(tmp_path / "cache", 1 << 30, "data_cache.folder")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UserError, match="data_cache.folder: .* can't be used \\(Operation not supported\\)"):
+        shared.ask(to_place(bucket) / "x", cache)
