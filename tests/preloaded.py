@@ -8,15 +8,13 @@ import pytest  # noqa: F401
 
 import tests.forked  # noqa: F401
 from cloze.launch.commands import build_parser
+from cloze.launch.engine.repairs import import_muon_without_compiler
 from cloze.launch.system.environment import fewer_imports
 
 LATER = (
-    "torch._dynamo",  # which torch's optimizers import at their first use
     "matplotlib.backends.backend_agg",  # which draws the confusions of a fine-tuning
     # What DeepSpeed imports when it makes an engine, TensorBoard's writer with a run's settings, and a console's table.
     "deepspeed.module_inject.auto_ep_layer",
-    "deepspeed.ops.op_builder.all_ops",
-    "deepspeed.runtime.zero.muon.muon_optimizer",
     "rich._emoji_codes",
     "tensorboard.plugins.hparams.plugin_data_pb2",
     "cloze.launch.pretrain.command",
@@ -27,5 +25,6 @@ LATER = (
 with fewer_imports():
     for module in LATER:
         importlib.import_module(module)
+    import_muon_without_compiler()
 for name in ("pretrain", "finetune", "serve"):
     build_parser(name)

@@ -23,6 +23,7 @@ from cloze.launch.engine.repairs import (
     grow_scale_after_step,
     import_muon_without_compiler,
     make_groups_with_timeout,
+    probe_no_operations,
 )
 from cloze.launch.engine.versions import check_deepspeed
 from cloze.pipeline.errors import UserError
@@ -45,8 +46,7 @@ def build_deepspeed(
     _check_fp16(settings, device)
     # Its warnings about its own internals are not the user's to fix; its errors raise.
     deepspeed_logger.setLevel(logging.ERROR)
-    # On CPU it would compile a C++ kernel at every start, which only its inference code uses.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    probe_no_operations()
     import_muon_without_compiler()
     model.to(device)
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)

@@ -34,6 +34,14 @@ def import_muon_without_compiler() -> None:
         torch.compile = compiles
 
 
+def probe_no_operations() -> None:
+    """Keep DeepSpeed from probing which of its C++ and CUDA operations could be built (ops/__init__.py,
+    __compatible_ops__): each process would call compilers at its start, for the one that communication on a CPU would
+    build (comm/torch.py), which only inference uses.
+    """
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
+
+
 def forget_left_world() -> None:
     """Remove the group of all ranks that DeepSpeed keeps (utils/groups.py, _WORLD_GROUP) if it is that of an earlier
     run in this process, so that DeepSpeed makes a new one."""

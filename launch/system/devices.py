@@ -308,10 +308,8 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-        platform.processor() or platform.machine(),
-    )
+    named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
+    return named or platform.processor() or platform.machine()  # the second starts a process
 
 
 def _file() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import subprocess
 from importlib import metadata
@@ -26,6 +27,7 @@ def _version(library: str) -> str | None:
         return None
 
 
+@functools.cache
 def _commit() -> str | None:
     root = PACKAGE.resolve().parent
     if not (root / ".git").exists():  # installed from a wheel: a repository around it is not Cloze's

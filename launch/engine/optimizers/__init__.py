@@ -10,6 +10,7 @@ from cloze.launch.engine.optimizers.adam_family import Lamb, StableAdamW, Uncorr
 from cloze.launch.engine.optimizers.deepspeed_adam import deepspeed_adam
 from cloze.launch.engine.optimizers.groups import Group, parameter_groups
 from cloze.launch.engine.optimizers.muon import MuonWithAdamW
+from cloze.launch.engine.optimizers.uncompiled import without_compiler
 
 __all__ = ["build_optimizer", "parameter_groups"]
 
@@ -34,6 +35,7 @@ def build_optimizer(
     Raises:
         UserError: DeepSpeed's kernel was chosen and cannot be built.
     """
+    without_compiler()
     groups = parameter_groups(model, config) if groups is None else groups
     common: Group = {"lr": learning_rate, "betas": tuple(config.betas), "eps": config.eps}
     if config.implementation == "deepspeed":
