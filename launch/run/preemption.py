@@ -154,11 +154,13 @@ class StopRequest:
         now = time.monotonic()
         if self._ignored_until is None:
             self._ignored_until = now + ONE_REQUEST_SECONDS
-            line = (
-                f"{_cause(number)}: stopping after this step, with a checkpoint; a second "
-                "signal ends the run at once, without"
-            )
             # In a thread: an output that nobody reads must not block the second signal.
-            threading.Thread(target=self._say, args=(line,), daemon=True).start()
+            threading.Thread(target=self._acknowledge, args=(number,), daemon=True).start()
         elif now > self._ignored_until:
             os._exit(128 + number)  # the shell's convention for death by signal
+
+    def _acknowledge(self, number: int) -> None:
+        self._say(
+            f"{_cause(number)}: stopping after this step, with a checkpoint; a second signal ends the run at once, "
+            "without"
+        )

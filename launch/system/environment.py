@@ -150,6 +150,9 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 # What becomes of this process's launcher: the process that watches over it, and whether that was left alone itself.
 _WATCHING: dict[str, int] = {}
 _LEFT_ALONE = threading.Event()
+# The threads of a killed launcher end one after another. At the end of the one that has started a rank the kernel sends
+# the signal, while another one is still the rank's parent.
+_DYING_SECONDS = 0.5
 _LOOK_SECONDS = 1.0  # between two looks at the `deepspeed` that has started the launcher
 
 
@@ -188,8 +191,15 @@ def _stop_when_orphaned(launcher: int, parent: int | None) -> None:
 
 
 def has_lost_launcher() -> bool:
-    """Whether what has started this process as a rank is gone, so that a SIGTERM is due to that."""
-    return _LEFT_ALONE.is_set() or os.getppid() != _WATCHING.get("parent", os.getppid())
+    """Whether what has started this process as a rank is gone, so that a SIGTERM is due to that; waits for the answer
+    where there is a launcher.
+    """
+    end = time.monotonic() + _DYING_SECONDS
+    while not _LEFT_ALONE.is_set() and os.getppid() == _WATCHING.get("parent"):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return _LEFT_ALONE.is_set() or "parent" in _WATCHING
 
 
 def _parent_of(process: int) -> int | None:

@@ -109,7 +109,8 @@ def test_ranks_whose_launcher_is_killed_save_and_leave_the_run(data, tmp_path, l
     wait_for(killed, lambda: status_of(run)["step"] >= 3)
     killed.kill()  # its ranks close what is read here when they end
     said, _ = killed.communicate(timeout=PATIENCE_SECONDS)
-    assert "SIGTERM: stopping after this step, with a checkpoint" in said and "Traceback" not in said
+    cause = "the launcher has ended (torchrun, deepspeed, or the `cloze` with --processes)"
+    assert f"{cause}: stopping after this step, with a checkpoint" in said and "Traceback" not in said, said
     assert status_of(run)["state"] == "requeue" and not in_use(run)
 
 
