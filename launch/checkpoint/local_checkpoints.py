@@ -1,6 +1,8 @@
 """Checkpoints of a run in a store that are still complete on its machines' local disks, and need no download.
 
-Each machine has the files of its own processes.
+Each machine has the files of its own processes. With `checkpoint.local` a job that starts again on the same machines
+(`slurm-multi-node-store.sbatch`, with scratch that outlasts the job) repeats few steps although uploads are rare. On
+several machines all must hold parts of one and the same checkpoint, which is compared here.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def _without_values(content: object) -> bytes:
 
 
 def _with_room(skeleton: Fields) -> Fields:
-    """Such a file's content with memory on the host for each tensor."""
+    """Allocate memory on the host for each tensor of a received content."""
     room = {id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in _tensors(skeleton)}
     return replace_tensors(skeleton, lambda tensor: room[id(tensor)])
 

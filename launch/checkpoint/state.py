@@ -28,7 +28,7 @@ class TrainState:
     tokens: int = 0
     """Real tokens trained on, over all ranks."""
     seconds: float = 0.0
-    """With a time budget, what was used of it before the last step, by rank 0's clock; 0 without."""
+    """Seconds of the time budget that were used before the last step, by rank 0's clock; 0 without a budget."""
     evaluated_step: int = -1
     """Step of the last evaluation; -1: none yet."""
     best_step: int = -1

@@ -49,7 +49,7 @@ class _Published:
 
     step: int
     files: Files
-    """Of all ranks."""
+    """The files of all ranks."""
     mine: Files
     state: Fields
 

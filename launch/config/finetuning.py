@@ -205,7 +205,7 @@ class FinetuneConfig(RunConfig, HubConfig):
     def for_task(
         self, task: Task, positions: int, pooling: Literal["pooler", "cls", "mean", "max"] = "pooler"
     ) -> FinetuneConfig:
-        """With the metric's name and, unless given, the maximum length and pooling by task and model.
+        """The configuration with the metric's name and, unless given, the maximum length and pooling by task and model.
 
         Args:
             positions: number of positions of the model.

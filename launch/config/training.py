@@ -177,7 +177,7 @@ class TrainConfig:
         }
 
     def on(self: Train, world_size: int) -> Train:
-        """With the micro-batch size at this world size; auto and null, which depend on the device, stay."""
+        """The section with the micro-batch size at this world size; auto and null, which depend on the device, stay."""
         if self.micro_batch_size in ("auto", None):
             return self
         return replace(self, micro_batch_size=BatchArithmetic.of(self, world_size).micro_batch_size)
@@ -268,7 +268,7 @@ class BatchArithmetic:
     """How a global batch divides: global = micro x accumulation x processes."""
 
     global_batch_size: int
-    """Samples of a step, of all processes."""
+    """Samples of all processes in a step."""
     micro_batch_size: int
     """Samples of a forward pass of one process."""
     gradient_accumulation_steps: int

@@ -81,7 +81,9 @@ def _check_read(settings: Settings, added: Settings) -> None:
 
 
 class NotingDict(dict[str, Any]):
-    """A nested dict that records which names are read: DeepSpeed ignores most names that it does not know."""
+    """A nested dict that records which names are read. DeepSpeed ignores most names that it does not know: without
+    this a misspelt setting of the section `deepspeed` would have no effect and no error.
+    """
 
     def __init__(self, values: Settings) -> None:
         super().__init__(

@@ -88,7 +88,7 @@ class Division:
 
     @classmethod
     def of(cls, model: nn.Module, config: RunConfig, device: torch.device) -> Division | None:
-        """That of a run between the processes that have met; None where DeepSpeed divides, or nothing is divided."""
+        """The division of a run among its processes; None where DeepSpeed divides, or nothing is divided."""
         if config.zero.stage == config.sharding_stage:
             return None
         groups, place = parameter_groups(model, config.optimizer), distributed.place()

@@ -214,8 +214,8 @@ class Engine:
 
     @torch.no_grad()
     def set_parameter(self, parameter: nn.Parameter, values: Tensor) -> None:
-        """Give a parameter values, all of them, flat, on every process; its master stays as it is. Collective at stage
-        3.
+        """Set a parameter on every process to `values`, all of them in a flat tensor; its fp32 master does not change.
+        Collective at stage 3.
         """
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self.sharding_stage == 3):
             parameter.copy_(values.view(parameter.shape))

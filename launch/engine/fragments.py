@@ -19,7 +19,7 @@ class Fragment:
     start: int
     """The first element of the flat parameter that is in it."""
     values: Tensor
-    """At stage 0 the parameter itself, above a flat part; at stage 3 the last part may end in padding."""
+    """The parameter itself at stage 0, a flat part of it above; at stage 3 the last part may end in padding."""
 
 
 def base_optimizer(engine: deepspeed.DeepSpeedEngine) -> torch.optim.Optimizer:

@@ -28,7 +28,7 @@ class Job:
     """The inputs of a fine-tuning run: its examples, its model, and the configuration completed from them."""
 
     config: FinetuneConfig
-    """With what files and model decide filled in."""
+    """The configuration, with the fields filled in that the files and the model decide."""
     task: Task
     kind: Kind
     source: Source
@@ -38,7 +38,7 @@ class Job:
     validation: Examples
     test: Sequence[Examples]
     rate: str
-    """Where its peak learning rate is from."""
+    """The origin of its peak learning rate."""
 
     @property
     def facts(self) -> dict[str, str]:

@@ -29,7 +29,7 @@ class Kind:
     """A kind of task: one instance for all runs."""
 
     fields: ClassVar[tuple[str, ...]] = ()
-    """Those of the fields in `reading.py`, which only some kinds read, that it reads."""
+    """The fields that it reads among those that only some kinds read (`reading.py`)."""
     question: ClassVar[str]
     """The command for a prediction of the run `{run}`, without `cloze`."""
 

@@ -46,7 +46,7 @@ _BASH = r"""_cloze() {
 @dataclass(frozen=True)
 class _Flag:
     name: str
-    """With its dashes; WORD for the word without a flag."""
+    """The flag with its dashes; WORD for the word without a flag."""
     values: list[str]
     takes_files: bool
     """Whether a file may be its value, too."""

@@ -67,7 +67,7 @@ def named_file(flag: str, kind: str, value: str) -> str:
 
 
 def _alike(value: str, known: Iterable[str]) -> list[str]:
-    """Names that have all of the value's parts (bert-base-phase1 those of bert-base), or of which it has all (base)."""
+    """Names that contain all parts of the value (bert-base-phase1 for bert-base), or only parts of it (base)."""
     parts = set(value.split("-"))
     return [name for name in known if parts <= set(name.split("-")) or parts >= set(name.split("-"))]
 

@@ -26,7 +26,7 @@ class Span:
     score: float
     """Sum of the start's and the end's logit."""
     probability: float
-    """Among the candidates, by softmax of their scores, as in the BERT release."""
+    """Probability among the candidates, by softmax of their scores, as in the BERT release."""
 
 
 @dataclass(frozen=True)

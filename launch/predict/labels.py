@@ -22,7 +22,7 @@ class Label:
     label: str
     score: float
     column: str | None = None
-    """Of several label columns, the one that the label is of."""
+    """The label column of the label, if the model has several."""
 
 
 @dataclass(frozen=True)

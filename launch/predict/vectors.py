@@ -293,7 +293,7 @@ class WordInContext(Occurrence):
     """An occurrence, with the cosines of its vector to those of other occurrences."""
 
     cosines: list[float]
-    """To every occurrence, in their order, itself included."""
+    """Cosines to every occurrence, in their order, itself included."""
 
 
 @dataclass(frozen=True)

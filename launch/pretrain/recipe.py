@@ -212,5 +212,5 @@ class Pretraining(Recipe):
 
 
 def _millions(count: float) -> str:
-    """In millions, with four digits at least."""
+    """A count in millions, with at least four digits."""
     return f"{count / 1e6:,.1f}" if count >= 1e9 else f"{count / 1e6:.4g}"

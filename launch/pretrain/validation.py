@@ -31,7 +31,7 @@ class HeldOut(NamedTuple):
     """Held-out samples that a run is evaluated on."""
 
     name: str | None
-    """Of the source in a mixture, or of the set in `evaluation.sets`; None: the run's only folder."""
+    """Name of the source in a mixture, or of the set in `evaluation.sets`; None: the run's only folder."""
     manifest: Manifest
     own: bool
     """Whether they belong to the data that the run trains on."""

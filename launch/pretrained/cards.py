@@ -26,7 +26,7 @@ class Example:
 
     text: str
     second: str | None = None
-    """The second text; choices stand one a line, of several sentences to compare with it is the first."""
+    """The second text; of choices one a line; of several sentences that are compared with the first text, the first."""
     title: str | None = None
 
 

@@ -29,11 +29,11 @@ class Commit:
     """The folder of a checkpoint in the store, and the hash of its index."""
 
     folder: str
-    """Below step-N/."""
+    """Path of the folder below step-N/."""
     digest: str
     """SHA-256 of its index."""
     num_bytes: int
-    """Of all its files."""
+    """Bytes of all its files."""
 
     @property
     def attempt(self) -> str:

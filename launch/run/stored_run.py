@@ -153,7 +153,7 @@ class StoredRun:
             )
 
     def _forget_another(self) -> None:
-        """At the first start of a run: remove what another run of this name has left to be sent from this machine."""
+        """At a run's first start: remove the unsent files that another run of this name has left on this machine."""
         refuse_checkpoints(self.scratch / runs.CHECKPOINTS, self.place)
         for name in (runs.METRICS, _ATTEMPT):
             (self.scratch / f"{self._own.name}.{name}").unlink(missing_ok=True)

@@ -38,7 +38,7 @@ class Results:
     metric: str
     """The curve by which runs are compared: validation/loss."""
     values: dict[str, float]
-    """By curve; what is not defined is left out."""
+    """Results by curve; undefined ones are left out."""
     majority: float | None = None
     """What a constant prediction reaches; a run that is no better has failed."""
 
@@ -53,7 +53,7 @@ class Run:
     """One setting with one seed."""
 
     name: str
-    """Of its folder, under that of all."""
+    """Name of its folder in the folder of the sweep."""
     folder: Path
     settings: dict[str, str] = field(default_factory=dict)
     """What differs from the other runs except for the seed, as written in the grid."""

@@ -52,7 +52,7 @@ class Tracker(Protocol):
         """
 
     def known(self) -> dict[str, int]:
-        """After `begin`: the last step of each curve that the server has, as far as it reports them."""
+        """The last step of each curve on the server, as far as it reports them; set by `begin`."""
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """Send finite values of a step; steps never decrease."""

@@ -57,7 +57,7 @@ def has_progress(scalars: Mapping[str, float | None]) -> bool:
 
 
 def figure(value: float) -> str:
-    """A result as it is shown, whatever it measures; files hold all digits."""
+    """Format a result for people; files hold all digits."""
     return f"{value:.4f}"
 
 

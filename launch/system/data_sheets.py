@@ -19,7 +19,7 @@ class DataSheet:
     """16-bit products with 32-bit sums, FLOP/s."""
     memory_bytes: float
     bandwidth: float
-    """Of the memory, bytes/s."""
+    """Bandwidth of the memory, bytes/s."""
     link: float
     """NVLink (or PCIe) to the other GPUs of a machine, bytes/s in one direction."""
     processors: int

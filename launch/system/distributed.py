@@ -165,7 +165,7 @@ def from_main(value: Number, device: torch.device) -> Number:
 
 
 def broadcast_from_main(values: torch.Tensor) -> None:
-    """Overwrite `values` by rank 0's, of the same shape on every rank."""
+    """Overwrite `values` with those of rank 0; they have the same shape on every rank. Collective."""
     dist.broadcast(values, src=0)
 
 

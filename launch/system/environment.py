@@ -47,7 +47,7 @@ class Environment:
     address: str = "127.0.0.1"
     """Host of rank 0."""
     port: str = "0"
-    """Where rank 0 listens for the others."""
+    """Port on which rank 0 listens for the others."""
 
     @property
     def is_main(self) -> bool:

@@ -39,7 +39,7 @@ class Encoding:
     blanks: tuple[int, ...] = ()
     """Positions at which a token is to be guessed: a model sees [MASK] there, whatever the id is."""
     first_token: int = 0
-    """Of a window: the tokens of the text before it."""
+    """Number of tokens of the text before the window."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -36,9 +36,9 @@ class Columns:
     """The columns that contain a model's texts."""
 
     texts: tuple[str, ...]
-    """Of the text, or of the pair of texts; of the texts that all choices share."""
+    """Columns of the text or of the pair of texts; with choices, of the texts that all choices share."""
     choices: tuple[str, ...] = ()
-    """Of the choices, in their order."""
+    """Columns of the choices, in their order."""
     prefix: tuple[str, ...] = ()
     """Whose texts each choice begins with."""
     header: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class Reading:
     path: Path
     rows: Iterator[Row] = field(init=False)
     columns: tuple[str, ...] | None = None
-    """None for JSON lines: each row has its own."""
+    """Names of the columns; None for JSON lines, in which each row has its own."""
     malformed: int = 0
     """Malformed rows (number of fields differs from the columns) skipped so far."""
 

@@ -62,7 +62,7 @@ class Finding:
     uniform: bool = False
     """Whether all ranks must find the same."""
     measure: float = 0.0
-    """Of equal verdicts, that of the rank with the lowest measure is shown."""
+    """Orders equal verdicts: that of the rank with the lowest measure is shown."""
 
 
 def versions() -> list[Finding]:

@@ -62,13 +62,13 @@ class RunState:
     mfu: float | None
     seconds_left: float | None
     heartbeat_seconds: float | None
-    """Since the process that has been silent for longest has shown itself."""
+    """Seconds since the last heartbeat of the process that has been silent for longest."""
     restarts: int | None
     checkpoints_left_out: int | None
-    """By steps, since its last start, because the one before was still being written."""
+    """Checkpoints since the last start that were due by steps and left out, since another was being written."""
     phase: str | None
-    """What its processes do, of one that runs or has fallen silent, as their heartbeats say: evaluating, saving, ...;
-    of several that do different things each, with how many."""
+    """What the processes of a running or silent run do, as their heartbeats say: evaluating, saving, ...; if they do
+    different things, each with the number of processes."""
 
 
 def read_run(folder: Path, now: float | None = None, shown: str | None = None) -> RunState:

@@ -21,20 +21,19 @@ class RunView:
     """The facts of a run that a callback can read."""
 
     model: nn.Module
-    """In training mode, with its weights after the last step; one that `zero.stage` 3 partitions is whole in forward
-    only."""
+    """The model in training mode, with the weights after the last step; whole in forward only at `zero.stage` 3."""
     device: torch.device
-    """Where the model is."""
+    """Device of the model."""
     rank: int
-    """Of this process, from 0; rank 0 is the one that prints and writes."""
+    """Rank of this process, from 0; rank 0 prints and writes."""
     world_size: int
     """Processes of the run."""
     state: TrainState
     """`step`, `samples_consumed`, `tokens`, `epoch` and `skipped_steps`, as a checkpoint would hold them now."""
     outcome: Outcome | None = None
-    """Of the step that was just made, on the device: whether it was skipped, gradient norm, rate. None elsewhere."""
+    """Outcome of the last step, on the device: whether it was skipped, gradient norm, rate. None if none was made."""
     agreed: Agreed | None = None
-    """What all ranks knew alike before that step: their wishes among it. None elsewhere."""
+    """The numbers, wishes included, that all ranks exchanged before that step. None if none was made."""
     stopping: bool = False
     """Whether the ranks have agreed to stop after this step, with a checkpoint."""
 
@@ -55,17 +54,17 @@ class Callback:
         self.config = config
 
     def on_start(self, run: RunView) -> None:
-        """Before the first step of this start; in a resumed run `run.state` has the step."""
+        """Called before the first step of this start; in a resumed run `run.state` has the step."""
 
     def wishes(self, run: RunView) -> Wishes:
         """What this rank wishes to be done after the next step; called before each step. One rank's wish is enough."""
         return Wishes()
 
     def before_step(self, run: RunView) -> None:
-        """Before the first pass of a step, when its batch has been read."""
+        """Called when the batch of a step has been read, before its first pass."""
 
     def on_step(self, run: RunView) -> None:
-        """After a step was made, or queued on the GPU: reading a tensor waits for the GPU."""
+        """Called after a step was made, or queued on the GPU: reading a tensor waits for the GPU."""
 
     def on_log(self, run: RunView, scalars: Mapping[str, float]) -> Mapping[str, float] | None:
         """Every `train.log_every_steps` steps, with the scalars to be logged: `train/loss`, `speed/tokens_per_second`,
@@ -83,7 +82,7 @@ class Callback:
         """
 
     def on_end(self, run: RunView, complete: bool) -> None:
-        """After the last checkpoint was written; complete: whether the run is complete rather than stopped early."""
+        """Called after the last checkpoint was written; complete: whether the run is complete, not stopped early."""
 
 
 class StopOnRequest(Callback):

@@ -76,7 +76,7 @@ class Inspector(Callback):
             self._curves.write(run.state, self._scalars(run.outcome), progress=False)
 
     def _scalars(self, outcome: Outcome) -> dict[str, float]:
-        """By layer: gradient_norm, weight_norm, update_ratio (update norm / weight norm). Collective."""
+        """Scalars by layer: gradient_norm, weight_norm, update_ratio (update norm / weight norm). Collective."""
         squares = distributed.reduce_sum(torch.stack(list(self._squares.values())))
         if self._engine.stage == 0:
             squares = squares / self._world_size  # every process has counted whole tensors

@@ -16,7 +16,7 @@ from cloze.launch.run.comparison import check_folder
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.ownership import locked
-from cloze.launch.run.preemption import EXIT_REQUEUE, StopRequest
+from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.status import recording_failure, set_status
 from cloze.launch.run.stored_run import StoredRun
 from cloze.launch.run.trackers import check_installed
@@ -100,17 +100,12 @@ def joined(
         distributed.shutdown()
 
 
-def exit_status(complete: bool) -> int:
-    """Exit status of a run that is complete or was stopped early."""
-    return EXIT_COMPLETE if complete else EXIT_REQUEUE
-
-
 @dataclass
 class Record:
     """The record of a run in progress: its metrics, and whether it is complete."""
 
     metrics: MetricsWriter | None
-    """On rank 0."""
+    """The writer of metrics; None on other ranks than 0."""
     complete: bool = False
     """Whether all steps and the work after the last one are done; set by the caller."""
 

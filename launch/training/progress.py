@@ -34,7 +34,7 @@ class Step:
     state: TrainState
     window: Tensor
     position: int
-    """Of its first sample in the stream."""
+    """Position of the first sample of the step in the stream."""
 
     def __str__(self) -> str:
         return (
@@ -56,9 +56,9 @@ class WindowSums:
     """Sums over all ranks and over the steps since the last line of metrics."""
 
     objective: list[float]
-    """In the order of the objective's NAMES."""
+    """Sums in the order of the objective's NAMES."""
     sources: list[float]
-    """Of what measures the sources of a mixture."""
+    """Sums of the measures of a mixture's sources."""
     steps: float
     """Steps that changed the weights: a whole number but for rounding."""
     tokens: float

@@ -40,7 +40,7 @@ class Recipe(ABC):
     callbacks: Sequence[Callback] = ()
     """The user's own."""
     ema: EmaConfig = EmaConfig()
-    """Of the moving average of the weights, if there is one."""
+    """Configuration of the moving average of the weights."""
     needs_conversion: bool = False
     """Whether optimizer states are taken from a run of another world size; known after `build_model`."""
 
@@ -91,7 +91,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def make_show(self, engine: Engine, metrics: MetricsWriter | None) -> Callable[[int], None]:
-        """What shows pictures and texts beside the numbers of an evaluation, of a step, on every rank.
+        """The function that shows pictures and texts of an evaluation at a step, beside its numbers, on every rank.
 
         Args:
             metrics: rank 0's writer; None elsewhere.

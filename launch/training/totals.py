@@ -16,11 +16,11 @@ class Wishes:
     """What a rank wishes to be done after the next step. One rank's wish is enough: all do it together."""
 
     stop: bool = False
-    """That the run stops there, with a checkpoint."""
+    """Whether the run stops after the step, with a checkpoint."""
     save: bool = False
-    """That a checkpoint is saved."""
+    """Whether a checkpoint is saved."""
     leave_out: bool = False
-    """That one that is due by steps is left out, since writing the one before takes long."""
+    """Whether a checkpoint that is due by steps is left out, since the previous one is still being written."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class StepTotals:
     """Sums over the ranks, for one step."""
 
     divisors: torch.Tensor
-    """float64 (divisors,) on the device: the objective's, of the global batch."""
+    """The objective's divisors of the global batch: float64 (divisors,) on the device."""
     _agreed: distributed.HostCopy
 
     @classmethod

@@ -73,7 +73,7 @@ class _Streams(io.RawIOBase):
         super().close()
 
     def read(self, size: int = -1) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """Read at most `size` bytes; none at the end."""
         piece = b""
         while True:
             if self._decompressor.eof and not (piece := self._next_stream()):

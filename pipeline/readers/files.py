@@ -120,7 +120,7 @@ def is_changed(file: InputFile) -> bool:
 
 
 def changed_while_read(file: InputFile, advice: str = "run the same command again") -> UserError:
-    """The refusal of a file of which a part may be old and another new."""
+    """The error for a file that changed while it was read."""
     return UserError(f"{file.path}: changed while it was read, expected a file at rest; {advice}")
 
 

@@ -26,7 +26,7 @@ class Term(NamedTuple):
     """One term of a loss over a micro-batch: a loss for each position that has one."""
 
     losses: Tensor
-    """Of any shape, 0 where there is none; their sum is divided by the divisor of the global batch."""
+    """Losses of any shape, 0 where there is none; their sum is divided by the divisor of the global batch."""
     correct: Tensor | None = None
     """bool: whether the model was right there; None: it is not that kind of loss."""
     weights: Tensor | None = None

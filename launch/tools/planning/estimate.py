@@ -42,7 +42,7 @@ class Lengths:
     histogram: tuple[float, ...]
     """Share of the sequences of each length; index: tokens."""
     masked_share: float
-    """Of the tokens, those to predict."""
+    """Share of the tokens that are predicted."""
     next_tokens: float = 0.0
     """Share of the run in which every token is predicted instead."""
 
@@ -154,7 +154,7 @@ class Step:
     """Hooks of gradients, as far as the host is not ahead of the device by them, and the share of inspected steps."""
     seconds: float
     tokens: float
-    """Of all processes."""
+    """Tokens of all processes."""
     flops: float
     """Model FLOPs of all processes."""
 
@@ -170,7 +170,7 @@ class Divided:
     slowest: Trace
     """The step of the process whose share costs most."""
     parameters: int
-    """Of the process that has most."""
+    """Parameters of the process that has most."""
     states: int
     """Bytes of its optimizer states and its part of the moving average."""
 
@@ -526,7 +526,7 @@ class Estimator:
         return step.flops / step.seconds / (self.cluster.machine.flops * self.cluster.processes)
 
     def best_mfu(self, stage: int) -> float:
-        """With the largest micro-batch; 0 where not even one sequence fits."""
+        """MFU with the largest micro-batch; 0 if not even one sequence fits."""
         size = self.largest_micro_batch(stage)
         return 0.0 if size is None else self.mfu(stage, size)
 

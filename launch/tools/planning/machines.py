@@ -24,21 +24,21 @@ class Machine:
     flops: float
     """Peak of 16-bit products, FLOP/s: what MFU is a share of."""
     bandwidth: float
-    """Of its memory, as it can be had: bytes/s."""
+    """Attainable bandwidth of its memory, bytes/s."""
     memory_bytes: float
     processors: int
     architecture: str
     best_product: float
     """Share of `flops` that products of the best shapes reach; of a CPU those of linear maps."""
     link: float
-    """To the other devices of the machine, bytes/s in one direction."""
+    """Bandwidth to the other devices of the machine, bytes/s in one direction."""
     has_flash: bool
     origin: str
-    """Where the figures are from."""
+    """Source of the figures."""
     elements: float = math.inf
-    """Of a CPU, whose operations on single elements are bound by arithmetic too: elements/s of GELU."""
+    """Elements/s of GELU on a CPU, whose pointwise operations are bound by arithmetic too."""
     batched_product: float = 0.0
-    """Of a CPU: share of `flops` that attention's products reach."""
+    """Share of `flops` that attention's products reach on a CPU."""
 
     @property
     def is_cpu(self) -> bool:

@@ -27,7 +27,7 @@ class Memory:
     activations: int
     """The most that forward and backward hold beside these, copies of weights in 16 bits included."""
     buffers: int
-    """Of reductions."""
+    """Bytes of the buffers of reductions."""
     system: int
     """What CUDA and NCCL, or oneDNN and threads, take for themselves."""
 

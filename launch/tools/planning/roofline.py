@@ -142,12 +142,12 @@ class Cost:
     device_seconds: float
     """If the device never waits for the host."""
     host_seconds: float
-    """That the host takes to launch them."""
+    """Seconds in which the host launches the kernels."""
     launches: int
     by_kind: dict[str, float]
-    """Of device_seconds: product, attention, pointwise, other."""
+    """Parts of device_seconds: product, attention, pointwise, other."""
     seconds: float
-    """By the clock: a GPU waits for the host, or the host for the GPU; a CPU does one after the other."""
+    """Elapsed seconds: a GPU waits for the host, or the host for the GPU; a CPU does one after the other."""
 
 
 def cost(machine: Machine, trace: Trace, *, compiled: bool = False) -> Cost:

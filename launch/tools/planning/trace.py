@@ -64,15 +64,15 @@ class Kernel:
     kind: str
     """product, attention, attention_backward, pointwise (which fuses with its like), other."""
     shape: tuple[int, ...] = ()
-    """Of a product: batch, rows, inner length, columns."""
+    """Shape of a product: batch, rows, inner length, columns."""
     flops: float = 0.0
     reads: tuple[tuple[int, int], ...] = ()
     """Number of each storage read, and bytes of it."""
     writes: tuple[tuple[int, int], ...] = ()
     tensors: int = 1
-    """Of an operation on lists of tensors: how many."""
+    """Number of tensors of an operation on lists."""
     elements: int = 0
-    """Of the largest tensor that it takes or makes; of lists, of one list."""
+    """Elements of the largest tensor that it takes or makes; for lists, of one list."""
     in_layer: bool = False
     """Whether an encoder layer does it, forward or backward: what `train.compile` compiles."""
 
@@ -88,7 +88,7 @@ class Trace:
 
     kernels: list[Kernel] = field(default_factory=list)
     once: list[Kernel] = field(default_factory=list)
-    """Those that a step does once, however many micro-steps it has: copies of weights."""
+    """Kernels that a step runs once, however many micro-steps it has: copies of weights."""
     forward: int = 0
     """How many of `kernels`, the first ones, are forward's."""
     peak_bytes: int = 0
@@ -335,7 +335,7 @@ class Batch:
     lengths: tuple[int, ...]
     """Tokens of each sequence."""
     masked: int
-    """Tokens to predict, of all sequences."""
+    """Number of tokens to predict in all sequences."""
     padded: bool = False
     """Whether the model is given (B, S) with a mask, as other codes do, and not concatenated tokens."""
     everywhere: bool = False
