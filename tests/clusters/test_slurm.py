@@ -1,6 +1,9 @@
 """The sbatch files on a real Slurm of two hosts: signals, preemption, requeue, and the end of an undisturbed run."""
 
+import contextlib
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -133,6 +136,37 @@ def test_multi_node_goes_on_by_itself_after_the_signal_before_the_end(slurm_clus
     slurm_cluster.start_requeued(job)
     assert status(run)["state"] == "requeue" and 30 <= status(run)["step"] < STEPS
     slurm_cluster.wait_for(job, "COMPLETED", log=run.with_suffix(".log"))
+    assert_same_weights(weights(run), weights(undisturbed))
+
+
+def processes_of(job: str) -> dict[str, int]:
+    """The processes of a job's step that are ours, by their rank."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended
+            variables = dict(each.partition(b"=")[::2] for each in path.read_bytes().split(b"\0"))
+            command = path.with_name("cmdline").read_bytes()
+            if variables.get(b"SLURM_JOB_ID") == job.encode() and b"-m\0cloze\0pretrain" in command:
+                found[variables.get(b"SLURM_PROCID", b"").decode()] = int(path.parent.name)
+    return found
+
+
+def test_a_killed_rank_ends_the_job_and_the_next_one_goes_on(slurm_cluster, shards, undisturbed, tmp_path):
+    """Rank 0, which writes the run's files, as the kernel kills what takes too much memory: the other is not left
+    waiting, and the next job ends with the undisturbed bits.
+    """
+    run = tmp_path / "run"
+    job = submit_multi(slurm_cluster, run, shards)
+    until_step(slurm_cluster, job, run, 60)
+    os.kill(processes_of(job)["0"], signal.SIGKILL)
+    slurm_cluster.wait_for(job, "FAILED", log=run.with_suffix(".log"))
+    assert not processes_of(job)
+    assert 50 <= step_of(run) < STEPS and status(run)["state"] != "complete"
+    again = submit_multi(slurm_cluster, run, shards)
+    slurm_cluster.wait_for(again, "COMPLETED", log=run.with_suffix(".log"))
+    assert "resumed from step" in run.with_suffix(".log").read_text()
+    assert status(run) == {"state": "complete", "step": STEPS}
+    assert curve(run) == curve(undisturbed)
     assert_same_weights(weights(run), weights(undisturbed))
 
 
