@@ -44,7 +44,7 @@ Tell = Callable[[Callable[[], str]], None]
 
 def _plan_one(config: PlanConfig, tell: Tell) -> Fields:
     """Print the estimate for one number of GPUs; returns the content of the JSON file."""
-    estimator = _telling(make_estimator(config), tell)
+    estimator = make_estimator(config, tell=_telling(tell, config.counts[0]))
     stage = config.zero.stage
     step = estimator.step(stage, estimator.micro_batch_size(stage))
     figures = _figures(config, estimator, step) | _stages(estimator)
@@ -52,12 +52,14 @@ def _plan_one(config: PlanConfig, tell: Tell) -> Fields:
     return figures
 
 
-def _telling(estimator: Estimator, tell: Tell) -> Estimator:
-    """The estimator, which tells what it traces."""
-    count = estimator.cluster.processes
-    return replace(
-        estimator, tell=lambda text: tell(lambda: f"tracing the steps on {count} GPU{'s' * (count > 1)}: {text}")
-    )
+def _telling(tell: Tell, gpus: int, place: str = "") -> Callable[[str], None]:
+    """What an estimator tells of its traces with.
+
+    Args:
+        place: behind the number of GPUs: which one it is of several.
+    """
+    begin = f"tracing the steps on {gpus} GPU{'s' * (gpus > 1)}{place}"
+    return lambda text: tell(lambda: f"{begin}: {text}")
 
 
 def _compare(config: PlanConfig, tell: Tell) -> Fields:
@@ -68,9 +70,11 @@ def _compare(config: PlanConfig, tell: Tell) -> Fields:
     """
     stage = config.zero.stage
     plans: dict[int, tuple[Estimator, Fields] | UserError] = {}
-    for gpus in config.counts:
+    known: Estimator | None = None
+    for number, gpus in enumerate(config.counts, 1):
         try:
-            estimator = _telling(make_estimator(config, gpus), tell)
+            place = f" (number {number} of {len(config.counts)})"
+            known = estimator = make_estimator(config, gpus, known, _telling(tell, gpus, place))
             step = estimator.step(stage, estimator.micro_batch_size(stage))
             plans[gpus] = estimator, _figures(config, estimator, step)
         except UserError as error:
@@ -85,13 +89,13 @@ def _compare(config: PlanConfig, tell: Tell) -> Fields:
         f"{planned[0][1]['tokens'] / 1e9:,.4g} billion tokens",
         (
             "GPUs",
-            "micro x accumulation",
-            "memory",
-            "tokens/s",
+            "sequences of a GPU at once x times a step",
+            "memory of a GPU",
+            "tokens/s of all GPUs",
             "MFU",
-            "pessimistic",
-            "hours",
-            *(["cost"] if priced else []),
+            "MFU, pessimistic",
+            "time of the run, h:mm:ss",
+            *(["cost of the run, in the price's currency"] if priced else []),
         ),
         [_compared_row(gpus, plan)[: None if priced else -1] for gpus, plan in plans.items()],
     )
@@ -100,12 +104,14 @@ def _compare(config: PlanConfig, tell: Tell) -> Fields:
             console.say(f"{gpus} GPUs: {plan}")
     limit = _too_small_from(planned[-1][0], stage)
     if limit is not None:
-        number = f"from {limit} GPUs on" if limit > 1 else "even for one GPU"
+        number = f"from {limit} GPUs on" if limit > 1 else "already on one GPU"
         console.say(
-            f"{number} the batch of {config.train.global_batch_size:,} sequences is too small to fill a GPU: all of "
-            "its share is one micro-batch, of which its memory holds twice as much; a recipe with a larger batch gains "
-            "more from many GPUs"
+            f"the batch of {config.train.global_batch_size:,} sequences limits the speed {number}: the memory of a GPU "
+            "could hold at least twice its share of the batch at once; to gain more from more GPUs, take a recipe "
+            "with a larger batch"
         )
+    if not estimator.cluster.machine.is_cpu:
+        console.say(f"pessimistic: products at {assumptions.PESSIMISTIC_PRODUCTS:.0%} of the peak")
     if not priced:
         console.say(f"cost: {_NO_PRICE}")
     console.say(_assumed(config, estimator))
@@ -146,17 +152,27 @@ def _too_small_from(estimator: Estimator, stage: int) -> int | None:
     return divisors[place] if place < len(divisors) else None
 
 
-def make_estimator(config: PlanConfig, gpus: int | None = None) -> Estimator:
+def make_estimator(
+    config: PlanConfig,
+    gpus: int | None = None,
+    known: Estimator | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Estimator:
     """The Estimator of this run's steps.
 
     Args:
         gpus: one of the numbers of GPUs; None: the first.
+        known: of another number of GPUs, whose model and traces are used again.
+        tell: as of Estimator.
 
     Raises:
         UserError: there are no measurements of this device, or the batch is not a multiple of the processes.
     """
     gpus = config.counts[0] if gpus is None else gpus
     BatchArithmetic.of(config.train, gpus)
+    a_machine = min(config.gpus_per_machine, gpus)
+    if known:
+        return known.changed(tell=tell, cluster=replace(known.cluster, processes=gpus, a_machine=a_machine))
     precise = config.train.precision == "fp32"
     machine = find_machine(config.device, torch.float32 if precise else torch.bfloat16)
     if precise and not machine.is_cpu:
@@ -169,8 +185,8 @@ def make_estimator(config: PlanConfig, gpus: int | None = None) -> Estimator:
     if not model.vocab_size:
         known = Manifest.load(config.sources[0].path).vocab_size if config.data else assumptions.VOCAB_SIZE
         model = replace(model, vocab_size=known)
-    cluster = Cluster(machine, gpus, min(config.gpus_per_machine, gpus), config.network_gigabytes * 1e9)
-    return Estimator(replace(config, model=model), lengths, cluster)
+    cluster = Cluster(machine, gpus, a_machine, config.network_gigabytes * 1e9)
+    return Estimator(replace(config, model=model), lengths, cluster, tell)
 
 
 def _lengths(config: PlanConfig) -> tuple[PlanConfig, Lengths]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 
@@ -175,12 +175,7 @@ class Divided:
     """Bytes of its optimizer states and its part of the moving average."""
 
 
-@lru_cache(maxsize=256)
-def _micro_trace(run: ModelRun, batch: Batch) -> Trace:
-    return trace_micro_step(run, batch)
-
-
-# What of an Estimator is the same on every cluster; by the objective traces are found again.
+# What of an Estimator is the same on every cluster; by the objective its traces are found again.
 _OF_THE_RUN = "objective", "buckets", "parameters", "frozen_parameters", "flops_of_sequence", "_tensors", "_optimizer"
 
 
@@ -192,13 +187,18 @@ class Estimator:
     lengths: Lengths
     cluster: Cluster
     tell: Callable[[str], None] = lambda text: None
-    """Called with what is traced next, which takes seconds where it was not traced before."""
+    """Called with what is traced next, which takes seconds."""
+    traces: dict[tuple[ModelRun, Batch], Trace] = field(default_factory=dict, repr=False, compare=False)
+    """Of micro-steps, each made once, on whatever cluster."""
 
-    def _traced(self, stage: int, batch: Batch) -> Trace:
+    def traced(self, stage: int, batch: Batch) -> Trace:
         """A micro-step's trace."""
-        longest = max(batch.lengths)
-        self.tell(f"ZeRO stage {stage}, a micro-batch of {len(batch.lengths)} x up to {longest} tokens")
-        return _micro_trace(self.run(stage), batch)
+        wanted = self.run(stage), batch
+        if wanted not in self.traces:
+            size = f"{len(batch.lengths)} x up to {max(batch.lengths)} tokens"
+            self.tell(f"trace {len(self.traces) + 1}, ZeRO stage {stage}, a micro-batch of {size}")
+            self.traces[wanted] = trace_micro_step(*wanted)
+        return self.traces[wanted]
 
     def run(self, stage: int) -> ModelRun:
         """The ModelRun at a ZeRO stage."""
@@ -300,7 +300,7 @@ class Estimator:
 
     def memory(self, stage: int, micro_batch_size: int) -> Memory:
         """Peak memory of a process, with sequences of maximum length."""
-        trace = self._traced(stage, self.lengths.largest(micro_batch_size))
+        trace = self.traced(stage, self.lengths.largest(micro_batch_size))
         zero, on_gpu = self.config.zero, not self.cluster.machine.is_cpu
         activations = trace.peak_bytes
         if stage > self._sharding(stage):
@@ -373,7 +373,7 @@ class Estimator:
         batch = BatchArithmetic.of(train, self.cluster.processes)
         sequences = self.lengths.typical(batch.micro_batch_size)
         run = self.run(stage)
-        trace = self._traced(stage, sequences)
+        trace = self.traced(stage, sequences)
         micro = cost(machine, trace, compiled=train.compiles(kernel_of(run), self._sharding(stage)))
         divided = stage > self._sharding(stage)
         optimizer = cost(machine, self._divided.slowest if divided else self._optimizer[0])
@@ -508,16 +508,20 @@ class Estimator:
         machine = self.cluster.machine
         if machine.is_cpu:
             return self
-        return self._with(machine=replace(machine, best_product=min(machine.best_product, PESSIMISTIC_PRODUCTS)))
+        slower = replace(machine, best_product=min(machine.best_product, PESSIMISTIC_PRODUCTS))
+        return self.changed(cluster=replace(self.cluster, machine=slower))
 
     def on(self, processes: int) -> Estimator:
         """The same for another number of processes."""
-        return self._with(processes=processes, a_machine=min(processes, self.cluster.a_machine))
+        fewer = replace(self.cluster, processes=processes, a_machine=min(processes, self.cluster.a_machine))
+        return self.changed(cluster=fewer)
 
-    def _with(self, **changes: Any) -> Estimator:
-        other = replace(self, cluster=replace(self.cluster, **changes))
-        for name in _OF_THE_RUN:
-            other.__dict__[name] = getattr(self, name)
+    def changed(self, **changes: Any) -> Estimator:
+        """The same on another cluster, or telling otherwise; what both have in common is not computed again."""
+        other = replace(self, **changes)
+        other.__dict__["objective"] = self.objective
+        alike = ("_divided",) if other.cluster.processes == self.cluster.processes else ()
+        other.__dict__.update({name: self.__dict__[name] for name in _OF_THE_RUN + alike if name in self.__dict__})
         return other
 
     def mfu(self, stage: int, micro_batch_size: int) -> float:

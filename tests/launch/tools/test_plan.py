@@ -19,7 +19,7 @@ from cloze.launch.system import devices
 from cloze.launch.system.environment import child_variables
 from cloze.launch.tools import plan
 from cloze.launch.tools.planning.config import PlanConfig
-from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, _micro_trace
+from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths
 from cloze.launch.tools.planning.machines import find_machine
 from cloze.model.config import BertConfig
 from tests.launching import ROOT
@@ -152,7 +152,7 @@ def test_numbers_of_gpus_are_compared_for_a_number_of_tokens(tmp_path, capsys):
     assert cli.main([*arguments, "100", "--gpus", "8", "3", "1", "--price_per_hour", "2"]) == 0
     printed = capsys.readouterr()
     found, said = json.loads(path.read_text()), " ".join(printed.out.split())
-    assert "1 GPU: ZeRO stage 0, a micro-batch of 4 x up to 64 tokens" in printed.err, "what takes the time"
+    assert "on 1 GPU (number 1 of 3): trace 1, ZeRO stage 0, a micro-batch of 4 x up to 64 tokens" in printed.err
     assert [each["gpus"] for each in found["by_gpus"]] == [1, 8]
     for each in found["by_gpus"]:
         assert each["steps"] == math.ceil(5e6 / (64 * (0.9 * 64 + 0.1 * 32.5)))  # a tenth of them shorter
@@ -161,7 +161,7 @@ def test_numbers_of_gpus_are_compared_for_a_number_of_tokens(tmp_path, capsys):
         assert f"{each['mfu']:.1%}" in said
     assert "64 sequences" not in found["refused"]["3"] and "multiple of the 3 processes" in found["refused"]["3"]
     assert "3 GPUs: train.global_batch_size: found 64" in said and found["batch_too_small_from_gpus"] == 1
-    assert "even for one GPU the batch of 64 sequences is too small to fill a GPU: all of its share" in said
+    assert "the batch of 64 sequences limits the speed already on one GPU: the memory of a GPU could hold" in said
     estimator = plan.make_estimator(commands.parse("plan", [*arguments[1:], "100"]), 8)
     eight = estimator.memory(0, 8).total / 2**30 / (1 - SPARE_SHARE) + 1e-6
     assert cli.main([*arguments, str(eight), "--gpus", "8", "16"]) == 0
@@ -242,7 +242,7 @@ def test_objectives_are_planned_with_their_own_models(teacher):
         found = planned(objective, **options)
         step, plain = (each.step(0, 8) for each in (found, masked))
         assert step.flops - plain.flops == pytest.approx(more * step.tokens, rel=1e-3), objective
-        counted = sum(each.flops for each in _micro_trace(found.run(0), found.lengths.typical(8)).kernels)
+        counted = sum(each.flops for each in found.traced(0, found.lengths.typical(8)).kernels)
         assert counted == pytest.approx(step.flops / 8, rel=0.15), objective
         assert step.micro.device_seconds > plain.micro.device_seconds, objective
         assert step.memory.activations > plain.memory.activations, objective
@@ -252,7 +252,7 @@ def test_objectives_are_planned_with_their_own_models(teacher):
     count = sum(each.numel() for each in frozen.parameters())
     for stage, width in ((0, 4), (1, 2)):  # whole at any stage, in the dtype of the student's weights
         assert one.memory(stage, 8).weights - masked.memory(stage, 8).weights == width * count, stage
-    halved = _micro_trace(one.run(1), one.lengths.largest(8))
+    halved = one.traced(1, one.lengths.largest(8))
     assert not any(each.name == "_to_copy" and each.bytes > 1e7 for each in halved.kernels), "no weights are cast"
 
 
