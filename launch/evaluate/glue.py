@@ -58,7 +58,8 @@ def fine_tune(
         step: checkpoint of the run; None: the newest good one.
 
     Returns:
-        `tasks`: by name, `metric`, `median`, `mean`, `deviation` and `seeds`; with `config.random_weights` also
+        `tasks`: by name, `metric`, `majority` (what the most frequent answer reaches; None: it is none of a few),
+        `median`, `mean`, `deviation` and `seeds`; with `config.random_weights` also
         `random_weights`: the same of models of the same shape that are not pretrained.
 
     Raises:
@@ -123,11 +124,13 @@ def _random_weights(folder: Path, output: Path) -> list[str]:
 def _summary(task: str, planned: dict[int, Run]) -> Fields:
     """The values of a task's runs, by seed."""
     values, metric = {}, TASKS[task].metrics[0]
+    majority: float | None = None
     for seed, run in planned.items():
         results = run.results()
         if results is None:
             raise UserError(f"{run.folder}: the run has no result; {run.log} says why")
-        metric = results.metric.partition("/")[2]
+        metric, majority = results.metric.partition("/")[2], results.majority  # alike for all seeds
         values[str(seed)] = results.value or 0.0  # a correlation of constants is undefined
     spread = statistics_of(values)
-    return {"metric": metric, **{name: spread[name] for name in ("median", "mean", "deviation")}, "seeds": values}
+    of_seeds = {name: spread[name] for name in ("median", "mean", "deviation")}
+    return {"metric": metric, "majority": majority, **of_seeds, "seeds": values}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from cloze.launch.run.sweeps import no_better
 from cloze.launch.system.console import Console
 from cloze.launch.system.pictures import new_figure, save
 from cloze.pipeline.fields import Fields
@@ -53,6 +54,9 @@ def print_tasks(console: Console, title: str, result: Fields) -> None:
             for task, each in result["tasks"].items()
         ],
     )
+    for task, each in result["tasks"].items():
+        if why := no_better(f"{task}/{each['metric']}", each["median"], each["majority"]):
+            console.warn(why)
 
 
 def _spread(task: Fields) -> tuple[str, str]:

@@ -32,8 +32,9 @@ from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.store_waits import Patience
 from cloze.launch.run.stored_run import StoredRun
+from cloze.launch.run.sweeps import no_better
 from cloze.launch.system import distributed
-from cloze.launch.system.console import figure
+from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.pictures import can_draw
 from cloze.launch.training.loop import Loop
@@ -146,8 +147,7 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
             predictions = _write_predictions(output / runs.PREDICTIONS, split.replace("/", "-"), examples, outputs)
             if name := submissions.get(examples.name):
                 publish_text(output / runs.PREDICTIONS / "glue" / name, submission(predictions))
-        shown = "  ".join(f"{name} {figure(value)}" for name, value in metrics.items()) or "no labels: predicted only"
-        console.say(f"{split}: {shown}")
+        _say(split, metrics, examples.majority() if metrics else {}, config.evaluation.metric, console)
     if environment.is_main:
         publish_text(output / RESULTS, json.dumps(_without_nan(results), indent=1, ensure_ascii=False) + "\n")
         warn_of_own_format(output / runs.MODEL, console)
@@ -160,6 +160,17 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
                     partial(process.heartbeat.beat, state.step, "save"),
                 )
     return True
+
+
+def _say(split: str, metrics: dict[str, float], majority: dict[str, float], deciding: str, console: Console) -> None:
+    """Print a file's metrics, and whether one is no better than a constant prediction's: the deciding one, or where
+    there is none of it (as of the loss) the task's first.
+    """
+    shown = "  ".join(f"{name} {figure(value)}" for name, value in metrics.items()) or "no labels: predicted only"
+    console.say(f"{split}: {shown}")
+    name = deciding if deciding in majority else next(iter(majority), None)
+    if name is not None and (why := no_better(f"{split}/{name}", metrics[name], majority[name])):
+        console.warn(why)
 
 
 def _send(run: StoredRun, patience: Patience, beat: Callable[[], None]) -> None:

@@ -12,8 +12,8 @@ from cloze.launch.config.metrics import measure_of
 from cloze.launch.run.ownership import locked
 from cloze.launch.run.status import set_status
 from cloze.launch.run.sweep_pictures import DrawnSetting, draw_sweep
-from cloze.launch.run.sweeps import RESULTS, Results, Run, last_line, named, run_all, shown
-from cloze.launch.system.console import Console, figure
+from cloze.launch.run.sweeps import RESULTS, Results, Run, last_line, named, no_better, run_all, shown
+from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
@@ -87,7 +87,7 @@ class Sweep:
                     "settings": dict(settings),
                     "runs": [run.name for run in chosen],
                     "metrics": _statistics(reached),
-                    "failed": {run.name: why for run in chosen if (why := _failure(run, reached.get(run.name), sign))},
+                    "failed": {run.name: why for run in chosen if (why := _failure(run, reached.get(run.name)))},
                 }
             )
         entries.sort(key=lambda entry: (metric not in entry["metrics"], sign * _median(entry, metric)))
@@ -172,14 +172,10 @@ def statistics_of(values: dict[str, float]) -> Fields:
     }
 
 
-def _failure(run: Run, results: Results | None, sign: int) -> str | None:
+def _failure(run: Run, results: Results | None) -> str | None:
     """Why a run counts as failed."""
     if results is None:
         return f"no result: {last_line(run.log)}"
     if results.value is None:
         return f"its {results.metric} is not a number"
-    if results.majority is not None and sign * results.value >= sign * results.majority:
-        return (
-            f"{results.metric} {figure(results.value)}, no better than {figure(results.majority)}, the majority answer"
-        )
-    return None
+    return no_better(results.metric, results.value, results.majority)

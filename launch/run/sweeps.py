@@ -16,6 +16,7 @@ from typing import TypeVar
 import yaml
 
 from cloze.launch.config import RunConfig, TrainConfig
+from cloze.launch.config.metrics import measure_of
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import newest_metrics
 from cloze.launch.run.ownership import in_use
@@ -46,6 +47,21 @@ class Results:
     def value(self) -> float | None:
         """The value by which runs are compared."""
         return self.values.get(self.metric)
+
+
+def no_better(metric: str, value: float, majority: float | None) -> str | None:
+    """That a value (NaN: is undefined and so) is no better than a constant prediction's, in words; None: it is better,
+    or there is no such prediction.
+
+    Args:
+        metric: the curve of both: validation/accuracy, test/NAME/accuracy.
+    """
+    sign = 1 if measure_of(metric.rpartition("/")[2]).lower_is_better else -1
+    if majority is None or sign * value < sign * majority:
+        return None
+    return (
+        f"{metric} {figure(value)}, no better than {figure(majority)}, that of always giving the most frequent answer"
+    )
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,10 @@ def test_fine_tuning_with_seeds(tmp_path, capsys):
         )
         assert result["seeds"] == {seed: each["validation"]["accuracy"] for seed, each in own.items()}
         assert result["metric"] == "accuracy" and result["mean"] == pytest.approx(sum(result["seeds"].values()) / 2)
+        for seed, each in own.items():
+            assert each["majority"]["accuracy"] == result["majority"] >= 0.5
+            said = (folder / "sst2" / f"seed-{seed}.log").read_text()
+            assert ("that of always giving the most frequent" in said) == (result["seeds"][seed] <= result["majority"])
     said = [
         re.sub(r"\s+", " ", (tmp_path / "runs" / part / "sst2" / "seed-1.log").read_text())
         for part in ("", "random-weights")
@@ -61,7 +65,10 @@ def test_fine_tuning_with_seeds(tmp_path, capsys):
     assert "weights │ random" in said[1] and "weights │ random" not in said[0]
     capsys.readouterr()
     assert main(arguments) == 0
-    said = re.sub(r"\s+", " ", capsys.readouterr().out)
+    printed = capsys.readouterr()
+    worst = found["tasks"]["sst2"]
+    assert ("warning: sst2/accuracy" in printed.err) == (worst["median"] <= worst["majority"])
+    said = re.sub(r"\s+", " ", printed.out)
     assert "4 of 4 runs are complete already" in said and "random weights: median" in said
     (tmp_path / "tasks" / "SST-2" / "dev.tsv").unlink()
     assert main(arguments) == 2 and "found no task of GLUE" in capsys.readouterr().err

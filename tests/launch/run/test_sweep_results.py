@@ -58,7 +58,9 @@ def test_of_fine_tuning_runs_the_higher_accuracy_is_best_and_the_majority_answer
         "2-2": "its validation/accuracy is not a number",
         "2-3": "no result: out of memory",
     }
-    assert other["failed"] == {"1-1": "validation/accuracy 0.5000, no better than 0.5000, the majority answer"}
+    assert other["failed"] == {
+        "1-1": "validation/accuracy 0.5000, no better than 0.5000, that of always giving the most frequent answer"
+    }
     values = other["metrics"]["validation/accuracy"]
     assert values["values"] == {"1-1": 0.5, "1-2": 0.75} and values["median"] == values["mean"] == 0.625
     assert math.isclose(values["deviation"], statistics.stdev([0.5, 0.75])) and values["n"] == 2

@@ -1,6 +1,7 @@
 """The runs of a sweep: every combination, one at a time on a device."""
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import pytest
 from cloze.launch.finetune.sweep import _NO_SETTINGS
 from cloze.launch.run import runs
 from cloze.launch.run.ownership import in_use
-from cloze.launch.run.sweeps import Run, combinations, run_all
+from cloze.launch.run.sweeps import Run, combinations, no_better, run_all
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 
@@ -24,6 +25,15 @@ def test_every_combination():
     for wrong in (["learning_rate"], ["=1"], ["epochs=1,"], ["epochs=1,1"], ["seed=1,2"], ["epochs=1", "epochs=2"]):
         with pytest.raises(UserError, match="grid: found"):
             combinations(wrong, _NO_SETTINGS)
+
+
+def test_a_value_is_compared_with_that_of_the_most_frequent_answer():
+    assert no_better("validation/accuracy", 0.6, 0.5) is None, "better"
+    assert no_better("validation/accuracy", 0.6, None) is None, "there is no such answer"
+    said = no_better("test/a/accuracy", 0.5, 0.5)
+    assert said == "test/a/accuracy 0.5000, no better than 0.5000, that of always giving the most frequent answer"
+    assert no_better("validation/loss", 0.4, 0.5) is None and no_better("validation/loss", 0.6, 0.5)
+    assert no_better("validation/matthews_correlation", math.nan, 0.0), "of one constant answer"
 
 
 def scripted(folder: Path, name: str, awaited: Path | None = None) -> Run:
