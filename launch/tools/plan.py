@@ -148,7 +148,7 @@ def _too_small_from(estimator: Estimator, stage: int) -> int | None:
     """
     batch = math.gcd(*estimator.config.train.batch_sizes.values())
     divisors = [each for each in range(1, batch + 1) if batch % each == 0]
-    place = bisect_left(divisors, True, key=lambda gpus: estimator.fits(estimator.memory(stage, 2 * batch // gpus)))
+    place = bisect_left(divisors, True, key=lambda gpus: estimator.holds(stage, 2 * batch // gpus))
     return divisors[place] if place < len(divisors) else None
 
 
@@ -406,7 +406,7 @@ def _limited_by_batch(config: PlanConfig, estimator: Estimator, figures: MicroBa
     gpus, stage = estimator.cluster.processes, config.zero.stage
     share = math.gcd(*config.train.batch_sizes.values()) // gpus
     reached = gpus > 1 and figures["largest_micro_batch_size"] == share
-    if not reached or not estimator.fits(estimator.memory(stage, 2 * share)):
+    if not reached or not estimator.holds(stage, 2 * share):
         return None
     return (
         f"limited by the batch, not by memory: it gives each of {gpus} devices {share} "

@@ -33,6 +33,8 @@ from cloze.launch.tools.planning.trace import Batch, ModelRun, Trace, kernel_of,
 from cloze.pipeline.errors import UserError
 
 _SEQUENCES = 1024  # by whose lengths FLOPs are counted
+# Share of a GPU's memory by which extrapolated bytes must differ from it to be beyond doubt: many times their error.
+_CLEAR = 0.1
 
 
 @dataclass(frozen=True)
@@ -353,19 +355,34 @@ class Estimator:
     def largest_micro_batch(self, stage: int) -> int | None:
         """The largest micro-batch that fits, of the sizes that divide a process's share; None: not even one sequence.
 
-        Memory is linear in the number of sequences: the size is extrapolated from two sizes and then traced.
+        The size is extrapolated and then traced.
         """
-        share = math.gcd(*self.config.train.batch_sizes.values()) // self.cluster.processes
-        sizes = [size for size in range(1, share + 1) if share % size == 0]
-        low, high = min(4, share), min(16, share)
-        base, slope = self.memory(stage, low).total, 0.0
-        if high > low:
-            slope = (self.memory(stage, high).total - base) / (high - low)
+        sizes = [size for size in range(1, self._share + 1) if self._share % size == 0]
         for size in reversed(sizes):
-            if size == 1 or base + slope * (size - low) <= 1.02 * self.limit * (1 - SPARE_SHARE):
+            if size == 1 or self._extrapolated(stage, size) <= 1.02 * self.limit * (1 - SPARE_SHARE):
                 if self.fits(self.memory(stage, size)):
                     return size
         return None
+
+    @property
+    def _share(self) -> int:
+        """Sequences of a process in the smallest step."""
+        return math.gcd(*self.config.train.batch_sizes.values()) // self.cluster.processes
+
+    def _extrapolated(self, stage: int, micro_batch_size: int) -> float:
+        """Bytes of a micro-batch by those of two small ones: memory is linear in the number of sequences."""
+        low, high = min(4, self._share), min(16, self._share)
+        base, slope = self.memory(stage, low).total, 0.0
+        if high > low:
+            slope = (self.memory(stage, high).total - base) / (high - low)
+        return base + slope * (micro_batch_size - low)
+
+    def holds(self, stage: int, micro_batch_size: int) -> bool:
+        """Whether a micro-batch fits, traced only where that is not clear from smaller ones."""
+        expected = self._extrapolated(stage, micro_batch_size) / (self.limit * (1 - SPARE_SHARE))
+        if self._share > 4 and abs(expected - 1) > _CLEAR:  # else there is one size to extrapolate from
+            return expected < 1
+        return self.fits(self.memory(stage, micro_batch_size))
 
     def step(self, stage: int, micro_batch_size: int) -> Step:
         """The estimate of a step with this micro-batch size."""
