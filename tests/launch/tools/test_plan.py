@@ -162,7 +162,10 @@ def test_numbers_of_gpus_are_compared_for_a_number_of_tokens(tmp_path, capsys):
     assert "64 sequences" not in found["refused"]["3"] and "multiple of the 3 processes" in found["refused"]["3"]
     assert "3 GPUs: train.global_batch_size: found 64" in said and found["batch_too_small_from_gpus"] == 1
     assert "the batch of 64 sequences limits the speed already on one GPU: the memory of a GPU could hold" in said
-    estimator = plan.make_estimator(commands.parse("plan", [*arguments[1:], "100"]), 8)
+    config = commands.parse("plan", [*arguments[1:], "100", "--price_per_hour", "2"])
+    estimator = plan.make_estimator(config, 8)
+    figures = plan._figures(config, estimator, estimator.step(0, estimator.micro_batch_size(0)))
+    assert found["by_gpus"][1] == json.loads(json.dumps(figures)), "traces of other numbers change nothing"
     eight = estimator.memory(0, 8).total / 2**30 / (1 - SPARE_SHARE) + 1e-6
     assert cli.main([*arguments, str(eight), "--gpus", "8", "16"]) == 0
     assert json.loads(path.read_text())["batch_too_small_from_gpus"] == 16, "eight can hold their 8, not 16"
