@@ -77,7 +77,7 @@ def _of_vocabulary(tokenizer: Tokenizer) -> list[str]:
     """
 
     def first(least: int) -> list[str]:
-        texts = (tokenizer.decode([number]).strip() for number in np.flatnonzero(~tokenizer.continues_word))
+        texts = (tokenizer.decode([token]).strip() for token in np.flatnonzero(~tokenizer.continues_word).tolist())
         return list(
             islice((each for each in texts if len(each) >= least and each.isalpha() and _covers(tokenizer, each)), 3)
         )

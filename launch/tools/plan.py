@@ -104,9 +104,9 @@ def _compare(config: PlanConfig, tell: Tell) -> Fields:
             console.say(f"{gpus} GPUs: {plan}")
     limit = _too_small_from(planned[-1][0], stage)
     if limit is not None:
-        number = f"from {limit} GPUs on" if limit > 1 else "already on one GPU"
+        begin = f"from {limit} GPUs on" if limit > 1 else "already on one GPU"
         console.say(
-            f"the batch of {config.train.global_batch_size:,} sequences limits the speed {number}: the memory of a GPU "
+            f"the batch of {config.train.global_batch_size:,} sequences limits the speed {begin}: the memory of a GPU "
             "could hold at least twice its share of the batch at once; to gain more from more GPUs, take a recipe "
             "with a larger batch"
         )
@@ -183,8 +183,8 @@ def make_estimator(
     config, lengths = _lengths(config)
     model = config.model
     if not model.vocab_size:
-        known = Manifest.load(config.sources[0].path).vocab_size if config.data else assumptions.VOCAB_SIZE
-        model = replace(model, vocab_size=known)
+        size = Manifest.load(config.sources[0].path).vocab_size if config.data else assumptions.VOCAB_SIZE
+        model = replace(model, vocab_size=size)
     cluster = Cluster(machine, gpus, a_machine, config.network_gigabytes * 1e9)
     return Estimator(replace(config, model=model), lengths, cluster, tell)
 
