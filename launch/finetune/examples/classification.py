@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import unicodedata
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -38,9 +40,23 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 _UNKNOWN = (None, "", -1, "-1")
 
 
-def _sorted(labels: Iterable[str]) -> tuple[str, ...]:
-    """Distinct labels, sorted by name; whole numbers sorted by value."""
+def _sorted(labels: Iterable[str], path: Path) -> tuple[str, ...]:
+    """Distinct labels of a table, sorted by name; whole numbers sorted by value.
+
+    Raises:
+        UserError: two look alike.
+    """
     found = set(labels)
+    by_look: dict[str, str] = {}
+    for label in sorted(found):
+        # Without what is not seen: spaces around it, marks of width and direction, how an accent is written.
+        seen = unicodedata.normalize("NFC", label)
+        seen = "".join(letter for letter in seen if unicodedata.category(letter) != "Cf").strip()
+        if (other := by_look.setdefault(seen, label)) != label:
+            raise UserError(
+                f"{path}: found the labels {ascii(other)} and {ascii(label)}, which look alike, expected one way to "
+                "write each; correct the table, or name both with --labels"
+            )
     try:
         return tuple(sorted(found, key=lambda label: (int(label), label)))  # 1 and 01 are different labels
     except ValueError:
@@ -216,7 +232,7 @@ class ClassExamples(TextExamples):
         task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
     ) -> HeadConfig:
         table.need(targets, "label_columns")
-        labels = tuple(listed) or task.labels or _sorted(label_of(row, targets[0]) for row in table.rows)
+        labels = tuple(listed) or task.labels or _sorted((label_of(row, targets[0]) for row in table.rows), table.path)
         if len(labels) < 2:
             if listed:
                 raise UserError(f"labels: found {labels[0]} alone, expected at least two; name all classes")
@@ -257,7 +273,7 @@ class ColumnExamples(TextExamples):
         task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
     ) -> HeadConfig:
         table.need(targets, "label_columns")
-        columns = tuple((name, _sorted(label_of(row, name) for row in table.rows)) for name in targets)
+        columns = tuple((name, _sorted((label_of(row, name) for row in table.rows), table.path)) for name in targets)
         names = tuple(f"{name}: {label}" for name, labels in columns for label in labels)
         return HeadConfig(names, "columns", columns, pooling)
 
@@ -315,8 +331,9 @@ class LabelExamples(TextExamples):
                     "expected none: each column is a label; leave --labels out"
                 )
             return HeadConfig(targets, "multi_label", pooling=pooling)
-        labels = _sorted(label for row in table.rows for label in _label_set(row, targets[0]))
-        return HeadConfig(tuple(listed) or labels, "multi_label", pooling=pooling)
+        given = (label for row in table.rows for label in _label_set(row, targets[0]))
+        labels = tuple(listed) or _sorted(given, table.path)
+        return HeadConfig(labels, "multi_label", pooling=pooling)
 
     def _target(self, row: Row) -> list[int]:
         if len(self._columns) > 1:
