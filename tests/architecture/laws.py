@@ -96,6 +96,7 @@ RAISERS = {
     ("launch/engine/repairs.py", "RuntimeError"): "a bug: the optimizer has another state than was saved",
     ("launch/engine/summing.py", "RuntimeError"): "a bug: gradients were not summed",
     ("launch/run/trackers.py", "RuntimeError"): "caught in this file, where a tracker that fails is warned of",
+    ("launch/texts/tables.py", "ValueError"): "as of json.loads, whose callers name file and line",
     ("pipeline/untrusted.py", "ValueError"): "as of json.loads, whose callers name file and line",
     ("pipeline/shards/shards.py", "ValueError"): "caught in this file, where the damaged shard is named",
     ("pipeline/stores/clients.py", "RuntimeError"): "becomes a part of the error of the store's library",
