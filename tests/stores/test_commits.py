@@ -1,15 +1,10 @@
-"""The list of checkpoints that count, and what a run tells: conditional writes, lost answers, old jobs, pieces."""
+"""The list of checkpoints that count: conditional writes, lost answers, old jobs."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from cloze.launch.config import MonitorConfig
 from cloze.launch.run.commits import Commit, CommitLog, TakenOver, read_commits
-from cloze.launch.run.heartbeat import Heartbeat
-from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores import clients
 from cloze.pipeline.stores.places import to_place
@@ -68,21 +63,3 @@ def test_a_write_that_came_through_after_all(bucket, proxy, impatient):
     proxy.fault = lambda request: None
     log.commit(10, Commit("a", "x", 1))
     assert sorted(read_commits(path)) == [10]
-
-
-def test_a_process_that_hangs_tells_of_others_by_what_they_sent(tmp_path):
-    """Where processes share no folder rank 0 fetches their heartbeats; the others speak for themselves."""
-
-    def fetch() -> None:
-        beat = {"step": 3, "phase": "data", "since": 0, "time": 0, "waiting": False, "host": "b", "process": 7}
-        (tmp_path / "0/heartbeats/rank-00001.json").write_text(json.dumps(beat))
-
-    def never() -> None:
-        raise AssertionError("rank 0 alone asks the store")
-
-    with Heartbeat(tmp_path / "0", Environment(0, 0, 2, "torchrun"), MonitorConfig(), fetch=fetch) as heartbeat:
-        told = heartbeat.report()
-    assert "rank 1: step 3, data" in told and "waited for: rank 1" in told
-    with Heartbeat(tmp_path / "1", Environment(1, 0, 2, "torchrun"), MonitorConfig(), fetch=never) as heartbeat:
-        told = heartbeat.report()
-    assert "rank 1: step 0" in told and "rank 0" not in told and "waited for" not in told

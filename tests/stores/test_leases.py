@@ -130,3 +130,17 @@ def test_a_store_that_does_not_enforce_conditions_is_refused(bucket, proxy, igno
         with leased(to_place(bucket) / "lock", print):
             raise AssertionError("it was taken")
     assert not (to_place(bucket) / "lock").is_file()
+
+
+def test_a_lease_that_the_store_does_not_show_is_not_taken_for_anothers(bucket, proxy, monkeypatch):
+    """The answer to a renewal is lost, and then the store gives none: that shows no other holder."""
+    monkeypatch.setattr(clients, "RETRIES", 1)
+    monkeypatch.setattr(clients, "_FIRST_WAIT", 0.01)
+    clients.open_client.cache_clear()
+    path = to_place(bucket) / "lock"
+    with leased(path, print) as lease:
+        proxy.fault = lambda request: (lambda _: BUSY) if request.method == "GET" else None
+        with pytest.raises(UserError, match="503"):
+            leases._write(path, lease._token, 30.0, None)  # its condition fails, as that of a repeated write
+        proxy.fault = lambda request: None
+        lease.check()

@@ -1,5 +1,7 @@
 """A process that stands still is named by the others, with where they wait for it."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -241,3 +243,21 @@ def test_a_clock_that_is_set_anew_is_no_hang(tmp_path, monkeypatch):
         beat._moved -= 3600
         wait_until(lambda: said)
         assert "no progress for 36" in said[0]
+
+
+def test_a_process_that_hangs_tells_of_others_by_what_they_sent(tmp_path):
+    """Where processes share no folder rank 0 fetches their heartbeats; the others speak for themselves."""
+
+    def fetch() -> None:
+        beat = {"step": 3, "phase": "data", "since": 0, "time": 0, "waiting": False, "host": "b", "process": 7}
+        (tmp_path / "0/heartbeats/rank-00001.json").write_text(json.dumps(beat))
+
+    def never() -> None:
+        raise AssertionError("rank 0 alone asks the store")
+
+    with Heartbeat(tmp_path / "0", Environment(0, 0, 2, "torchrun"), MonitorConfig(), fetch=fetch) as heartbeat:
+        told = heartbeat.report()
+    assert "rank 1: step 3, data" in told and "waited for: rank 1" in told
+    with Heartbeat(tmp_path / "1", Environment(1, 0, 2, "torchrun"), MonitorConfig(), fetch=never) as heartbeat:
+        told = heartbeat.report()
+    assert "rank 1: step 0" in told and "rank 0" not in told and "waited for" not in told

@@ -12,7 +12,7 @@ from tests.pipeline.readers.inputs import COMPRESSORS, compress, read, texts
 
 
 @pytest.mark.parametrize("suffix", ["", *COMPRESSORS])
-def test_formats_and_compressions(tmp_path, suffix):
+def test_compressed_files_have_the_documents_of_plain_ones(tmp_path, suffix):
     expected = ["one a\nline two", "two", "three"]
     compress(tmp_path / f"a.txt{suffix}", b"\n\none a\nline two\n\n \t\n\ntwo\n\nthree")
     compress(tmp_path / f"b.jsonl{suffix}", "".join(json.dumps({"text": t}) + "\n" for t in expected).encode())
