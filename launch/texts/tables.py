@@ -8,7 +8,7 @@ import gzip
 import itertools
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -235,6 +235,11 @@ def parse_json(text: str) -> object:
     return value
 
 
+def _on_a_line(columns: Iterable[str]) -> str:
+    """Names of columns, in which quotes may hold line breaks, for a message of one line."""
+    return " ".join(", ".join(columns).split())
+
+
 def _tabbed(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Records of a file without quoting, each with its place."""
     for number, line in enumerate(_lines(path, "\n"), 1):
@@ -283,7 +288,7 @@ def _separated(
             columns = tuple(fields)
             if len(set(columns)) < len(columns):
                 raise UserError(
-                    f"{path}: {place}: found the columns {', '.join(columns)}, expected names that differ; rename one"
+                    f"{path}: {place}: found the columns {_on_a_line(columns)}, expected names that differ; rename one"
                 )
         elif not fields:  # an empty line; "" in a table of one column is an empty cell
             continue
@@ -296,7 +301,7 @@ def _separated(
             how = "" if skip_malformed is None else ", or leave such rows out with --skip_malformed_rows true"
             raise UserError(
                 f"{path}: {place}: found {len(fields)} fields, expected {len(columns)} "
-                f"({', '.join(columns)}); fix it{how}"
+                f"({_on_a_line(columns)}); fix it{how}"
             )
 
 
@@ -335,7 +340,7 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
         file = parquet.ParquetFile(path, page_checksum_verification=True)
         names = tuple(file.schema_arrow.names)
     if len(set(names)) < len(names):
-        raise UserError(f"{path}: found the columns {', '.join(names)}, expected names that differ; rename one")
+        raise UserError(f"{path}: found the columns {_on_a_line(names)}, expected names that differ; rename one")
     return names, _rows(path, file.schema_arrow, values(), labels)
 
 

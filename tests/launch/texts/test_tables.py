@@ -261,3 +261,11 @@ def test_an_empty_cell_of_a_table_of_one_column_is_a_row(tmp_path):
     assert [row.values["ticket"] for row in open_table(tmp_path / "one.csv").rows] == ["a heron", "", "the owl hunts"]
     (tmp_path / "one.tsv").write_text("ticket\na heron\n\nthe owl hunts\n")
     assert [row.values["ticket"] for row in open_table(tmp_path / "one.tsv").rows] == ["a heron", "the owl hunts"]
+
+
+@pytest.mark.parametrize("row", ["1,2,3", '"1","2'])
+def test_a_column_whose_name_has_line_breaks_keeps_a_message_on_its_line(tmp_path, row):
+    (tmp_path / "t.csv").write_text(f'text,"a\n\nb"\n{row}\n')
+    with pytest.raises(UserError) as error:
+        list(read_table(tmp_path / "t.csv").rows)
+    assert "\n" not in str(error.value)
