@@ -43,7 +43,7 @@ def _check_tutorial(printed):
     losses = [float(loss) for loss in re.findall(r"validation loss .* nsp (\S+)  nsp accuracy", printed)]
     assert losses[0] > 0.65 and losses[-1] < 0.45, "next sentences have been learned"
     pretrained, untrained = (float(found) for found in re.findall(r"'accuracy': ([\d.]+)", printed))
-    assert pretrained > untrained, "on words that no label was given for"
+    assert pretrained > max(untrained + 0.1, 0.8), "on words that no label was given for"
 
 
 def _check_continue(printed):
