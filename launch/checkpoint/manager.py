@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -291,6 +291,12 @@ class CheckpointManager:
         sync_folder(self.folder)
         shutil.rmtree(replaced, ignore_errors=True)  # leftovers are removed by the next save
 
+    def outlived(self, steps: Sequence[int], *best: int) -> set[int]:
+        """Which of these checkpoints, in ascending order, are to be removed: all but the newest `keep_last` and the
+        best ones: those of `best`, and what the newest checkpoint says.
+        """
+        return set(steps[: -self.keep_last]) - {*best, *self._best}
+
     def retire(self, best: int) -> None:
         """Remove all but the newest good checkpoints and that of the best evaluation.
 
@@ -302,7 +308,7 @@ class CheckpointManager:
         """
         if not self.environment.is_main:
             return
-        old = set(self.steps()[: -self.keep_last]) - {best, *self._best}
+        old = self.outlived(self.steps(), best)
         # Checkpoints from before a resume are verified here at the latest: a damaged one must not count among those
         # kept.
         kept = islice(self._good_steps(), self.keep_last) if old else ()

@@ -451,7 +451,7 @@ class StoredCheckpoints(CheckpointManager):
         log = self._run.log
         if log:
             good = [step for step in sorted(log.commits) if step not in self._damaged]
-            if old := set(good[: -self.keep_last]) - {best, *self._best, self._best_committed}:
+            if old := self.outlived(good, best, self._best_committed):
                 self._thread.submit(partial(self._retire, old))
         if self.leads and (local := super().steps()):
             kept = {each.step for each in (self._waiting, self._best_waiting) if each}

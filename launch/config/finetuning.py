@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
+from cloze.launch.config.default_rates import FINETUNING, Rates
 from cloze.launch.config.embedding import EmbeddingConfig
 from cloze.launch.config.marks import FREE
 from cloze.launch.config.model import HubConfig
@@ -21,17 +21,11 @@ from cloze.pipeline.fields import Fields
 _LONG_TEXT = 512  # 128 + 382 and two special tokens: Sun et al. 2019, arXiv 1905.05583, section 5.3
 
 
-# Peak rates by the parameters of the encoder's layers, for models of fewer: BERT's own 2e-5 to 5e-5 (Devlin et al.
-# 2019, A.3) leave small ones where they began. 3e-4: ELECTRA-Small's (Clark et al. 2020, arXiv 2003.10555, appendix B)
-# and the largest that Turc et al. 2019 (arXiv 1908.08962) tried for theirs; 1e-4: the next of these.
-_RATES = ((20_000_000, 3e-4), (60_000_000, 1e-4), (math.inf, 3e-5))
-
-
 @dataclass(frozen=True)
 class FinetuneTrainConfig(TrainConfig):
     """Steps, batch sizes, learning rate and precision."""
 
-    rates: ClassVar[tuple[tuple[float, float], ...]] = _RATES
+    rates: ClassVar[Rates] = FINETUNING
 
     # `for_units` counts them before anything reads them
     max_steps: int | None = field(default=None, metadata=bounds(at_least=1))  # type: ignore[assignment]

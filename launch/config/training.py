@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Literal, TypeVar
 
+from cloze.launch.config.default_rates import PRETRAINING, Rates, peak_rate
 from cloze.launch.config.marks import FREE
 from cloze.launch.config.phases import check_ends
 from cloze.pipeline.bounds import POSITIVE_SHARE, bounds, check_bounds
@@ -13,12 +14,6 @@ from cloze.pipeline.errors import UserError
 
 Train = TypeVar("Train", bound="TrainConfig")
 AUTO: Final = "auto"  # instead of a value: it is determined at the start
-
-# Peak rates of pretraining by the parameters of the encoder's layers, for models of fewer. BERT's own 1e-4 (Devlin et
-# al. 2019, A.2) leaves small ones near the frequencies of words in the steps that such models are given. 5e-4:
-# ELECTRA-Small's (Clark et al. 2020, arXiv 2003.10555, appendix A), 1e-3 and 2e-3: those of configs/pretrain/small.yaml
-# and tiny.yaml, 2e-4: ELECTRA-Base's, for what stands between.
-_RATES = ((1_000_000, 2e-3), (5_000_000, 1e-3), (20_000_000, 5e-4), (60_000_000, 2e-4), (math.inf, 1e-4))
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class BatchPhase:
 class TrainConfig:
     """Steps, batch sizes, learning rate and precision."""
 
-    rates: ClassVar[tuple[tuple[float, float], ...]] = _RATES
+    rates: ClassVar[Rates] = PRETRAINING
 
     max_steps: int = field(default=1000, metadata=bounds(at_least=1))
     """Optimizer steps of the whole run; with a time budget the maximum."""
@@ -136,7 +131,7 @@ class TrainConfig:
         """With the peak learning rate by the number of parameters of the encoder's layers, unless it is given."""
         if self.learning_rate != AUTO:
             return self
-        return replace(self, learning_rate=next(rate for limit, rate in self.rates if parameters < limit))
+        return replace(self, learning_rate=peak_rate(self.rates, parameters))
 
     @property
     def peak_rate(self) -> float:

@@ -9,7 +9,7 @@ from cloze.launch.predict.config import Input, typed_text
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value, plain
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
-from cloze.launch.texts.decoding import answer_spans, null_score
+from cloze.launch.texts.decoding import answer_spans, is_unanswered, null_score
 from cloze.launch.texts.encoding import Answering, Encoder, Encoding
 from cloze.pipeline.bounds import bounds, check_bounds
 from cloze.pipeline.errors import UserError
@@ -101,7 +101,9 @@ class AnswerQuestion(Operation):
         asked = self._as_learned(loaded.encoder.answering)
         best = answer_spans(row.second, windows, self.candidates, asked.max_answer_tokens)
         if asked.allow_no_answer:
-            best = sorted([*best, ((0, 0), null_score(windows))], key=lambda item: (-item[1], item[0]))
+            nothing = null_score(windows)
+            better = sum(not is_unanswered(nothing - score) for _, score in best)
+            best.insert(better, ((0, 0), nothing))
         weights = np.exp([score - best[0][1] for _, score in best])
         return [
             Span(row.second[start:end], start, end, score, float(share))

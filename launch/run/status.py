@@ -13,6 +13,11 @@ from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.untrusted import read_json
 
+# After so long without a heartbeat the overview of runs calls a running one silent. A process writes its heartbeat
+# every monitor.heartbeat_seconds (10 by default); clocks of hosts differ by seconds, and shared folders show changes
+# late.
+SILENT_SECONDS = 120.0
+
 
 def set_status(folder: Path, state: str, step: int | None) -> None:
     """Write status.json. The job templates read it.

@@ -98,6 +98,13 @@ def null_score(windows: Iterable[Window]) -> float:
     return min(float(starts[0] + ends[0]) for starts, ends, _, _ in windows)
 
 
+def is_unanswered(odds: float) -> bool:
+    """Whether there is no answer, by its score less that of the best span: an equal one is an answer, as in SQuAD 2.0's
+    evaluation, whose threshold is 0.
+    """
+    return odds > 0
+
+
 def best_spans(
     starts: np.ndarray, ends: np.ndarray, may_start: np.ndarray, may_end: np.ndarray, candidates: int, max_tokens: int
 ) -> list[tuple[tuple[int, int], float]]:

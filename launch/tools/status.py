@@ -16,7 +16,7 @@ from pathlib import Path
 from cloze.launch.config.commands import RunsConfig, StatusConfig
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import lines_of
-from cloze.launch.run.status import read_status
+from cloze.launch.run.status import SILENT_SECONDS, read_status
 from cloze.launch.run.stored_run import fetch_objects
 from cloze.launch.run.uploaded_logs import LogReader, fetch_heartbeats
 from cloze.launch.system.console import Console, clock, has_progress
@@ -27,9 +27,6 @@ from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.temporary_folders import temporary_folder
 from cloze.pipeline.untrusted import check_regular, read_json
 
-# A process writes its heartbeat every monitor.heartbeat_seconds (10 by default); clocks of hosts differ by seconds, and
-# shared folders show changes late.
-_SILENT_SECONDS = 120.0
 _NEWEST_PIECES = 64  # of metrics.jsonl in a store: half an hour of them
 _TAIL_BYTES = 1 << 16  # of metrics.jsonl: hundreds of its lines
 _LINES_BEFORE = 10  # number of existing lines shown first, as in `tail`
@@ -86,7 +83,7 @@ def read_run(folder: Path, now: float | None = None, shown: str | None = None) -
     state, step = status.get("state", "new"), status.get("step", 0)
     now, beats = time.time() if now is None else now, _heartbeats(folder)
     silence = max(0.0, now - min(beat["time"] for beat in beats)) if beats else None
-    if state == "running" and (silence is None or silence > _SILENT_SECONDS):
+    if state == "running" and (silence is None or silence > SILENT_SECONDS):
         state = "silent"
     last: Fields = {}
     for line in _last_lines(folder / runs.METRICS):

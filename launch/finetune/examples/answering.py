@@ -22,7 +22,7 @@ from cloze.launch.finetune.squad import (
     squad_metrics,
     squad_scores,
 )
-from cloze.launch.texts.decoding import answer_spans, counts_once, null_score
+from cloze.launch.texts.decoding import answer_spans, counts_once, is_unanswered, null_score
 from cloze.launch.texts.encoding import ANSWERING, Answering, windows
 from cloze.launch.texts.sequences import Sequences
 from cloze.model.heads import exponentials_by_group
@@ -235,7 +235,7 @@ class AnswerExamples(Examples):
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
         answers, odds = self._answers(outputs)
         best = [text for text, _, _ in answers]
-        given = ["" if self._version_2 and odd > 0 else text for text, odd in zip(best, odds, strict=True)]
+        given = ["" if self._version_2 and is_unanswered(odd) else text for text, odd in zip(best, odds, strict=True)]
         values = {"loss": self._loss(outputs)} | squad_metrics(self._questions, given, self._units, self._version_2)
         if self._version_2:
             none = np.array([not question.answers for question in self._questions])
@@ -282,7 +282,7 @@ class AnswerExamples(Examples):
             if self._version_2:
                 # infinite for an empty text, which JSON cannot represent
                 known = float(odd) if np.isfinite(odd) else None
-                entry |= {"best": text, "no_answer_odds": known} | ({"prediction": ""} if odd > 0 else {})
+                entry |= {"best": text, "no_answer_odds": known} | ({"prediction": ""} if is_unanswered(odd) else {})
             described.append(entry | ({"label": _right(question)} if self.labelled else {}))
         return described
 

@@ -3,8 +3,6 @@
 import pytest
 
 from cloze.launch.finetune.tasks import find_task
-from cloze.model.config import BertConfig
-from cloze.model.flops import encoder_weights
 from cloze.pipeline.errors import UserError
 from tests.launch.finetune.running import config_of
 
@@ -28,13 +26,3 @@ def test_steps_that_are_given_win_over_epochs(steps):
     assert config_of("--train.max_steps", str(steps)).for_units(32_000).train.max_steps == steps
     with pytest.raises(UserError, match="epochs: found null without train.max_steps"):
         config_of("--epochs", "null")
-
-
-@pytest.mark.parametrize(
-    ("shape", "rate"),
-    [("tiny", 3e-4), ("mini", 3e-4), ("small", 3e-4), ("medium", 1e-4), ("base", 3e-5), ("large", 3e-5)],
-)
-def test_the_rate_goes_by_the_size_of_the_model(shape, rate):
-    size = encoder_weights(BertConfig.preset(shape))
-    assert config_of().for_size(size).train.learning_rate == rate
-    assert config_of("--train.learning_rate", "2e-5").for_size(size).train.learning_rate == 2e-5

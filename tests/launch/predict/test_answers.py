@@ -90,6 +90,16 @@ def test_a_question_may_be_longer_than_its_context(tmp_path):
     assert answer.text in ("the", "cat", "the cat")
 
 
+def test_a_span_as_likely_as_no_answer_is_the_answer(tmp_path):
+    """As in fine-tuning: all scores of this model are equal."""
+    save_model(tmp_path, "BertForQuestionAnswering", seed=5)
+    predictor = Predictor.from_folder(tmp_path)
+    torch.nn.init.zeros_(predictor.loaded.model.span.weight)
+    answers = predictor.answer("who", CONTEXT, top_k=1000, candidates=1000, allow_no_answer=True)
+    assert len({answer.score for answer in answers}) == 1
+    assert answers[0].text and not answers[-1].text
+
+
 def test_byte_level_answers_in_the_characters_of_the_text(tmp_path):
     """Against a plain loop over the offsets that the library's own post-processor trims."""
     save_model(tmp_path, "BertForQuestionAnswering", seed=5, ours=byte_tokenizer([CONTEXT.replace("  ", " ")]))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cloze.launch.texts.decoding import answer_spans, counts_once
+from cloze.launch.texts.decoding import answer_spans, counts_once, is_unanswered
 from cloze.launch.texts.encoding import windows as windows_of
 
 
@@ -71,3 +71,8 @@ def test_an_answer_neither_begins_nor_ends_inside_a_word(text, tokens, whole):
 def test_tokens_of_a_question_that_is_longer_than_its_context_are_no_places_in_it():
     question = np.array([9.0, 1.0]), np.array([9.0, 1.0]), np.array([False, True]), [(40, 45), (0, 3)]
     assert answer_spans("sky", [question], 20, 5) == [((0, 3), 2.0)]
+
+
+@pytest.mark.parametrize(("odds", "unanswered"), [(-1.0, False), (0.0, False), (1e-6, True), (np.inf, True)])
+def test_no_answer_must_be_likelier_than_the_best_span(odds, unanswered):
+    assert is_unanswered(odds) == unanswered
