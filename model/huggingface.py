@@ -220,7 +220,7 @@ def config_to_huggingface(
     values, named = _fields(config, head), {"model_type": kind, "dtype": numbers, "architectures": [name]}
     if origin is None or origin.get("model_type") != kind:
         return named | values
-    before = _fields(shape_of(origin), _head(origin) if head else None)
+    before = _fields(shape_of(origin), _head_before(origin, name) if head else None)
     kept = {name: value for name, value in origin.items() if not (_is_note(name) or name in before.keys() - values)}
     if origin.get("torch_dtype") == numbers:  # its name before transformers 4.56
         del named["dtype"]
@@ -242,6 +242,11 @@ def _fields(config: BertConfig, head: HeadConfig | None) -> Json:
         values["problem_type"] = _PROBLEMS[head.problem]
         values |= family.head_fields(head)
     return values
+
+
+def _head_before(origin: Json, name: str) -> HeadConfig | None:
+    """The head that a config.json says, or leaves out as the default one of the same class; None: another class."""
+    return _head(origin) or (HeadConfig() if origin.get("architectures") == [name] else None)
 
 
 def _is_note(name: str) -> bool:

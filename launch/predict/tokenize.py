@@ -2,8 +2,6 @@
 model's tokenizer and imports no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -20,25 +20,25 @@ _TEMPLATES = Path(__file__).parent / "remote_code"
 _FLOOR = Path(cloze.model.__file__).parent
 _PARTS = (
     *sorted(f"families/{path.stem}" for path in _FLOOR.glob("families/*.py")),
+    "amx",
     "attention",
     "bert",
     "branching",
     "config",
     "config_files",
-    "copies",
     "dropout",
     "embeddings",
     "encoder",
-    "files",
     "flash",
     "heads",
     "huggingface",
     "initialization",
     "inputs",
     "relative",
-    "rounding",
-    "sentences",
+    "sentence_vectors",
     "tasks",
+    "weight_copies",
+    "weight_files",
 )  # of model/
 # Our class -> the ending of those of transformers that its folders load as, beside AutoModel.
 _HEADS = {
