@@ -97,7 +97,7 @@ def check_source(folder: Path) -> None:
         found = f"neither {runs.CONFIG} nor config.json in" if folder.is_dir() else "no folder"
         raise UserError(
             f"init_from: found {found} {folder}, expected the folder of a run of `cloze pretrain` or of a Hugging Face "
-            "BERT; check the path, or give another --init_from"
+            "encoder; check the path, or give another --init_from"
         )
 
 
