@@ -29,9 +29,8 @@ PREDICTIONS = "predictions"  # of a fine-tuning run: the folder of what it predi
 METRICS = "metrics.jsonl"
 TRACKING = "trackers.json"  # state of the trackers, for resumes
 TOKENIZER = "tokenizer"
-ORIGIN = (
-    "origin"  # of the model folder that the run began with: config.json, and the tokenizer's files if it is the same
-)
+# Of the model folder that the run began with: config.json, and the tokenizer's files if it is the same.
+ORIGIN = "origin"
 MODEL = "model"  # written by a complete fine-tuning run
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
