@@ -1,7 +1,7 @@
 """Requests and responses as pydantic models, which validate requests and describe /openapi.json."""
 
 import dataclasses
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from docstring_parser import parse_from_object
@@ -86,7 +86,7 @@ def answer_model(operation: type[Operation]) -> type[BaseModel]:
         parts[second] = (list[str], ...)
     elif operation.takes_pair != "never":
         parts[second] = (str, ...) if operation.takes_pair == "always" else (str | None, None)
-    kind = operation.finish.__annotations__["return"]
+    kind = get_type_hints(operation.finish)["return"]
     parts |= _fields(kind) if dataclasses.is_dataclass(kind) else {operation.key: (_as_json(kind), ...)}
     result: Any = create_model(f"{name}Result", **parts)
     fields: Fields = {"results": (list[result], ...)}

@@ -71,25 +71,43 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Pairs(Texts):
-    """The reader of lines of two segments with a tab between them."""
+class Lines(Texts):
+    """A reader of lines that have an inner form; a subclass says which in `documents`."""
 
     @property
     def longest(self) -> None:
-        return None
+        return None  # a line is parsed as a whole
 
     def parse(self, segment: Segment, block: Block) -> Iterator[Document]:
         offset = block.offset
         for line in block.data.split(b"\n"):
             if line.strip():
-                if line.count(b"\t") != 1:
-                    raise UserError(
-                        f"{segment.file.path}: byte {offset}: found {line.count(9)} tabs in {line[:40]!r}, expected "
-                        "one between the two segments of a pair; fix the line"
-                    )
                 text, damaged = _valid(segment, line.rstrip(b"\r"), offset)
-                yield Document(order(segment, offset), text, damaged=damaged)
+                yield from self.documents(segment, offset, text, damaged)
             offset += len(line) + 1
+
+    def documents(self, segment: Segment, offset: int, line: bytes, damaged: bool) -> Iterator[Document]:
+        """The document of a line that is not blank, or its pieces (`in_pieces`).
+
+        Args:
+            offset: bytes of the file before the line.
+            line: UTF-8, without its end.
+            damaged: whether invalid bytes were replaced.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Pairs(Lines):
+    """The reader of lines of two segments with a tab between them."""
+
+    def documents(self, segment: Segment, offset: int, line: bytes, damaged: bool) -> Iterator[Document]:
+        if line.count(b"\t") != 1:
+            raise UserError(
+                f"{segment.file.path}: byte {offset}: found {line.count(9)} tabs in {line[:40]!r}, expected "
+                "one between the two segments of a pair; fix the line"
+            )
+        yield Document(order(segment, offset), line, damaged=damaged)
 
 
 @dataclass(frozen=True)

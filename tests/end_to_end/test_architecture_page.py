@@ -42,6 +42,7 @@ def test_there_is_an_example_of_each_kind():
         "A schedule",
         "An optimizer",
         "A head",
+        "A family",
         "A task",
         "A predict operation",
     ]

@@ -591,6 +591,7 @@ def test_objectives_show_the_sources_of_a_mixture_and_take_all_masking_rates(dat
         "replaced_tokens": ELECTRA,
         "distillation": ("--objective", "distillation", "--objective_options.teacher", str(teacher)),
     }
+    assert options.keys() | {"masked"} == OBJECTIVES.keys(), "`pretraining_output` of each"
     for objective, more in options.items():
         train(
             json.dumps(mixture),

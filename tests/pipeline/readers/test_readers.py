@@ -60,6 +60,10 @@ WRITERS = {
 }
 
 
+def test_every_format_has_a_writer():
+    assert WRITERS.keys() == FORMATS.keys(), "with which the tests of all formats write their files"
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_has_the_documents_of_json_lines(tmp_path, form):
     made = ["one a\tline two", "two\tthree", "four, é中\tfive"]  # what each can hold
@@ -71,6 +75,25 @@ def test_every_format_has_the_documents_of_json_lines(tmp_path, form):
     for suffix in FORMATS[form].suffixes:
         (tmp_path / f"a{suffix}").write_bytes(next((tmp_path / "own").iterdir()).read_bytes())
         assert texts([tmp_path / f"a{suffix}"]) == made, "by its name alone"
+
+
+@pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if ".lines:" in form.reference])
+def test_text_of_every_format_is_whole_if_it_is_long_and_its_bytes_are_characters(tmp_path, monkeypatch, form):
+    """Of several blocks, which end within it; around it stand short ones."""
+    monkeypatch.setattr(lines, "LONGEST_PIECE", 1000)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 300)
+    long = "long\t" + " ".join(f"w{number}é" for number in range(900))
+    made = ["one\ttwo", long, "three\tfour"]
+    WRITERS[form](tmp_path, made)
+    found = read([tmp_path], format=form)
+    assert " ".join(document.text.decode() for document in found).split() == " ".join(made).split()
+    assert [document.piece for document in found if document.piece < 2] in ([0, 1, 0], [0, 0, 0])
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes().replace(b"w7", b"w\xff"))
+    with pytest.raises(UserError, match="found byte 0xff"):
+        read([tmp_path], format=form)
+    found = read([tmp_path], format=form, encoding_errors="replace")
+    assert sum(document.damaged for document in found) and "w\ufffd" in " ".join(each.text.decode() for each in found)
 
 
 def test_an_unknown_format_is_refused(tmp_path):
