@@ -225,7 +225,8 @@ def held_gib() -> float:
 def test_a_run_finds_its_micro_batch_keeps_it_and_trains_as_without_the_probe(tmp_path, stage):
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
     grows = ("--train.initial_global_batch_size", "128", "--train.batch_warmup_tokens", "9") if stage == "0" else ()
-    limit = held_gib() + 0.31  # some candidates fit, and not all
+    front_end = 0.08 if stage == "3" else 0.0  # of torch's compiler, which DeepSpeed imports at stage 3
+    limit = held_gib() + front_end + 0.31  # some candidates fit, and not all
     output = train(
         data, run, *LARGER, *grows, "--train.memory_limit_gib", f"{limit:.2f}", "--zero.stage", stage, processes=2
     )
