@@ -245,8 +245,8 @@ def _fields(config: BertConfig, head: HeadConfig | None) -> Json:
 
 
 def _head_before(origin: Json, name: str) -> HeadConfig | None:
-    """The head that a config.json says, or leaves out as the default one of the same class; None: another class."""
-    return _head(origin) or (HeadConfig() if origin.get("architectures") == [name] else None)
+    """The head that a config.json of the same class says, or leaves out as the default one; None: another class."""
+    return (_head(origin) or HeadConfig()) if origin.get("architectures") == [name] else None
 
 
 def _is_note(name: str) -> bool:

@@ -14,7 +14,9 @@ from tokenizers import BertWordPieceTokenizer
 
 from cloze.model.bert import BertForPreTraining, BertModel
 from cloze.model.config import BertConfig, HeadConfig, ModelError
+from cloze.model.config_files import config_from_huggingface
 from cloze.model.huggingface import (
+    config_to_huggingface,
     copy_pretrained,
     from_huggingface,
     load_head,
@@ -347,6 +349,18 @@ def test_a_head_of_every_problem_comes_back_as_it_went_out(tmp_path, problem):
     again = BertForSequenceClassification.from_folder(tmp_path)
     ids, mask = torch.arange(5, 11).view(1, -1), torch.tensor([6])
     assert torch.equal(again(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_new_head_is_said_in_full_whatever_the_model_began_as(family):
+    """Labels of default names too, which an encoder's config.json leaves out; of the same class they stay left out."""
+    theirs = transformers.AutoConfig.for_model(family).to_diff_dict() | {"model_type": family}
+    config, head = config_from_huggingface(theirs), HeadConfig()
+    named = {"id2label", "label2id", "problem_type"}
+    for before in ("Model", "ForMaskedLM", "ForSequenceClassification"):
+        origin = theirs | {"architectures": [{"bert": "Bert", "roberta": "Roberta"}[family] + before]}
+        values = config_to_huggingface(config, "BertForSequenceClassification", torch.float32, head, origin)
+        assert named & values.keys() == (set() if before == "ForSequenceClassification" else named)
 
 
 def test_a_problem_that_is_not_known_is_refused(tmp_path):

@@ -16,26 +16,18 @@ from tests.launch.evaluate.plain_scores import write_pairs
 from tests.launching import train, weights
 from tests.synthetic import make_shards
 
+FALLING = (
+    *("--train.max_steps", "6", "--checkpoint.every_steps", "2", "--checkpoint.keep_last", "3"),
+    *("--masking.rate", "0.5", "--masking.final_rate", "0.1"),
+)  # three checkpoints, between which the masking rate falls
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run with three checkpoints whose masking rate falls, and a folder of pairs of its words."""
     folder = tmp_path_factory.mktemp("run")
     data = make_shards(folder / "data", mask_sets=0, pairs=False)
-    output = train(
-        data,
-        folder / "run",
-        "--train.max_steps",
-        "6",
-        "--checkpoint.every_steps",
-        "2",
-        "--checkpoint.keep_last",
-        "3",
-        "--masking.rate",
-        "0.5",
-        "--masking.final_rate",
-        "0.1",
-    )
+    output = train(data, folder / "run", *FALLING)
     assert "complete" in (folder / "run" / "status.json").read_text(), output
     (folder / "pairs").mkdir()
     rows = [
@@ -110,20 +102,7 @@ def test_a_run_goes_on_beside_its_results(run, capsys):
     """A folder evaluate-SUITE in a run is nothing that a resume would refuse."""
     (run / "run" / "evaluate-blimp").mkdir(exist_ok=True)
     shutil.copytree(run / "run", run / "again")
-    output = train(
-        run / "data",
-        run / "again",
-        "--train.max_steps",
-        "6",
-        "--checkpoint.every_steps",
-        "2",
-        "--checkpoint.keep_last",
-        "3",
-        "--masking.rate",
-        "0.5",
-        "--masking.final_rate",
-        "0.1",
-    )
+    output = train(run / "data", run / "again", *FALLING)
     assert "another run" not in output
 
 
