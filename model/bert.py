@@ -19,6 +19,7 @@ from cloze.model.attention import (
     select_kernel,
 )
 from cloze.model.config import BertConfig, ModelError
+from cloze.model.convolution import Neighbours, in_one_row
 from cloze.model.dropout import DropoutKey, draw_seed, row_bits
 from cloze.model.embeddings import Embeddings, check_length, rotary_tables
 from cloze.model.encoder import Context, Encoder, EncoderOutput
@@ -145,6 +146,8 @@ class BertModel(InFolders):
         kernel = select_kernel(self.attention_kernel, self.config, hidden, output_attentions or head_mask is not None)
         layout = self._layout(kernel, hidden, offsets, longest, attention_mask, causal, grouped=not output_attentions)
         context = self._context(kernel, layout, position_ids, hidden.dtype, output_attentions)
+        if self.config.convolution_size:
+            context = context._replace(neighbours=self._neighbours(layout, hidden, offsets, attention_mask))
         if encoder_hidden_states is not None:
             context = self._attend_to(context, encoder_hidden_states, encoder_attention_mask, hidden)
         last, first, encoded = self._encode(
@@ -177,6 +180,26 @@ class BertModel(InFolders):
         if self.config.relative_position_buckets:
             layout = layout.with_bias(self.encoder.relative_bias(longest, hidden.dtype))
         return layout
+
+    def _neighbours(
+        self, layout: Layout, hidden: Tensor, offsets: Tensor | None, attention_mask: Tensor | None
+    ) -> Neighbours:
+        """What the convolution sees of the tokens `hidden`.
+
+        Raises:
+            ModelError: each token attends to tokens of its own, as a convolution can't.
+        """
+        if layout.causal or (attention_mask is not None and attention_mask.dim() == 3):
+            found = "causal attention" if layout.causal else "attention_mask (B, S, S)"
+            raise ModelError(
+                f"{found}: found with model.convolution_size {self.config.convolution_size}, which sees tokens on both "
+                "sides; leave it out"
+            )
+        if offsets is not None:
+            return in_one_row(layout, offsets, len(hidden), self.config.convolution_size)
+        batch_size, length = hidden.shape[:2]
+        seen = seen_tokens("attention_mask", attention_mask, batch_size, length, length)
+        return Neighbours(layout, None if seen is None else seen.view(batch_size, length, 1))
 
     def _encode(
         self,
@@ -227,12 +250,14 @@ class BertModel(InFolders):
         layers = self.config.num_hidden_layers
         if seed is None or not self.config.drops_hidden:
             return [None] * (1 + layers)
-        places = (0, 1, 2) if attends_across else (0, 2)
-        keys = [DropoutKey(seed, layer + 1).at(place) for layer in range(layers) for place in places]
+        places: list[tuple[int, ...]] = [(0, 1, 2) if attends_across else (0, 2)] * layers
+        if self.config.convolution_size:
+            places[0] += (6,)
+        keys = [DropoutKey(seed, layer + 1).at(place) for layer in range(layers) for place in places[layer]]
         # The embeddings' bits are there three times: if the first layer's were the second row, its storage offset would
         # equal the number of tokens; dynamo would specialize on that and compile the other layers again.
         first, *others = row_bits([DropoutKey(seed, 0).at(0)] * 3 + keys, tokens.numel(), tokens.device).split(
-            [3] + [len(places)] * layers
+            [3, *map(len, places)]
         )
         return [first[:1], *others]
 

@@ -159,6 +159,12 @@ class BertConfig:
     """Whether the vectors of distances are normalised."""
     relative_projections: bool = False
     """Whether each layer has maps of distances; false: its maps of queries and keys serve for distances too."""
+    convolution_size: int = 0
+    """Tokens, an odd number, of the convolution over the first layer's input that is added to its output and normalised
+    with it (DeBERTa-v2-xlarge); 0: none.
+    """
+    convolution_act: Literal["tanh", "gelu", "gelu_tanh", "relu", "silu"] = "tanh"
+    """Activation of the convolution."""
     embedding_norm: bool = True
     """Whether embeddings are normalised."""
     embedding_projection: Literal["last", "before_norm"] = "last"
@@ -258,6 +264,7 @@ class BertConfig:
             ("global_attention_every", 1),
             ("relative_distances", 1),
             ("relative_buckets", 0),
+            ("convolution_size", 0),
             ("vocab_padding_multiple", 1),
             ("pad_token_id", 0),
             ("layer_norm_eps", 0),
@@ -326,6 +333,11 @@ class BertConfig:
             ),
             "relative_buckets: must be at least 2, and half of them less than relative_distances - 1": (
                 self.relative_buckets and not 2 <= self.relative_buckets < 2 * (self.relative_distances - 1)
+            ),
+            "convolution_size: must be 0 or odd": self.convolution_size and self.convolution_size % 2 == 0,
+            "convolution_size: needs norm_position: post, is_decoder: false and num_layer_groups: null": (
+                self.convolution_size
+                and (self.norm_position != "post" or self.is_decoder or self.num_layer_groups is not None)
             ),
             "add_cross_attention: true needs is_decoder: true": self.add_cross_attention and not self.is_decoder,
             "first_attention_norm: false needs norm_position: pre": (

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from cloze.model.attention import KERNELS, Layout, RelativeBias, leave_graphs
 from cloze.model.branching import branch
 from cloze.model.config import BertConfig, ModelError
+from cloze.model.convolution import Convolution, Neighbours
 from cloze.model.dropout import DropoutKey, keep_masks, keep_scale
 from cloze.model.embeddings import encoder_norm, rotate_packed
 from cloze.model.relative import Distances, Positions, RelativeTerms
@@ -45,6 +46,8 @@ class Context(NamedTuple):
     rotary: tuple[Tensor, Tensor] | None = None
     local_rotary: tuple[Tensor, Tensor] | None = None
     distances: Distances | None = None
+    neighbours: Neighbours | None = None
+    """Of a model with a convolution."""
     cross_states: Tensor | None = None
     """(B, S', hidden) of the encoder that a decoder attends to."""
     cross_bias: Tensor | None = None
@@ -206,6 +209,8 @@ class EncoderLayer(Copied):
             self.cross_attention_norm = encoder_norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = encoder_norm(config)
+        convolves = config.convolution_size and layer == 0
+        self.convolution = Convolution(config, ACTIVATIONS[config.convolution_act]) if convolves else None
 
     def forward(
         self,
@@ -220,12 +225,15 @@ class EncoderLayer(Copied):
         kernel).
 
         Args:
-            bits: (sub-layers, tokens of the result) int32, random bits for dropout after each sub-layer (`row_bits`);
-                None: no dropout.
+            bits: (sub-layers, tokens of the result) int32, random bits of dropout after each sub-layer (`row_bits`) and
+                in the convolution; None: no dropout.
             seeds: seeds of dropout inside the two attentions.
             read: (R,) of the concatenated tokens: all are attended to, but everything after attention is computed only
                 for these, (R, hidden).
         """
+        given, of_convolution = hidden, None
+        if self.convolution is not None and bits is not None:
+            bits, of_convolution = bits[:-1], bits[-1:]
         first, *between, last = (None, None, None) if bits is None else self._keep(bits, hidden)
         inputs = self.attention_norm(hidden) if self.pre else hidden
         change, probabilities, inputs = self.attention(inputs, context, seeds[0], head_mask, read)
@@ -239,6 +247,8 @@ class EncoderLayer(Copied):
         inputs = self.feed_forward_norm(hidden) if self.pre else hidden
         change, inputs = self.feed_forward(inputs, context.kernel == "varlen" and not self.pre)
         hidden = self._add(hidden if self.pre else inputs, change, last, self.feed_forward_norm, self.scale)
+        if self.convolution is not None and context.neighbours is not None:
+            hidden = self.convolution(hidden, given, context.neighbours, of_convolution, read)
         return hidden, probabilities, cross_probabilities
 
     def _keep(self, bits: Tensor, hidden: Tensor) -> Sequence[Tensor | None]:

@@ -38,7 +38,10 @@ def encoder_weights(config: BertConfig) -> int:
     """Number of weights in the matrices that every token is multiplied with."""
     up = 2 if config.gated_feed_forward else 1
     attention = 2 * config.hidden_size * (config.hidden_size + config.key_value_width)
-    return config.num_hidden_layers * (attention + (up + 1) * config.hidden_size * config.intermediate_size)
+    convolution = config.convolution_size * config.hidden_size**2
+    return convolution + config.num_hidden_layers * (
+        attention + (up + 1) * config.hidden_size * config.intermediate_size
+    )
 
 
 def training_flops(config: BertConfig, counts: TokenCounts) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.families.bert import FIELDS, LAYER, buffers, embeddings
-from cloze.model.families.family import Family, Json, Names, Part, alike
+from cloze.model.families.family import ACTIVATIONS, Family, Json, Names, Part, alike, our_activation
 
 _TERMS = {"none": None, "c2p": "c2p", "p2c": "p2c", "both": "p2c|c2p"}
 _RELATIVE = ("relative_attention", "relative_distances", "relative_buckets", "relative_norm", "relative_projections")
@@ -42,8 +42,9 @@ class Deberta(Family):
         "classifier_dropout": "cls_dropout",
         "embedding_size": "embedding_size",
         "pooler_activation": "pooler_hidden_act",
+        "convolution_size": "conv_kernel_size",
     }
-    said = ("position_embedding", "mlm_head", *_RELATIVE)
+    said = ("position_embedding", "mlm_head", "convolution_act", *_RELATIVE)
     defaults = {
         "vocab_size": 128100,
         "hidden_size": 1536,
@@ -54,13 +55,15 @@ class Deberta(Family):
         "layer_norm_eps": 1e-7,
         "pooler_activation": "gelu",
     }
-    fixed = {"conv_kernel_size": 0, "pooler_dropout": 0, "is_decoder": False, "add_cross_attention": False}
+    fixed = {"conv_groups": 1, "pooler_dropout": 0, "is_decoder": False, "add_cross_attention": False}
     prefix = "deberta."
     modules = {
         **embeddings("deberta."),
         "bert.embeddings.projection": ("deberta.embeddings.embed_proj",),
         "bert.relative.table": ("deberta.encoder.rel_embeddings",),
         "bert.relative.norm": ("deberta.encoder.LayerNorm",),
+        "bert.encoder.layers.0.convolution.map": ("deberta.encoder.conv.conv",),
+        "bert.encoder.layers.0.convolution.norm": ("deberta.encoder.conv.LayerNorm",),
         "bert.pooler.dense": ("pooler.dense",),
         "masked_lm.dense": ("cls.predictions.transform.dense",),
         "masked_lm.norm": ("cls.predictions.transform.LayerNorm",),
@@ -98,6 +101,9 @@ class Deberta(Family):
             if (found := values.get(name, expected)) != expected:
                 raise ModelError(f"config.json: found {name} {found} with hidden_size {width}, expected {expected}")
         fields["position_embedding"] = "learned" if values.get("position_biased_input", True) else "none"
+        if fields.get("convolution_size", 0) > 0:
+            given = values.get("conv_act", "tanh")
+            fields["convolution_act"] = given if given == "tanh" else our_activation(given)
         if fields.get("embedding_size") == width:
             fields["embedding_size"] = None
         if not values.get("legacy", True):  # this head reads the words' embeddings, whatever tie_word_embeddings says
@@ -117,6 +123,10 @@ class Deberta(Family):
             "pooler_hidden_size": config.hidden_size,
             "pooler_dropout": 0,
         }
+        if config.convolution_size:
+            values["conv_act"] = ACTIVATIONS.get(config.convolution_act, "tanh")
+        else:
+            del values["conv_kernel_size"]
         if config.relative_terms:
             bounded = config.relative_distances != config.max_position_embeddings
             values |= {

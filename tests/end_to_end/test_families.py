@@ -52,12 +52,13 @@ FAMILIES = {
         "DebertaV2",
         {**SIZES, "max_position_embeddings": 32, "type_vocab_size": 0, "layer_norm_eps": 1e-5}
         | {"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 8, "share_att_key": True}
-        | {"norm_rel_ebd": "layer_norm", "position_biased_input": False, "legacy": False},
+        | {"norm_rel_ebd": "layer_norm", "position_biased_input": False, "legacy": False}
+        | {"conv_kernel_size": 3, "conv_act": "gelu"},
         ("--model.family", "deberta-v2", "--model.type_vocab_size", "0", "--model.layer_norm_eps", "1e-5")
         + ("--model.position_embedding", "none", "--model.relative_attention", "both")
         + ("--model.relative_buckets", "8", "--model.relative_distances", "32", "--model.relative_norm", "true")
         + ("--model.embedding_projection", "before_norm", "--model.pooler_activation", "gelu")
-        + ("--model.mlm_head", "deberta"),
+        + ("--model.mlm_head", "deberta", "--model.convolution_size", "3", "--model.convolution_act", "gelu"),
     ),
     "mpnet": (
         "MPNet",

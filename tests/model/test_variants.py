@@ -66,6 +66,7 @@ VARIANTS = {
     "decoder": dict(is_decoder=True),
     "local decoder": dict(is_decoder=True, local_attention_window=8),
     "disentangled": dict(relative_attention="both", relative_buckets=8, relative_distances=20, relative_norm=True),
+    "convolution": dict(convolution_size=3, convolution_act="relu"),
     "content to position": dict(relative_attention="c2p", relative_distances=20, relative_projections=True),
     "position to content": dict(relative_attention="p2c", position_embedding="none", is_decoder=True),
     "projected embeddings": dict(embedding_size=18, embedding_projection="before_norm"),
@@ -151,6 +152,7 @@ OWN_TESTS = {
     "relative_buckets",
     "relative_norm",
     "relative_projections",
+    "convolution_act",  # families/test_deberta.py
     "embedding_projection",
     "transform_bias",  # true where other linear maps have no bias: families/test_rotary.py
 }

@@ -25,6 +25,7 @@ OWN = {
     "deberta-v2": {
         **{"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 8, "share_att_key": True},
         **{"norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0},
+        "conv_kernel_size": 3,
     },
     "mpnet": {"pad_token_id": 1, "max_position_embeddings": 50},
     "eurobert": {"num_key_value_heads": 1},

@@ -36,6 +36,11 @@ def make_objective(config: PretrainConfig) -> Objective:
                 f"masking.next_tokens_until: found {until} with objective {config.objective}, expected 0, "
                 "or objective masked"
             )
+        if size := config.model.convolution_size:
+            raise UserError(
+                f"masking.next_tokens_until: found {until} with model.convolution_size {size}, which sees the next "
+                "token, expected 0"
+            )
         kind = NextTokensFirst
     return make("objective", config.objective, kind, config, config.objective_options)
 

@@ -53,6 +53,8 @@ _SILENT = {
 }
 # Matrix products by the place of their factors among the tensors that they take.
 _PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
+# Convolutions by the place of their weights, and the products that they are made of.
+_CONVOLUTIONS = {"convolution": (1, 1), "convolution_backward": (2, 2)}
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,11 @@ class _Recorder(TorchDispatchMode):
             first, second = (taken[place].shape for place in _PRODUCTS[name])
             shape = (math.prod(first[:-2]), first[-2], first[-1], second[-1])
             return "product", shape, 2.0 * math.prod(shape)
+        if name in _CONVOLUTIONS:
+            place, products = _CONVOLUTIONS[name]
+            rows, weight = taken[0].shape, taken[place].shape
+            shape = (1, rows[0] * math.prod(rows[2:]), math.prod(weight[1:]), weight[0])
+            return "product", shape, products * 2.0 * math.prod(shape)
         if "attention" in name or "attn" in name:
             kind = "attention_backward" if "backward" in name else "attention"
             return kind, (), self._attention_flops(kind, taken)

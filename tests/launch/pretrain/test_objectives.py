@@ -234,6 +234,10 @@ def test_next_tokens_are_for_masked_tokens_alone_and_leave_sources_out(data, tmp
             f"masking.next_tokens_until: found {until[1]} with objective span_boundary, expected 0, "
             "or objective masked",
         ),
+        (
+            ("--model.convolution_size", "3", *until),
+            f"masking.next_tokens_until: found {until[1]} with model.convolution_size 3, which sees the next token",
+        ),
         (("--masking.next_tokens_until", "-1"), "masking.next_tokens_until: found -1, expected at least 0"),
         (("--train.max_steps", "2", *until), "masking.next_tokens_until: found"),
         (

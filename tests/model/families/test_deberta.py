@@ -29,6 +29,8 @@ SHAPES = {
     "v2": V3 | {"share_att_key": False, "position_buckets": -1, "max_relative_positions": 20, "norm_rel_ebd": "none"},
     "c2p": V3 | {"pos_att_type": ["c2p"], "type_vocab_size": 2, "position_biased_input": True},
     "p2c": V3 | {"pos_att_type": "p2c", "share_att_key": False, "tie_word_embeddings": False, "embedding_size": 26},
+    "convolution": V3 | {"conv_kernel_size": 3, "conv_act": "gelu"},
+    "wide convolution": V3 | {"legacy": False, "conv_kernel_size": 5},
     "no distances": {"type_vocab_size": 1, "pooler_hidden_act": "tanh", "hidden_act": "relu"},
 }
 POOLED = "no distances", "ForSequenceClassification"  # tanh in its pooler
@@ -186,7 +188,9 @@ def test_what_is_pretrained_goes_out_as_a_masked_lm_and_what_has_no_class_in_our
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"conv_kernel_size": 3}, "found conv_kernel_size 3 with model_type deberta-v2, expected 0"),
+        ({"conv_kernel_size": 3}, "found no bert.encoder.layers.0.convolution"),
+        ({"conv_kernel_size": 4}, "model.convolution_size: must be 0 or odd"),
+        ({"conv_kernel_size": 3, "conv_groups": 3}, "found conv_groups 3 with model_type deberta-v2, expected 1"),
         ({"pooler_dropout": 0.1}, "found pooler_dropout 0.1 with model_type deberta-v2, expected 0"),
         ({"pooler_hidden_size": 40}, "found pooler_hidden_size 40 with hidden_size 39, expected 39"),
         ({"attention_head_size": 8}, "found attention_head_size 8 with hidden_size 39, expected 13"),
