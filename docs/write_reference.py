@@ -37,7 +37,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "Shapes and models": (
         "cloze.model.config:BertConfig",
-        "cloze.model.config:HeadConfig",
+        "cloze.model.problems:HeadConfig",
         "cloze.model.bert:BertModel",
         "cloze.model.bert:BertOutput",
         "cloze.model.bert:BertForPreTraining",

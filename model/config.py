@@ -1,10 +1,9 @@
-"""`BertConfig` (architecture and sizes of a model), `HeadConfig` (labels of a head), and `ModelError`."""
+"""`BertConfig` (architecture and sizes of a model), and `ModelError`."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
@@ -29,12 +28,13 @@ _LARGEST = 1 << 24  # upper bound of any size: larger values are mistakes, which
 _MOST = {"max_position_embeddings": 1 << 20, "relative_distances": 1 << 20, "vocab_padding_multiple": 1 << 12}
 
 
-def check_kinds(section: str, config: object) -> None:
+def check_kinds(section: str, config: Any) -> None:
     """Raise ModelError for the first field of a dataclass whose value is not of the declared type, or not one of its
     names. For values from files.
     """
-    for name, kind in get_type_hints(type(config)).items():
-        value = getattr(config, name)
+    hints = get_type_hints(type(config))
+    for name in (field.name for field in fields(config)):
+        value, kind = getattr(config, name), hints[name]
         kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
         if not any(_is_of(value, each) for each in kinds):
             expected = [
@@ -443,76 +443,3 @@ class BertConfig:
     def attends_locally(self, layer: int) -> bool:
         """Whether layer `layer` (from 0) attends only within its window."""
         return self.local_attention_window > 0 and layer % self.global_attention_every != 0
-
-
-@dataclass(frozen=True)
-class HeadConfig:
-    """What a head predicts: its problem type and labels.
-
-    Raises:
-        ModelError: for unknown values and contradictions.
-    """
-
-    labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")
-    """Names of the classes (single_label), of the independent labels (multi_label) or of the targets
-    (regression).
-    """
-    problem: Literal["single_label", "multi_label", "regression", "score", "columns"] = "single_label"
-    """One class; a sigmoid for each label; numbers; one number that is read through a sigmoid, as in transformers where
-    nothing is said of a single label (a cross-encoder's); or one class in each of several named columns.
-    """
-    columns: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """columns only: (name, its classes) of each label column; each has a softmax of its own, losses are
-    summed.
-    """
-    pooling: Literal["pooler", "cls", "mean", "max", "pooled_mean", "late"] = "pooler"
-    """What a sentence-level head reads: the pooler of the first token, or one of the tokens' vectors; pooled_mean: the
-    pooler of their mean; late: the mean of the pooler of each. Without a pooler in the model these are cls and mean.
-    """
-    layers: Literal["last", "last_four", "weighted"] = "last"
-    """The encoder layers that a head reads: the last; the last four side by side; a learned weighted sum of all
-    (Devlin et al. 2019, table 7; Peters et al. 2018, equation 1).
-    """
-
-    pieces: Literal["none", "max", "mean", "attention"] = "none"
-    """Over what a text is classified: one sequence; or all pieces of a long one, whose vectors become one by their
-    maximum, their mean, or a sum weighted by learned attention.
-    """
-    piece_length: int = 0
-    """Tokens of a piece, special tokens included."""
-    piece_step: int = 0
-    """Tokens from the start of one piece to the next."""
-
-    def __post_init__(self) -> None:
-        check_kinds("head", self)
-        if self.pieces != "none" and not 0 < self.piece_step <= self.piece_length - 2:
-            raise ModelError(
-                f"head.piece_step: found {self.piece_step} with head.piece_length = {self.piece_length}, "
-                "expected 1 to two less, so that every token is in a piece"
-            )
-        if self.layers != "last" and self.pooling in ("pooler", "pooled_mean", "late"):
-            raise ModelError(
-                f"head.layers: found {self.layers} with head.pooling = {self.pooling}, expected cls, mean or max: "
-                "the pooler was trained on the last layer alone"
-            )
-        if (self.problem == "columns") != bool(self.columns):
-            raise ModelError(
-                f"head.columns: found {len(self.columns)} columns with head.problem = {self.problem}, expected "
-                "columns with problem = columns and with no other"
-            )
-        if self.problem == "score" and len(self.labels) != 1:
-            raise ModelError(f"head.labels: found {len(self.labels)} with head.problem = score, expected one")
-        if self.num_outputs < 1 or any(not classes for _, classes in self.columns):
-            raise ModelError("head.labels: found none, expected at least one; give the labels")
-        for names in (self.labels, [name for name, _ in self.columns], *(classes for _, classes in self.columns)):
-            if not all(isinstance(name, str) for name in names):
-                raise ModelError(f"head.labels: found {str(names)[:60]}, expected texts")
-            if twice := [name for name, count in Counter(names).items() if count > 1]:
-                raise ModelError(f"head.labels: found {twice[0]!r} twice, expected names that differ; rename one")
-
-    @property
-    def num_outputs(self) -> int:
-        """Number of scores per example."""
-        if self.problem == "columns":
-            return sum(len(classes) for _, classes in self.columns)
-        return len(self.labels)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from cloze.model.config import BertConfig, HeadConfig, ModelError
+from cloze.model.config import BertConfig, ModelError
 from cloze.model.config_files import (
     FINGERPRINT,
     OWN_MODEL_TYPE,
@@ -39,6 +39,7 @@ from cloze.model.config_files import (
 from cloze.model.families import BY_TYPE, FAMILIES, OUR_CLASSES, family_for, family_of
 from cloze.model.families.family import DETECTOR, HEADS, Family, Json, Names, Part
 from cloze.model.initialization import init_weights
+from cloze.model.problems import PROBLEMS, HeadConfig
 from cloze.model.weight_files import INDEX, WEIGHTS, read_weights, shard_names
 
 StateDict = dict[str, Tensor]
@@ -191,14 +192,6 @@ def with_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
 # File names that mark a folder of another kind, into which no model may be written.
 _NO_MODELS = {"manifest.json": "prepared data", "checkpoints": "a run"}
 
-# What a head is for -> its name in transformers. A head for anything else goes out in our own format.
-_PROBLEMS = {
-    "single_label": "single_label_classification",
-    "multi_label": "multi_label_classification",
-    "regression": "regression",
-    "score": None,  # one score, of which transformers' own classes say nothing
-}
-
 
 def config_to_huggingface(
     config: BertConfig,
@@ -239,8 +232,8 @@ def _fields(config: BertConfig, head: HeadConfig | None) -> Json:
     if head is not None:
         values["id2label"] = {str(number): label for number, label in enumerate(head.labels)}
         values["label2id"] = {label: number for number, label in enumerate(head.labels)}
-        values["problem_type"] = _PROBLEMS[head.problem]
-        values |= family.head_fields(head)
+        values["problem_type"] = PROBLEMS[head.problem].problem_type
+        values |= family.head_fields(head.pooling)
     return values
 
 
@@ -256,10 +249,10 @@ def _is_note(name: str) -> bool:
 
 def _their_class(config: BertConfig, architecture: str, head: HeadConfig | None) -> str | None:
     """The name of the class in transformers that has this architecture and head; None: our own format."""
-    if head and (head.layers != "last" or head.pieces != "none" or head.problem not in _PROBLEMS):
+    if head and (head.layers != "last" or head.pieces != "none" or not PROBLEMS[head.problem].in_transformers):
         return None
     family = family_of(config)
-    return BY_TYPE[family].class_of(config, architecture, head) if family else None
+    return BY_TYPE[family].class_of(config, architecture, head.pooling if head else None) if family else None
 
 
 def architecture_of(state_dict: StateDict) -> str:
@@ -573,11 +566,13 @@ def _head(values: Json) -> HeadConfig | None:
         labels = _labels(values["id2label"])
     elif pooling == "pooler" and not values.get("problem_type"):
         return None
-    problems: dict[str, Any] = {theirs: ours for ours, theirs in _PROBLEMS.items() if theirs is not None}
+    problems = {
+        each.problem_type: name for name, each in PROBLEMS.items() if each.in_transformers and each.problem_type
+    }
     given = values.get("problem_type")
     if given is not None and given not in problems:
         raise ModelError(f"config.json: found problem_type {given!r}, expected one of {', '.join(problems)}, or none")
-    problem: Any = "single_label" if given is None else problems[given]
+    problem = "single_label" if given is None else problems[given]
     if len(labels) == 1 and problem == "single_label":
         problem = "score"
     return HeadConfig(labels, problem, pooling=pooling)

@@ -23,7 +23,7 @@ from cloze.model.bert import (
     encode_masked,
     pooled,
 )
-from cloze.model.config import BertConfig, HeadConfig, ModelError
+from cloze.model.config import BertConfig, ModelError
 from cloze.model.dropout import DropoutKey, draw_seed, dropout
 from cloze.model.heads import (
     NO_LABEL,
@@ -37,6 +37,7 @@ from cloze.model.heads import (
 )
 from cloze.model.huggingface import InFolders, load_architecture
 from cloze.model.inputs import Inputs, ModelOptions
+from cloze.model.problems import HeadConfig
 from cloze.model.sentence_vectors import pool
 
 if TYPE_CHECKING:  # Python 3.10 lacks it
@@ -429,7 +430,7 @@ class BertForSequenceClassification(Classifier):
         output = with_states(TaskOutput(scores), encoded)
         if labels is None:
             return output
-        losses, num_labelled = self._losses(scores, labels)
+        losses, num_labelled = self.head.losses(scores, labels)
         return output._replace(losses=losses, num_labelled=num_labelled)
 
     def features(
@@ -459,26 +460,6 @@ class BertForSequenceClassification(Classifier):
         shares = shares / sums[text]
         summed = torch.zeros(len(offsets) - 1, vectors.shape[1], device=vectors.device)
         return summed.index_add(0, text, vectors.float() * shares[:, None]).to(vectors.dtype)
-
-    def _losses(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        problem = self.head.problem
-        if problem == "single_label":
-            return class_losses(scores, labels)[0], (labels != NO_LABEL).sum()
-        if problem == "columns":
-            parts = scores.split([len(classes) for _, classes in self.head.columns], dim=-1)
-            columns = [class_losses(part, labels[:, column])[0] for column, part in enumerate(parts)]
-            return torch.stack(columns, dim=1), (labels != NO_LABEL).sum(0)
-        targets = labels.view(scores.shape).float()
-        if problem == "multi_label":
-            losses = nn.functional.binary_cross_entropy_with_logits(scores.float(), targets, reduction="none")
-        else:
-            losses = nn.functional.mse_loss(scores.float(), targets, reduction="none")
-        return losses.mean(1), torch.tensor(len(scores), device=scores.device)
-
-    def split_columns(self, logits: Tensor) -> dict[str, Tensor]:
-        """(B, outputs) scores of several label columns -> name: (B, classes of that column)."""
-        parts = logits.split([len(classes) for _, classes in self.head.columns], dim=-1)
-        return {name: part for (name, _), part in zip(self.head.columns, parts, strict=True)}
 
 
 class BertForTokenClassification(Classifier):

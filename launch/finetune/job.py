@@ -18,8 +18,8 @@ from cloze.launch.pretrained.source import Source, find_source
 from cloze.launch.run import runs
 from cloze.launch.training.start_table import origin_of_rate
 from cloze.model.bert import BertPreTrained
-from cloze.model.config import HeadConfig
 from cloze.model.flops import encoder_weights
+from cloze.model.problems import HeadConfig
 from cloze.pipeline.storage import sha256_of
 
 

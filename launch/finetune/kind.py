@@ -14,7 +14,8 @@ from cloze.launch.texts.encoding import TRUNCATION, Truncation, described
 from cloze.launch.texts.tables import COLUMNS, Columns, missing_columns, open_table
 from cloze.launch.training.objective import TrainingObjective
 from cloze.model.bert import BertPreTrained
-from cloze.model.config import BertConfig, HeadConfig
+from cloze.model.config import BertConfig
+from cloze.model.problems import HeadConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.tokenization.tokenizer import Tokenizer

@@ -10,8 +10,8 @@ from torch import nn
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.pretrained.source import Source
 from cloze.model.bert import BertPreTrained
-from cloze.model.config import HeadConfig
 from cloze.model.initialization import init_weights
+from cloze.model.problems import HeadConfig
 from cloze.model.sentence_vectors import SentenceEncoder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields

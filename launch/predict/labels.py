@@ -69,7 +69,7 @@ class Classify(Operation):
     def read(self, model: Model, batch: Batch) -> list[Value]:
         if model.head.pieces != "none":  # the pieces of a text may be in several batches
             return list(model.vectors(**batch.inputs))
-        return _probabilities(model, model(**batch.inputs).logits)
+        return _probabilities(model.head, model(**batch.inputs).logits)
 
     def columns(self, loaded: LoadedModel | None, result: Labels) -> Fields:
         """`prediction` and the probability of each label (with `top_k` only of the first); for a regression its values;
@@ -81,14 +81,15 @@ class Classify(Operation):
         for column in dict.fromkeys(label.column for label in result.labels):
             labels = {label.label: label.score for label in result.labels if label.column == column}
             of = "" if column is None else f"_{column}"
-            if head.problem in ("regression", "score"):
+            if head.answer == "numbers":
                 single = len(labels) == 1
                 columns |= {"prediction" if single else f"prediction_{name}": value for name, value in labels.items()}
                 continue
-            names = dict(head.columns)[column] if column is not None else head.labels
-            several = head.problem == "multi_label"
+            names = head.classes[column]
             columns[f"prediction{of}"] = (
-                [name for name in names if labels.get(name, 0) > 0.5] if several else next(iter(labels))
+                [name for name in names if labels.get(name, 0) > head.threshold]
+                if head.answer == "labels"
+                else next(iter(labels))
             )
             if self.top_k is None:
                 columns |= {f"probability{of}_{name}": labels[name] for name in names}
@@ -105,10 +106,9 @@ class Classify(Operation):
         head, result = loaded.model.head, []
         if head.pieces != "none":
             values = _classified(loaded.model, values)
-        classes = dict(head.columns) or {None: head.labels}
         for column, scores in values[0].items():
-            labels = [Label(*pair, column) for pair in zip(classes[column], scores, strict=True)]
-            if head.problem != "regression":
+            labels = [Label(*pair, column) for pair in zip(head.classes[column], scores, strict=True)]
+            if head.answer != "numbers":
                 labels.sort(key=lambda label: -label.score)
             result += labels[: self.top_k]
         return Labels(result, encodings[0].cut_tokens)
@@ -119,20 +119,11 @@ class ClassifyConfig(Classify, PairInput):
     """Label texts or pairs of texts."""
 
 
-def _probabilities(model: Any, logits: Any) -> list[dict[str | None, list[float]]]:
+def _probabilities(head: Any, logits: Any) -> list[dict[str | None, list[float]]]:
     """Probabilities (for a regression values) of each row of logits, by label column; None: the only column."""
-    logits = logits.float()
-    if model.head.problem == "columns":
-        parts = model.split_columns(logits)
-        columns = {name: part.softmax(-1).tolist() for name, part in parts.items()}
-        return [{name: rows[row] for name, rows in columns.items()} for row in range(len(logits))]
-    activations = {
-        "single_label": lambda x: x.softmax(-1),
-        "multi_label": lambda x: x.sigmoid(),
-        "score": lambda x: x.sigmoid(),
-        "regression": lambda x: x,
-    }
-    return [{None: row} for row in activations[model.head.problem](logits).tolist()]
+    columns = head.probabilities(logits.float())
+    rows = {name: values.tolist() for name, values in columns.items()}
+    return [{name: values[row] for name, values in rows.items()} for row in range(len(logits))]
 
 
 def _classified(model: Any, vectors: Sequence[Any]) -> list[dict[str | None, list[float]]]:
@@ -141,4 +132,4 @@ def _classified(model: Any, vectors: Sequence[Any]) -> list[dict[str | None, lis
 
     stacked = torch.stack(list(vectors))
     offsets = torch.tensor([0, len(stacked)], device=stacked.device)
-    return _probabilities(model, model.classify(model.pool_pieces(stacked, offsets)))
+    return _probabilities(model.head, model.classify(model.pool_pieces(stacked, offsets)))

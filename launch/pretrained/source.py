@@ -17,9 +17,10 @@ from cloze.launch.pretrained.loading import load_truncation, load_vectors, read_
 from cloze.launch.pretrained.precheck import check_model, named_shape
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
-from cloze.model.config import BertConfig, HeadConfig
+from cloze.model.config import BertConfig
 from cloze.model.config_files import FINGERPRINT, OWN_MODEL_TYPE
 from cloze.model.huggingface import StateDict, load_architecture, load_head, load_note, load_pretrained
+from cloze.model.problems import HeadConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, holds_tokenizer

@@ -34,6 +34,7 @@ _PARTS = (
     "huggingface",
     "initialization",
     "inputs",
+    "problems",
     "relative",
     "sentence_vectors",
     "tasks",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cloze.model.config import BertConfig, HeadConfig, ModelError
+from cloze.model.config import BertConfig, ModelError
 from cloze.model.families.family import Family, Json, Names, Part, alike
 from cloze.model.families.rotary import rotary_base, rotary_fields
 
@@ -132,6 +132,6 @@ class EuroBert(Family):
             raise ModelError(f"config.json: found classifier_pooling {found!r}, expected one of {', '.join(ours)}")
         return ours[found]
 
-    def head_fields(self, head: HeadConfig) -> Json:
+    def head_fields(self, pooling: str) -> Json:
         """The same."""
-        return {"classifier_pooling": _POOLINGS[head.pooling]}
+        return {"classifier_pooling": _POOLINGS[pooling]}

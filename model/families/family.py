@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from cloze.model.config import BertConfig, HeadConfig, ModelError
+from cloze.model.config import BertConfig, ModelError
 
 Json = dict[str, Any]
 """Fields of config.json."""
@@ -166,11 +166,15 @@ class Family:
         values = {theirs: getattr(config, ours) for ours, theirs in self.fields.items()}
         return values | {self.activation: ACTIVATIONS[config.hidden_act]}
 
-    def class_of(self, config: BertConfig, architecture: str, head: HeadConfig | None) -> str | None:
-        """The name of their class for one of ours; None: there is none that computes the same."""
+    def class_of(self, config: BertConfig, architecture: str, pooling: str | None) -> str | None:
+        """The name of their class for one of ours; None: there is none that computes the same.
+
+        Args:
+            pooling: `HeadConfig.pooling`; None: there is no head for fine-tuning.
+        """
         if architecture not in self.endings or (architecture in self.pooled and not config.pooler):
             return None
-        if head and head.pooling not in self.poolings:
+        if pooling is not None and pooling not in self.poolings:
             return None
         return self.beginnings[self.model_type(config) or ""] + self.endings[architecture]
 
@@ -217,8 +221,8 @@ class Family:
         """`HeadConfig.pooling` of a config.json."""
         return "pooler"
 
-    def head_fields(self, head: HeadConfig) -> Json:
-        """Further fields of config.json of a head."""
+    def head_fields(self, pooling: str) -> Json:
+        """Further fields of config.json of a head with this `HeadConfig.pooling`."""
         return {}
 
 

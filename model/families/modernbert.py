@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cloze.model.config import BertConfig, HeadConfig, ModelError
+from cloze.model.config import BertConfig, ModelError
 from cloze.model.families.family import ACTIVATIONS, Family, Json, our_activation
 from cloze.model.families.rotary import rotary_bases
 
@@ -131,10 +131,10 @@ class ModernBert(Family):
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
         }
 
-    def class_of(self, config: BertConfig, architecture: str, head: HeadConfig | None) -> str | None:
+    def class_of(self, config: BertConfig, architecture: str, pooling: str | None) -> str | None:
         """Its classifiers have dense, activation and norm before them."""
         bare = architecture in ("BertModel", "BertForMaskedLM", "BertForPreTraining")
-        return super().class_of(config, architecture, head) if bare or config.classifier_transform else None
+        return super().class_of(config, architecture, pooling) if bare or config.classifier_transform else None
 
     def head_of(self, names: Collection[str], architecture: str) -> str:
         """The name of the class alone tells spans from a classifier."""
@@ -151,6 +151,6 @@ class ModernBert(Family):
         pooling: str = values.get("classifier_pooling", "cls")
         return pooling
 
-    def head_fields(self, head: HeadConfig) -> Json:
+    def head_fields(self, pooling: str) -> Json:
         """The same."""
-        return {"classifier_pooling": "mean" if head.pooling == "mean" else "cls"}
+        return {"classifier_pooling": "mean" if pooling == "mean" else "cls"}

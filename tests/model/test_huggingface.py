@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import resource
-from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import BertWordPieceTokenizer
 
 from cloze.model.bert import BertForPreTraining, BertModel
-from cloze.model.config import BertConfig, HeadConfig, ModelError
+from cloze.model.config import BertConfig, ModelError
 from cloze.model.config_files import config_from_huggingface
 from cloze.model.huggingface import (
     config_to_huggingface,
@@ -24,6 +23,7 @@ from cloze.model.huggingface import (
     save_pretrained,
     to_huggingface,
 )
+from cloze.model.problems import PROBLEMS, HeadConfig
 from cloze.model.tasks import ARCHITECTURES, BertForSequenceClassification
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model, reference, scramble
 
@@ -336,7 +336,7 @@ def test_values_of_another_kind_in_a_config_are_one_line(tmp_path, field, value)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("problem", get_args(get_type_hints(HeadConfig)["problem"]))
+@pytest.mark.parametrize("problem", PROBLEMS)
 def test_a_head_of_every_problem_comes_back_as_it_went_out(tmp_path, problem):
     """In transformers' format where that can say it, else in our own; nothing is written that can't be read."""
     columns = (("size", ("small", "large")), ("kind", ("a", "b", "c"))) if problem == "columns" else ()

@@ -7,9 +7,10 @@ import torch
 import transformers
 
 from cloze.model.bert import BertForPreTraining
-from cloze.model.config import HeadConfig, ModelError
+from cloze.model.config import ModelError
 from cloze.model.huggingface import to_huggingface
 from cloze.model.initialization import init_weights, init_word_embeddings
+from cloze.model.problems import HeadConfig
 from cloze.model.tasks import BertForMaskedLM, BertForSequenceClassification
 from tests.model.model_batches import TINY, scramble
 from tests.model.test_config import preset

@@ -8,7 +8,8 @@ import torch
 import transformers
 
 from cloze.model.bert import BertForPreTraining, BertModel
-from cloze.model.config import HeadConfig, ModelError
+from cloze.model.config import ModelError
+from cloze.model.problems import HeadConfig
 from cloze.model.tasks import (
     BertForMaskedLM,
     BertForMultipleChoice,
@@ -114,11 +115,13 @@ def test_several_label_columns_have_a_softmax_each_and_their_losses_are_summed()
     _, _, flat = both_inputs()
     labels = torch.tensor([[0, 1], [2, 0], [1, 1], [-100, 0], [2, -100]])
     output = model(**flat, labels=labels)
-    parts = model.split_columns(output.logits)
-    assert {name: part.shape[1] for name, part in parts.items()} == {"size": 3, "kind": 2}
+    parts = {"size": output.logits[:, :3], "kind": output.logits[:, 3:]}
     expected = sum(
         torch.nn.functional.cross_entropy(part, labels[:, column]) for column, part in enumerate(parts.values())
     )
+    shares = head.probabilities(output.logits)
+    assert shares.keys() == parts.keys()
+    assert all(torch.equal(shares[name], part.softmax(1)) for name, part in parts.items())
     torch.testing.assert_close(output.loss, expected, **TOLERANCE)
     assert output.losses.shape == (5, 2) and output.num_labelled.tolist() == [4, 4]
 

@@ -11,10 +11,11 @@ import transformers
 import yaml
 
 from cloze.model.bert import BertForPreTraining, BertModel
-from cloze.model.config import ROBERTAS, BertConfig, HeadConfig
+from cloze.model.config import ROBERTAS, BertConfig
 from cloze.model.embeddings import sinusoidal_table
 from cloze.model.families import family_of
 from cloze.model.huggingface import load_pretrained, to_huggingface
+from cloze.model.problems import HeadConfig
 from cloze.model.tasks import ARCHITECTURES, BertForMaskedLM
 from tests.model.model_batches import TINY, batch, concatenate, gradients, pretraining_model, scramble
 

@@ -10,8 +10,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from cloze.model.config import HeadConfig, ModelError
+from cloze.model.config import ModelError
 from cloze.model.huggingface import copy_pretrained, load_head, load_pretrained, save_pretrained
+from cloze.model.problems import HeadConfig
 from cloze.model.tasks import ARCHITECTURES, BertForSequenceClassification
 from tests.model.model_batches import TINY, pretraining_model
 

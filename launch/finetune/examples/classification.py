@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
@@ -29,7 +28,7 @@ from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_pieces, build_sequences
 from cloze.launch.texts.tables import Columns, Row, Table, parse_json, read_table
-from cloze.model.config import HeadConfig
+from cloze.model.problems import HeadConfig
 from cloze.model.tasks import BertForSequenceClassification, TaskOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
@@ -167,15 +166,19 @@ class TextExamples(Examples):
         """The predictions in the form of targets, (N,) or (N, ...), from outputs (N, width)."""
 
     @abstractmethod
-    def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float: ...
-
-    @abstractmethod
     def _named(self, numbers: np.ndarray) -> object:
         """A target or prediction of a row with names of labels."""
 
-    @abstractmethod
     def _probabilities(self, scores: np.ndarray) -> Fields:
         """The entry `probabilities` of a prediction from the scores (width,) of a row; empty for regression."""
+        if self._head.answer == "numbers":
+            return {}
+        columns = self._head.probabilities(torch.from_numpy(scores[None]).double())
+        named = {
+            name: dict(zip(self._head.classes[name], values[0].tolist(), strict=True))
+            for name, values in columns.items()
+        }
+        return {"probabilities": named if self._head.columns else named[None]}
 
     def batch(self, units: np.ndarray) -> MicroBatch:
         batch = self._sequences.batch(self.feature_rows(units), self.segments)
@@ -196,8 +199,9 @@ class TextExamples(Examples):
         return units
 
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
-        loss = self._loss(torch.from_numpy(outputs), torch.from_numpy(self._true))
-        return {"loss": loss} | self._measured(self._predicted(outputs))
+        labels = self.targets(np.arange(len(outputs)))["labels"]
+        losses, count = self._head.losses(torch.from_numpy(outputs), labels)
+        return {"loss": (losses.sum(0) / count).sum().item()} | self._measured(self._predicted(outputs))
 
     def _measured(self, guesses: np.ndarray) -> dict[str, float]:
         return scoring.measure(self._task.metrics, self._true, guesses)
@@ -248,18 +252,12 @@ class ClassExamples(TextExamples):
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
         return outputs.argmax(1)
 
-    def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float:
-        return functional.cross_entropy(scores, true).item()
-
     def majority(self) -> dict[str, float]:
         guesses = np.full_like(self._true, np.bincount(self._true).argmax())
         return scoring.measure(self._task.metrics, self._true, guesses)
 
     def _named(self, numbers: np.ndarray) -> str:
         return self._head.labels[int(numbers)]
-
-    def _probabilities(self, scores: np.ndarray) -> Fields:
-        return {"probabilities": _shares(scores, self._head.labels)}
 
 
 class ColumnExamples(TextExamples):
@@ -286,10 +284,6 @@ class ColumnExamples(TextExamples):
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
         return np.stack([part.argmax(1) for part in self._split(outputs)], 1)
 
-    def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float:
-        parts = [torch.from_numpy(part) for part in self._split(scores.numpy())]
-        return sum(functional.cross_entropy(part, true[:, n]).item() for n, part in enumerate(parts))
-
     def _measured(self, guesses: np.ndarray) -> dict[str, float]:
         accuracies = {
             f"accuracy_{name}": float(np.mean(self._true[:, number] == guesses[:, number]))
@@ -299,10 +293,6 @@ class ColumnExamples(TextExamples):
 
     def _named(self, numbers: np.ndarray) -> dict[str, str]:
         return {name: labels[int(number)] for (name, labels), number in zip(self._head.columns, numbers, strict=True)}
-
-    def _probabilities(self, scores: np.ndarray) -> Fields:
-        parts = zip(self._head.columns, self._split(scores[None]), strict=True)
-        return {"probabilities": {name: _shares(part[0], labels) for (name, labels), part in parts}}
 
 
 class LabelExamples(TextExamples):
@@ -348,17 +338,11 @@ class LabelExamples(TextExamples):
         return torch.tensor([len(micro_batch["labels"])])  # one loss per example
 
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
-        return (outputs > 0).astype(np.int64)
-
-    def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float:
-        return functional.binary_cross_entropy_with_logits(scores, true.float()).item()
+        probabilities = self._head.probabilities(torch.from_numpy(outputs))[None]
+        return (probabilities > self._head.threshold).numpy().astype(np.int64)
 
     def _named(self, numbers: np.ndarray) -> list[str]:
         return [label for label, number in zip(self._head.labels, numbers, strict=True) if number]
-
-    def _probabilities(self, scores: np.ndarray) -> Fields:
-        values = torch.from_numpy(scores).double().sigmoid().tolist()
-        return {"probabilities": dict(zip(self._head.labels, values, strict=True))}
 
 
 class NumberExamples(TextExamples):
@@ -395,9 +379,6 @@ class NumberExamples(TextExamples):
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
         return outputs
 
-    def _loss(self, scores: torch.Tensor, true: torch.Tensor) -> float:
-        return functional.mse_loss(scores, true.float()).item()
-
     def _measured(self, guesses: np.ndarray) -> dict[str, float]:
         names = self._task.metrics
         parts = [scoring.measure(names, self._true[:, n], guesses[:, n]) for n in range(len(self._columns))]
@@ -413,13 +394,6 @@ class NumberExamples(TextExamples):
     def _named(self, numbers: np.ndarray) -> float | dict[str, float]:
         values = dict(zip(self._columns, map(float, numbers), strict=True))
         return values if len(values) > 1 else values[self._columns[0]]
-
-    def _probabilities(self, scores: np.ndarray) -> Fields:
-        return {}
-
-
-def _shares(scores: np.ndarray, labels: tuple[str, ...]) -> dict[str, float]:
-    return dict(zip(labels, torch.from_numpy(scores).double().softmax(-1).tolist(), strict=True))
 
 
 def predicted(row: Row, prediction: Fields) -> Fields:

@@ -21,7 +21,7 @@ from cloze.launch.finetune.schemes import OUTSIDE, PREFIXES, split_tag, to_iob2
 from cloze.launch.texts.encoding import TRUNCATION, characters, described
 from cloze.launch.texts.sequences import Sequences
 from cloze.launch.texts.tables import read_text
-from cloze.model.config import HeadConfig
+from cloze.model.problems import HeadConfig
 from cloze.model.tasks import BertForTokenClassification, TaskOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError

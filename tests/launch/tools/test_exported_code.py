@@ -14,8 +14,9 @@ from cloze.launch.cli import main
 from cloze.launch.system.environment import child_variables
 from cloze.model import tasks
 from cloze.model.bert import BertForPreTraining, BertModel
-from cloze.model.config import BertConfig, HeadConfig
+from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
+from cloze.model.problems import HeadConfig
 from tests.launch.tiny_models import tokenizer
 
 SHAPE = {

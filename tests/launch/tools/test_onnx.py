@@ -9,8 +9,9 @@ import torch
 
 from cloze.launch.cli import main
 from cloze.launch.tools.onnx import write_onnx
-from cloze.model.config import BertConfig, HeadConfig
+from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
+from cloze.model.problems import HeadConfig
 from cloze.model.tasks import ARCHITECTURES
 from cloze.pipeline.extras import how_to_install
 from tests.launch.tiny_models import labels, save_model
