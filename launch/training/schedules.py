@@ -29,17 +29,26 @@ class Progress(NamedTuple):
     """Share of the last part, `decay_share` of the run, that is left, 0 to 1."""
 
 
-SHAPES: dict[str, Callable[[ScheduleConfig, Progress], float]] = {
-    "linear": lambda config, run: 1 - run.done,
-    "cosine": lambda config, run: (1 + math.cos(math.pi * run.done)) / 2,
-    "polynomial": lambda config, run: (1 - run.done) ** config.power,
-    "poly_nvidia": lambda config, run: (1 - run.at / run.end) ** config.power,
-    "constant": lambda config, run: 1.0,
-    "inverse_sqrt": lambda config, run: math.sqrt(max(1, run.warmup) / max(1, run.at)),
-    "wsd": lambda config, run: run.left if config.decay_shape == "linear" else 1 - math.sqrt(1 - run.left),
-    "exponential": lambda config, run: config.factor ** ((run.at - run.warmup) // config.factor_steps),
+class Shape(NamedTuple):
+    """A schedule after its warmup, 1 at its highest."""
+
+    share: Callable[[ScheduleConfig, Progress], float]
+    falls_to_zero: bool = True
+    """Whether it is 0 at the end of the run, and so is scaled to end at final_share; others ignore that."""
+
+
+SHAPES = {
+    "linear": Shape(lambda config, run: 1 - run.done),
+    "cosine": Shape(lambda config, run: (1 + math.cos(math.pi * run.done)) / 2),
+    "polynomial": Shape(lambda config, run: (1 - run.done) ** config.power),
+    "poly_nvidia": Shape(lambda config, run: (1 - run.at / run.end) ** config.power),
+    "constant": Shape(lambda config, run: 1.0, falls_to_zero=False),
+    "inverse_sqrt": Shape(lambda config, run: math.sqrt(max(1, run.warmup) / max(1, run.at)), falls_to_zero=False),
+    "wsd": Shape(lambda config, run: run.left if config.decay_shape == "linear" else 1 - math.sqrt(1 - run.left)),
+    "exponential": Shape(
+        lambda config, run: config.factor ** ((run.at - run.warmup) // config.factor_steps), falls_to_zero=False
+    ),
 }
-UNSCALED = ("constant", "inverse_sqrt", "exponential")  # schedules that do not end at final_share
 
 
 def multiplier(config: ScheduleConfig, at: float, end: float, tokens: int = 0) -> float:
@@ -66,7 +75,7 @@ def multiplier(config: ScheduleConfig, at: float, end: float, tokens: int = 0) -
     | wsd          | 1, then decay over the last decay_share of all steps, linear or 1 - sqrt             |
     | exponential  | factor^floor((at - warmup) / factor_steps)                                           |
 
-    All but constant, inverse_sqrt and exponential are scaled to end at final_share.
+    Those that fall to 0 are scaled to end at final_share.
     """
     warmup = warmup_steps(config, end)
     if config.warmup_tokens is not None and tokens < config.warmup_tokens:
@@ -76,10 +85,9 @@ def multiplier(config: ScheduleConfig, at: float, end: float, tokens: int = 0) -
     at = min(at, end)
     done = min(1.0, (at - warmup) / max(1, end - warmup))
     left = min(1.0, (end - at) / max(1, round(config.decay_share * end)))
-    shape = SHAPES[config.name](config, Progress(at, end, warmup, done, left))
-    if config.name in UNSCALED:
-        return shape
-    return config.final_share + (1 - config.final_share) * shape
+    shape = SHAPES[config.name]
+    share = shape.share(config, Progress(at, end, warmup, done, left))
+    return config.final_share + (1 - config.final_share) * share if shape.falls_to_zero else share
 
 
 def _rise(config: ScheduleConfig, share: float) -> float:

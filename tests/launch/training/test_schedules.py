@@ -1,5 +1,6 @@
 """Schedules against transformers' own, which are written independently."""
 
+from dataclasses import replace
 from typing import get_args, get_type_hints
 
 import pytest
@@ -30,29 +31,48 @@ def reference(name: str):
 
 
 OF_TRANSFORMERS = ("linear", "cosine", "constant", "polynomial", "inverse_sqrt", "wsd")
+# As published, after the warmup.
+BY_HAND = {
+    "poly_nvidia": lambda step: 0.25 + 0.75 * (1 - step / STEPS) ** 0.5,
+    "exponential": lambda step: 0.9 ** ((step - WARMUP) // 20),
+}
+
+
+def config_of(name: str) -> ScheduleConfig:
+    final_share = 0.25 if name in ("polynomial", *BY_HAND) else 0.0  # transformers' others have none
+    return ScheduleConfig(name=name, warmup_steps=WARMUP, decay_share=0.2, final_share=final_share, factor_steps=20)
 
 
 def test_every_schedule_is_legal_drawn_and_compared_with_a_reference():
     assert {*get_args(get_type_hints(ScheduleConfig)["name"])} == SHAPES.keys()
-    by_hand = {
-        "poly_nvidia": test_nvidias_polynomial_drops_at_the_end_of_its_warmup,
-        "exponential": test_exponential_steps,
-    }
-    assert {*OF_TRANSFORMERS} | by_hand.keys() == SHAPES.keys()
+    assert {*OF_TRANSFORMERS} | BY_HAND.keys() == SHAPES.keys()
     drawing = (ROOT / "docs" / "draw_schedules.py").read_text(encoding="utf-8")
     assert all(f'ScheduleConfig(name="{name}"' in "".join(drawing.split()) for name in SHAPES)
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_end_is_at_final_share_or_above_zero(name):
+    """Only what falls to 0 can be scaled to end elsewhere."""
+    config = ScheduleConfig(name=name, warmup_steps=WARMUP, final_share=0.25)
+    end, unscaled = multiplier(config, STEPS, STEPS), multiplier(replace(config, final_share=0), STEPS, STEPS)
+    assert (end, unscaled) == (0.25, 0) if SHAPES[name].falls_to_zero else end == unscaled > 0
+
+
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_every_step_equals_transformers(name):
-    config = ScheduleConfig(
-        name=name, warmup_steps=WARMUP, decay_share=0.2, final_share=0.25 if name == "polynomial" else 0.0
-    )
-    scheduler = reference(name)
+    config, scheduler = config_of(name), reference(name)
     for step in range(STEPS):
         assert multiplier(config, step, STEPS) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12), step
         scheduler.optimizer.step()
         scheduler.step()
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_every_step_equals_the_published_formula(name):
+    config = config_of(name)
+    for step in range(STEPS):
+        expected = step / WARMUP if step < WARMUP else BY_HAND[name](step)
+        assert multiplier(config, step, STEPS) == pytest.approx(expected, abs=1e-12), step
 
 
 def test_warmup_by_share_and_none_at_all():
@@ -123,10 +143,3 @@ def test_a_time_budget_ends_with_the_rate_at_zero(name):
     assert multiplier(config, 0.03 * day, day) == pytest.approx(0.5)
     assert 0 < multiplier(config, 0.999 * day, day) < 0.06
     assert multiplier(config, day, day) == multiplier(config, day + 5, day) == 0
-
-
-def test_exponential_steps():
-    config = ScheduleConfig(name="exponential", warmup_steps=10, factor=0.9, factor_steps=250)
-    assert [multiplier(config, step, 1000) for step in (10, 259, 260, 509, 510)] == pytest.approx(
-        [1, 1, 0.9, 0.9, 0.81]
-    )
