@@ -23,7 +23,7 @@ from cloze.model.huggingface import (
     save_pretrained,
     to_huggingface,
 )
-from cloze.model.problems import PROBLEMS, HeadConfig
+from cloze.model.problems import HeadConfig
 from cloze.model.tasks import ARCHITECTURES, BertForSequenceClassification
 from tests.model.model_batches import TINY, batch, concatenate, pretraining_model, reference, scramble
 
@@ -334,21 +334,6 @@ def test_values_of_another_kind_in_a_config_are_one_line(tmp_path, field, value)
     with pytest.raises(ModelError, match=field if field != "hidden_act" else "config.json|hidden_act") as caught:
         BertForPreTraining.from_folder(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_a_head_of_every_problem_comes_back_as_it_went_out(tmp_path, problem):
-    """In transformers' format where that can say it, else in our own; nothing is written that can't be read."""
-    columns = (("size", ("small", "large")), ("kind", ("a", "b", "c"))) if problem == "columns" else ()
-    labels = ("number",) if problem in ("regression", "score") else ("one", "two", "three")
-    head = HeadConfig(() if columns else labels, problem, columns=columns)
-    config = BertConfig.preset("tiny", vocab_size=40)
-    model = BertForSequenceClassification(config, head).eval()
-    model.save(tmp_path)
-    assert load_head(tmp_path) == head
-    again = BertForSequenceClassification.from_folder(tmp_path)
-    ids, mask = torch.arange(5, 11).view(1, -1), torch.tensor([6])
-    assert torch.equal(again(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
