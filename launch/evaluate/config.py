@@ -33,7 +33,7 @@ class EvaluateConfig(ModelConfig):
     """Image file (*.png, *.pdf, *.svg) for the results; null: none."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Number format of the matrix products. auto: blimp in bf16, repeated in fp32 for close pairs (see
-    docs/evaluate.md); lines in fp32."""
+    docs/evaluate.md), or all in fp32 where that is faster; lines in fp32."""
     every_nth: int = field(default=1, metadata=bounds(at_least=1))
     """For a quick look: 10 evaluates every tenth line, or every tenth pair of each file, starting with the first; 1 is
     all."""

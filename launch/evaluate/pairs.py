@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from cloze.launch.evaluate.likelihood import num_tokens, pseudo_log_likelihoods
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.system.devices import SLOW_BF16, bf16_slowdown
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors
@@ -89,7 +91,8 @@ def score_pairs(
     """Log-probability of the good sentence minus that of the bad one, (n,) float64. Repeated sentences are scored once.
 
     Args:
-        precision: fp32; bf16; or auto: bf16, and fp32 for pairs whose difference in bf16 is below `CLOSE`.
+        precision: fp32; bf16; or auto: bf16, and fp32 for pairs whose difference in bf16 is below `CLOSE`; all in fp32
+            on a CPU whose products in bf16 are slow.
         rest_of_word: whether the later tokens of a token's word are masked with it.
         progress: called with the tokens done and the tokens in all.
 
@@ -107,6 +110,8 @@ def score_pairs(
         done += tokens
         progress(done, total)
 
+    if precision == "auto" and bf16_slowdown(torch.device(loaded.device)) >= SLOW_BF16:
+        precision = "fp32"
     score = partial(pseudo_log_likelihoods, loaded, rest_of_word=rest_of_word, progress=count)
     scores = score(encodings, bf16=precision != "fp32")
     if precision == "auto":

@@ -75,9 +75,6 @@ class Finetuning(Recipe):
     def open(self, process: Process, checkpoints: CheckpointManager, step: int | None) -> None:
         """Nothing: model and examples have been read."""
 
-    def choose_by_device(self, process: Process) -> None:
-        """Nothing: the configuration names the size of a micro-batch, and layers are not compiled."""
-
     def build_model(self, process: Process, checkpoints: CheckpointManager, step: int | None) -> BertPreTrained:
         """The pretrained model with a head for the task; what is frozen is so from here on."""
         job = self.job

@@ -91,6 +91,7 @@ class Pretraining(Recipe):
 
     def choose_by_device(self, process: Process) -> None:
         """Choose kernels, compilation and the size of micro-batches. Collective."""
+        super().choose_by_device(process)
         console, device, dropout = process.console, process.device, self.config.model.attention_probs_dropout_prob
         if why := take_flash_attention_3(device, dropout):
             console.warn(f"flash attention 3 is installed and cannot be used ({why}); version 2 computes")

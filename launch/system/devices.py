@@ -29,6 +29,9 @@ _SIZES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
 _TRIAL_SECONDS = 0.05
 _PAUSE_SECONDS = 0.2
 _SECONDS = 4.0
+_SMALL, _SMALL_TRIALS = 256, 5  # of a trial at each start
+# `bf16_slowdown` from which fp32 is advised: below it half the bytes of what lies between products may be worth more.
+SLOW_BF16 = 1.5
 
 
 def device_name(device: torch.device) -> str:
@@ -230,6 +233,25 @@ def _rate(matrix: torch.Tensor) -> float:
         synchronize(matrix.device)
         count += 1
     return 2 * len(matrix) ** 3 * count / seconds
+
+
+def bf16_slowdown(device: torch.device) -> float:
+    """Seconds of a product in bf16 over those of one in fp32 on a CPU, by trials of some 0.01 s, on one without
+    instructions for bf16 0.3 s; 0 on a GPU.
+    """
+    if device.type != "cpu":
+        return 0.0
+    numbers = torch.Generator().manual_seed(0)  # the run's random state does not change
+    product = torch.randn(_SMALL, _SMALL, generator=numbers)
+    seconds = []
+    for matrix in (product.to(torch.bfloat16), product):
+        trials = []
+        for _ in range(_SMALL_TRIALS):
+            began = time.perf_counter()
+            matrix @ matrix
+            trials.append(time.perf_counter() - began)
+        seconds.append(min(trials))  # the first one chooses the kernel; other processes only slow one down
+    return seconds[0] / seconds[1]
 
 
 def keep_measured(device: torch.device, rates: dict[torch.dtype, float]) -> dict[torch.dtype, float]:

@@ -22,7 +22,14 @@ from cloze.launch.pretrain.shapes import complete
 from cloze.launch.system import distributed
 from cloze.launch.system.compiling import lack
 from cloze.launch.system.data_sheets import is_slice
-from cloze.launch.system.devices import data_sheet_flops, data_sheet_of, device_name, keep_measured, measure_flops
+from cloze.launch.system.devices import (
+    SLOW_BF16,
+    data_sheet_flops,
+    data_sheet_of,
+    device_name,
+    keep_measured,
+    measure_flops,
+)
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.memory import available_bytes
 from cloze.launch.tools.plan import make_estimator
@@ -135,6 +142,8 @@ def matrix_product(device: torch.device, keep: bool) -> list[Finding]:
                 "the most that was ever measured"
             )
         )
+        if bf16 * SLOW_BF16 < fp32:
+            return [Finding("matrix product", found, "warning", "train with --train.precision fp32", measure=bf16)]
         return [Finding("matrix product", found, measure=bf16)]
     found += f"; {bf16 / sheet:.0%} of the data sheet"
     if bf16 < 0.5 * sheet:

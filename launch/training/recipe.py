@@ -16,6 +16,7 @@ from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.system.devices import SLOW_BF16, bf16_slowdown
 from cloze.launch.training.callbacks import Callback
 from cloze.launch.training.evaluation import Measure
 from cloze.launch.training.loop import Loop
@@ -53,9 +54,14 @@ class Recipe(ABC):
             step: of the checkpoint that the run goes on from; None: a new run.
         """
 
-    @abstractmethod
     def choose_by_device(self, process: Process) -> None:
-        """Make the choices that depend on the device. Collective."""
+        """Make the choices that depend on the device, by default none. Collective."""
+        if self.config.train.precision == "fp32" or (times := bf16_slowdown(process.device)) < SLOW_BF16:
+            return
+        process.console.warn(
+            f"train.precision: found {self.config.train.precision} on a CPU whose products in bf16 take {times:.3g} "
+            "times as long as in fp32; --train.precision fp32 is faster"
+        )
 
     @abstractmethod
     def build_model(self, process: Process, checkpoints: CheckpointManager, step: int | None) -> nn.Module:

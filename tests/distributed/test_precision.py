@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 
+from cloze.launch.training import recipe
 from tests.engine_reports import formats_main, told
 from tests.forked import ForkedRun
 from tests.fp16_on_cpu import fp16_main
@@ -34,6 +35,12 @@ def data(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("precision"))
 
 
+def slow_main(command: list[str]) -> int:
+    """The command on a CPU whose products in bf16 take twice as long."""
+    recipe.bf16_slowdown = lambda device: 2.0
+    return formats_main(command)
+
+
 @pytest.mark.parametrize(
     ("precision", "stage", "products", "parameters"),
     [pytest.param(*case, marks=() if case[0] == "bf16" and case[1] in "02" else pytest.mark.slow) for case in CASES],
@@ -51,9 +58,10 @@ def test_the_table_names_what_a_step_has(data, tmp_path, precision, stage, produ
         "--loss_scale.initial_power",
         "8",
     )
-    main = partial(fp16_main, main=formats_main) if precision == "fp16" else formats_main
+    main = partial(fp16_main, main=slow_main) if precision == "fp16" else slow_main
     output = finish(ForkedRun(command, 2, main))
-    row = " ".join(output.split("precision")[1].splitlines()[0].replace("│", " ").split())
+    assert output.count("--train.precision fp32 is faster") == (precision != "fp32"), "rank 0 says it"
+    row = " ".join(output.split("│ precision ")[1].splitlines()[0].replace("│", " ").split())
     copies = "" if parameters == "fp32" else " with fp32 master copies"
     assert row == f"{products} products, {parameters} parameters{copies}"
     seen = told(output)

@@ -7,12 +7,24 @@ import json
 import pytest
 
 from cloze.launch.cli import main
+from cloze.launch.evaluate import pairs
 from cloze.launch.evaluate.pairs import Pair, accuracies
 from tests.launch.evaluate.plain_scores import BAD, GOOD, TERMS, plain_score, write_pairs
 
 
-@pytest.mark.parametrize("precision", ["auto", "fp32"])
-def test_pairs_are_decided_as_by_a_plain_loop(model, tmp_path, capsys, precision):
+@pytest.mark.parametrize(
+    "precision, slowdown, in_bf16", [("auto", 1.0, [True, False]), ("auto", 2.0, [False]), ("fp32", 1.0, [False])]
+)
+def test_pairs_are_decided_as_by_a_plain_loop(model, tmp_path, capsys, monkeypatch, precision, slowdown, in_bf16):
+    """With auto pairs that are close in bf16 are scored again; where bf16 is slow, all are in fp32 at once."""
+    scored, score_all = [], pairs.pseudo_log_likelihoods
+
+    def score(*given, bf16=False, **named):
+        scored.append(bf16)
+        return score_all(*given, bf16=bf16, **named)
+
+    monkeypatch.setattr(pairs, "pseudo_log_likelihoods", score)
+    monkeypatch.setattr(pairs, "bf16_slowdown", lambda device: slowdown)
     data, found = write_pairs(tmp_path / "pairs"), tmp_path / "new" / "found.json"
     assert (
         main(
@@ -33,6 +45,7 @@ def test_pairs_are_decided_as_by_a_plain_loop(model, tmp_path, capsys, precision
         )
         == 0
     )
+    assert scored == in_bf16
     score = plain_score(model)
     right = {
         uid: [score(good) > score(bad) for good, bad in zip(GOOD[number:], BAD[number:], strict=True)]
@@ -51,5 +64,5 @@ def test_pairs_are_decided_as_by_a_plain_loop(model, tmp_path, capsys, precision
 
 
 def test_only_a_more_probable_good_sentence_is_right():
-    pairs = [Pair("a", "b", "p", "q", "here")] * 4
-    assert accuracies(pairs, [1e-9, 0.0, -1e-9, float("nan")])["paradigms"] == {"p": 25.0}
+    alike = [Pair("a", "b", "p", "q", "here")] * 4
+    assert accuracies(alike, [1e-9, 0.0, -1e-9, float("nan")])["paradigms"] == {"p": 25.0}

@@ -83,37 +83,6 @@ def test_what_is_not_examined_says_so(tmp_path):
     assert "skipped:" not in output, "and nothing is to be done about it"
 
 
-def test_a_busy_moment_does_not_lower_the_peak(monkeypatch):
-    """Most trials meet another process; the one that did not counts, whenever it came."""
-    monkeypatch.setattr(devices, "_SECONDS", 0.5)
-    monkeypatch.setattr(devices, "_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(devices, "_SIZES", {"cpu": (8,)})
-    trials = {torch.float32: iter([1e9, 1e9, 1e9, 7e9]), torch.bfloat16: iter([3e9])}
-    monkeypatch.setattr(devices, "_rate", lambda matrix: next(trials[matrix.dtype], 2e9))
-    found = devices.measure_flops(torch.device("cpu"), torch.float32, torch.bfloat16)
-    assert found == {torch.float32: 7e9, torch.bfloat16: 3e9}
-
-
-def test_where_a_product_takes_too_long_no_larger_one_is_tried(monkeypatch):
-    """A processor without products of bf16 computes them at a GFLOP/s: a size more is eight times the time."""
-    monkeypatch.setattr(devices, "_SIZES", {"cpu": (8, 16)})
-    tried = []
-    monkeypatch.setattr(devices, "_rate", lambda matrix: tried.append(len(matrix)) or 1e9)
-    for seconds, sizes in ((0.0, {8}), (0.5, {8, 16})):
-        monkeypatch.setattr(devices, "_SECONDS", seconds)
-        tried.clear()
-        devices.measure_flops(torch.device("cpu"), torch.bfloat16)
-        assert set(tried) == sizes
-
-
-def test_a_higher_measurement_replaces_what_is_kept_and_a_lower_one_does_not(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cpu, fp32, bf16 = torch.device("cpu"), torch.float32, torch.bfloat16
-    assert devices.keep_measured(cpu, {fp32: 2e9, bf16: 4e9}) == {fp32: 2e9, bf16: 4e9}
-    assert devices.keep_measured(cpu, {fp32: 1e9, bf16: 5e9}) == {fp32: 2e9, bf16: 5e9}
-    assert (devices.peak_flops(cpu, fp32), devices.peak_flops(cpu, bf16)) == (2e9, 5e9)
-
-
 def test_a_run_faster_than_its_peak_says_what_that_means(data, tmp_path, monkeypatch):
     """Once, and the run goes on with a peak that it measures anew: no figure above it is shown."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
