@@ -21,8 +21,7 @@ from cloze.launch import cli
 from cloze.launch.system.environment import child_variables, fewer_imports
 
 with fewer_imports():
-    from cloze.launch.run.preemption import EXIT_REQUEUE
-    from cloze.launch.training.process import EXIT_COMPLETE
+    from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tests.preloaded"])  # one list for all tests: the last one that is set counts

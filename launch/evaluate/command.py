@@ -22,9 +22,8 @@ from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.finding import model_path
 from cloze.launch.pretrained.loading import run_steps
 from cloze.launch.run import runs
-from cloze.launch.run.preemption import EXIT_REQUEUE
 from cloze.launch.system.console import Console, clock
-from cloze.launch.training.process import EXIT_COMPLETE
+from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.stores.places import is_url

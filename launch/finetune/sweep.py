@@ -12,14 +12,13 @@ import yaml
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.finetune.job import Job
 from cloze.launch.parsing import parse
-from cloze.launch.run.comparison import check_folder
-from cloze.launch.run.preemption import EXIT_REQUEUE
+from cloze.launch.run.identity import check_folder
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweeps import Run, arguments_of, combinations, command_of, file_of, part_of_name, written
 from cloze.launch.system.console import Console
+from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.environment import visible_gpus
 from cloze.launch.system.pictures import check_library
-from cloze.launch.training.process import EXIT_COMPLETE
 from cloze.launch.training.shortening import shorten
 from cloze.pipeline.untrusted import load_yaml
 

@@ -20,8 +20,8 @@ from cloze.launch.checkpoint import CheckpointManager, TrainState, checkpoint_st
 from cloze.launch.config import PretrainConfig
 from cloze.launch.config.marks import FIXED, marked
 from cloze.launch.engine.engine import Engine
+from cloze.launch.pretrain.init_vocabulary import OF_TOKENS, NewVocabulary, new_vocabulary
 from cloze.launch.pretrain.shapes import OF_VOCABULARY, check_shape, check_source
-from cloze.launch.pretrain.vocabulary import OF_TOKENS, NewVocabulary, new_vocabulary
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console

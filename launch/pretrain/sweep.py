@@ -18,15 +18,14 @@ from cloze.launch.parsing import parse
 from cloze.launch.pretrain.inputs import open_inputs
 from cloze.launch.pretrain.precheck import check_inputs
 from cloze.launch.pretrain.shapes import complete
-from cloze.launch.run.comparison import check_folder
+from cloze.launch.run.identity import check_folder
 from cloze.launch.run.metrics_file import read_metrics
-from cloze.launch.run.preemption import EXIT_REQUEUE
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweeps import Results, Run, arguments_of, combinations, command_of, part_of_name, written
 from cloze.launch.system.console import Console
+from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.environment import Environment, visible_gpus
 from cloze.launch.system.pictures import check_library
-from cloze.launch.training.process import EXIT_COMPLETE
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields

@@ -13,12 +13,8 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
+from cloze.launch.system.endings import EXIT_REQUEUE, STOP_SIGNALS
 from cloze.launch.system.environment import has_lost_launcher
-
-# TERM: torchrun, Kubernetes, scancel. USR1: `sbatch --signal=USR1@120`. INT: Ctrl-C.
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-
-EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early, start again to continue
 
 # Ctrl-C reaches a worker twice, from the terminal and from torchrun: signals within this time are one request.
 ONE_REQUEST_SECONDS = 2.0
@@ -52,7 +48,7 @@ class _SignalThread:
         os.set_blocking(self._pipe, False)
         self._previous_pipe = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
         threading.Thread(target=self._read, args=(reading,), daemon=True).start()
-        self._previous = {number: signal.signal(number, handle) for number in SIGNALS}
+        self._previous = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
 
     def close(self) -> None:
         """Restore the previous signal handlers."""
@@ -64,7 +60,7 @@ class _SignalThread:
     def _read(self, reading: int) -> None:
         with os.fdopen(reading, "rb", buffering=0) as pipe:
             while number := pipe.read(1):
-                if number[0] in SIGNALS:
+                if number[0] in STOP_SIGNALS:
                     self._on_signal(number[0])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cloze.launch.config.metrics import measure_of
 from cloze.launch.run.ownership import locked
-from cloze.launch.run.status import set_status
+from cloze.launch.run.status_file import set_status
 from cloze.launch.run.sweep_pictures import DrawnSetting, draw_sweep
 from cloze.launch.run.sweeps import RESULTS, Results, Run, last_line, named, no_better, run_all, shown
 from cloze.launch.system.console import Console

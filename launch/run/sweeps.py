@@ -21,7 +21,7 @@ from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import newest_metrics
 from cloze.launch.run.ownership import in_use
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.run.status import read_status
+from cloze.launch.run.status_file import read_status
 from cloze.launch.system.console import Console, doing, figure
 from cloze.launch.system.environment import child_variables
 from cloze.pipeline.errors import UserError

@@ -18,7 +18,7 @@ from cloze.launch.serve.batching import Batcher, QueueFull
 from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.description import describe
 from cloze.launch.serve.keys import is_loopback, read_keys
-from cloze.launch.serve.request_limits import Bounds, Traffic
+from cloze.launch.serve.request_checks import Bounds, Traffic
 from cloze.launch.serve.schemas import Refusal, answer_model, request_model
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields

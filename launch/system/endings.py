@@ -16,8 +16,12 @@ from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import describe
 
+EXIT_COMPLETE = 0
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early, start again to continue
+# TERM: torchrun, Kubernetes, scancel. USR1: `sbatch --signal=USR1@120`. INT: Ctrl-C.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
 SAID_SECONDS = 10.0
 _LONGEST_LINE = 4000  # characters of a message: those with many names of a user's own have some hundred

@@ -12,15 +12,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Literal
 
+from cloze.launch.system.endings import EXIT_REQUEUE, STOP_SIGNALS
 from cloze.launch.system.environment import child_variables, end_with, visible_gpus
 
 # Seconds between two checks whether a process has ended, as in torchrun.
 _LOOK_SECONDS = 0.1
 # Seconds that the other processes have to end when one has failed; the same as torchrun's --shutdown-timeout.
 _ENDING_SECONDS = 30.0
-_EXIT_REQUEUE = 75  # as in launch/run/preemption.py
-# The signals that stop a run, as in launch/run/preemption.py.
-_STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 def run_ranks(name: str, arguments: list[str], wished: int | Literal["auto"]) -> int:
@@ -80,7 +78,7 @@ class Children:
         """Start a command of Cloze with additional environment variables."""
         # A session of its own: Ctrl-C reaches only this process, which forwards it once.
         # A stop waits until it has imported what answers one (hear_stops): Python's own answer is a traceback.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             process = subprocess.Popen(
                 command, start_new_session=True, env=child_variables(**variables, **end_with(os.getpid()))
@@ -101,7 +99,7 @@ def hear_stops() -> None:
     """Take the signals that came while this process could not answer them yet (`cloze/__main__.py`, `Children`), and
     later ones.
     """
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def shell_status(status: int) -> int:
@@ -120,7 +118,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
     failed, since = None, 0.0
     while None in [rank.poll() for rank in ranks]:  # a list, so that every process is polled
         if failed is None:
-            failed = next((rank.returncode for rank in ranks if rank.returncode not in (None, 0, _EXIT_REQUEUE)), None)
+            failed = next((rank.returncode for rank in ranks if rank.returncode not in (None, 0, EXIT_REQUEUE)), None)
             if failed is not None:
                 _send(ranks, signal.SIGTERM)
                 since = time.monotonic()
@@ -128,7 +126,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
             _send(ranks, signal.SIGKILL)
         time.sleep(_LOOK_SECONDS)
     statuses = [rank.returncode for rank in ranks]
-    worst = failed if failed is not None else next((each for each in statuses if each not in (0, _EXIT_REQUEUE)), None)
+    worst = failed if failed is not None else next((each for each in statuses if each not in (0, EXIT_REQUEUE)), None)
     if worst is None:
-        return _EXIT_REQUEUE if _EXIT_REQUEUE in statuses else 0
+        return EXIT_REQUEUE if EXIT_REQUEUE in statuses else 0
     return shell_status(worst)

@@ -16,7 +16,7 @@ from cloze.launch.config import QuickstartConfig
 from cloze.launch.run.metrics import tensorboard_command
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.runs import METRICS
-from cloze.launch.run.status import read_status
+from cloze.launch.run.status_file import read_status
 from cloze.launch.system.console import Console, clock
 from cloze.launch.system.environment import device_type
 from cloze.launch.system.ranks import Children, shell_status

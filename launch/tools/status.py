@@ -16,10 +16,11 @@ from pathlib import Path
 from cloze.launch.config.commands import RunsConfig, StatusConfig
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import lines_of
-from cloze.launch.run.status import SILENT_SECONDS, read_status
+from cloze.launch.run.status_file import SILENT_SECONDS, read_status
 from cloze.launch.run.stored_run import fetch_objects
 from cloze.launch.run.uploaded_logs import LogReader, fetch_heartbeats
 from cloze.launch.system.console import Console, clock, has_progress
+from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE, EXIT_USER_ERROR
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
@@ -40,7 +41,7 @@ _PHASES = {
     "collective": "agreeing with others",
     "compute": "computing",
 }
-_ENDED = {"complete": 0, "requeue": 75, "failed": 2}  # state -> exit status, as the run's own
+_ENDED = {"complete": EXIT_COMPLETE, "requeue": EXIT_REQUEUE, "failed": EXIT_USER_ERROR}  # state -> exit status
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from cloze.launch.checkpoint import TrainState
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Outcome
 from cloze.launch.run.metrics import MetricsWriter
-from cloze.launch.run.status import set_status
+from cloze.launch.run.status_file import set_status
 from cloze.launch.system.console import Console
 from cloze.launch.training.callbacks import Callback, RunView, with_more
 from cloze.launch.training.goals import ending

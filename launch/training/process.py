@@ -12,12 +12,12 @@ import torch
 
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
-from cloze.launch.run.comparison import check_folder
 from cloze.launch.run.heartbeat import Heartbeat
+from cloze.launch.run.identity import check_folder
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.ownership import locked
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.run.status import recording_failure, set_status
+from cloze.launch.run.status_file import recording_failure, set_status
 from cloze.launch.run.stored_run import StoredRun
 from cloze.launch.run.trackers import check_installed
 from cloze.launch.system import distributed
@@ -41,7 +41,6 @@ COLLECTIVES = "collectives-rank-"
 # Entries of a checkpoint's state.json: state of the trackers (run/trackers.py), and the lines of metrics.jsonl.
 TRACKERS = "trackers"
 LINES = "metrics_lines"
-EXIT_COMPLETE = 0
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from cloze.launch.config import RunConfig
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
-from cloze.launch.run.comparison import config_hash, shaping_of
+from cloze.launch.run.identity import config_hash, shaping_of
 from cloze.launch.run.metrics import MetricsWriter
-from cloze.launch.run.preemption import EXIT_REQUEUE, StopRequest
+from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.stored_run import stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import peak_flops
+from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback, StopOnRequest
@@ -26,7 +27,7 @@ from cloze.launch.training.curves import Curves
 from cloze.launch.training.evaluation import Evaluations
 from cloze.launch.training.inspection import Inspector
 from cloze.launch.training.loop import Loop
-from cloze.launch.training.process import EXIT_COMPLETE, Process, joined, recorded
+from cloze.launch.training.process import Process, joined, recorded
 from cloze.launch.training.profiling import StepProfiler
 from cloze.launch.training.progress import Step, TrainProgress, Window
 from cloze.launch.training.recipe import Recipe
@@ -150,9 +151,8 @@ class Training:
         ]
         if self.measure:
             show = recipe.make_show(engine, metrics)
-            watchers.append(  # the best checkpoint, and the end by patience or target
-                Evaluations(config, self.measure, show, average, progress, throughput, curves, watchers)
-            )
+            evaluations = Evaluations(config, self.measure, show, average, progress, throughput, curves, watchers)
+            watchers.append(evaluations)  # the best checkpoint, and the end by patience or target
         watchers.append(saving)  # when a checkpoint is saved
         loop = Loop(
             config,

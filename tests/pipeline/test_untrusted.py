@@ -13,7 +13,7 @@ from cloze.launch import cli
 from cloze.launch.commands import parse
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import read_metrics
-from cloze.launch.run.status import read_status
+from cloze.launch.run.status_file import read_status
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.untrusted import load_json, load_yaml, read_json
 

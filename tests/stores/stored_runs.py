@@ -15,7 +15,7 @@ from cloze.launch.run import store_waits
 from cloze.launch.run.commits import read_commits
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.runs import STATUS
-from cloze.launch.run.status import read_status
+from cloze.launch.run.status_file import read_status
 from cloze.launch.run.uploaded_logs import LogReader
 from cloze.launch.training import loop
 from cloze.pipeline.stores import clients, leases

@@ -8,7 +8,7 @@ import pytest
 
 from cloze.launch.cli import main
 from cloze.launch.run.metrics_file import read_metrics
-from cloze.launch.run.status import read_status
+from cloze.launch.run.status_file import read_status
 from tests.forked import ForkedRun
 from tests.launching import finish, kill_when, pretrain_arguments, step_of
 from tests.synthetic import make_shards

@@ -5,7 +5,7 @@ import tokenizers
 import torch
 from tokenizers import models
 
-from cloze.launch.pretrain.vocabulary import is_extension, new_vocabulary
+from cloze.launch.pretrain.init_vocabulary import is_extension, new_vocabulary
 from cloze.pipeline.config import PrepareConfig, VocabularyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.vocabulary import extend_vocabulary

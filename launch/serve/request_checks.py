@@ -1,4 +1,4 @@
-"""Limits on a request: bytes, times, API keys, clients that disconnect; a full queue is refused in batching.py."""
+"""Checks of each request: of its host and site, API key, bytes and times; a full queue is refused in batching.py."""
 
 import asyncio
 import json

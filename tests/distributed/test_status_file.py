@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cloze.launch.cli import main
-from cloze.launch.run.status import read_status
+from cloze.launch.run.status_file import read_status
 from cloze.launch.system import distributed
 from cloze.launch.training import process
 from tests.forked import ForkedRun
@@ -47,13 +47,13 @@ def test_what_has_ended_well_is_not_called_failed(data, tmp_path):
 SLOW_STATUS = """
 import sys, time
 from cloze.launch.cli import main
-from cloze.launch.run import status
-told = status.set_status
+from cloze.launch.run import status_file
+told = status_file.set_status
 def slowly(folder, state, step):
     if state != "running":
         time.sleep(4)
     told(folder, state, step)
-status.set_status = slowly  # before any other file takes it
+status_file.set_status = slowly  # before any other file takes it
 sys.exit(main(sys.argv[1:]))
 """
 
