@@ -56,7 +56,7 @@ TINY = (
 )
 
 
-def pretrain_arguments(data: Path, output: Path, *overrides: str) -> list[str]:
+def pretrain_arguments(data: Path | str, output: Path, *overrides: str) -> list[str]:
     """What follows `cloze` on the command line of a run."""
     return ["pretrain", *TINY, "--data", str(data), "--output", str(output), *overrides]
 

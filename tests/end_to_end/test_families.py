@@ -1,5 +1,6 @@
 """Each family of encoders through the whole chain by its commands: a folder of transformers with random weights is
-prepared for, continued by two processes that are killed, exported, loaded by transformers and fine-tuned.
+prepared for, continued by two processes that are killed, exported (the moving average of its weights, too), loaded by
+transformers and fine-tuned. Half of its samples have whole words masked, half spans.
 """
 
 from __future__ import annotations
@@ -132,19 +133,28 @@ def test_a_family_goes_through_the_chain_and_stays_itself(family, tmp_path):
     add_strange_fields(tmp_path / "source")
     files = write_strange_tokenizer(tmp_path / "source", tokenizer.names)
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
-    shards, run, out = tmp_path / "shards", tmp_path / "run", tmp_path / "out"
+    run, out = tmp_path / "run", tmp_path / "out"
     words = ["prepare", "--input", str(tmp_path / "text.jsonl"), "--tokenizer", str(tmp_path / "source")]
-    words += ["--output", str(shards), "--samples.objective", "full_sentences", "--max_length", "32"]
-    assert main(words + ["--split.validation", "0.1"]) == 0
+    words += ["--samples.objective", "full_sentences", "--max_length", "32", "--split.validation", "0.1"]
+    sources = {name: str(tmp_path / name) for name in ("whole_word", "span")}
+    for name, shards in sources.items():
+        assert main([*words, "--output", shards, "--masking.strategy", name]) == 0
+    mixture = {"sources": [{"name": name, "path": path, "weight": 1} for name, path in sources.items()]}
     options = ("--init_from", str(tmp_path / "source"), *shape)
-    options += ("--train.max_steps", "40", "--checkpoint.every_steps", "8")
-    command = pretrain_arguments(shards, run, *options)
+    options += ("--train.max_steps", "40", "--checkpoint.every_steps", "8", "--ema.decay", "0.5")
+    command = pretrain_arguments(json.dumps(mixture), run, *options)
     kill_when(ForkedRun(command, 2), lambda: step_of(run) >= 20)
     assert "resumed from step" in finish(ForkedRun(command, 2))
-    assert main(["export", str(run), "--output", str(out)]) == 0
+    assert main(["export", str(run), "--output", str(tmp_path / "last")]) == 0
+    assert main(["export", str(run), "--output", str(out), "--ema", "true"]) == 0
 
-    assert kept(out) == kept(tmp_path / "source")
-    assert {name: (out / name).read_bytes() for name in files} == files
+    for folder in (tmp_path / "last", out):
+        assert kept(folder) == kept(tmp_path / "source")
+        assert {name: (folder / name).read_bytes() for name in files} == files
+    last, average = (
+        transformers.AutoModel.from_pretrained(folder).get_input_embeddings() for folder in (tmp_path / "last", out)
+    )
+    assert 0 < (average.weight - last.weight).abs().max() < 0.01  # the rate is 3e-3
     loaded, report = transformers.AutoModelForMaskedLM.from_pretrained(out, output_loading_info=True)
     assert not report["missing_keys"] and not report["mismatched_keys"]
     for auto in (transformers.AutoModel, transformers.AutoModelForSequenceClassification):
