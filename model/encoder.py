@@ -69,6 +69,8 @@ class Attention(nn.Module):
         self.local = config.attends_locally(layer)
         self.widths = [heads * config.head_size for heads in self.num_heads]
         self.qkv = nn.Linear(config.hidden_size, sum(self.widths), bias=config.linear_bias)
+        self.stacked = {"qkv": self.widths}
+        """Weights of several maps, with the rows of each (in the optimizers, Muon's matrices)."""
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
         self.scale = config.score_scale
         self.relative = RelativeTerms(config) if config.relative_terms else None
@@ -154,6 +156,7 @@ class CrossAttention(nn.Module):
         self.probability = config.attention_probs_dropout_prob
         self.query = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
         self.key_value = nn.Linear(config.hidden_size, 2 * config.key_value_width, bias=config.linear_bias)
+        self.stacked = {"query": [config.hidden_size], "key_value": [config.key_value_width] * 2}
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.linear_bias)
 
     def forward(
@@ -177,6 +180,7 @@ class FeedForward(nn.Module):
         self.gated = config.gated_feed_forward
         width = config.intermediate_size * (2 if self.gated else 1)
         self.up = nn.Linear(config.hidden_size, width, bias=config.linear_bias and config.gate_bias)
+        self.stacked = {"up": [config.intermediate_size] * 2} if self.gated else {}
         self.activation = ACTIVATIONS[config.hidden_act]
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.linear_bias)
 

@@ -105,7 +105,9 @@ class RelativeTerms(nn.Module):
         self.terms = config.relative_terms
         self.heads, self.scale = config.num_attention_heads, config.score_scale
         width = config.hidden_size
+        self.head_size = config.head_size
         self.projection = nn.Linear(width, len(self.terms) * width) if config.relative_projections else None
+        self.stacked = {"projection": [width] * len(self.terms)}
 
     def forward(self, distances: Distances, qkv: nn.Module) -> Positions:
         """The distances' queries and keys.

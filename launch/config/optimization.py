@@ -34,6 +34,15 @@ class OptimizerConfig:
     """Learning rate of each layer as a share of the rate of the layer above; for fine-tuning."""
     momentum: float = field(default=0.95, metadata=bounds(at_least=0, below=1))
     """Muon's momentum (muon)."""
+    matrices: Literal["whole", "maps", "heads"] = "whole"
+    """What Muon orthogonalizes as one matrix: each weight; each map of those stored as one (queries, keys and values,
+    both maps of a gated feed-forward network); or also each attention head of queries, keys and values (muon)."""
+    matrix_decay: Literal["plain", "cautious", "hyperball"] = "plain"
+    """Decay of Muon's matrices: plain: weight_decay; cautious: weight_decay, of the weights that an update shrinks
+    (arXiv 2510.12402); hyperball: none, each matrix keeps its Frobenius norm, and the learning rate is the share of it
+    by which a step moves it, some 0.01 (arXiv 2606.16899) (muon)."""
+    embedding_rate: float = field(default=1.0, metadata=FIXED | bounds(above=0))
+    """Learning rate of embeddings and heads, as a share of that of the encoder's layers."""
     trust_ratio_bounds: list[float] | None = None
     """Minimum and maximum ratio by which a tensor's update is scaled; null: unbounded (lamb)."""
     adapt_undecayed: bool = True
@@ -51,6 +60,12 @@ class OptimizerConfig:
                 f"optimizer.implementation: found deepspeed with optimizer.name {self.name}, expected "
                 "torch: of DeepSpeed's kernels only adamw's are used"
             )
+        for name, default in (("matrices", "whole"), ("matrix_decay", "plain")):
+            if self.name != "muon" and (given := getattr(self, name)) != default:
+                raise UserError(
+                    f"optimizer.{name}: found {given} with optimizer.name {self.name}, expected {default}: only muon "
+                    "orthogonalizes matrices"
+                )
         if not self.bias_correction and self.name not in ("adamw", "lamb"):
             raise UserError(
                 f"optimizer.bias_correction: found false with optimizer.name {self.name}, expected true; "

@@ -10,14 +10,15 @@ for a checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from cloze.launch.config import RunConfig
-from cloze.launch.engine.optimizers.groups import Group, parameter_groups
+from cloze.launch.engine.optimizers.groups import Group, matrix_rows, parameter_groups
+from cloze.launch.engine.optimizers.muon import ITERATIONS
 from cloze.launch.engine.summing import BUCKET_BYTES, IN_FLIGHT, averaged_gradients, groups
 from cloze.launch.system import distributed
 
@@ -25,21 +26,20 @@ from cloze.launch.system import distributed
 # bytes at 3.3 TB/s and 500 TFLOP/s in bf16 (an H100; an A100's are in proportion), on a core of a CPU 28 bytes at 20
 # GB/s and 100 GFLOP/s. Not measured at the start, since every rank must come to the same owners.
 _FLOPS_PER_ELEMENT = {True: 4000.0, False: 140.0}  # on a GPU, or on a CPU
-# Newton-Schulz iterations of torch.optim.Muon.
-_MUON_ITERATIONS = 5
 
 
-def update_cost(shape: Sequence[int], muon: bool, *, on_gpu: bool) -> float:
+def update_cost(shape: Sequence[int], muon: bool, *, on_gpu: bool, rows: Sequence[int] | None = None) -> float:
     """Cost of updating a parameter, in updates of one element.
 
     Args:
         muon: whether Muon orthogonalizes it (arXiv 2502.16982): in each iteration three products, of a matrix of
             `low` × `high` two of low × low × high and one of low × low × low.
+        rows: of each matrix, where it orthogonalizes several; None: one.
     """
     cost = float(math.prod(shape))
-    if muon:
-        low, high = sorted(shape)
-        cost += _MUON_ITERATIONS * (4.0 * low * low * high + 2.0 * low**3) / _FLOPS_PER_ELEMENT[on_gpu]
+    for height in rows or shape[:1] if muon else ():
+        low, high = sorted((height, shape[1]))
+        cost += ITERATIONS * (4.0 * low * low * high + 2.0 * low**3) / _FLOPS_PER_ELEMENT[on_gpu]
     return cost
 
 
@@ -68,10 +68,19 @@ class Division:
         stage: 1: optimizer states are divided, and gradients from the sum over the ranks to the end of the step.
             2: gradients are summed over the ranks, and divided, after each micro-batch.
         on_gpu: whether the optimizer runs on GPUs.
+        rows: `matrix_rows`.
     """
 
     def __init__(
-        self, model: nn.Module, groups: list[Group], stage: int, rank: int, world_size: int, *, on_gpu: bool
+        self,
+        model: nn.Module,
+        groups: list[Group],
+        stage: int,
+        rank: int,
+        world_size: int,
+        *,
+        on_gpu: bool,
+        rows: Mapping[Tensor, Sequence[int]] | None = None,
     ) -> None:
         self.stage, self.rank, self._world_size = stage, rank, world_size
         self.names = {parameter: name for name, parameter in model.named_parameters()}
@@ -79,7 +88,8 @@ class Division:
         muon = {self.names[parameter]: group["muon"] for group in groups for parameter in group["params"]}
         self._parameters = {name: each for each, name in self.names.items() if name in muon and each.numel()}
         self.costs = {
-            name: update_cost(each.shape, muon[name], on_gpu=on_gpu) for name, each in self._parameters.items()
+            name: update_cost(each.shape, muon[name], on_gpu=on_gpu, rows=(rows or {}).get(each))
+            for name, each in self._parameters.items()
         }
         """Cost of updating each trained parameter, by its name, in the order of the model."""
         self.owners = owners(self.costs, world_size)
@@ -92,7 +102,8 @@ class Division:
         if config.zero.stage == config.sharding_stage:
             return None
         groups, place = parameter_groups(model, config.optimizer), distributed.place()
-        return cls(model, groups, config.zero.stage, *place, on_gpu=device.type == "cuda")
+        rows = matrix_rows(model, config.optimizer.matrices)
+        return cls(model, groups, config.zero.stage, *place, on_gpu=device.type == "cuda", rows=rows)
 
     def owns(self, name: str) -> bool:
         """Whether this rank updates a parameter."""

@@ -8,6 +8,10 @@ from tests.slowed import slow_from
 from tests.synthetic import make_shards
 
 RUN = ("--train.max_steps", "24", "--train.log_every_steps", "3", "--checkpoint.every_steps", "8")
+OPTIONS_OF_MUON = (
+    *("--optimizer.name", "muon", "--optimizer.matrices", "heads"),
+    *("--optimizer.matrix_decay", "hyperball", "--optimizer.embedding_rate", "0.5"),
+)
 slow = pytest.mark.slow
 CASES = [
     pytest.param("MuonWithAdamW", "0", ("--optimizer.name", "muon"), id="muon", marks=slow),
@@ -19,7 +23,7 @@ CASES = [
         marks=slow,
     ),
     pytest.param("UncorrectedAdamW", "3", ("--optimizer.bias_correction", "false"), id="uncorrected-3", marks=slow),
-    pytest.param("MuonWithAdamW", "2", ("--optimizer.name", "muon", "--ema.decay", "0.9"), id="muon-2", marks=slow),
+    pytest.param("MuonWithAdamW", "2", (*OPTIONS_OF_MUON, "--ema.decay", "0.9"), id="muon-2", marks=slow),
     pytest.param("Lamb", "1", ("--optimizer.name", "lamb", "--train.precision", "bf16"), id="lamb-1", marks=slow),
     pytest.param("StableAdamW", "2", ("--optimizer.name", "stable_adamw"), id="stable_adamw-2", marks=slow),
     pytest.param("AdamW", "2", ("--zero.offload_optimizer", "true"), id="offload", marks=slow),

@@ -8,11 +8,11 @@ from torch import nn
 from cloze.launch.config import OptimizerConfig
 from cloze.launch.engine.optimizers.adam_family import Lamb, StableAdamW, UncorrectedAdamW
 from cloze.launch.engine.optimizers.deepspeed_adam import deepspeed_adam
-from cloze.launch.engine.optimizers.groups import Group, parameter_groups
+from cloze.launch.engine.optimizers.groups import Group, matrix_rows, parameter_groups
 from cloze.launch.engine.optimizers.muon import MuonWithAdamW
 from cloze.launch.engine.optimizers.uncompiled import without_compiler
 
-__all__ = ["build_optimizer", "parameter_groups"]
+__all__ = ["build_optimizer", "matrix_rows", "parameter_groups"]
 
 
 def build_optimizer(
@@ -54,7 +54,8 @@ def build_optimizer(
     if config.name == "stable_adamw":
         return StableAdamW(groups, **common)
     if config.name == "muon":
-        return MuonWithAdamW(groups, **common, momentum=config.momentum)
+        rows = matrix_rows(model, config.matrices)
+        return MuonWithAdamW(groups, **common, momentum=config.momentum, rows=rows, decay=config.matrix_decay)
     if not config.bias_correction:
         return UncorrectedAdamW(groups, **common)
     return torch.optim.AdamW(groups, **common, fused=True)  # one kernel a group, on CPU and CUDA

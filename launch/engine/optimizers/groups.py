@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from cloze.launch.config import OptimizerConfig
 from cloze.model.attention import RelativeBias
@@ -25,11 +25,11 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Group]:
       do not. A tied matrix belongs to the first module that owns it, so that a decoder tied to the embedding follows
       the embedding.
     - `lr_scale`: share of the learning rate, layer_decay ^ (layers above it): 1 for what stands on the encoder, least
-      for the embeddings (arXiv 1801.06146, "discriminative fine-tuning").
+      for the embeddings (arXiv 1801.06146, "discriminative fine-tuning"); times `embedding_rate` outside the layers.
     - `muon`: whether Muon updates it, which it does for the matrices of encoder layers; Muon's own recommendation
       leaves embeddings and heads to AdamW.
     """
-    groups: dict[tuple[bool, bool, float], Group] = {}
+    groups: dict[tuple[bool, bool, float, bool], Group] = {}
     depths = _depths(model)
     top = max(depths.values(), default=0) + 1
     for parameter, module in _owned(model):
@@ -39,13 +39,15 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Group]:
         depth = depths.get(id(module), top)
         in_layer = 0 < depth < top
         muon = config.name == "muon" and is_matrix and in_layer and isinstance(module, nn.Linear)
-        lr_scale = config.layer_decay ** (top - depth)
+        outside = config.embedding_rate != 1 and not in_layer
+        lr_scale = config.layer_decay ** (top - depth) * (config.embedding_rate if outside else 1)
         group = groups.setdefault(
-            (muon, decays, lr_scale),
+            (muon, decays, lr_scale, outside),
             {
                 "name": ("muon_" if muon else "")
                 + ("decay" if decays else "no_decay")
-                + ("" if config.layer_decay == 1 else f"_{depth}"),
+                + ("" if config.layer_decay == 1 else f"_{depth}")
+                + ("_outside" if outside else ""),
                 "params": [],
                 "weight_decay": config.weight_decay if decays else 0.0,
                 "lr_scale": lr_scale,
@@ -55,6 +57,19 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Group]:
         group["params"].append(parameter)
     # Muon's first, then what decays, the deepest first: an order that does not hang on the model's.
     return sorted(groups.values(), key=lambda group: (not group["muon"], not group["weight_decay"], group["name"]))
+
+
+def matrix_rows(model: nn.Module, matrices: Literal["whole", "maps", "heads"]) -> dict[Tensor, list[int]]:
+    """The weights that Muon takes for several matrices one below the other, with the rows of each."""
+    rows: dict[Tensor, list[int]] = {}
+    if matrices == "whole":
+        return rows
+    for module in model.modules():
+        for name, heights in getattr(module, "stacked", {}).items():
+            if linear := getattr(module, name):
+                size = getattr(module, "head_size", None) if matrices == "heads" else None
+                rows[linear.weight] = [size or height for height in heights for _ in range(height // (size or height))]
+    return rows
 
 
 def _owned(model: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Module]]:

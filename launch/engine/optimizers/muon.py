@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
-from torch.optim import AdamW, Muon, Optimizer
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
 
 from cloze.launch.engine.optimizers.adam_family import undone
 from cloze.launch.engine.optimizers.groups import Group
 
+# The quintic iteration of Jordan et al. 2024 (kellerjordan.github.io/posts/muon), as in torch.optim.Muon.
+ITERATIONS = 5
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_LEAST_NORM = 1e-7
+# Root mean square of an update, that of AdamW's (arXiv 2502.16982, section 2.2).
+_SIZE = 0.2
+# Names of a processor's instructions for products in bf16 (torch.cpu.get_capabilities), on x86 and Arm.
+_BF16_PRODUCTS = ("amx_bf16", "avx512_bf16", "bf16")
+
 
 class MuonWithAdamW(Optimizer):
-    """torch's Muon over the groups whose `muon` is true and torch's AdamW over the others.
+    """Muon over the groups whose `muon` is true and torch's AdamW over the others.
 
-    Groups and states are this object's, so that rates are set, and states saved and loaded, as with any optimizer; the
-    two inner ones only do the arithmetic. Muon's update is scaled to the size of AdamW's (`match_rms_adamw`, arXiv
-    2502.16982), so that one learning rate and one weight decay serve both. Both obey `found_inf` on the device.
+    Muon's update is scaled to the size of AdamW's, so that one learning rate and one weight decay serve both. With the
+    defaults its steps are those of torch.optim.Muon with `match_rms_adamw`, bit for bit; its own, because torch's knows
+    no matrices within a weight, no other decay, and no format but bf16. Both obey `found_inf` on the device.
+
+    Args:
+        rows: weights that hold several matrices one below the other, with the rows of each; a weight without an entry
+            is one matrix.
+        decay: plain: lr × weight_decay of each weight; cautious: of those alone that the update shrinks
+            (arXiv 2510.12402); hyperball: none, each matrix keeps its Frobenius norm, of which the rate is the share
+            that an update has (arXiv 2606.16899).
     """
 
     _step_supports_amp_scaling = True  # torch's word for: `step` obeys `found_inf` by itself
     found_inf: torch.Tensor | None = None
 
     def __init__(
-        self, groups: list[Group], *, lr: float, betas: tuple[float, float], eps: float, momentum: float
+        self,
+        groups: list[Group],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        momentum: float,
+        rows: Mapping[Tensor, list[int]] | None = None,
+        decay: Literal["plain", "cautious", "hyperball"] = "plain",
     ) -> None:
-        self.inner: dict[bool, Optimizer] = {}  # neither of them is made for no group, as of a frozen encoder
-        for muon in (True, False):
-            if chosen := [group for group in groups if group["muon"] == muon]:
-                self.inner[muon] = (
-                    Muon(chosen, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw")
-                    if muon
-                    else AdamW(chosen, lr=lr, betas=betas, eps=eps, fused=True)
-                )
-        super().__init__([group for inner in self.inner.values() for group in inner.param_groups], {"lr": lr})
+        self._rows, self._decay = rows or {}, decay
+        others = [group for group in groups if not group["muon"]]
+        # None for no group, as of a model that is frozen but for its encoder.
+        self._adamw = AdamW(others, lr=lr, betas=betas, eps=eps, fused=True) if others else None
+        matrices: list[Group] = [{**group, "momentum": momentum} for group in groups if group["muon"]]
+        super().__init__([*matrices, *(self._adamw.param_groups if self._adamw else [])], {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one of two
@@ -43,23 +66,64 @@ class MuonWithAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for muon, inner in self.inner.items():
+        self._step_muon([group for group in self.param_groups if group["muon"]])
+        if self._adamw:
             # Given anew each time: loading a state makes new groups and states.
-            inner.param_groups = [group for group in self.param_groups if group["muon"] == muon]
-            inner.state = self.state
-            if isinstance(inner, Muon):
-                self._step_muon(inner)
-            else:
-                fused: Any = inner  # torch's types say nothing of what it skips by
-                fused.found_inf = self.found_inf
-                inner.step()
+            self._adamw.param_groups = [group for group in self.param_groups if not group["muon"]]
+            self._adamw.state = self.state
+            fused: Any = self._adamw  # torch's types say nothing of what it skips by
+            fused.found_inf = self.found_inf
+            fused.step()
         return loss
 
-    def _step_muon(self, inner: Muon) -> None:
-        """torch's Muon knows no `found_inf`."""
-        params = [p for group in inner.param_groups for p in group["params"] if p.grad is not None]
+    def _step_muon(self, groups: list[Group]) -> None:
+        params = [p for group in groups for p in group["params"] if p.grad is not None]
         if not params:  # another rank's, or of a skipped step
             return
         momenta = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in params]
-        with undone(self.found_inf, [*params, *momenta], [p.grad for p in params if p.grad is not None]):
-            inner.step()
+        with undone(self.found_inf, [*params, *momenta], [p.grad for p in params]):
+            for group in groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        self._update(p, group)
+
+    def _update(self, weight: Tensor, group: Group) -> None:
+        assert weight.grad is not None, "chosen by the caller"
+        average = self.state[weight]["momentum_buffer"]
+        average.lerp_(weight.grad, 1 - group["momentum"])
+        update = weight.grad.lerp(average, group["momentum"])  # Nesterov's
+        rows = self._rows.get(weight, [len(weight)])
+        for matrix, direction in zip(weight.split(rows), update.split(rows), strict=True):
+            step, decay = orthogonalized(direction), group["lr"] * group["weight_decay"]
+            if self._decay == "hyperball":
+                norm = matrix.norm()
+                matrix.sub_(step * (group["lr"] * norm / step.norm().clamp(min=_LEAST_NORM)))
+                matrix.mul_(norm / matrix.norm().clamp(min=_LEAST_NORM))
+                continue
+            if self._decay == "cautious":
+                matrix.sub_(matrix * (matrix * step > 0), alpha=decay)
+            else:
+                matrix.mul_(1 - decay)
+            matrix.add_(step, alpha=-group["lr"] * (_SIZE * math.sqrt(max(matrix.shape))))
+
+
+def orthogonalized(matrix: Tensor) -> Tensor:
+    """A matrix (R, C) with the same singular vectors and singular values of 0.7 to 1.2, in the format of its products:
+    bf16, or fp32 on a CPU without instructions for bf16, on which products in it take hundreds of times as long.
+    """
+    a, b, c = _COEFFICIENTS
+    tall = matrix.size(0) > matrix.size(1)
+    found = matrix.to(_product_format(matrix.device))
+    found = found.T if tall else found
+    found = found / found.norm().clamp(min=_LEAST_NORM)
+    for _ in range(ITERATIONS):
+        products = found @ found.T
+        found = torch.addmm(found, torch.addmm(products, products, products, beta=b, alpha=c), found, beta=a)
+    return found.T if tall else found
+
+
+def _product_format(device: torch.device) -> torch.dtype:
+    """By the processor, and not by a measurement: a resumed run has to come to the same."""
+    capabilities = torch.cpu.get_capabilities()
+    slow = device.type == "cpu" and not any(capabilities.get(name) for name in _BF16_PRODUCTS)
+    return torch.float32 if slow else torch.bfloat16

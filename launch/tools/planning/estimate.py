@@ -14,7 +14,7 @@ import torch
 
 from cloze.launch.config import BatchArithmetic, PretrainConfig
 from cloze.launch.engine.division import Division
-from cloze.launch.engine.optimizers import build_optimizer, parameter_groups
+from cloze.launch.engine.optimizers import build_optimizer, matrix_rows, parameter_groups
 from cloze.launch.engine.summing import BUCKET_BYTES, groups
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.making import make_objective
@@ -283,7 +283,8 @@ class Estimator:
         on_gpu = not self.cluster.machine.is_cpu
 
         def division(model: torch.nn.Module, rank: int = 0) -> Division:
-            return Division(model, parameter_groups(model, config), 1, rank, processes, on_gpu=on_gpu)
+            rows = matrix_rows(model, config.matrices)
+            return Division(model, parameter_groups(model, config), 1, rank, processes, on_gpu=on_gpu, rows=rows)
 
         def build(model: torch.nn.Module, rank: int) -> torch.optim.Optimizer:
             return build_optimizer(model, config, 1e-3, groups=division(model, rank).owned_groups)

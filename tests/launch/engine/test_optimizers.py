@@ -6,6 +6,7 @@ import torch
 
 from cloze.launch.config import OptimizerConfig
 from cloze.launch.engine.optimizers import build_optimizer, parameter_groups
+from cloze.launch.engine.optimizers.muon import orthogonalized
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 
@@ -263,6 +264,88 @@ def test_muon_is_torchs_muon_and_torchs_adamw():
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("matrices, sizes", [("maps", (16, 32)), ("heads", (8, 32))])
+def test_muon_takes_each_map_and_each_head_for_a_matrix(matrices, sizes):
+    """As torch's Muon does where they are weights of their own."""
+    bert = model(gated_feed_forward=True, num_key_value_heads=1)
+    draw(bert)
+    optimizer = build_optimizer(bert, config("muon", matrices=matrices, momentum=0.9), RATE)
+    apart: dict[str, list[torch.nn.Parameter]] = {}
+    for name, p in bert.named_parameters():
+        if ".layers." in name and p.dim() == 2:
+            size = sizes[0] if ".qkv." in name else sizes[1] if ".up." in name else len(p)
+            if ".qkv." in name and matrices == "maps":
+                parts = p.detach().clone().split([16, 8, 8])
+            else:
+                parts = p.detach().clone().split(size)
+            apart[name] = [torch.nn.Parameter(part.clone()) for part in parts]
+    assert {len(parts) for parts in apart.values()} == ({1, 2, 3} if matrices == "maps" else {1, 2, 4})
+    torchs = torch.optim.Muon(
+        [part for parts in apart.values() for part in parts],
+        lr=RATE,
+        weight_decay=DECAY,
+        momentum=0.9,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for gradients in gradients_of(bert):
+        for (name, p), gradient in zip(bert.named_parameters(), gradients, strict=True):
+            p.grad = gradient.clone()
+            if parts := apart.get(name):
+                for part, own in zip(parts, gradient.split([len(part) for part in parts]), strict=True):
+                    part.grad = own.clone()
+        optimizer.step()
+        torchs.step()
+    weights = dict(bert.named_parameters())
+    assert all(torch.equal(weights[name], torch.cat(parts)) for name, parts in apart.items())
+
+
+@pytest.mark.parametrize("decay", ["cautious", "hyperball"])
+def test_decays_of_muons_matrices_are_as_published(monkeypatch, decay):
+    """A step in double precision, from the direction that Newton's iteration gives (in fp32, which rounds less)."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    bert = model()
+    draw(bert)
+    optimizer = build_optimizer(bert, config("muon", matrix_decay=decay, momentum=0.9), RATE)
+    before = {name: p.detach().double().clone() for name, p in bert.named_parameters()}
+    for p, gradient in zip(bert.parameters(), next(iter(gradients_of(bert))), strict=True):
+        p.grad = gradient.clone()
+    optimizer.step()
+    matrices = {name: p for name, p in bert.named_parameters() if ".layers." in name and p.dim() == 2}
+    for name, p in matrices.items():
+        old, direction = before[name], orthogonalized(p.grad * (1 - 0.9 * 0.9)).double()
+        if decay == "cautious":
+            kept = torch.where(old * direction > 0, 1 - RATE * DECAY, 1.0)
+            expected = old * kept - RATE * 0.2 * max(p.shape) ** 0.5 * direction
+        else:
+            moved = old - RATE * old.norm() * direction / direction.norm()
+            expected = moved * old.norm() / moved.norm()
+        torch.testing.assert_close(p.detach().double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (16, 16)])
+def test_newtons_iteration_comes_near_to_the_orthogonal_matrix(monkeypatch, has_bf16, shape):
+    """Of singular values well above the least it magnifies; in fp32 where a CPU has no instructions for bf16."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16, "avx2": True})
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    left, _, right = torch.linalg.svd(drawn, full_matrices=False)
+    found = orthogonalized(left @ torch.diag(torch.linspace(0.3, 1, min(shape))) @ right)
+    assert found.dtype == (torch.bfloat16 if has_bf16 else torch.float32)
+    sizes = torch.linalg.svdvals(found.float())
+    assert 0.65 < sizes.min() and sizes.max() < 1.25
+    assert torch.nn.functional.cosine_similarity(found.float().flatten(), (left @ right).flatten(), 0) > 0.97
+
+
+def test_embeddings_and_heads_have_a_rate_of_their_own():
+    bert = model()
+    groups = parameter_groups(bert, OptimizerConfig(name="muon", embedding_rate=0.25, layer_decay=0.5))
+    assert_each_once(bert, groups)
+    scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    for name, p in bert.named_parameters():
+        depth = 0 if ".embeddings." in name else int(name.split(".layers.")[1][0]) + 1 if ".layers." in name else 3
+        assert scales[id(p)] == 0.5 ** (3 - depth) * (0.25 if depth in (0, 3) else 1), name
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -270,6 +353,7 @@ def test_muon_is_torchs_muon_and_torchs_adamw():
         {"bias_correction": False},
         {"name": "lamb"},
         {"name": "muon"},
+        {"name": "muon", "matrices": "heads", "matrix_decay": "hyperball"},
         {"name": "stable_adamw"},
         {"layer_decay": 0.8},
     ],
@@ -307,6 +391,7 @@ def test_a_saved_and_loaded_optimizer_goes_on_bit_for_bit(tmp_path, changes):
         {"bias_correction": False},
         {"name": "lamb"},
         {"name": "muon"},
+        {"name": "muon", "matrices": "heads", "matrix_decay": "hyperball"},
         {"name": "lamb", "adapt_undecayed": False},
         {"name": "stable_adamw"},
     ],
