@@ -50,6 +50,16 @@ class ModernBert(Family):
         "norm_bias": "norm_bias",
         "decoder_bias": "decoder_bias",
     }
+    defaults = {
+        "num_hidden_layers": 22,
+        "intermediate_size": 1152,
+        "max_position_embeddings": 8192,
+        "attention_probs_dropout_prob": 0.0,
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": 50283,
+        "local_attention_window": 128,
+        "norm_bias": False,
+    }
     said = ("hidden_dropout_prob", "classifier_dropout", "classifier_transform", "linear_bias")
     activation = "hidden_activation"
     prefix = "model."

@@ -201,6 +201,13 @@ def test_a_model_type_has_one_family_which_the_configuration_names_if_no_other_f
     assert named == set(get_args(get_type_hints(BertConfig)["family"]))
 
 
+@pytest.mark.parametrize("kind", BY_TYPE)
+def test_what_a_folder_does_not_say_is_what_transformers_takes(kind):
+    said = transformers.AutoConfig.for_model(kind).to_dict()
+    whole = BY_TYPE[kind].read({**said, "model_type": kind})
+    assert BY_TYPE[kind].read({"model_type": kind, "vocab_size": said["vocab_size"]}) == whole
+
+
 def test_the_names_of_classes_are_those_of_ours_and_come_back():
     assert HEADS.keys() <= ARCHITECTURES.keys()
     for family in FAMILIES:
