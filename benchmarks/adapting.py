@@ -7,9 +7,10 @@ field `text`, of each of which the first megabytes are taken; without it, part o
 no part of the other domain). It is adapted, with configs/pretrain/adapt.yaml, to Python's own documentation: the topics
 of its language reference and the docstrings of its library, as `cloze quickstart` collects them. The ways: not at all;
 the new text alone; with a fifth of general text (replay); with replay and a vocabulary that `cloze vocab --extend` has
-extended on the new text, whose rows start in the ways of `--init_vocabulary`. All have equal FLOPs of training
+extended on the new text, whose rows start in the ways of `--init_vocabulary`; with replay and a vocabulary of the new
+text alone, as large as the base model's (`--init_vocabulary transplant`). All have equal FLOPs of training
 (`model/flops.py`), so that a larger vocabulary makes fewer steps; batch, rate and schedule are the same for all and
-were tuned for none.
+were tuned for none. All is in fp32.
 
 Measured by `cloze evaluate --suite lines` on held-out lines of 40 to 240 characters of both domains, in nats per
 character; and by `cloze finetune classification`: which of eight packages of the library a paragraph of docstrings is
@@ -79,7 +80,7 @@ class Size:
 
 SIZES = {
     "quick": Size(1, 64, 1024, 50, 0.3, 4, 2, 8, 4, 1),
-    "full": Size(2, 128, 4096, 500, 6.0, 900, 30, 100, 120, 3),
+    "full": Size(2, 128, 4096, 500, 6.0, 900, 60, 150, 120, 3),
 }
 
 
@@ -90,7 +91,12 @@ class Way:
     title: str
     replay: bool = True
     rows: str | None = None
-    """--init_vocabulary of an extended vocabulary; None: the base model's vocabulary."""
+    """--init_vocabulary of another vocabulary; None: the base model's vocabulary."""
+
+    @property
+    def vocabulary(self) -> str:
+        """Name of its folder."""
+        return {None: "vocabulary", "transplant": "other"}.get(self.rows, "extended")
 
 
 WAYS = {
@@ -99,6 +105,7 @@ WAYS = {
     "mean": Way("words added, rows `mean`, with replay", rows="mean"),
     "random": Way("words added, rows `random`, with replay", rows="random"),
     "mean_all": Way("words added, rows `mean_all`, with replay", rows="mean_all"),
+    "transplant": Way("vocabulary of the new text, `transplant`, with replay", rows="transplant"),
 }
 NOTHING = "nothing"
 MEASURES = {  # name -> (title, whether less is better)
@@ -106,7 +113,14 @@ MEASURES = {  # name -> (title, whether less is better)
     "general": ("general text, nats per character", True),
     "accuracy": ("task of the domain, accuracy", False),
 }
-COMPARED = (("replay", "continued"), ("mean", "replay"), ("mean", "random"), ("mean", "mean_all"))
+COMPARED = (
+    ("replay", "continued"),
+    ("mean", "replay"),
+    ("mean", "random"),
+    ("mean", "mean_all"),
+    ("transplant", "replay"),
+    ("transplant", "mean"),
+)
 
 
 def import_once() -> None:
@@ -227,47 +241,30 @@ def write(path: Path, rows: list[dict]) -> None:
 
 
 def prepare(size: Size, output: Path) -> None:
-    """Both vocabularies, and both texts by each."""
-    text, old, new = output / "text", output / "vocabulary", output / "extended"
+    """The three vocabularies, and both texts by each."""
+    text = output / "text"
     words = ["--config", "books-modern", "--max_length", str(LENGTH)]
-    own = ["--input", str(text / "own.jsonl")]
-    if not (old / "tokenizer.json").exists():
-        run(
-            "vocab",
-            *words,
-            "--input",
-            str(text / "general.jsonl"),
-            "--vocab_size",
-            str(size.vocabulary),
-            "--output",
-            str(old),
-        )
-    if not (new / "tokenizer.json").exists():
-        run("vocab", *words, *own, "--extend", str(old), "--vocabulary.add", str(size.added), "--output", str(new))
-    for tokenizer in (old, new):
-        for name in ("own", "general"):
-            data = output / f"{tokenizer.name}-{name}"
+    texts = {name: ["--input", str(text / f"{name}.jsonl")] for name in ("own", "general")}
+    whole = ["--vocab_size", str(size.vocabulary)]
+    vocabularies = {
+        "vocabulary": [*texts["general"], *whole],
+        "extended": [*texts["own"], "--extend", str(output / "vocabulary"), "--vocabulary.add", str(size.added)],
+        "other": [*texts["own"], *whole],
+    }
+    for vocabulary, how in vocabularies.items():
+        tokenizer, sources = output / vocabulary, "sources:\n"
+        if not (tokenizer / "tokenizer.json").exists():
+            run("vocab", *words, *how, "--output", str(tokenizer))
+        for (name, source), weight in zip(texts.items(), (4, 1), strict=True):
+            data = output / f"{vocabulary}-{name}"
             if not (data / "manifest.json").exists():
-                run(
-                    "prepare",
-                    *words,
-                    "--input",
-                    str(text / f"{name}.jsonl"),
-                    "--tokenizer",
-                    str(tokenizer),
-                    "--output",
-                    str(data),
-                )
-    for tokenizer in (old, new):
-        sources = "".join(
-            f"  - {{name: {name}, path: {output / f'{tokenizer.name}-{name}'}, weight: {weight}}}\n"
-            for name, weight in (("own", 4), ("general", 1))
-        )
-        (output / f"{tokenizer.name}.yaml").write_text("sources:\n" + sources)
+                run("prepare", *words, *source, "--tokenizer", str(tokenizer), "--output", str(data))
+            sources += f"  - {{name: {name}, path: {data}, weight: {weight}}}\n"
+        (output / f"{vocabulary}.yaml").write_text(sources)
 
 
 FEW = ["--evaluation.samples", "32", "--monitor.inspect_every_steps", "0", "--monitor.examples", "0"]
-BATCHES = ["--train.global_batch_size", str(BATCH), "--train.micro_batch_size", str(BATCH)]
+BATCHES = ["--train.global_batch_size", str(BATCH), "--train.micro_batch_size", str(BATCH), "--train.precision", "fp32"]
 
 
 def train_base(size: Size, output: Path) -> float:
@@ -306,7 +303,7 @@ def steps_of(way: Way, size: Size) -> int:
             ),
             counts,
         )
-        for entries in (size.vocabulary, size.vocabulary + (size.added if way.rows else 0))
+        for entries in (size.vocabulary, size.vocabulary + (size.added if way.vocabulary == "extended" else 0))
     ]
     return max(1, round(size.steps * costs[0] / costs[1]))
 
@@ -322,8 +319,7 @@ def adapt(name: str, seed: int, size: Size, output: Path) -> dict[str, float]:
     found: dict[str, float] = {}
     if name != NOTHING:
         way = WAYS[name]
-        vocabulary = "extended" if way.rows else "vocabulary"
-        data = output / (f"{vocabulary}.yaml" if way.replay else f"{vocabulary}-own")
+        data = output / (f"{way.vocabulary}.yaml" if way.replay else f"{way.vocabulary}-own")
         found["steps"] = steps_of(way, size)
         found["cpu_seconds"] = run(
             *["pretrain", "--config", "adapt", "--data", str(data), "--output", str(model), *FEW, *BATCHES],
@@ -371,6 +367,7 @@ def fine_tune(name: str, seed: int, output: Path) -> float:
             *["finetune", "classification", "--config", "small-models", "--model", str(model_of(name, seed, output))],
             *["--train", str(data / "train.jsonl"), "--validation", str(data / "dev.jsonl"), "--output", str(folder)],
             *["--text_columns", "text", "--label_columns", "label", "--max_length", str(LENGTH), "--seed", str(seed)],
+            *["--train.precision", "fp32"],
         )
     return json.loads((folder / "results.json").read_text())["validation"]["accuracy"]
 

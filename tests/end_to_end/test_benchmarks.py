@@ -443,13 +443,14 @@ def test_ways_of_adapting_are_compared_over_seeds(benchmark, monkeypatch, tmp_pa
     for _ in range(2):  # the second finds all runs done
         benchmark("adapting", "--quick", "--output", str(tmp_path), "--page", str(page), **replaced)
         counts = {name: sum(words[0] == name for words in called) for name in ("pretrain", "evaluate", "finetune")}
-        assert counts == {"pretrain": 1 + 5 * 2, "evaluate": 2 * (1 + 5 * 2), "finetune": 6 * 2}
+        assert counts == {"pretrain": 1 + 6 * 2, "evaluate": 2 * (1 + 6 * 2), "finetune": 7 * 2}
     text = (page / "adapt.md").read_text()
     assert (
         text.startswith("before\n<!-- adapting -->\n| way |") and text.endswith("-->\nbehind\n") and "old" not in text
     )
     # In GFLOPs of a step: 0.65 for the encoder's matrices, 0.10 for attention, 1.30 for 8,192 entries, 1.94 for 12,288.
     assert "| with replay | 100 | 60 |" in text and "| words added, rows `mean`, with replay | 76 | 60 |" in text
+    assert "| vocabulary of the new text, `transplant`, with replay | 100 | 60 |" in text
     assert "rows `random`, with replay | **−0.100** | **−0.100** | +0.000 (noise) |" in text
     results = json.loads((page / "adapt.json").read_text())
     assert [each["accuracy"] for each in results["ways"]["mean"]] == [0.1, 0.2]
