@@ -13,7 +13,7 @@ from pathlib import Path
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.leases import leased
 from cloze.pipeline.stores.places import Place, StorePath
-from cloze.pipeline.stores.temporary_folders import temporary_folder
+from cloze.pipeline.stores.temporary_folders import SCRATCH, temporary_folder
 
 ASIDE = ".tmp-"  # prefix of temporary files; those of interrupted writes are never read, and removed by a rerun
 _STORED_PIECE = 8 << 20  # bytes per request to a store
@@ -173,10 +173,11 @@ def readable_errors(path: Place | str) -> Iterator[None]:
 def describe(error: OSError, path: Place | str) -> str:
     """One line about an error of the file system: what, where, what to do."""
     where = error.filename or path
+    other = "TMPDIR" if f"/{SCRATCH}" in str(where) else "--output"
     advice = {
-        errno.ENOSPC: "the disk is full; free space or choose another --output, then run the same command again",
+        errno.ENOSPC: f"the disk is full; free space or choose another {other}, then run the same command again",
         errno.EDQUOT: "the disk quota is used up; free space, then run the same command again",
-        errno.EROFS: "the file system is read-only; choose another --output",
+        errno.EROFS: f"the file system is read-only; choose another {other}",
         errno.EACCES: "permission denied; choose another folder or change its permissions",
         errno.EPERM: "not permitted; choose another folder or change its permissions",
         errno.ENOENT: "not found (any more); restore it, then run the same command again",

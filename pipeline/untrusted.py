@@ -29,8 +29,8 @@ def load_yaml(text: str, load: Callable[[str], object] = yaml.safe_load, *, name
 
     Raises:
         UserError: it has more than MOST_VALUES values, as they are or with expanded aliases, or is nested too deep.
-        yaml.YAMLError: it is not YAML, a section has a name twice, a number has the base 8 or 60 without saying so, or
-            a value is not what its form or tag says.
+        yaml.YAMLError: it is not YAML, a section has a name twice, a number has the base 8 or 60 without saying so, a
+            text holds the character 0, or a value is not what its form or tag says.
     """
     too_deep = f"{name}: found values that are nested too deep, or contain themselves, expected sections of values"
     deep, values, wrong = _survey(text)
@@ -117,7 +117,7 @@ def check_regular(path: Path) -> None:
 
 
 def _survey(text: str) -> tuple[bool, int, tuple[yaml.ScalarEvent, str] | None]:
-    """Whether values are nested too deep, how many there are, and the first that is read otherwise than it looks.
+    """Whether values are nested too deep, how many there are, and the first that is refused.
 
     Events come from a parser without recursion. Counting ends at the bounds.
     """
@@ -135,6 +135,8 @@ def _survey(text: str) -> tuple[bool, int, tuple[yaml.ScalarEvent, str] | None]:
         values += 1
         if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _OTHER_BASE.fullmatch(event.value):
             wrong = wrong or (event, "has the base 8 or 60 in YAML: write a decimal number, or quotes around a text")
+        if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:  # of which no path can be made
+            wrong = wrong or (event, "holds the character 0")
         known = names[-1] if names else None
         if known is not None:
             # A section may be merged with several.

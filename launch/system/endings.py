@@ -59,7 +59,7 @@ class Ending:
             _print_error("stopped by Ctrl-C")
             return 128 + signal.SIGINT
         if isinstance(error, OSError) and error.errno in (_NO_SPACE if error.filename is None else _USERS_TO_FIX):
-            return _end_with_line(describe(error, "a file that was written"))
+            return _end_with_line(describe(error, "a file that was written below --output or TMPDIR"))
         if isinstance(error, (UserError, ModelError)):
             return _end_with_line(str(error))
         if isinstance(error, RuntimeError) and (line := _line_of_loss(error)) is not None:

@@ -9,14 +9,20 @@ import time
 from functools import cache
 from pathlib import Path
 
-_PREFIX = "cloze-scratch-"
+from cloze.pipeline.errors import UserError
+
+SCRATCH = "cloze-scratch-"  # prefix of a process's folder in TMPDIR
 _LOCK = "lock"
 _NEW_SECONDS = 60  # seconds; a newer folder may not have its lock yet
 _alone = threading.Lock()
 
 
 def temporary_folder() -> Path:
-    """A new empty folder in the system's temporary folder (TMPDIR)."""
+    """A new empty folder in the system's temporary folder (TMPDIR).
+
+    Raises:
+        UserError: nothing can be written to any that is usual.
+    """
     with _alone:
         return Path(tempfile.mkdtemp(dir=_own().name))
 
@@ -24,9 +30,16 @@ def temporary_folder() -> Path:
 @cache
 def _own() -> tempfile.TemporaryDirectory[str]:
     """This process's folder, removed at its end; folders of killed processes are removed first."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    try:
+        place = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"TMPDIR: found no folder for temporary files that can be written ({error.strerror}); free space there, or "
+            "name another one in the environment variable TMPDIR"
+        ) from error
+    for folder in Path(place).glob(f"{SCRATCH}*"):
         _remove_abandoned(folder)
-    folder_of_process = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+    folder_of_process = tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True)
     _locked(Path(folder_of_process.name))  # never closed, so that the lock is held until the process ends
     return folder_of_process
 

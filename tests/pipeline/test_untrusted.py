@@ -57,6 +57,7 @@ def test_aliases_of_a_usual_size_are_read(tmp_path):
     [
         ("seed: 1\ntrain: {max_steps: 1}\nseed: 2\n", "at line 3, column 1 ('seed' stands there twice)"),
         ('train: {max_steps: 1, "max_steps": 2}', "at line 1, column 23 ('max_steps' stands there twice)"),
+        ('model: "a\\0"', r"at line 1, column 8 ('a\x00' holds the character 0)"),
         ("seed: 010", "('010' has the base 8 or 60 in YAML"),
         ("train:\n  max_steps: 2:08", "at line 2, column 14 ('2:08' has the base 8 or 60 in YAML"),
         *(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
+import pytest
+
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import describe
 from cloze.pipeline.stores import temporary_folders
 
 _COMMAND = f"""
@@ -21,3 +26,16 @@ def test_the_next_process_removes_what_a_killed_one_has_left(tmp_path, monkeypat
     for kill in ("os.kill(os.getpid(), signal.SIGKILL)", ""):
         subprocess.run([sys.executable, "-c", _COMMAND + kill], check=False, timeout=60)
         assert len(list(tmp_path.iterdir())) == bool(kill)
+
+
+def test_without_a_folder_for_them_or_space_in_it_a_line_names_tmpdir(monkeypatch):
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
+
+    temporary_folders._own.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(temporary_folders.tempfile, "gettempdir", none)
+        with pytest.raises(UserError, match=r"^TMPDIR: found no folder .*'/tmp', '/var/tmp'.*name another one"):
+            temporary_folders.temporary_folder()
+    full = OSError(errno.ENOSPC, "No space left on device", str(temporary_folders.temporary_folder() / "part"))
+    assert "choose another TMPDIR" in describe(full, "")

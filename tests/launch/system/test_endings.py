@@ -50,8 +50,11 @@ def test_ctrl_c_ends_a_command_with_a_line():
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (errno.ENOSPC, "error: a file that was written: the disk is full; free space or choose another --output"),
-        (errno.EFBIG, "error: a file that was written: File too large; fix this"),
+        (
+            errno.ENOSPC,
+            "error: a file that was written below --output or TMPDIR: the disk is full; free space or choose another",
+        ),
+        (errno.EFBIG, "error: a file that was written below --output or TMPDIR: File too large; fix this"),
     ],
 )
 def test_a_write_that_finds_no_space_is_a_line(capsys, number, said):
