@@ -1,6 +1,7 @@
 """Runs whose processes are forked from one that has imported everything: they start in a second instead of many.
 
-All that a command does after its imports and the making of its parser happens anew in each process.
+All that a command does after its imports, the making of its parser and the reading of what its fields are happens anew
+in each process.
 """
 
 from __future__ import annotations

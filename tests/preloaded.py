@@ -1,5 +1,5 @@
 """What the process imports from which tests fork theirs (forked.py), so that none of them has to: what the commands
-import before and while they run, and the parsers of those that run most.
+import before and while they run, and the parsers of those that run most, with what these find once.
 """
 
 import importlib
@@ -7,7 +7,7 @@ import importlib
 import pytest  # noqa: F401
 
 import tests.forked  # noqa: F401
-from cloze.launch.commands import build_parser
+from cloze.launch.commands import parse
 from cloze.launch.engine.repairs import import_muon_without_compiler
 from cloze.launch.system.environment import fewer_imports
 
@@ -17,6 +17,7 @@ LATER = (
     "deepspeed.module_inject.auto_ep_layer",
     "rich._emoji_codes",
     "tensorboard.plugins.hparams.plugin_data_pb2",
+    "sympy",  # a third of the compiler's imports, which DeepSpeed makes at stage 3 and no process may have before
     "cloze.launch.pretrain.command",
     "cloze.launch.finetune.command",
     "cloze.launch.serve.app",
@@ -26,5 +27,9 @@ with fewer_imports():
     for module in LATER:
         importlib.import_module(module)
     import_muon_without_compiler()
-for name in ("pretrain", "finetune", "serve"):
-    build_parser(name)
+for words in (
+    "pretrain --data d --output o",
+    "finetune sst2 --model m --train t --validation v --output o",
+    "serve m",
+):
+    parse(words.split()[0], words.split()[1:])

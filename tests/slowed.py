@@ -6,7 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from cloze.launch.cli import main
-from cloze.launch.training import loop
+from cloze.launch.system.environment import fewer_imports
+
+with fewer_imports():
+    from cloze.launch.training import loop
 
 SECONDS = 0.5  # for each process of each step
 

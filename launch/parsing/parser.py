@@ -83,6 +83,14 @@ class Parser(jsonargparse.ArgumentParser):
     complete: Callable[[jsonargparse.Namespace], None] | None = None
     """Completes the values of the command line that is parsed."""
 
+    _found_defaults: jsonargparse.Namespace | None = None
+
+    def get_defaults(self, skip_validation: bool = False, **named: Any) -> jsonargparse.Namespace:
+        """The default values, found once: to find them takes most of a parse, and they stay the same."""
+        if self._found_defaults is None:
+            self._found_defaults = super().get_defaults(skip_validation=skip_validation, **named)
+        return self._found_defaults.clone()
+
     def dump(self, namespace: jsonargparse.Namespace, *arguments: Any, **named: Any) -> str:
         """The values as YAML, completed."""
         if self.complete:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 
@@ -52,7 +53,16 @@ class StepProfiler(Callback):
 
 
 def start_quietly(profiler: torch.profiler.profile) -> None:
-    """Start a profiler without torch 2.12's warning that later cycles overwrite earlier ones: there is only one."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
-        profiler.start()
+    """Start a profiler without torch 2.12's warning that later cycles overwrite earlier ones, since there is only one;
+    and without the compiler, which torch imports to see whether its code makes CUDA graphs. That takes as long as the
+    import of torch itself, and what is not imported has compiled nothing.
+    """
+    lazy: set[str] = getattr(torch, "_lazy_modules", set())  # what torch imports when it is first asked for
+    hidden = {"_inductor"} & lazy if "torch._inductor" not in sys.modules else set()
+    lazy -= hidden
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
+            profiler.start()
+    finally:
+        lazy |= hidden

@@ -26,12 +26,13 @@ sys.exit(status)
 
 @pytest.mark.parametrize("stage", ["2", *(pytest.param(stage, marks=pytest.mark.slow) for stage in "03")])
 def test_a_start_imports_neither_the_compiler_nor_pandas_nor_what_others_look_for(tmp_path, stage):
-    """Optimizers of torch import its compiler, as DeepSpeed does at stage 3, and pyarrow pandas as soon as a number
-    becomes an Arrow scalar. What DeepSpeed and TensorBoard only look for can still be imported afterwards. DeepSpeed
-    would call a compiler to see what it could build.
+    """torch's optimizers and its profiler import its compiler, as DeepSpeed does at stage 3, and pyarrow pandas as soon
+    as a number becomes an Arrow scalar. What DeepSpeed and TensorBoard only look for can still be imported afterwards.
+    DeepSpeed would call a compiler to see what it could build.
     """
     data = make_shards(tmp_path / "data")
-    arguments = pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "1", "--zero.stage", stage)
+    options = ("--train.max_steps", "1", "--zero.stage", stage, "--monitor.profile_steps", "[0, 0]")
+    arguments = pretrain_arguments(data, tmp_path / "run", *options)
     printed = finish(start([sys.executable, "-c", MAIN, *arguments]))
     there = [find_spec(name) is not None for name in ("mlflow", "botocore")]
     not_needed = ["sympy", "torch._dynamo"] if stage == "3" else []
