@@ -35,7 +35,8 @@ class ForkedRun:
 
     Args:
         command: what follows `cloze`.
-        main: what is called with it, as a test has changed it; a function of a module.
+        main: what is called with it, as a test has changed it; a function of a module, which each process imports with
+            all that it imports (transformers: 5 s).
         variables: further environment variables.
     """
 

@@ -81,17 +81,12 @@ def checkpoints(output):
     return sorted(path.name for path in (output / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize(("stage", "launcher"), [("0", "forked"), ("2", "torchrun")])
-def test_killed_between_checkpoints(data, undisturbed, tmp_path, stage, launcher):
+@pytest.mark.parametrize("stage", ["0", *(pytest.param(stage, marks=pytest.mark.slow) for stage in "13")])
+def test_killed_between_checkpoints(data, undisturbed, tmp_path, stage):
+    """At stage 2 it is `test_stopped_and_killed_at_stage_2` that shows it."""
     run = tmp_path / "lr[1e-3] a+b(c|d)"  # DeepSpeed takes paths for patterns
-    arguments = (data, run, *RUN, "--zero.stage", stage)
-
-    command = pretrain_arguments(*arguments)
-    if launcher == "torchrun":
-        first = start(pretrain_command(*arguments, processes=2, program=slow_program(27)))
-    else:
-        first = ForkedRun(command, 2, slow_from(27))
-    kill_when(first, lambda: step_of(run) >= 27)
+    command = pretrain_arguments(data, run, *RUN, "--zero.stage", stage)
+    kill_when(ForkedRun(command, 2, slow_from(27)), lambda: step_of(run) >= 27)
     output = finish(ForkedRun(command, 2))
     assert "resumed from step" in output
     assert curve(run) == curve(undisturbed(stage))
@@ -173,17 +168,6 @@ def test_killed_before_it_is_a_run(data, undisturbed, tmp_path):
     assert curve(run) == curve(undisturbed("0"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", ["1", "3"])
-def test_killed_between_checkpoints_at_the_other_stages(data, undisturbed, tmp_path, stage):
-    run = tmp_path / "run"
-    command = pretrain_arguments(data, run, *RUN, "--zero.stage", stage)
-    kill_when(ForkedRun(command, 2, slow_from(27)), lambda: step_of(run) >= 27)
-    finish(ForkedRun(command, 2))
-    assert curve(run) == curve(undisturbed(stage))
-    assert_same_weights(weights(run), weights(undisturbed(stage)))
-
-
 def in_a_save(output) -> bool:
     """Whether a checkpoint is being written; what is being removed ends in .tmp too, but is older."""
     newest = max((path.name for path in saved(output)), default="")
@@ -206,14 +190,16 @@ def test_killed_in_the_middle_of_a_save(data, undisturbed, tmp_path):
     assert checkpoints(run) == ["step-00000048", "step-00000056", "step-00000060"], "retention, no leftovers"
 
 
-def test_stopped_by_a_signal_to_one_rank_only(data, undisturbed, tmp_path):
-    """SIGTERM reaches torchrun, or USR1 a single worker: all ranks stop together, with a checkpoint."""
-    run = tmp_path / "run"
-    command = pretrain_arguments(data, run, *RUN)
-    for moment, number in ((10, signal.SIGTERM), (30, signal.SIGUSR1)):
+def test_stopped_and_killed_at_stage_2(data, undisturbed, tmp_path):
+    """SIGTERM reaches torchrun, or USR1 a single worker: all ranks stop together, with a checkpoint. Then all are
+    killed between two."""
+    run = tmp_path / "lr[1e-3] a+b(c|d)"
+    options = (*RUN, "--zero.stage", "2")
+    command = pretrain_arguments(data, run, *options)
+    for moment, number in ((10, signal.SIGTERM), (20, signal.SIGUSR1)):
         torchrun = number == signal.SIGTERM
         process = (
-            start(pretrain_command(data, run, *RUN, processes=2, program=slow_program(moment)))
+            start(pretrain_command(data, run, *options, processes=2, program=slow_program(moment)))
             if torchrun
             else ForkedRun(command, 2, slow_from(moment))
         )
@@ -225,9 +211,10 @@ def test_stopped_by_a_signal_to_one_rank_only(data, undisturbed, tmp_path):
         status = json.loads((run / "status.json").read_text())
         assert status["state"] == "requeue" and moment <= status["step"] < STEPS, output
         assert f"step-{status['step']:08d}" in checkpoints(run)
-    finish(ForkedRun(command, 2))
-    assert curve(run) == curve(undisturbed("0"))
-    assert_same_weights(weights(run), weights(undisturbed("0")))
+    kill_when(ForkedRun(command, 2, slow_from(36)), lambda: step_of(run) >= 36)
+    assert "resumed from step" in finish(ForkedRun(command, 2))
+    assert curve(run) == curve(undisturbed("2"))
+    assert_same_weights(weights(run), weights(undisturbed("2")))
 
 
 def test_one_process_alone_ends_with_75_when_stopped(data, tmp_path):

@@ -1,14 +1,8 @@
-"""Run recipes at reduced size, all in this one process, and print what each live engine was: a line of JSON a recipe.
-
-    python -m tests.end_to_end.recipe_runs OUTPUT PAIRS SINGLE RECIPE.yaml ...
-
-PAIRS and SINGLE: prepared folders with next-sentence labels, and without them and with masks drawn at load time.
-"""
+"""Run recipes at reduced size, all in one process, and print what each live engine was: a line of JSON a recipe."""
 
 import contextlib
 import io
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,7 +73,13 @@ def facts_of(engine) -> dict:
     }
 
 
-def main() -> None:
+def run_recipes(words: list[str]) -> int:
+    """What a process of tests/forked.py does.
+
+    Args:
+        words: the output, prepared folders with next-sentence labels, and without them and with masks drawn at load
+            time, and the recipes' files.
+    """
     protect_process()
     environment = read_environment()
     prepare_deepspeed(environment)
@@ -90,11 +90,11 @@ def main() -> None:
     # DeepSpeed keeps the process group that it saw first: all runs share one.
     device = distributed.initialize(environment)
     distributed.initialize, distributed.shutdown = (lambda environment: device), (lambda: None)
-    output, pairs, single = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    output, pairs, single = Path(words[0]), words[1], words[2]
     engines = []
     build = start.Engine
     start.Engine = lambda *arguments: engines.append(build(*arguments)) or engines[-1]
-    for path in sys.argv[4:]:
+    for path in words[3:]:
         whole = parse("pretrain", ["--config", path, "--data", "d", "--output", str(output / Path(path).stem)])
         data = pairs if whole.model.pooler and whole.model.type_vocab_size > 1 else single
         printed = io.StringIO()
@@ -112,7 +112,4 @@ def main() -> None:
             ),
             flush=True,
         )
-
-
-if __name__ == "__main__":
-    main()
+    return 0

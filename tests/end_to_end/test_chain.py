@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer, FillMaskPipeline
 
+from cloze.launch.cli import main
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.system.environment import child_variables
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.architecture.test_package import build, copy_of_repository
-from tests.launching import ROOT
 
 SENTENCE = "The value of an [MASK] is an object."
 
@@ -179,20 +179,13 @@ def test_blanks_are_filled_as_by_the_pipeline_of_transformers(chain):
         assert guess.probability == pytest.approx(expected["score"], abs=1e-5)
 
 
-def test_export_refuses_a_folder_with_files_and_a_folder_without_a_run(chain):
+def test_export_refuses_a_folder_with_files_and_a_folder_without_a_run(chain, capsys):
     folder, _ = chain
     for arguments, expected in (
         ((folder / "run", "--output", folder / "hf"), "expected a new or empty folder"),
         ((folder / "shards",), "expected the folder of a run"),
     ):
-        result = subprocess.run(
-            [sys.executable, "-m", "cloze", "export", *map(str, arguments)],
-            cwd=ROOT,
-            text=True,
-            capture_output=True,
-            env=child_variables(),
-        )
-        assert result.returncode == 2 and expected in result.stderr
+        assert main(["export", *map(str, arguments)]) == 2 and expected in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -2,16 +2,15 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 
 from cloze.launch.commands import parse
 from cloze.launch.config import BatchArithmetic
 from cloze.launch.run.metrics_file import read_metrics
-from cloze.launch.system.environment import child_variables
-from tests.launching import PATIENCE_SECONDS, ROOT
+from tests.end_to_end.recipe_runs import run_recipes
+from tests.forked import ForkedRun
+from tests.launching import ROOT, finish
 from tests.synthetic import make_shards
 
 # Samples in a step as published, and numbers of GPUs for which nothing else need be changed.
@@ -99,16 +98,8 @@ def runs(tmp_path_factory):
     pairs = make_shards(folder / "pairs")
     single = make_shards(folder / "single", pairs=False, mask_sets=0)  # as those recipes have it
     files = [f"configs/pretrain/{name}.yaml" for name in recipe_files()]
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.end_to_end.recipe_runs", str(folder), str(pairs), str(single), *files],
-        cwd=ROOT,
-        env=child_variables(OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE_SECONDS,
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    said = finish(ForkedRun([str(folder), str(pairs), str(single), *files], main=run_recipes))
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     return folder, {line["recipe"].split("/")[-1][:-5]: line for line in lines}
 
 

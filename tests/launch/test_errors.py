@@ -25,7 +25,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
 from tests.forked import ForkedRun
 from tests.launch.errors import error_of
-from tests.launching import ROOT, TINY, curve, finish, pretrain_arguments, pretrain_command, start, train, weights
+from tests.launching import ROOT, TINY, curve, finish, pretrain_arguments, train, weights
 from tests.pipeline.corpus import as_format_1
 from tests.synthetic import make_shards
 
@@ -227,16 +227,16 @@ def test_a_finished_run_is_repeated_by_its_own_configuration(data, finished, tmp
     assert curve(tmp_path / "again") == curve(finished)
 
 
+def patient_main(command: list[str]) -> int:
+    """The command, whose other ranks wait for rank 0, which is at most so much slower."""
+    endings.SAID_SECONDS = 120
+    return main(command)
+
+
 def test_what_all_processes_find_is_said_once(data, tmp_path):
-    script = tmp_path / "patient.py"  # the others wait for rank 0, which is at most so much slower
-    script.write_text(
-        "import sys\nfrom cloze.launch import cli\nfrom cloze.launch.system import endings\n"
-        "endings.SAID_SECONDS = 120\nsys.exit(cli.main(sys.argv[1:]))\n"
-    )
-    command = pretrain_command(
-        data, tmp_path / "run", "--train.global_batch_size", "15", processes=2, program=(str(script),)
-    )
-    output = finish(start(command, PYTHONPATH=str(ROOT)), status=1)  # torchrun makes 1 of every status
+    """Once rank 0 has said it and ended, its launcher ends the others, as ours does (test_ranks.py)."""
+    command = pretrain_arguments(data, tmp_path / "run", "--train.global_batch_size", "15")
+    output = finish(ForkedRun(command, 2, patient_main), status=2)
     said = [line for line in output.splitlines() if line.startswith("error: ")]
     assert len(said) == 1 and "found 15, expected a multiple of the 2 processes; set it to 14 or 16" in said[0]
 

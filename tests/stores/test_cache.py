@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,7 @@ from cloze.pipeline.shards import shards
 shards.BLOCK_TOKENS = 1 << 10
 from pathlib import Path
 from cloze.pipeline.stores.cache import Cache
-from tests.stores.test_reading import stream
+from tests.stores.stored_shards import stream
 stream(sys.argv[1], Cache(Path(sys.argv[2]), 1 << 30, "x"))
 print("complete")
 """
@@ -90,7 +91,7 @@ def test_processes_share_a_cache_and_may_be_killed(local, stored, tmp_path):
     command = [sys.executable, "-c", _READ, stored, str(tmp_path / "cache")]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     while not list((tmp_path / "cache").glob("?" * 40)) and both[0].poll() is None:
-        pass
+        time.sleep(0.002)
     both[0].kill()
     assert both[1].communicate(timeout=120)[0] == "complete\n"
     both[0].communicate()

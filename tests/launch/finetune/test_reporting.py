@@ -1,8 +1,6 @@
 """What a run shows and leaves beside its metrics: confused classes, worst errors, curves, files for GLUE."""
 
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -11,9 +9,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util.tensor_util import make_ndarray
 
 from cloze.launch.cli import main
-from cloze.launch.finetune import reporting
 from cloze.launch.run import runs
 from tests.forked import ForkedRun
+from tests.launch.finetune.altered import fails_in_the_report, stopped_at_the_report
 from tests.launch.finetune.examples.test_classification import read
 from tests.launch.finetune.running import arguments, finetune, lines
 from tests.launch.finetune.small import sst2, write_tsv
@@ -36,25 +34,6 @@ def run(model, tmp_path_factory):
         "sst2", model, *files, folder / "run", "--epochs", 1, "--test", test, "--glue_submission", "true"
     )
     return folder / "run", [line.split("\t")[0] for line in files[1].read_text().splitlines()[1:]], said
-
-
-def stopped_at_the_report(command: list[str]) -> int:
-    save = reporting.save_model
-
-    def stopping(*arguments):
-        os.kill(os.getpid(), signal.SIGTERM)
-        save(*arguments)
-
-    reporting.save_model = stopping
-    return main(command)
-
-
-def fails_in_the_report(command: list[str]) -> int:
-    def failing(*_):
-        raise MemoryError("nothing left")
-
-    reporting.save_model = failing
-    return main(command)
 
 
 def test_a_run_is_complete_once_its_results_are_written(model, files, tmp_path):

@@ -1,18 +1,18 @@
-"""Models by hub name: the real client, a server on this machine, real processes."""
+"""Models by hub name: the real client, a server on this machine, processes of their own."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.launch.finetune.running import command
+from cloze.launch import cli
+from tests.forked import ForkedRun
+from tests.launch.finetune.running import arguments
 from tests.launch.finetune.small import make_model, sst2
+from tests.launch.pretrained.asked_of_hub import ANSWER, fetched, used
 from tests.launch.pretrained.model_hub import commit_of, serve
-from tests.launching import ROOT
+from tests.launching import finish
 
 NAME = "someone/small-bert"
 
@@ -33,87 +33,46 @@ def hub(tmp_path_factory):
 
 
 @pytest.fixture
-def python(hub, tmp_path):
-    """A Python process with that server for the hub and an empty cache."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "HF_ENDPOINT": hub[0],
-        "HF_HOME": str(tmp_path / "home"),
-        "OMP_NUM_THREADS": "1",
-    }
+def asking(hub, tmp_path):
+    """A process with that server for the hub and an empty cache, which has not imported the hub's client yet."""
 
-    def run(*words: str, **variables: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, *map(str, words)], cwd=ROOT, env=environment | variables, text=True, capture_output=True
-        )
+    def run(words: list[str], main=cli.main, **variables: str) -> list[str]:
+        return finish(
+            ForkedRun(words, 1, main, HF_ENDPOINT=hub[0], HF_HOME=str(tmp_path / "home"), **variables)
+        ).splitlines()
 
     return run
 
 
-FETCH = """
-import sys
-from cloze.launch.commands import parse
-from cloze.launch.pretrained.source import find_source
-from cloze.pipeline.errors import UserError
-for words in sys.argv[1].split(";"):
-    config = parse("finetune", ["sst2", "--train", "t", "--validation", "v", "--output", "o", *words.split()])
-    try:
-        source = find_source(config)
-        print(len(source.weights), float(source.weights["bert.embeddings.word.weight"].sum()))
-    except UserError as error:
-        print(error)
-"""
+def answers(said: list[str]) -> list[str]:
+    return [line.removeprefix(ANSWER).strip() for line in said if line.startswith(ANSWER)]
 
 
-def test_a_model_is_fine_tuned_by_its_name_and_then_found_offline(hub, python, tmp_path):
+def test_a_model_is_fine_tuned_by_its_name_and_then_found_offline(hub, asking, tmp_path):
     address, asked = hub
     files = sst2(tmp_path, train=16, validation=4)
-    words = command("sst2", NAME, *files, tmp_path / "run", "--epochs", "1", "--cache_dir", tmp_path / "cache")
-    done = python(*words[1:])
-    assert done.returncode == 0, done.stderr
+    asking(arguments("sst2", NAME, *files, tmp_path / "run", "--epochs", "1", "--cache_dir", tmp_path / "cache"))
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["model"] == NAME and results["validation"]["examples"] == 4
     (snapshot,) = (tmp_path / "cache").glob("models--*/snapshots/*")
     assert snapshot.name == commit_of("main") and not (snapshot / "pytorch_model.bin").exists()
 
     before = len(asked)
-    done = python(
-        "-c", FETCH, f"--offline true --model {NAME} --cache_dir {tmp_path / 'cache'}", HF_ENDPOINT="http://127.0.0.1:9"
-    )
-    assert done.returncode == 0 and len(done.stdout.split()) == 2, done.stdout + done.stderr
-    assert len(asked) == before
+    (found,) = answers(asking([f"--offline true --model {NAME} --cache_dir {tmp_path / 'cache'}"], fetched))
+    assert len(found.split()) == 2 and len(asked) == before
 
 
-USE = """
-import sys
-from cloze.launch.cli import main
-from cloze.launch.commands import parse
-from cloze.launch.predict import Predictor
-from cloze.launch.pretrained.finding import model_path
-name, cache = sys.argv[1:]
-main(["predict", "embed", name, "w1 w2", "--cache_dir", cache])
-main(["predict", "embed", "someone/else", "w1 w2", "--cache_dir", cache, "--offline", "true"])
-main(["tokenize", name, "w1 w2", "--cache_dir", cache])
-print(model_path(parse("serve", [name, "--cache_dir", cache])))
-for revision in (None, "other"):
-    model = Predictor.from_hub(name, revision=revision, cache_dir=cache, offline=revision is None)
-    print(model.embed(["w1 w2"])[0].tolist())
-"""
-
-
-def test_a_model_is_used_by_its_name(hub, python, tmp_path):
-    done = python("-c", USE, NAME, tmp_path / "cache")
-    assert done.returncode == 0, done.stderr
-    embedded, tokenized, served, main, other = done.stdout.splitlines()
+def test_a_model_is_used_by_its_name(asking, tmp_path):
+    said = asking([NAME, str(tmp_path / "cache")], used)
+    embedded, tokenized, served, main, other = [line for line in said if line[:1] in ("{", "[", "/")]
     assert json.loads(embedded)["vector"] == json.loads(main) != json.loads(other)
     assert json.loads(tokenized)["tokens"] == ["[CLS]", "w1", "w2", "[SEP]"]
     assert served.startswith(str(tmp_path / "cache")) and served.endswith(commit_of("main"))
-    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    (error,) = [line for line in said if line.startswith("error: ")]
     assert "found no folder and no hub model 'someone/else'" in error and "leave --offline true out to fetch" in error
 
 
-def test_revisions_weights_and_what_is_not_there(python, tmp_path):
+def test_revisions_weights_and_what_is_not_there(asking, tmp_path):
     online = f"--cache_dir {tmp_path / 'cache'} --model"
     asked = [
         f"{online} {NAME}",
@@ -128,9 +87,7 @@ def test_revisions_weights_and_what_is_not_there(python, tmp_path):
         f"--offline true --cache_dir {tmp_path / 'none'} --model {NAME}",
         f"{online} no/such/folder",
     ]
-    done = python("-c", FETCH, ";".join(asked))
-    assert done.returncode == 0, done.stderr
-    main, other, old, pickled, again, empty, revision, kept, name, offline, folder = done.stdout.splitlines()
+    main, other, old, pickled, again, empty, revision, kept, name, offline, folder = answers(asking(asked, fetched))
     assert main == again != other == pickled  # main's pytorch_model.bin, which holds others, is not looked at
     assert "model.safetensors" in old and "--pickled_weights true" in old and kept == old
     assert "expected its weights" in empty and "--pickled_weights" not in empty

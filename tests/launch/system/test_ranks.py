@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from cloze.launch.cli import main
 from cloze.launch.run.ownership import in_use
 from cloze.launch.system import ranks
 from cloze.launch.system.environment import fewer_imports
+from tests.forked import ForkedRun
 from tests.launching import (
     PATIENCE_SECONDS,
     assert_same_weights,
@@ -120,12 +122,6 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def test_what_fails_on_all_ends_with_its_line_and_status(data, tmp_path):
-    command = pretrain_command(data, tmp_path / "run", "--processes", "2", "--train.global_batch_size", "15")
-    output = finish(start(command), status=2)
-    assert "found 15, expected a multiple of the 2 processes" in output and "Traceback" not in output
-
-
 @pytest.mark.parametrize(
     ("environment", "processes", "expected"),
     [
@@ -194,21 +190,20 @@ if os.environ.get("CLOZE_PARENT"):  # as the command line does at its start
 pathlib.Path("command").write_text(str(os.getpid()))
 time.sleep(600)
 """
-QUICKSTART = """
-import os, sys
-from cloze.launch.cli import main
-from cloze.launch.run.ownership import in_use
-os.chdir(sys.argv[1])  # where `-m cloze` finds the other one first
-sys.exit(main(["quickstart", "--output", "out"]))
-"""
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGKILL, -9)])
+def in_folder(folder: Path, command: list[str]) -> int:
+    """The command, where `-m cloze` finds the other one first."""
+    os.chdir(folder)
+    return main(command)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGKILL, 137)])
 def test_what_stops_quickstart_stops_its_command(tmp_path, number, status):
     (tmp_path / "cloze.py").write_text(STOPPABLE)
-    quickstart = start([sys.executable, "-c", QUICKSTART, str(tmp_path)])
+    quickstart = ForkedRun(["quickstart", "--output", "out"], main=partial(in_folder, tmp_path))
     wait_for(quickstart, (tmp_path / "command").exists)
-    os.kill(quickstart.pid, number)
+    os.kill(children(quickstart.pid)[0], number)
     finish(quickstart, status)
     deadline = time.monotonic() + 30
     while not (tmp_path / "stopped").exists():

@@ -24,7 +24,7 @@ from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
 
 CPU = torch.device("cpu")
-ROUNDS = 4
+ROUNDS = 3
 SHAPES = {
     "small": dict(vocab_size=8192, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024),
     "base": dict(vocab_size=30522, num_hidden_layers=4),

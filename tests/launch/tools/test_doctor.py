@@ -25,7 +25,7 @@ def data(tmp_path_factory):
 
 def hurried(command: list[str]) -> int:
     """The command, with less time for the matrix products."""
-    devices._SECONDS = 0.3
+    devices._SECONDS = 0.05
     return main(command)
 
 

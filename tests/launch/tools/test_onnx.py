@@ -132,21 +132,21 @@ def test_the_command_adds_a_graph_to_a_fine_tuned_model(tmp_path, capsys):
     assert {"model.onnx", "onnx.json", "model.safetensors", "config.json", "tokenizer.json"} <= made
     described = json.loads((tmp_path / "run-hf" / "onnx.json").read_text())
     assert described["outputs"]["logits"]["shape"][-1] == 2 and described["truncation"] == truncation
+    assert "words" not in described, "it was trained on texts"
 
 
-@pytest.mark.parametrize("words", [{}, {"words": "characters"}])
-def test_a_tagger_s_graph_names_the_length_that_it_has_learned(tmp_path, words):
+def test_a_tagger_s_graph_names_the_length_that_it_has_learned(tmp_path):
     """It cuts nothing: longer texts are split between words; and what words are, where each character is one."""
     save_model(
         tmp_path / "model",
         "BertForTokenClassification",
         **labels("O", "B-X"),
-        cloze_truncation={"max_length": 16, "keep": "head", "head_tokens": 128} | words,
+        cloze_truncation={"max_length": 16, "keep": "head", "head_tokens": 128, "words": "characters"},
     )
     assert main(["export", str(tmp_path / "model"), "--output", str(tmp_path / "out"), "--onnx", "true"]) == 0
     described = json.loads((tmp_path / "out" / "onnx.json").read_text())
     assert described["max_length"] == 16 and "truncation" not in described
-    assert {name: value for name, value in described.items() if name == "words"} == words
+    assert described["words"] == "characters"
 
 
 def test_a_question_answerer_s_graph_names_the_windows_that_it_has_learned(tmp_path):

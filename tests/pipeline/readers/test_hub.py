@@ -52,9 +52,9 @@ def commands(folder: Path, address: str):
     """The command line in a folder, with the server at an address for the hub."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": address, "HF_HOME": str(folder / "cache")}
 
-    def run(*arguments: str) -> subprocess.CompletedProcess:
+    def run(*arguments: str, program=("-m", "cloze")) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [sys.executable, "-m", "cloze", *arguments], cwd=folder, env=environment, capture_output=True, text=True
+            [sys.executable, *program, *arguments], cwd=folder, env=environment, capture_output=True, text=True
         )
 
     return run
@@ -90,28 +90,20 @@ def test_bert_s_own_mixture_at_a_small_size(server, cloze, tmp_path):
     assert Manifest.load(tmp_path / "data/length-512").max_length == 512
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "message"),
-    [("nobody/nothing", "null", "nobody/nothing"), (NAME, "20231101.fr", "20231101.fr")],
-)
-def test_what_the_hub_does_not_have_is_one_line(cloze, tmp_path, name, config, message):
+BOTH = "import sys; from cloze.launch.cli import main; print(*(main(words.split()) for words in sys.argv[1:]))"
+
+
+def test_what_the_hub_does_not_have_is_one_line(cloze, tmp_path):
     corpus.config(tmp_path, [])
-    done = cloze(
-        "prepare",
-        "--source.format",
-        "dataset",
-        "--input",
-        f"['{name}']",
-        "--source.dataset_config",
-        config,
-        "--tokenizer",
-        "tokenizer",
-        "--output",
-        "out",
+    missing = (("nobody/nothing", "null"), (NAME, "20231101.fr"))
+    words = (
+        "prepare --source.format dataset --input ['{}'] --source.dataset_config {} --tokenizer tokenizer --output out"
     )
-    assert done.returncode == 2, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line]
-    assert "can't be read" in line and message in line and "run the same command again" in line
+    done = cloze(*(words.format(*each) for each in missing), program=("-c", BOTH))
+    assert done.stdout == "2 2\n", done.stderr
+    said = [line for line in done.stderr.splitlines() if line]
+    for line, message in zip(said, ("nobody/nothing", "20231101.fr"), strict=True):
+        assert "can't be read" in line and message in line and "run the same command again" in line
 
 
 @pytest.mark.slow

@@ -12,13 +12,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-from cloze.launch import cli
 from cloze.launch.cli import main
 from cloze.launch.config import ScheduleConfig
-from cloze.launch.finetune.contrastive import ContrastiveObjective
 from cloze.launch.predict import Predictor
 from cloze.launch.training.schedules import multiplier
 from tests.forked import ForkedRun
+from tests.launch.finetune.altered import exact_passes
 from tests.launch.finetune.running import arguments, finetune, lines
 from tests.launch.finetune.small import OTHERS, make_model, write_tsv
 from tests.launching import assert_same_weights, curve, finish, kill_when, step_of, weights
@@ -131,26 +130,6 @@ def test_any_split_into_ranks_and_micro_batches_learns_the_same(plain, data, tmp
         for line, other in zip(curve(tmp_path / "whole"), curve(tmp_path / name), strict=True):
             assert line.get("train/loss") == pytest.approx(other.get("train/loss"), abs=1e-5)
             assert line.get("train/accuracy") == pytest.approx(other.get("train/accuracy"))
-
-
-def exact_passes(words: list[str]) -> int:
-    """`cloze`, with a second pass whose vectors must be those of the first, bit for bit."""
-    seen = []
-    see, call = ContrastiveObjective.see, ContrastiveObjective.__call__
-
-    def seeing(self, outputs, totals):
-        seen[:] = [output.vectors.clone() for output in outputs]
-        assert len(outputs) == 2 and not any(output.vectors.requires_grad for output in outputs)
-        see(self, outputs, totals)
-
-    def calling(self, output, micro_batch, totals):
-        assert torch.equal(output.vectors, seen.pop(0)) and output.vectors.requires_grad
-        left, right = output.vectors.unflatten(0, (-1, 2)).unbind(1)
-        assert (left - right).abs().amax(1).min() > 1e-3  # the same text, dropped differently
-        return call(self, output, micro_batch, totals)
-
-    ContrastiveObjective.see, ContrastiveObjective.__call__ = seeing, calling
-    return cli.main(words)
 
 
 def test_dropout_pairs_are_dropped_alike_in_both_passes_and_a_killed_run_ends_with_the_same_bits(model, data, tmp_path):

@@ -1,0 +1,54 @@
+"""`cloze finetune`, altered as a test needs it; here since a forked process whose function is in the test's own file
+imports what that imports, transformers first of all.
+"""
+
+import os
+import signal
+
+import torch
+
+from cloze.launch.cli import main
+from cloze.launch.system.environment import fewer_imports
+
+with fewer_imports():
+    from cloze.launch.finetune import reporting
+    from cloze.launch.finetune.contrastive import ContrastiveObjective
+
+
+def stopped_at_the_report(command: list[str]) -> int:
+    save = reporting.save_model
+
+    def stopping(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        save(*arguments)
+
+    reporting.save_model = stopping
+    return main(command)
+
+
+def fails_in_the_report(command: list[str]) -> int:
+    def failing(*_):
+        raise MemoryError("nothing left")
+
+    reporting.save_model = failing
+    return main(command)
+
+
+def exact_passes(words: list[str]) -> int:
+    """`cloze`, with a second pass whose vectors must be those of the first, bit for bit."""
+    seen = []
+    see, call = ContrastiveObjective.see, ContrastiveObjective.__call__
+
+    def seeing(self, outputs, totals):
+        seen[:] = [output.vectors.clone() for output in outputs]
+        assert len(outputs) == 2 and not any(output.vectors.requires_grad for output in outputs)
+        see(self, outputs, totals)
+
+    def calling(self, output, micro_batch, totals):
+        assert torch.equal(output.vectors, seen.pop(0)) and output.vectors.requires_grad
+        left, right = output.vectors.unflatten(0, (-1, 2)).unbind(1)
+        assert (left - right).abs().amax(1).min() > 1e-3  # the same text, dropped differently
+        return call(self, output, micro_batch, totals)
+
+    ContrastiveObjective.see, ContrastiveObjective.__call__ = seeing, calling
+    return main(words)
