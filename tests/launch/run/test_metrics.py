@@ -3,9 +3,10 @@
 import gzip
 import json
 import re
-import subprocess
-import sys
+import resource
+import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +16,12 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 from tensorboard.plugins.projector import ProjectorConfig
 from tensorboard.summary.writer import event_file_writer
 
+from cloze.launch import cli
 from cloze.launch.finetune.scoring import METRICS
 from cloze.launch.pretrain.source_statistics import MEANS
 from cloze.launch.run.metrics import MetricsWriter, tensorboard_command
 from cloze.launch.run.metrics_file import read_metrics
+from tests.forked import ForkedRun
 from tests.launching import ROOT, curve, finish, pretrain_command, start, train
 from tests.synthetic import make_shards
 
@@ -242,30 +245,27 @@ def test_masked_tokens_after_next_tokens_are_no_spike(tmp_path):
         writer.close()
 
 
-FULL_DISK = """
-import resource, signal, sys, threading
-from pathlib import Path
-from cloze.launch import cli
-from cloze.launch.run.metrics import MetricsWriter
-def write(*_):
-    writer = MetricsWriter(Path(sys.argv[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-    another = threading.Thread(target=lambda: 1 / 0, name="another")
-    another.start()
-    another.join()
-    for step in range(9):
-        writer.text("sentences", step, 1000 * "word ")
-cli.called = write
-sys.exit(cli.main())
-"""
+def on_a_full_disk(words: list[str]) -> int:
+    """A command that writes events until no more fit, and in which another thread fails."""
+
+    def write(*_) -> None:
+        writer = MetricsWriter(Path(words[0]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        another = threading.Thread(target=lambda: 1 / 0, name="another")
+        another.start()
+        another.join()
+        for step in range(9):
+            writer.text("sentences", step, 1000 * "word ")
+
+    cli.called = write
+    return cli.main([])
 
 
 def test_events_that_no_longer_fit_on_the_disk_are_one_line(tmp_path):
     """TensorBoard writes them in a thread of its own, whose traceback says nothing that the line does not."""
-    result = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], cwd=ROOT, text=True, capture_output=True)
-    assert result.returncode == 2, result.stderr
-    assert re.findall("Exception in thread .*:", result.stderr) == ["Exception in thread another:"]
-    assert re.search(r"ZeroDivisionError: .*\nerror: .*File too large; .*\n$", result.stderr), result.stderr
+    said = finish(ForkedRun([str(tmp_path)], main=on_a_full_disk), status=2)
+    assert re.findall("Exception in thread .*:", said) == ["Exception in thread another:"]
+    assert re.search(r"ZeroDivisionError: .*\nerror: .*File too large; .*\n$", said), said
 
 
 @pytest.mark.slow

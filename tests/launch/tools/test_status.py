@@ -15,7 +15,9 @@ from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.system.console import Console
 from cloze.launch.tools.status import _Tail, find_runs, read_run
 from cloze.pipeline.errors import UserError
-from tests.launching import pretrain_command, train
+from tests.forked import ForkedRun
+from tests.launching import finish, pretrain_arguments, train
+from tests.slowed import slow_from
 from tests.synthetic import make_shards
 
 
@@ -161,19 +163,19 @@ def test_commands_that_look_import_no_torch(run):
 
 
 def test_a_run_is_followed_to_its_end(run, tmp_path):
-    """A real run, watched by a process of its own from its first lines on: every line once, then how it ended."""
+    """A run, watched by a process of its own from its first lines on: every line once, then how it ended."""
     data = run.parents[1] / "data"
-    command = pretrain_command(data, tmp_path / "b", "--train.max_steps", "6")
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as trained:
-        while not (tmp_path / "b" / "status.json").exists() or not (tmp_path / "b" / "config.yaml").exists():
-            assert trained.poll() is None
-            time.sleep(0.05)
-        watched = subprocess.run(
-            [sys.executable, "-m", "cloze", "status", str(tmp_path / "b"), "--follow", "--interval_seconds", "0.1"],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+    trained = ForkedRun(pretrain_arguments(data, tmp_path / "b", "--train.max_steps", "6"), main=slow_from(0))
+    while not (tmp_path / "b" / "status.json").exists() or not (tmp_path / "b" / "config.yaml").exists():
+        assert trained.poll() is None
+        time.sleep(0.05)
+    watched = subprocess.run(
+        [sys.executable, "-m", "cloze", "status", str(tmp_path / "b"), "--follow", "--interval_seconds", "0.1"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    finish(trained)
     lines = [line.split()[1] for line in watched.stdout.splitlines() if line.startswith("step ")]
     assert watched.returncode == 0 and watched.stdout.rstrip().endswith("complete at step 6"), watched.stdout
     assert lines == ["0/6", "1/6", "2/6", "3/6", "4/6", "5/6", "6/6", "6/6"], "each step, and two evaluations"
