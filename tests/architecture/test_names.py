@@ -68,7 +68,7 @@ TESTED_IN = {
 }
 # Tests of what several modules do together.
 BEHAVIOURS = {
-    "launch": {"test_errors"},
+    "launch": {"test_errors", "test_families_in_use"},
     "launch/finetune": {
         "test_chinese",
         "test_combinations",
