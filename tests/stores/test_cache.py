@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,9 +13,12 @@ import numpy as np
 import pytest
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.shards import shards
 from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.cache import PAGE, Cache
 from cloze.pipeline.stores.places import to_place
+from tests.forked import ForkedRun
+from tests.launching import finish, kill_all
 from tests.stores.stored_shards import assert_same, stream
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
@@ -74,27 +75,22 @@ def test_the_cache_keeps_its_size(local, stored, tmp_path):
     assert_same(stream(stored, Cache(tmp_path / "cache", limit, "x")), expected)
 
 
-_READ = """
-import sys
-from cloze.pipeline.shards import shards
-shards.BLOCK_TOKENS = 1 << 10
-from pathlib import Path
-from cloze.pipeline.stores.cache import Cache
-from tests.stores.stored_shards import stream
-stream(sys.argv[1], Cache(Path(sys.argv[2]), 1 << 30, "x"))
-print("complete")
-"""
+def reads(words: list[str]) -> int:
+    """Read what is stored through a cache, as a process of its own does."""
+    shards.BLOCK_TOKENS = 1 << 10
+    stream(words[0], Cache(Path(words[1]), 1 << 30, "x"))
+    print("complete")
+    return 0
 
 
 def test_processes_share_a_cache_and_may_be_killed(local, stored, tmp_path):
     """Two read the same at once, one of which is killed; a third finds what is whole."""
-    command = [sys.executable, "-c", _READ, stored, str(tmp_path / "cache")]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [ForkedRun([stored, str(tmp_path / "cache")], main=reads) for _ in range(2)]
     while not list((tmp_path / "cache").glob("?" * 40)) and both[0].poll() is None:
         time.sleep(0.002)
-    both[0].kill()
-    assert both[1].communicate(timeout=120)[0] == "complete\n"
-    both[0].communicate()
+    kill_all(both[0])
+    assert finish(both[1]) == "complete\n"
+    finish(both[0], status=None)
     assert_same(stream(stored, Cache(tmp_path / "cache", 1 << 30, "x")), stream(local))
 
 
