@@ -16,14 +16,14 @@ Losses = tuple[Tensor, Tensor]
 
 
 class Problem:
-    """What the scores (B, outputs) of a sentence-level head mean; this one: one class of several.
+    """What the scores (B, outputs) of a sentence-level head mean; by default one class of several.
 
     Labels are as in `BertForSequenceClassification.forward`.
     """
 
-    in_transformers: ClassVar[bool] = True
+    in_transformers: ClassVar[bool] = False
     """Whether its classes can say it; a head that they can't say is exported in our own format."""
-    problem_type: ClassVar[str | None] = "single_label_classification"
+    problem_type: ClassVar[str | None] = None
     """Its name in their config.json; None: nothing is said there."""
     answer: ClassVar[Literal["class", "labels", "numbers"]] = "class"
     """What a prediction is: the most probable label; all with a probability above `HeadConfig.threshold`; the
@@ -50,9 +50,17 @@ class Problem:
         return {None: scores.softmax(-1)}
 
 
+class OneClass(Problem):
+    """One class of several."""
+
+    in_transformers = True
+    problem_type = "single_label_classification"
+
+
 class IndependentLabels(Problem):
     """A sigmoid for each label."""
 
+    in_transformers = True
     problem_type = "multi_label_classification"
     answer = "labels"
 
@@ -68,6 +76,7 @@ class IndependentLabels(Problem):
 class Regression(Problem):
     """A number for each target."""
 
+    in_transformers = True
     problem_type = "regression"
     answer = "numbers"
 
@@ -84,7 +93,7 @@ class Score(Problem):
     cross-encoder's).
     """
 
-    problem_type = None
+    in_transformers = True
     answer = "numbers"
     losses = Regression.losses
 
@@ -99,8 +108,6 @@ class Score(Problem):
 
 class ClassOfEachColumn(Problem):
     """One class in each of several named columns: each has a softmax of its own, losses are summed."""
-
-    in_transformers = False
 
     def check(self, head: HeadConfig) -> None:
         if not head.columns:
@@ -128,7 +135,7 @@ def _one_each(losses: Tensor) -> Losses:
 
 
 PROBLEMS: dict[str, Problem] = {
-    "single_label": Problem(),
+    "single_label": OneClass(),
     "multi_label": IndependentLabels(),
     "regression": Regression(),
     "score": Score(),

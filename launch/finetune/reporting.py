@@ -90,6 +90,17 @@ class Evaluation:
         return show
 
 
+def _why_no_best(metric: str, best: int) -> str:
+    """Why no checkpoint holds the best weights.
+
+    Args:
+        best: step of the best evaluation; -1: there was none.
+    """
+    if best < 0:
+        return f"{metric} is undefined in every evaluation, as where all predictions are alike"
+    return f"no evaluation had a better {metric} than the one at step {best}, which no checkpoint holds"
+
+
 def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop: StopRequest) -> bool:
     """Write results.json, predictions and the best checkpoint's model; upload them if it is in a store. Collective.
 
@@ -103,10 +114,7 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
     best: int | None = state.best_step
     # Checked by rank 0 only: others may see an outdated shared folder. The evaluation before step 1 is never saved.
     if not distributed.from_main(best in checkpoints.steps(), device):
-        console.warn(
-            f"no evaluation had a better {config.evaluation.metric} than the one at step {best}, which no "
-            "checkpoint holds; the last one is taken"
-        )
+        console.warn(f"{_why_no_best(config.evaluation.metric, state.best_step)}; the last checkpoint is taken")
         best = None
     step, weights = read_weights(output, checkpoints.bring(best), console.warn)
     console.say(

@@ -10,8 +10,8 @@ from cloze.launch.predict.config import Input
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
-from cloze.launch.texts.decoding import counts_once
 from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.windows import counts_once
 
 _Named = tuple[str, float, int, int]  # label, score, first character, end (exclusive)
 

@@ -19,8 +19,8 @@ from cloze.launch.pretrain.device_defaults import crowded, differences, facts_of
 from cloze.launch.pretrain.first_model import build_model, check_word_vectors, take_word_vectors
 from cloze.launch.pretrain.init_from import Start
 from cloze.launch.pretrain.inputs import RunInputs, open_inputs
+from cloze.launch.pretrain.micro_batch_size import resolve
 from cloze.launch.pretrain.objectives import Objective
-from cloze.launch.pretrain.probing import resolve
 from cloze.launch.pretrain.source_statistics import Sources
 from cloze.launch.pretrain.validation import make_show, open_validation, validation_sets
 from cloze.launch.pretrained.origin import keep_origin

@@ -136,4 +136,4 @@ def warn_of_own_format(folder: Path, console: Console) -> None:
             if (folder / REMOTE_CODE).exists()
             else "cloze export adds the code with which transformers loads it"
         )
-        console.warn(f"{folder}: transformers lacks this shape; it is in Cloze's own format; {how}")
+        console.warn(f"{folder}: transformers lacks this shape or head; it is in Cloze's own format; {how}")

@@ -19,7 +19,8 @@ from cloze.launch.texts.encoding import TRUNCATION
 from cloze.launch.texts.vectors import Vectors
 from cloze.model.config import BertConfig
 from cloze.model.config_files import OWN_MODEL_TYPE
-from cloze.model.huggingface import load_note, load_pretrained
+from cloze.model.huggingface import load_head, load_note, load_pretrained
+from cloze.model.problems import PROBLEMS
 from cloze.model.tasks import saved_class
 
 # Our class -> the hub's name of its task, and the Auto class of transformers.
@@ -92,6 +93,9 @@ def card(run: Path, folder: Path, name: str, said: str) -> str:
     task = "sentence-similarity" if load_vectors(folder) else task
     tags = ["cloze"] + ["sentence-transformers"] * encoder
     head = {"library_name": "transformers", "pipeline_tag": task, "tags": tags}
+    labels = load_head(folder) if kind == "BertForSequenceClassification" else None
+    if labels and not PROBLEMS[labels.problem].in_transformers:  # whose pipeline would make one class of all scores
+        del head["pipeline_tag"]
     parts = [
         "---",
         yaml.safe_dump(head, sort_keys=False).strip(),

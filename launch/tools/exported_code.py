@@ -18,29 +18,7 @@ from cloze.version import __version__
 
 _TEMPLATES = Path(__file__).parent / "remote_code"
 _FLOOR = Path(cloze.model.__file__).parent
-_PARTS = (
-    *sorted(f"families/{path.stem}" for path in _FLOOR.glob("families/*.py")),
-    "amx",
-    "attention",
-    "bert",
-    "branching",
-    "config",
-    "config_files",
-    "dropout",
-    "embeddings",
-    "encoder",
-    "flash",
-    "heads",
-    "huggingface",
-    "initialization",
-    "inputs",
-    "problems",
-    "relative",
-    "sentence_vectors",
-    "tasks",
-    "weight_copies",
-    "weight_files",
-)  # of model/
+_IMPORTS = re.compile(r"^from cloze\.model\.([\w.]+) import", re.MULTILINE)
 # Our class -> the ending of those of transformers that its folders load as, beside AutoModel.
 _HEADS = {
     "BertForPreTraining": "ForMaskedLM",
@@ -53,18 +31,25 @@ _HEADS = {
 }
 
 
+def _parts() -> list[str]:
+    """Files of model/ that its classes import, without their ending; those of families all."""
+    found, waiting = set(), ["tasks", *(f"families/{path.stem}" for path in _FLOOR.glob("families/*.py"))]
+    while waiting:
+        if (name := waiting.pop()) in found:
+            continue
+        found.add(name)
+        imported = _IMPORTS.findall((_FLOOR / f"{name}.py").read_text(encoding="utf-8"))
+        waiting += [part.replace(".", "/") for part in imported if part != "families"]
+    return sorted(found)
+
+
 def write_remote_code(folder: Path) -> None:
     """Add the code with which transformers loads it to a model folder in our own format; other folders need none."""
     if load_note(folder, "model_type") != OWN_MODEL_TYPE:
         return
-    for name in _PARTS:
+    for name in _parts():
         text = (_FLOOR / f"{name}.py").read_text(encoding="utf-8")
-        text = re.sub(
-            r"^from cloze\.model\.([\w.]+) import",
-            lambda match: f"from .{_beside(match[1])} import",
-            text,
-            flags=re.MULTILINE,
-        )
+        text = _IMPORTS.sub(lambda match: f"from .{_beside(match[1])} import", text)
         _write(folder / f"{_beside(name)}.py", text, f"model/{name}.py")
     for path in sorted(_TEMPLATES.glob("*.in")):
         _write(folder / path.stem, path.read_text(encoding="utf-8"), f"launch/tools/remote_code/{path.name}")

@@ -13,7 +13,7 @@ import torch
 
 from cloze.launch.config import BatchArithmetic, MixtureConfig
 from cloze.launch.pretrain.data import open_data, run_masking
-from cloze.launch.pretrain.probing import SPARE_SHARE
+from cloze.launch.pretrain.micro_batch_size import SPARE_SHARE
 from cloze.launch.system.console import Console, clock, doing
 from cloze.launch.system.environment import Environment
 from cloze.launch.tools.planning import assumptions

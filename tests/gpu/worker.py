@@ -346,7 +346,7 @@ def graphs(case: Graphs) -> list[int]:
     from cloze.launch.engine.config import deepspeed_config
     from cloze.launch.engine.engine import Engine
     from cloze.launch.pretrain.first_model import build_model
-    from cloze.launch.pretrain.probing import Probe, ProbeBatches
+    from cloze.launch.pretrain.micro_batch_size import Probe, ProbeBatches
     from cloze.launch.system.devices import to_device
     from cloze.launch.system.distributed import HostCopy
     from cloze.model.encoder import Encoder

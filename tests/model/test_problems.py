@@ -51,6 +51,20 @@ REFERENCES = {
 }
 
 
+def test_every_problem_has_a_reference():
+    assert PROBLEMS.keys() == REFERENCES.keys(), "those of REFERENCES in this file"
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_what_transformers_reads_is_said_by_its_names(problem):
+    """Each by one problem alone (modeling_utils' losses know these three); others go out in our own format."""
+    own = PROBLEMS[problem]
+    theirs = ("single_label_classification", "multi_label_classification", "regression")
+    assert own.problem_type in (theirs if own.in_transformers else ()) or own.problem_type is None
+    alike = [name for name, each in PROBLEMS.items() if own.problem_type and each.problem_type == own.problem_type]
+    assert alike in ([], [problem])
+
+
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_losses_and_probabilities_are_those_of_torch(problem):
     head, labels, loss, probabilities = REFERENCES[problem]

@@ -16,9 +16,9 @@ from cloze.launch.config import BatchArithmetic, PretrainConfig
 from cloze.launch.engine.division import Division
 from cloze.launch.engine.optimizers import build_optimizer, matrix_rows, parameter_groups
 from cloze.launch.engine.summing import BUCKET_BYTES, groups
+from cloze.launch.pretrain.micro_batch_size import MASKED_MARGIN, SPARE_SHARE
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.making import make_objective
-from cloze.launch.pretrain.probing import MASKED_MARGIN, SPARE_SHARE
 from cloze.launch.tools.planning import assumptions
 from cloze.launch.tools.planning.assumptions import (
     COLLECTIVE,

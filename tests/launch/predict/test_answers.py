@@ -7,7 +7,7 @@ import transformers
 from tokenizers import processors
 
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.texts.decoding import best_spans
+from cloze.launch.texts.windows import best_spans
 from tests.byte_level import byte_tokenizer
 from tests.launch.tiny_models import save_model, tokenizer
 

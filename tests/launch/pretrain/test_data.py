@@ -14,7 +14,7 @@ from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.config import DataPhase, DataSource, MaskingConfig, MaskingPhase, MixtureConfig
 from cloze.launch.pretrain.data import TrainingData, batch_warmup, open_data, run_masking
-from cloze.launch.pretrain.probing import probe_batches
+from cloze.launch.pretrain.micro_batch_size import probe_batches
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.tools.plan import make_estimator
 from cloze.model.bert import BertForPreTraining

@@ -38,7 +38,9 @@ def test_a_shape_that_transformers_lacks_is_named(tmp_path, capsys, model_type):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": model_type}))
     assert main(["export", str(tmp_path / "model")]) == 0
     said = capsys.readouterr().err
-    assert ("transformers lacks this shape" in said and "trust_remote_code=True" in said) == (model_type == "cloze")
+    assert ("transformers lacks this shape or head" in said and "trust_remote_code=True" in said) == (
+        model_type == "cloze"
+    )
 
 
 def test_an_export_of_anothers_folder_says_what_it_leaves_out(tmp_path, capsys):

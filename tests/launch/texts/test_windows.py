@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cloze.launch.texts.decoding import answer_spans, counts_once, is_unanswered
 from cloze.launch.texts.encoding import windows as windows_of
+from cloze.launch.texts.windows import answer_spans, counts_once, is_unanswered
 
 
 def best_window(windows: list[tuple[int, int]], token: int) -> int:

@@ -15,11 +15,18 @@ import yaml
 from cloze.launch import cli
 from cloze.launch.commands import parse
 from cloze.launch.config import PretrainConfig
-from cloze.launch.pretrain import probing
+from cloze.launch.pretrain import micro_batch_size as probing
 from cloze.launch.pretrain.first_model import build_model
 from cloze.launch.pretrain.inputs import open_inputs
+from cloze.launch.pretrain.micro_batch_size import (
+    MIXED_BATCHES,
+    SPARE_SHARE,
+    HostMemory,
+    Probe,
+    ProbeBatches,
+    largest_that_fits,
+)
 from cloze.launch.pretrain.objectives.masked import MaskedTokens
-from cloze.launch.pretrain.probing import MIXED_BATCHES, SPARE_SHARE, HostMemory, Probe, ProbeBatches, largest_that_fits
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
@@ -163,7 +170,7 @@ def test_a_model_that_does_not_fit_alone_ends_in_one_line(monkeypatch):
 def _rank(rank: int, limits: list[int], port: int, results) -> None:
     import os
 
-    from cloze.launch.pretrain.probing import _agree
+    from cloze.launch.pretrain.micro_batch_size import _agree
     from cloze.launch.system import distributed
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu"}
