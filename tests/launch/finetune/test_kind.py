@@ -13,7 +13,7 @@ from cloze.launch.finetune.tasks import KINDS, TASKS
 def test_a_kind_reads_known_fields_has_a_task_and_is_predicted_by_a_command(name):
     kind = KINDS[name].load()
     assert isinstance(kind, Kind) and {*kind.fields} <= {*_USUAL}
-    assert any(task.kind == name for task in TASKS.values())
+    assert name in {task.kind for task in TASKS.values()}, "an entry of TASKS for each kind"
     for task in ("classification", "pair-classification"):
         config = FinetuneConfig(task, "model", "train", "validation", "run")
         assert " ".join(kind.next_command(config, TASKS[task]).split()[:2]) in COMMANDS

@@ -44,10 +44,11 @@ def config_of(name: str) -> ScheduleConfig:
 
 
 def test_every_schedule_is_legal_drawn_and_compared_with_a_reference():
-    assert {*get_args(get_type_hints(ScheduleConfig)["name"])} == SHAPES.keys()
-    assert {*OF_TRANSFORMERS} | BY_HAND.keys() == SHAPES.keys()
+    assert {*get_args(get_type_hints(ScheduleConfig)["name"])} == SHAPES.keys(), "ScheduleConfig.name and SHAPES"
+    assert {*OF_TRANSFORMERS} | BY_HAND.keys() == SHAPES.keys(), "the references here and SHAPES"
     drawing = (ROOT / "docs" / "draw_schedules.py").read_text(encoding="utf-8")
-    assert all(f'ScheduleConfig(name="{name}"' in "".join(drawing.split()) for name in SHAPES)
+    missing = [name for name in SHAPES if f'ScheduleConfig(name="{name}"' not in "".join(drawing.split())]
+    assert not missing, "to be drawn by docs/draw_schedules.py"
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -55,7 +56,10 @@ def test_the_end_is_at_final_share_or_above_zero(name):
     """Only what falls to 0 can be scaled to end elsewhere."""
     config = ScheduleConfig(name=name, warmup_steps=WARMUP, final_share=0.25)
     end, unscaled = multiplier(config, STEPS, STEPS), multiplier(replace(config, final_share=0), STEPS, STEPS)
-    assert (end, unscaled) == (0.25, 0) if SHAPES[name].falls_to_zero else end == unscaled > 0
+    if SHAPES[name].falls_to_zero:
+        assert (end, unscaled) == (0.25, 0), "falls_to_zero=False in SHAPES, for a schedule that ends above 0"
+    else:
+        assert end == unscaled > 0, "a schedule that ends at 0 is one that falls_to_zero"
 
 
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
