@@ -16,10 +16,11 @@ from pathlib import Path
 from cloze.launch.config.commands import RunsConfig, StatusConfig
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import lines_of
+from cloze.launch.run.progress_line import ProgressLine, has_progress
 from cloze.launch.run.status_file import SILENT_SECONDS, read_status
 from cloze.launch.run.stored_run import fetch_objects
 from cloze.launch.run.uploaded_logs import LogReader, fetch_heartbeats
-from cloze.launch.system.console import Console, clock, has_progress
+from cloze.launch.system.console import Console, clock
 from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE, EXIT_USER_ERROR
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -233,11 +234,11 @@ def show_status(config: StatusConfig) -> int:
     )
     if not config.follow:
         return 0
-    tail = _Tail(folder / runs.METRICS, made_anew=stored is not None)
+    tail, progress = _Tail(folder / runs.METRICS, made_anew=stored is not None), ProgressLine(console, estimates=False)
     while True:
         state = look()
         for line in filter(has_progress, tail.lines()):
-            console.progress(line["step"], state.max_steps, line, state.seconds_left, estimate=False)
+            progress.show(line["step"], state.max_steps, line, state.seconds_left)
         if state.state in _ENDED:
             console.say(f"{state.state} at step {state.step}")
             return _ENDED[state.state]

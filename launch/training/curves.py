@@ -10,6 +10,7 @@ from cloze.launch.checkpoint import TrainState
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Outcome
 from cloze.launch.run.metrics import MetricsWriter
+from cloze.launch.run.progress_line import ProgressLine
 from cloze.launch.run.status_file import set_status
 from cloze.launch.system.console import Console
 from cloze.launch.training.callbacks import Callback, RunView, with_more
@@ -43,7 +44,7 @@ class Curves(Callback):
         self.metrics = metrics
         self._objective, self._sources = objective, sources
         self._progress, self._throughput = progress, throughput
-        self._console, self._watchers = console, watchers
+        self._line, self._watchers = ProgressLine(console), watchers
 
     def on_step(self, run: RunView) -> None:
         ended = ending(self.config.train, run.state) is not None
@@ -101,4 +102,4 @@ class Curves(Callback):
         if progress:
             budget = self.config.train.budget_seconds
             left = None if budget is None else budget - state.seconds
-            self._console.progress(state.step, self.config.train.max_steps, scalars, left)
+            self._line.show(state.step, self.config.train.max_steps, scalars, left)

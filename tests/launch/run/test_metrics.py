@@ -108,7 +108,7 @@ def test_the_page_explains_every_curve_and_no_other(run):
     scalars = {name for line in read_metrics(run) for name in line} - {"step"}
     assert scalars == {tag for tag in board.Tags()["scalars"] if not tag.startswith("0_overview/")}
     written = {re.sub(r"layer_\d\d", "layer_NN", name) for name in scalars | pages}
-    sources = ("training/curves", "training/throughput", "training/inspection", "run/metrics", "system/console")
+    sources = ("training/curves", "training/throughput", "training/inspection", "run/metrics", "run/progress_line")
     texts = [(ROOT / "launch" / f"{source}.py").read_text(encoding="utf-8") for source in sources]
     named = set().union(*(re.findall(rf'"({group}/[\w/]+)"', text) for text in texts))
     tasks = {f"validation/{name}" for name in (*METRICS, "accuracy_mean", "precision", "recall")}

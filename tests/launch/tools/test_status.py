@@ -12,6 +12,7 @@ import pytest
 from cloze.launch.cli import main
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.progress_line import ProgressLine
 from cloze.launch.system.console import Console
 from cloze.launch.tools.status import _Tail, find_runs, read_run
 from cloze.pipeline.errors import UserError
@@ -199,5 +200,5 @@ def test_the_lines_of_a_growing_file_are_shown_once_and_a_cut_one_never(tmp_path
 
 
 def test_a_value_that_was_not_finite_and_an_end_by_the_clock_are_shown(capsys):
-    Console().progress(7, None, {"train/loss": None, "validation/loss": 2.5}, estimate=False)
+    ProgressLine(Console(), estimates=False).show(7, None, {"train/loss": None, "validation/loss": 2.5})
     assert capsys.readouterr().out.split() == ["step", "7", "validation", "loss", "2.5000"]
