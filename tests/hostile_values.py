@@ -155,7 +155,7 @@ class Readings:
             try:
                 feature = tree["info"]["features"]["label"]
                 expected = feature["names"] if feature["_type"] == "ClassLabel" else [0, 1]
-            except KeyError:
+            except (KeyError, TypeError):  # a list there is one of values without names
                 expected = [0, 1]
             assert found == expected, found
 
