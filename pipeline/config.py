@@ -193,7 +193,7 @@ class MaskingConfig:
     that a sample may have none."""
     random_from: Literal["ordinary", "ordinary_other", "all"] = "ordinary"
     """Source of random tokens: the ordinary ones, those except the original, or the whole vocabulary."""
-    max_predictions_per_sequence: int | None = field(default=None, metadata=bounds(at_least=1))
+    max_predictions_per_sequence: int | None = field(default=None, metadata=bounds(at_least=1, at_most=65_535))
     """Cap on the predicted tokens of a sample; null: round(rate × max_length)."""
     span_p: float = field(default=0.2, metadata=POSITIVE_SHARE)
     """Parameter of the geometric distribution of span lengths in words."""

@@ -120,6 +120,7 @@ def test_a_manifest_that_disagrees_with_its_tokenizer_is_a_line(data, place, cha
         (("preparation", "masking", "strategy"), "all", "masking: found strategy 'all', expected token or whole_word"),
         (("preparation", "masking", "rate"), 5, "masking: masking.rate: found 5, expected above 0"),
         (("preparation", "masking", "span_p"), "x", "masking: found span_p 'x', expected float"),
+        (("preparation", "masking", "max_predictions_per_sequence"), 10**29, "masking.*max_predictions_per_sequence"),
         (("sources", 0, "bytes"), None, "sources: found one of other values"),
         (("more_lengths",), ["../.."], "found more_lengths"),
         (("splits", "train", "length_histogram"), [1] * 100_000, "train: found a length_histogram"),
