@@ -124,4 +124,7 @@ def test_cost_counts_the_products_of_an_iteration():
     for on_gpu, flops in ((True, 4000), (False, 140)):
         assert update_cost((2, 3), True, on_gpu=on_gpu) == pytest.approx(6 + 5 * (24 + 16 + 24) / flops)
         assert update_cost((3, 2), True, on_gpu=on_gpu) == update_cost((2, 3), True, on_gpu=on_gpu)
+    apart = [update_cost(shape, True, on_gpu=True) for shape in ((2, 3), (4, 3))]
+    assert update_cost((6, 3), True, on_gpu=True, rows=[2, 4]) == pytest.approx(sum(apart))
+    assert update_cost((6, 3), False, on_gpu=True, rows=[2, 4]) == 18, "adamw's, whatever its rows"
     assert update_cost((), False, on_gpu=False) == 1 == math.prod(())
