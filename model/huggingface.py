@@ -109,7 +109,9 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
         if name in theirs:
             raise ModelError(f"{name}: found it twice, under its old name too; fetch the model again")
         theirs[name] = tensor
-    if not config.tie_word_embeddings and family.second_bias in theirs:
+    if family.second_bias in theirs:
+        if config.tie_word_embeddings:
+            _check_tied(family.second_bias, family.decoder[1], theirs)
         theirs[family.decoder[1]] = theirs[family.second_bias]
     if not any(name.startswith(family.prefix) for name in theirs):
         theirs = {family.prefix + name: tensor for name, tensor in theirs.items()}
@@ -122,9 +124,11 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
     head = family.head_of(theirs.keys(), architecture)
     result: StateDict = {}
     taken = {*family.repeated, family.second_bias, *family.unread(head)}
-    if config.tie_word_embeddings:
-        taken.add(family.decoder[0])
     names = family.names(config, head)
+    if config.tie_word_embeddings:
+        (embeddings,) = names["bert.embeddings.word.weight"]
+        _check_tied(family.decoder[0], embeddings.name, theirs)
+        taken.add(family.decoder[0])
     _check_rows(names, theirs, config.hidden_size)
     for ours, parts in names.items():
         if any(part.name in theirs for part in parts):
@@ -133,6 +137,18 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
     if left := theirs.keys() - taken:
         raise ModelError(f"{min(left)}: found in the checkpoint, not part of the architecture ({len(left)} such names)")
     return with_padding(result, config)
+
+
+def _check_tied(name: str, other: str, weights: StateDict) -> None:
+    """Check that two names have the same numbers, of which config.json says that they are one parameter."""
+    if name not in weights or other not in weights:
+        return
+    one, two = weights[name], weights[other]
+    if one.shape != two.shape or not (one == two).all():  # their types may differ, which torch.equal refuses
+        raise ModelError(
+            f"{name}: found other numbers than in {other}, expected the same with tie_word_embeddings true in "
+            "config.json; say false there if the model was trained with both"
+        )
 
 
 def _check_rows(names: Names, theirs: StateDict, width: int) -> None:
@@ -185,7 +201,9 @@ def with_padding(state_dict: StateDict, config: BertConfig) -> StateDict:
             result[name] = torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:])))
     bare = config.mlm_head == "linear" and not config.decoder_bias  # a head that consists only of the embeddings
     if config.tie_word_embeddings and (bare or any(name.startswith("masked_lm.") for name in result)):
-        result["masked_lm.decoder.weight"] = result["bert.embeddings.word.weight"]
+        _check_tied("masked_lm.decoder.weight", "bert.embeddings.word.weight", result)
+        if "bert.embeddings.word.weight" in result:  # if not, what makes the model says so
+            result["masked_lm.decoder.weight"] = result["bert.embeddings.word.weight"]
     return result
 
 

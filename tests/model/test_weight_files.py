@@ -11,10 +11,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from cloze.model.config import ModelError
+from cloze.model.families import BY_TYPE
 from cloze.model.huggingface import copy_pretrained, load_head, load_pretrained, save_pretrained
 from cloze.model.problems import HeadConfig
-from cloze.model.tasks import ARCHITECTURES, BertForSequenceClassification
+from cloze.model.tasks import ARCHITECTURES, BertForMaskedLM, BertForSequenceClassification
 from tests.model.model_batches import TINY, pretraining_model
+from tests.model.tiny_families import tiny
 
 QUERY, KEY, VALUE = (f"bert.encoder.layer.0.attention.self.{part}.weight" for part in ("query", "key", "value"))
 SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
@@ -195,3 +197,44 @@ def test_weights_that_find_no_space_are_an_error_of_the_file_system(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("kind", BY_TYPE)
+def test_what_the_configuration_ties_is_the_same_under_both_names(kind, tmp_path):
+    family, config = BY_TYPE[kind], tiny(kind, vocab_size=64, tie_word_embeddings=True)
+    BertForMaskedLM(config).save(tmp_path)
+    whole = load_file(tmp_path / "model.safetensors")
+    (embeddings,) = family.names(config, "masked_lm")["bert.embeddings.word.weight"]
+    pairs = {family.decoder[0]: embeddings.name, family.second_bias: family.decoder[1]}
+
+    def read(**changes):
+        save_file(whole | changes, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        return load_pretrained(tmp_path)[1]
+
+    plain = read()
+    for second, first in pairs.items():
+        if first not in whole:  # a family without such a bias
+            continue
+        if second:
+            assert all(torch.equal(plain[name], each) for name, each in read(**{second: whole[first].clone()}).items())
+            with pytest.raises(ModelError, match=f"{second}: found other numbers than in {first}"):
+                read(**{second: whole[first] + 1})
+        value = whole.pop(first)
+        with pytest.raises(ModelError, match=r"found no (bert\.embeddings\.word|masked_lm\.decoder)"):
+            read()
+            BertForMaskedLM.from_folder(tmp_path)
+        whole[first] = value
+    if family.second_bias:  # as transformers reads it
+        whole[family.second_bias] = whole.pop(family.decoder[1])
+        assert torch.equal(read()["masked_lm.decoder.bias"], plain["masked_lm.decoder.bias"])
+
+
+def test_a_decoder_of_our_own_format_is_the_embeddings_that_it_is_tied_to(tmp_path):
+    config = dataclasses.replace(TINY, pooler=False, num_hidden_layers=1)
+    save_pretrained(tmp_path, config, pretraining_model(config).state_dict())
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "cloze"
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["masked_lm.decoder.weight"] = weights["bert.embeddings.word.weight"] + 1
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="other numbers than in bert.embeddings.word.weight"):
+        load_pretrained(tmp_path)
