@@ -133,8 +133,8 @@ def run_cloze(folder: Path, settings: dict, turns: Turns) -> None:
     environment = prepare_process()
     from cloze.launch.config import CheckpointConfig, EvaluationConfig, FinetuneConfig, TrainConfig
     from cloze.launch.finetune.examples.base import ExampleStream
+    from cloze.launch.finetune.finetuning_run import Finetuning
     from cloze.launch.finetune.job import read_job
-    from cloze.launch.finetune.recipe import Finetuning
     from cloze.launch.run.heartbeat import Heartbeat
     from cloze.launch.run.preemption import StopRequest
     from cloze.launch.system import distributed

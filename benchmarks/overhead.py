@@ -157,7 +157,7 @@ def our_loop(config, opened, environment, device, turns) -> None:
     """What `cloze pretrain` does when all is prepared."""
     from cloze.launch.pretrain.inputs import RunInputs
     from cloze.launch.pretrain.objectives.making import make_objective
-    from cloze.launch.pretrain.recipe import Pretraining
+    from cloze.launch.pretrain.pretraining_run import Pretraining
     from cloze.launch.run.heartbeat import Heartbeat
     from cloze.launch.run.preemption import StopRequest
     from cloze.launch.run.stored_run import stored

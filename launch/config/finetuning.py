@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
+from cloze.launch.config.changes_at_resume import FREE
 from cloze.launch.config.default_rates import FINETUNING, Rates
 from cloze.launch.config.embedding import EmbeddingConfig
-from cloze.launch.config.marks import FREE
 from cloze.launch.config.model import HubConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig, check_sections, check_warmup
@@ -199,7 +199,7 @@ class FinetuneConfig(RunConfig, HubConfig):
     def for_task(
         self, task: Task, positions: int, pooling: Literal["pooler", "cls", "mean", "max"] = "pooler"
     ) -> FinetuneConfig:
-        """The configuration with the metric's name and, unless given, the maximum length and pooling by task and model.
+        """The configuration with, unless given, the maximum length and pooling by task and model.
 
         Args:
             positions: number of positions of the model.
@@ -219,9 +219,6 @@ class FinetuneConfig(RunConfig, HubConfig):
             raise UserError(
                 f"max_length: found {self.max_length}, expected at most {positions}, the positions of {self.model}"
             )
-        evaluation = self.evaluation
-        if evaluation.metric == AUTO:
-            evaluation = replace(evaluation, metric=task.metrics[0])
         usual = _LONG_TEXT if self.keep == "head_tail" else task.max_length
         length = self.max_length or min(usual, positions)
         if self.keep == "head_tail" and self.head_tokens >= length - 2:
@@ -230,9 +227,7 @@ class FinetuneConfig(RunConfig, HubConfig):
                 f"{length - 2}, so that there is room for the tail; lower it, or raise --max_length"
             )
         step = self.window_step or (min(task.window_step, length // 3) if task.window_step else length // 2 - 1)
-        return replace(
-            self, max_length=length, window_step=step, evaluation=evaluation, pooling=self.pooling or pooling
-        )
+        return replace(self, max_length=length, window_step=step, pooling=self.pooling or pooling)
 
     @property
     def lengths(self) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cloze.launch.config.marks import FIXED
+from cloze.launch.config.changes_at_resume import FIXED
 from cloze.pipeline.bounds import POSITIVE_SHARE, SHARE, bounds, check_bounds
 from cloze.pipeline.errors import UserError
 

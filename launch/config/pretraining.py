@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from cloze.launch.config.changes_at_resume import FIXED, FREE
 from cloze.launch.config.data import DataSource, MixtureConfig
-from cloze.launch.config.marks import FIXED, FREE
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig, check_sections, check_warmup
 from cloze.launch.config.sections import CheckpointConfig, DataCacheConfig, EvaluationConfig, MonitorConfig, ZeroConfig

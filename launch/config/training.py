@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Literal, TypeVar
 
+from cloze.launch.config.changes_at_resume import FREE
 from cloze.launch.config.default_rates import PRETRAINING, Rates, peak_rate
-from cloze.launch.config.marks import FREE
 from cloze.launch.config.phases import check_ends
 from cloze.pipeline.bounds import POSITIVE_SHARE, bounds, check_bounds
 from cloze.pipeline.errors import UserError

@@ -6,8 +6,8 @@ from functools import partial
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.finetune import scoring
+from cloze.launch.finetune.finetuning_run import open_finetuning
 from cloze.launch.finetune.job import read_job
-from cloze.launch.finetune.recipe import open_finetuning
 from cloze.launch.finetune.sweep import sweep
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.start import train

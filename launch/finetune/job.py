@@ -16,6 +16,7 @@ from cloze.launch.finetune.reading import check_fields, read_examples
 from cloze.launch.finetune.tasks import KINDS, find_task
 from cloze.launch.pretrained.source import Source, find_source
 from cloze.launch.run import runs
+from cloze.launch.training.best_checkpoint import with_metric
 from cloze.launch.training.start_table import origin_of_rate
 from cloze.model.bert import BertPreTrained
 from cloze.model.flops import encoder_weights
@@ -74,6 +75,7 @@ def read_job(config: FinetuneConfig) -> Job:
     shape, given = source.config, config.train.learning_rate
     size = encoder_weights(shape)
     kind.check_model(config, shape)
+    config = with_metric(config, task.metrics[0])
     config = config.for_task(task, shape.max_position_embeddings, kind.pooling(source.pooling)).for_size(size)
     rate = origin_of_rate(given, size)
     architecture, head, train, validation, test = read_examples(

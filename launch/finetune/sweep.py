@@ -12,7 +12,7 @@ import yaml
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.finetune.job import Job
 from cloze.launch.parsing import parse
-from cloze.launch.run.identity import check_folder
+from cloze.launch.run.resume_check import check_folder
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweeps import Run, arguments_of, combinations, command_of, file_of, part_of_name, written
 from cloze.launch.system.console import Console

@@ -8,7 +8,7 @@ from functools import partial
 from cloze.launch.config import DeepSpeedConfig
 from cloze.launch.config.training import AUTO
 from cloze.launch.engine.config import deepspeed_config
-from cloze.launch.pretrain.recipe import open_pretraining
+from cloze.launch.pretrain.pretraining_run import open_pretraining
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.start import train

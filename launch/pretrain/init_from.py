@@ -18,7 +18,7 @@ from torch import nn
 
 from cloze.launch.checkpoint import CheckpointManager, TrainState, checkpoint_steps, fetch_run, read_once, read_weights
 from cloze.launch.config import PretrainConfig
-from cloze.launch.config.marks import FIXED, marked
+from cloze.launch.config.changes_at_resume import FIXED, marked
 from cloze.launch.engine.engine import Engine
 from cloze.launch.pretrain.init_vocabulary import OF_TOKENS, NewVocabulary, new_vocabulary
 from cloze.launch.pretrain.shapes import OF_VOCABULARY, check_shape, check_source

@@ -11,7 +11,7 @@ from cloze.launch.pretrain.data import TrainingData, open_data, run_masking
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.making import make_objective, objective_facts
 from cloze.launch.pretrain.precheck import check_start
-from cloze.launch.pretrain.validation import HeldOut, held_out_samples, with_metric
+from cloze.launch.pretrain.validation import HeldOut, held_out_samples, resolve_metric
 from cloze.launch.run import runs
 from cloze.launch.system.own_classes import make, own_class
 from cloze.launch.training.callbacks import Callback
@@ -43,7 +43,7 @@ def open_inputs(config: PretrainConfig, world_size: int) -> RunInputs:
     config = replace(config, model=model, train=config.train.on(world_size).for_size(encoder_weights(model)))
     config = replace(config, data_streams=choose_data_streams(config, world_size))
     held_out = held_out_samples(config, data)
-    config = with_metric(config, data, held_out)
+    config = resolve_metric(config, data, held_out)
     objective = make_objective(config)
     return RunInputs(
         config, data, held_out, objective, make_callbacks(config), {**data.facts, **objective_facts(objective)}

@@ -18,8 +18,8 @@ from cloze.launch.parsing import parse
 from cloze.launch.pretrain.inputs import open_inputs
 from cloze.launch.pretrain.precheck import check_inputs
 from cloze.launch.pretrain.shapes import complete
-from cloze.launch.run.identity import check_folder
 from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.resume_check import check_folder
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweeps import Results, Run, arguments_of, combinations, command_of, part_of_name, written
 from cloze.launch.system.console import Console

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from cloze.launch.config import PretrainConfig
-from cloze.launch.config.training import AUTO
 from cloze.launch.engine.engine import Engine
 from cloze.launch.pretrain.data import TrainingData, check_alike, check_manifest, open_cache, open_split
 from cloze.launch.pretrain.sample_predictions import SamplePredictions
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.system.own_classes import own_class
+from cloze.launch.training.best_checkpoint import with_metric
 from cloze.launch.training.callbacks import Callback
 from cloze.launch.training.evaluation import ValidationSet
 from cloze.launch.training.process import Process
@@ -67,15 +66,14 @@ def held_out_samples(config: PretrainConfig, data: TrainingData) -> list[HeldOut
     return sets
 
 
-def with_metric(config: PretrainConfig, data: TrainingData, held_out: list[HeldOut]) -> PretrainConfig:
+def resolve_metric(config: PretrainConfig, data: TrainingData, held_out: list[HeldOut]) -> PretrainConfig:
     """The configuration, in which `evaluation.metric` auto has become the name of a curve.
 
     Raises:
         UserError: the metric is of a validation set that the run does not have.
     """
+    config = with_metric(config, f"loss/{data.names[0]}" if data.names and held_out else "loss")
     metric = config.evaluation.metric
-    if metric == AUTO:
-        metric = f"loss/{data.names[0]}" if data.names and held_out else "loss"
     curve, _, name = metric.partition("/")
     names = [each.name for each in held_out if each.name is not None]
     callbacks = [own_class("callbacks", each, Callback) for each in config.callbacks]
@@ -92,7 +90,7 @@ def with_metric(config: PretrainConfig, data: TrainingData, held_out: list[HeldO
             )
             + f"use --evaluation.metric {curve}"
         )
-    return replace(config, evaluation=replace(config.evaluation, metric=metric))
+    return config
 
 
 def open_validation(

@@ -14,9 +14,10 @@ from cloze.launch.run.progress_line import ProgressLine
 from cloze.launch.run.status_file import set_status
 from cloze.launch.system.console import Console
 from cloze.launch.training.callbacks import Callback, RunView, with_more
-from cloze.launch.training.goals import ending
+from cloze.launch.training.completion import ending
+from cloze.launch.training.metric_sums import WindowSums
 from cloze.launch.training.objective import SourceSums, TrainingObjective
-from cloze.launch.training.progress import TrainProgress, WindowSums
+from cloze.launch.training.skipped_steps import TrainProgress
 from cloze.launch.training.throughput import Throughput
 
 

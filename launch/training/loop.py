@@ -17,13 +17,12 @@ from cloze.launch.system.devices import to_device
 from cloze.launch.system.distributed import HostCopy
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.callbacks import Callback, RunView
-from cloze.launch.training.goals import completion
+from cloze.launch.training.completion import completion
 from cloze.launch.training.objective import ModelOutput, SourceSums, TrainingObjective, WholeBatchObjective
-from cloze.launch.training.progress import SkippedTooOften, Step, TrainProgress
 from cloze.launch.training.schedules import multiplier
+from cloze.launch.training.skipped_steps import SkippedTooOften, TrainProgress
 from cloze.launch.training.throughput import Throughput
 from cloze.launch.training.totals import Agreed, StepTotals
-from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.loading.batches import RankBatch
 
@@ -49,8 +48,8 @@ class Loop:
     checkpoints: CheckpointManager
     watchers: Sequence[Callback]
     """Called in this order before the first step and after each, in reverse order at the end."""
-    give_up: Callable[[Step], UserError]
-    """Called when too many steps in a row were skipped, with the last of them; returns the error that ends the run."""
+    give_up: Callable[[], None]
+    """Called when too many steps in a row were skipped: leaves a checkpoint of the last good state."""
     throughput: Throughput
     environment: Environment
     stopping: bool = False
@@ -79,7 +78,8 @@ class Loop:
             for watcher in reversed(self.watchers):
                 watcher.on_end(self._view(), self.completion is not None)
         except SkippedTooOften as skipped:
-            raise self.give_up(skipped.step) from None
+            self.give_up()
+            raise skipped.error(self.config.train.max_skipped_steps, self.checkpoints.steps()) from None
         return self.completion is not None
 
     def step(self, stream: Iterator[RankBatch]) -> None:

@@ -13,10 +13,10 @@ import torch
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
 from cloze.launch.run.heartbeat import Heartbeat
-from cloze.launch.run.identity import check_folder
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.ownership import locked
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.resume_check import check_folder
 from cloze.launch.run.status_file import recording_failure, set_status
 from cloze.launch.run.stored_run import StoredRun
 from cloze.launch.run.trackers import check_installed
@@ -32,8 +32,8 @@ from cloze.launch.system.environment import (
     record_collectives,
 )
 from cloze.launch.system.software import software
-from cloze.launch.training.goals import completion
-from cloze.launch.training.progress import TrainProgress
+from cloze.launch.training.completion import completion
+from cloze.launch.training.skipped_steps import TrainProgress
 from cloze.pipeline.fields import Fields
 
 # File for a rank's last collectives, beside its heartbeat, when a collective of NCCL times out; the rank is appended.

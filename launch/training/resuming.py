@@ -9,11 +9,11 @@ from cloze.launch.checkpoint.state import saved_alike
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
-from cloze.launch.run.identity import check_checkpoint
+from cloze.launch.run.resume_check import check_checkpoint
 from cloze.launch.system import distributed
 from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.process import Process
-from cloze.launch.training.progress import TrainProgress
+from cloze.launch.training.skipped_steps import TrainProgress
 from cloze.pipeline.errors import UserError
 
 

@@ -1,4 +1,4 @@
-"""When checkpoints are published and saved, and what stays of a run that has to be given up."""
+"""When checkpoints are published and saved."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback, RunView
 from cloze.launch.training.process import LINES, TRACKERS
-from cloze.launch.training.progress import Step, TrainProgress
+from cloze.launch.training.skipped_steps import TrainProgress
 from cloze.launch.training.throughput import Throughput
 from cloze.launch.training.totals import Wishes
-from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
 # Steps wait for a checkpoint that is written in so many seconds, so that short runs have all of theirs.
@@ -119,21 +118,10 @@ class Saving(Callback):
         with self._throughput.pause(run.state.step, "save"):
             self._finish(self._progress.state.best_step if proven else None)
 
-    def given_up(self, last: Step) -> UserError:
-        """Leave a checkpoint of the last good state of a run that skips too many steps; returns the error that ends it.
-
-        Args:
-            last: the last step that was skipped.
-        """
+    def give_up(self) -> None:
+        """Leave a checkpoint of the last good state of a run that skips too many steps."""
         self._save()
         self._finish(None)
-        kept = ", ".join(map(str, self._checkpoints.steps()))
-        return UserError(
-            f"train.learning_rate: found {self.config.train.max_skipped_steps} steps in a row whose loss or gradient "
-            f"are infinite or NaN, the last being {last}, expected fewer (train.max_skipped_steps); lower the rate, "
-            f"lengthen the warmup or look at the data; checkpoints are there of steps {kept}: remove those that are "
-            "too late to continue from"
-        )
 
     def _save(self, local: bool = False) -> None:
         """Begin to save the state after the last good step; what was skipped since is tried again from there.

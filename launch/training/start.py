@@ -13,9 +13,9 @@ from cloze.launch.config import RunConfig
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
-from cloze.launch.run.identity import config_hash, shaping_of
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.resume_check import config_hash, shaping_of
 from cloze.launch.run.stored_run import stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import peak_flops
@@ -27,12 +27,13 @@ from cloze.launch.training.curves import Curves
 from cloze.launch.training.evaluation import Evaluations
 from cloze.launch.training.inspection import Inspector
 from cloze.launch.training.loop import Loop
+from cloze.launch.training.metric_sums import Window
 from cloze.launch.training.process import Process, joined, recorded
 from cloze.launch.training.profiling import StepProfiler
-from cloze.launch.training.progress import Step, TrainProgress, Window
 from cloze.launch.training.recipe import Recipe
 from cloze.launch.training.resuming import open_checkpoints, resume
 from cloze.launch.training.saving import Publishing, Saving
+from cloze.launch.training.skipped_steps import TrainProgress
 from cloze.launch.training.throughput import SlowRanks, Throughput, Utilization
 from cloze.pipeline.fields import Fields
 
@@ -99,7 +100,7 @@ class Training:
             Window(len(recipe.objective.NAMES), sources, process.device),
             most_skipped=config.train.max_skipped_steps,
             keeps_skipped=self.engine.scales_loss,
-            on_skip=self._warn_of_skip,
+            warn=process.console.warn,
         )
         decay, rank = recipe.ema.decay, process.environment.rank
         self.average = None if decay is None else WeightAverage(self.engine, decay, recipe.ema.warmup, rank)
@@ -163,7 +164,7 @@ class Training:
             progress,
             self.checkpoints,
             watchers,
-            saving.given_up,
+            saving.give_up,
             throughput,
             environment,
         )
@@ -172,6 +173,3 @@ class Training:
             every = "step" if config.train.log_every_steps == 1 else f"{config.train.log_every_steps} steps"
             console.say(f"training from step {progress.state.step}: {first}a line every {every}")
         return loop
-
-    def _warn_of_skip(self, step: Step) -> None:
-        self.process.console.warn(f"loss or gradient of {step} are infinite or NaN; the step changes nothing")

@@ -26,9 +26,10 @@ from cloze.pipeline.jobs.estimating import check_disk, estimate
 from cloze.pipeline.jobs.exchange_stage import FILES_AT_ONCE, ExchangeTask, Layout, exchange
 from cloze.pipeline.jobs.executors import open_executor, run_tasks
 from cloze.pipeline.jobs.parts import DamagedPart
-from cloze.pipeline.jobs.planning import TooLittleText, plan_shards, plan_splits
 from cloze.pipeline.jobs.resuming import check_touched, go_on_as, has_reports
+from cloze.pipeline.jobs.shard_sizes import plan_shards
 from cloze.pipeline.jobs.source_hashes import SourceHashes, source_hash
+from cloze.pipeline.jobs.splits import TooLittleText, plan_splits
 from cloze.pipeline.jobs.tokenize_stage import Report, TokenizeTask, report_name, splitter_of, tokenize
 from cloze.pipeline.progress import Progress, Silent
 from cloze.pipeline.readers import plan, remark_on_documents, remark_on_text

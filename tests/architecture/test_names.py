@@ -27,7 +27,7 @@ TESTED_IN = {
     # Whole runs, in several processes, killed and resumed.
     "launch/checkpoint/averages.py": f"{L}/training/test_averaging.py",
     "launch/pretrain/command.py": "tests/distributed/test_resume.py",
-    "launch/pretrain/recipe.py": "tests/distributed/test_resume.py",
+    "launch/pretrain/pretraining_run.py": "tests/distributed/test_resume.py",
     "launch/pretrain/first_model.py": "tests/distributed/test_exactness.py",
     "launch/pretrain/validation.py": f"{L}/pretrain/test_data.py",
     "launch/run/runs.py": "tests/distributed/test_resume.py",
@@ -46,7 +46,7 @@ TESTED_IN = {
     "launch/pretrain/source_statistics.py": f"{L}/pretrain/test_data.py",
     # Parts of fine-tuning, through runs of it.
     "launch/finetune/command.py": f"{L}/finetune/test_combinations.py",
-    "launch/finetune/recipe.py": f"{L}/finetune/test_combinations.py",
+    "launch/finetune/finetuning_run.py": f"{L}/finetune/test_combinations.py",
     "launch/finetune/examples/embedding.py": f"{L}/finetune/examples/test_contrastive.py",
     "launch/pretrained/finding.py": f"{L}/pretrained/test_hub.py",
     # Operations, each against transformers, by Python and by the command.

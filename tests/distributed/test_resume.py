@@ -19,7 +19,7 @@ from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.pretrain.data import check_data
 from cloze.launch.run import runs
-from cloze.launch.run.identity import config_hash
+from cloze.launch.run.resume_check import config_hash
 from cloze.launch.run.status_file import read_status
 from cloze.launch.training import loop
 from cloze.pipeline.shards.manifest import Manifest

@@ -170,7 +170,8 @@ def loop_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
     from cloze.launch.training.averaging import WeightAverage
     from cloze.launch.training.callbacks import RunView
     from cloze.launch.training.loop import Loop
-    from cloze.launch.training.progress import TrainProgress, Window
+    from cloze.launch.training.metric_sums import Window
+    from cloze.launch.training.skipped_steps import TrainProgress
     from cloze.launch.training.throughput import Throughput
     from tests.gpu.fake_cuda import on_the_host
 
@@ -182,7 +183,7 @@ def loop_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
         Window(len(objective.NAMES), sources.num_sums if sources else 0, device),
         most_skipped=config.train.max_skipped_steps,
         keeps_skipped=engine.scales_loss,
-        on_skip=lambda step: None,
+        warn=print,
     )
     environment, decay = read_environment(), config.ema.decay
     average = [] if decay is None else [WeightAverage(engine, decay, config.ema.warmup, environment.rank)]
@@ -195,7 +196,7 @@ def loop_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
         progress,
         silent,
         average,
-        silent.given_up,
+        silent.give_up,
         Throughput(device, None, silent),
         environment,
     )

@@ -16,6 +16,7 @@ import pytest
 
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.executors import LocalExecutor, run_tasks
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.jobs.tokenize_stage import tokenize
 from cloze.pipeline.jobs.vocabulary import train_vocabulary
@@ -199,3 +200,23 @@ def test_a_scheduler_that_dies_ends_the_job_with_one_line(scheduler_process, sch
         assert began.exists()
     finally:
         kill(process)
+
+
+def test_tasks_are_made_as_they_are_needed(monkeypatch):
+    """Heaviest first; never more than a few that have not ended, so that a million take no more than those."""
+    monkeypatch.setattr("cloze.pipeline.jobs.executors._IN_FLIGHT", 3)
+    made, ended = [], []
+
+    def task(place: int) -> int:
+        made.append(place)
+        assert len(made) - len(ended) <= 3
+        return -place
+
+    def on_result(place: int, result: str) -> None:
+        assert result == str(-place)
+        ended.append(place)
+
+    weights = [5, 1, 9, 5, 0, 7, 2, 2, 8, 3]
+    run_tasks(LocalExecutor(1), str, task, weights, on_result)
+    assert made == sorted(range(10), key=lambda place: -weights[place]) and sorted(ended) == list(range(10))
+    run_tasks(LocalExecutor(1), str, task, [], on_result)

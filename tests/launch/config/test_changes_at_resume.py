@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from cloze.launch.config import FinetuneConfig, PretrainConfig
-from cloze.launch.config.marks import FIXED, FREE, marked
+from cloze.launch.config.changes_at_resume import FIXED, FREE, marked
 
 
 @dataclass(frozen=True)

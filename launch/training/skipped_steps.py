@@ -1,19 +1,20 @@
-"""How far a run has come: its state, sums since the last line of metrics, and steps whose outcome is not known yet."""
+"""Steps that change nothing, because their loss or gradient is infinite or NaN: what a run keeps, and when it ends.
+
+The outcome of a step is known only when the device has done it.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from cloze.launch.checkpoint import TrainState
-from cloze.launch.system import distributed
-from cloze.launch.system.devices import numbers_on
+from cloze.launch.training.metric_sums import Window
+from cloze.pipeline.errors import UserError
 
 
 class Awaited(Protocol):
@@ -50,58 +51,19 @@ class SkippedTooOften(Exception):
         super().__init__(str(step))
         self.step = step
 
-
-@dataclass(frozen=True)
-class WindowSums:
-    """Sums over all ranks and over the steps since the last line of metrics."""
-
-    objective: list[float]
-    """Sums in the order of the objective's NAMES."""
-    sources: list[float]
-    """Sums of the measures of a mixture's sources."""
-    steps: float
-    """Steps that changed the weights: a whole number but for rounding."""
-    tokens: float
-    padding: float
-    """Tokens that padding would have added."""
-
-
-class Window:
-    """Sums of this rank since the last line of metrics, on the device; saved in checkpoints as one tensor.
-
-    Args:
-        num_objective: length of the objective's sums.
-        num_sources: length of the sums of sources; 0 without a mixture.
-    """
-
-    _COUNTS = 4  # steps that changed the weights, skipped steps, tokens, padding
-
-    def __init__(self, num_objective: int, num_sources: int, device: torch.device) -> None:
-        self._sizes = num_objective, num_sources, self._COUNTS
-        self.values = torch.zeros(sum(self._sizes), dtype=torch.float64, device=device)
-
-    def add(self, sums: Tensor, skipped: Tensor, world_size: int, tokens: int, padding: int) -> None:
-        """Add a step. A skipped one counts its tokens; its losses, which may be NaN, are left out.
+    def error(self, allowed: int, checkpoints: Sequence[int]) -> UserError:
+        """The error that ends the run.
 
         Args:
-            sums: float64, of the objective and the sources, of this rank.
-            skipped: float64 (1,), 0 or 1, alike on all ranks.
+            allowed: `train.max_skipped_steps`.
+            checkpoints: steps of the checkpoints that are there.
         """
-        share = 1 / world_size
-        counts = numbers_on(self.values.device, tokens, padding)
-        self.values += torch.cat([torch.where(skipped > 0, 0.0, sums), (1 - skipped) * share, skipped * share, counts])
-
-    def add_saved(self, values: Tensor) -> None:
-        """Add the sums of a checkpoint. Those of another shape had other sources: they are left out."""
-        if values.shape == self.values.shape:
-            self.values += values.to(self.values.device)
-
-    def take(self) -> WindowSums:
-        """The sums over all ranks; begins a new window. Collective."""
-        sums = iter(distributed.reduce_sum(self.values.clone()).tolist())
-        self.values.zero_()
-        objective, sources, (steps, _, tokens, padding) = (list(islice(sums, size)) for size in self._sizes)
-        return WindowSums(objective, sources, steps, tokens, padding)
+        kept = ", ".join(map(str, checkpoints))
+        return UserError(
+            f"train.learning_rate: found {allowed} steps in a row whose loss or gradient are infinite or NaN, the last "
+            f"being {self.step}, expected fewer (train.max_skipped_steps); lower the rate, lengthen the warmup or look "
+            f"at the data; checkpoints are there of steps {kept}: remove those that are too late to continue from"
+        )
 
 
 class TrainProgress:
@@ -111,12 +73,10 @@ class TrainProgress:
         most_skipped: consecutive skipped steps after which the run must end.
         keeps_skipped: whether a skipped step changes the state of a checkpoint, as in fp16, where it lowers the loss
             scale.
-        on_skip: called with each skipped step.
+        warn: called with a line about each skipped step.
     """
 
-    def __init__(
-        self, window: Window, *, most_skipped: int, keeps_skipped: bool, on_skip: Callable[[Step], None]
-    ) -> None:
+    def __init__(self, window: Window, *, most_skipped: int, keeps_skipped: bool, warn: Callable[[str], None]) -> None:
         self.state = TrainState()
         """After the last step that is done or queued."""
         self.window = window
@@ -127,7 +87,7 @@ class TrainProgress:
         """The state of the newest checkpoint."""
         self._pending: deque[Step] = deque()  # oldest first
         self._good = self.state, self.window.values.clone()
-        self._most_skipped, self._keeps_skipped, self._on_skip = most_skipped, keeps_skipped, on_skip
+        self._most_skipped, self._keeps_skipped, self._warn = most_skipped, keeps_skipped, warn
 
     @property
     def saved_step(self) -> int | None:
@@ -181,7 +141,7 @@ class TrainProgress:
             if skipped:
                 self.state = replace(self.state, skipped_steps=self.state.skipped_steps + 1)
                 self.skipped_in_a_row += 1
-                self._on_skip(step)
+                self._warn(f"loss or gradient of {step} are infinite or NaN; the step changes nothing")
             if not skipped or self._keeps_skipped:
                 self._good = replace(step.state, skipped_steps=self.state.skipped_steps), step.window
             if not skipped:

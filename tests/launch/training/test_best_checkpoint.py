@@ -1,14 +1,12 @@
-"""Best checkpoint, early stop, target: by pure functions, and in a real run."""
-
-from types import SimpleNamespace
+"""Which evaluation is the best one: by pure functions, and in a real run that stops early."""
 
 import pytest
 import torch
 
 from cloze.launch.checkpoint import CheckpointManager, TrainState, read_state, read_weights
-from cloze.launch.config import EvaluationConfig, TrainConfig
+from cloze.launch.config import EvaluationConfig
 from cloze.launch.system.environment import Environment
-from cloze.launch.training.goals import completion, evaluated
+from cloze.launch.training.best_checkpoint import evaluated
 from cloze.pipeline.errors import UserError
 from tests.launching import curve, train
 from tests.synthetic import make_shards
@@ -41,27 +39,10 @@ def test_less_is_better_for_losses_and_more_for_the_rest(metric, values, best):
     assert (state.best_step, state.best_value, state.evaluations_since_best) == best
 
 
-def reason(config: EvaluationConfig, *values: float) -> str | None:
-    return completion(SimpleNamespace(train=TrainConfig(max_steps=1000), evaluation=config), after(config, *values))
-
-
-def test_a_run_is_complete_by_target_patience_or_steps():
-    accuracy = EvaluationConfig(metric="mlm_accuracy", target=0.72)
-    assert reason(accuracy, 0.1, 0.71) is None
-    assert reason(accuracy, 0.1, 0.72) == "mlm_accuracy is 0.7200 at step 20: the target of 0.72 is reached"
-    loss = EvaluationConfig(metric="loss", target=2.0, patience=2)
-    assert reason(loss, 2.5, 2.4, 2.6) is None
-    assert "not better in 2 evaluations" in reason(loss, 2.5, 2.4, 2.6, 2.7)
-    assert "target of 2.0" in reason(loss, 2.5, 1.9)
-    done = TrainState(step=1000)
-    assert "all 1000 steps" in completion(SimpleNamespace(train=TrainConfig(max_steps=1000), evaluation=loss), done)
-
-
 def test_the_best_by_another_metric_counts_for_nothing():
     """The run was begun with the default metric, a loss of 6.9, which is no accuracy."""
     state = after(EvaluationConfig(), 6.9)
     changed = EvaluationConfig(metric="mlm_accuracy", target=0.72, patience=1)
-    assert completion(SimpleNamespace(train=TrainConfig(max_steps=1000), evaluation=changed), state) is None
     state = evaluated(changed, state, {"validation/mlm_accuracy": 0.1}, 20)
     assert (state.best_step, state.best_value) == (20, 0.1)
 

@@ -8,8 +8,8 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from cloze.launch.config import FinetuneConfig, PretrainConfig, RunConfig, marks
-from cloze.launch.config.marks import marked
+from cloze.launch.config import FinetuneConfig, PretrainConfig, RunConfig
+from cloze.launch.config.changes_at_resume import FIXED, FREE, marked
 from cloze.launch.run.runs import (
     CHECKPOINTS,
     CONFIG,
@@ -37,9 +37,9 @@ from cloze.pipeline.stores.places import is_url
 _BEFORE_CONFIG = {LOCK, HEARTBEATS, DATA, DEVICE, STATUS, SOFTWARE, DEEPSPEED, TRACKING}
 
 # Fields of every kind of run. (With dropout another micro-batch size drops other units, as does another world size.)
-FREE_FIELDS = {name.rstrip(".") for kind in (PretrainConfig, FinetuneConfig) for name in marked(kind, marks.FREE)}
+FREE_FIELDS = {name.rstrip(".") for kind in (PretrainConfig, FinetuneConfig) for name in marked(kind, FREE)}
 # Facts that must not change at a resume, besides the marked fields: the weights belong to one tokenizer.
-FIXED = ("tokenizer_fingerprint", *marked(PretrainConfig, marks.FIXED))
+FIXED_FACTS = ("tokenizer_fingerprint", *marked(PretrainConfig, FIXED))
 
 
 def _shaping(values: Fields) -> dict[str, object]:
@@ -166,7 +166,7 @@ def _refuse_another(
                 f"{config.zero.stage} optimizer states of bf16 do not become those of another precision, "
                 f"nor these bf16's; keep --{name} {before.get(name)}{new}"
             )
-        acceptable = not name.startswith(FIXED)
+        acceptable = not name.startswith(FIXED_FACTS)
         if acceptable and config.checkpoint.accept_changes:
             continue
         if repeated and name not in facts:

@@ -1,6 +1,4 @@
-"""The plan of splits and shards: ranges of document hashes, from the counts of stage 1."""
-
-from dataclasses import dataclass
+"""Which documents are in train, validation and test: ranges of their hashes, from the counts of stage 1."""
 
 import numpy as np
 
@@ -8,30 +6,15 @@ from cloze.pipeline.config import PAIR_OBJECTIVES, PrepareConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.exchange_stage import END, Layout
-from cloze.pipeline.jobs.tokenize_stage import PARTITIONS, Report
+from cloze.pipeline.jobs.shard_sizes import PARTITION_SIZE
+from cloze.pipeline.jobs.tokenize_stage import Report
 from cloze.pipeline.stores.places import Place
 
-MIN_DOCUMENTS = 64  # minimum documents of a shard: a random segment B comes from another document of the same shard
-# Maximum tokens of a shard, if more than twice the target: a worker holds a shard in memory, at 50 bytes per token, and
-# has 1.5 GB. With longer documents a shard has fewer of them (books aren't that long); 8 of up to 3 MiB each always
-# fit, unless weights repeat them.
-_MOST_TOKENS = 24 << 20
-_FEWEST_DOCUMENTS = 8
-_PARTITION = END // PARTITIONS
 _EXACTLY_BELOW = 4096  # number of documents with the lowest hashes that are read individually
 
 
 class TooLittleText(UserError):
     """The input has too few documents: what was prepared of it is of no use to any command."""
-
-
-@dataclass(frozen=True)
-class Range:
-    """A range of hashes low <= hash < high, and its approximate number of tokens."""
-
-    low: int
-    high: int
-    tokens: int
 
 
 def plan_splits(
@@ -89,49 +72,6 @@ def _lowest_hashes(report: Report, layout: Layout, folder: Place, count: int) ->
     through = np.cumsum(report.documents)
     # `count` distinct hashes are needed, and there may be duplicates: read more.
     last = int(np.searchsorted(through, min(max(_EXACTLY_BELOW, 16 * count), int(through[-1]))))
-    high = (last + 1) * _PARTITION
+    high = (last + 1) * PARTITION_SIZE
     hashes = [parts.read_hashes(folder / name, high) for name in layout.covering(0, high)]
     return np.unique(np.concatenate(hashes or [np.empty(0, np.uint64)])), bool(through[last] == through[-1])
-
-
-def _fewest(tokens: float, most: int) -> int:
-    """Minimum number of documents of a shard with this number of tokens."""
-    return MIN_DOCUMENTS if tokens <= most else _FEWEST_DOCUMENTS
-
-
-def plan_shards(report: Report, low: int, high: int, target: int) -> list[Range]:
-    """Divide a split into shards: neighbouring partitions are merged up to `target` tokens and 64 documents, larger
-    partitions are divided; fewer documents if 64 have too many tokens. Depends only on counts and configuration.
-    """
-    most = max(_MOST_TOKENS, 2 * target)  # pieces are merged up to the target
-    pieces = []
-    for partition in range(low // _PARTITION, -(-high // _PARTITION)):
-        start, stop = max(low, partition * _PARTITION), min(high, (partition + 1) * _PARTITION)
-        share = (stop - start) / _PARTITION
-        documents, tokens = report.documents[partition] * share, report.tokens[partition] * share
-        count = 1
-        while tokens / count > target and documents / (2 * count) >= _fewest(tokens / count, most):
-            count *= 2
-        for number in range(count):
-            a = start + (stop - start) * number // count
-            b = start + (stop - start) * (number + 1) // count
-            pieces.append((a, b, documents / count, tokens / count))
-    total = sum(piece[3] for piece in pieces)
-    target = total / max(1, -(-total // target))  # shards of similar size
-    ranges: list[Range] = []
-    begin, documents, tokens = low, 0.0, 0.0
-    for start, stop, more_documents, more_tokens in pieces:
-        if tokens + more_tokens > most and documents >= _FEWEST_DOCUMENTS:
-            ranges.append(Range(begin, start, int(tokens)))
-            begin, documents, tokens = start, 0.0, 0.0
-        documents, tokens = documents + more_documents, tokens + more_tokens
-        if tokens >= target and documents >= MIN_DOCUMENTS:
-            ranges.append(Range(begin, stop, int(tokens)))
-            begin, documents, tokens = stop, 0.0, 0.0
-    if begin < high:
-        if ranges and documents < _fewest(ranges[-1].tokens + tokens, most):  # too few documents for a shard
-            last = ranges.pop()
-            ranges.append(Range(last.low, high, last.tokens + int(tokens)))
-        else:
-            ranges.append(Range(begin, high, int(tokens)))
-    return ranges

@@ -1,33 +1,9 @@
-"""Best checkpoint, early stopping, target and end of a run: pure functions of its configuration and state."""
+"""When a run is complete: its target, patience, steps or time budget."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 from cloze.launch.checkpoint import TrainState
-from cloze.launch.config import EvaluationConfig, RunConfig, TrainConfig
-from cloze.pipeline.errors import UserError
-
-
-def evaluated(config: EvaluationConfig, state: TrainState, scalars: dict[str, float], weights_step: int) -> TrainState:
-    """The state after an evaluation of the weights of step `weights_step` that gave these `validation/...` scalars.
-
-    A best value of another metric, from before the configuration was changed, is ignored.
-
-    Raises:
-        UserError: evaluation.metric is not among them.
-    """
-    name = f"validation/{config.metric}"
-    if name not in scalars:
-        known = ", ".join(sorted(key.removeprefix("validation/") for key in scalars))
-        raise UserError(f"evaluation.metric: found {config.metric!r}, expected one of what is measured here: {known}")
-    value, best = scalars[name], state.best_value if state.best_metric == config.metric else None
-    if math.isfinite(value) and (best is None or config.is_better(value, best)):
-        return replace(
-            state, best_metric=config.metric, best_step=weights_step, best_value=value, evaluations_since_best=0
-        )
-    return replace(state, evaluations_since_best=state.evaluations_since_best + 1)
+from cloze.launch.config import RunConfig, TrainConfig
 
 
 def completion(config: RunConfig, state: TrainState) -> str | None:

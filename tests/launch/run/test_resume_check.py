@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from cloze.launch.commands import parse
-from cloze.launch.run.identity import check_folder
+from cloze.launch.run.resume_check import check_folder
 from cloze.pipeline.errors import UserError
 
 
