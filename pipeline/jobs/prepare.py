@@ -38,7 +38,7 @@ from cloze.pipeline.samples.masking import check_words
 from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInfo, ShardTable, SplitInfo, entropy
 from cloze.pipeline.storage import alone, publish_text, readable_errors, remove_tree, sha256_of
 from cloze.pipeline.stores.places import Place, StorePath, to_output, to_place
-from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokenizer
+from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokenizer, described_in_copy
 from cloze.pipeline.untrusted import load_json
 
 # Version of the rules for words, sentences, samples and masks. Increased when the same input gives other ids or masks:
@@ -65,7 +65,7 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     files, segments = plan(config, progress.note)
     identity = _identity(config, tokenizer, files, segments)
     work = output / WORK_FOLDER
-    if (complete := _complete(config, identity, files, output)) is not None:
+    if (complete := _complete(config, identity, tokenizer, files, output)) is not None:
         progress.note(f"{output} is complete already")
         _remove_work(work, progress)  # left by a kill between publishing and cleaning
         return complete
@@ -226,7 +226,9 @@ def _identity(
     }
 
 
-def _complete(config: PrepareConfig, identity: Fields, files: list[InputFile], output: Place) -> Manifest | None:
+def _complete(
+    config: PrepareConfig, identity: Fields, tokenizer: Tokenizer, files: list[InputFile], output: Place
+) -> Manifest | None:
     """The manifest of a complete run of the same command, or None; UserError for another command's."""
     if not (output / FILE_NAME).is_file():
         return None
@@ -241,6 +243,17 @@ def _complete(config: PrepareConfig, identity: Fields, files: list[InputFile], o
         raise UserError(
             f"output: {output} holds data prepared with another {_difference(prepared, identity, different[0])}; "
             "choose another --output or remove the folder"
+        )
+    # What the fingerprint does not show, such as the longest text and the class for transformers, goes out with models.
+    # (A run that is interrupted has nothing of it: the one that goes on copies the tokenizer anew.)
+    described = tokenizer.contents(described_in_copy(tokenizer))["tokenizer_config.json"]
+    if (manifest.tokenizer_files or {}).get("tokenizer_config.json") not in (
+        None,
+        hashlib.sha256(described).hexdigest(),
+    ):
+        raise UserError(
+            f"output: {output} holds data prepared with another tokenizer_config.json of {tokenizer.folder}, whose "
+            "content has changed since; restore it, choose another --output or remove the folder"
         )
     published = (output / FILE_NAME).stat().st_mtime_ns
     if isinstance(output, StorePath):

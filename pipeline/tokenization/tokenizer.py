@@ -26,7 +26,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.records import SpecialTokens, numpy_type, token_type
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.storage import publish_text, publishing
+from cloze.pipeline.storage import publishing
 from cloze.pipeline.stores.places import Place, StorePath, to_place
 from cloze.pipeline.stores.reading import fetched
 from cloze.pipeline.tokenization.backends import (
@@ -265,7 +265,12 @@ class Tokenizer:
         Args:
             config: content of tokenizer_config.json; None: what transformers needs to know.
         """
-        folder = to_place(folder)
+        for name, content in self.contents(config).items():
+            with publishing(to_place(folder) / name) as aside:
+                aside.write_bytes(content)
+
+    def contents(self, config: bytes | None = None) -> dict[str, bytes]:
+        """The files that `save` writes, by name, in its order."""
         if config is None:
             config = _in_json(
                 {
@@ -282,10 +287,11 @@ class Tokenizer:
         if not stand_around_texts(self.backend, self.names):
             put_around_texts(written, self.names)
         # The configuration first: a kill then leaves no tokenizer whose special tokens and rules would be guessed.
-        with publishing(folder / "tokenizer_config.json") as aside:
-            aside.write_bytes(config)
-        publish_text(folder / "tokenizer.json", written.to_str(pretty=True))
-        publish_text(folder / "vocab.txt", self.vocab_txt())
+        return {
+            "tokenizer_config.json": config,
+            "tokenizer.json": written.to_str(pretty=True).encode(),
+            "vocab.txt": self.vocab_txt().encode(),
+        }
 
     def vocab_txt(self) -> str:
         """The tokens, one per line, by id."""
@@ -522,25 +528,28 @@ def _copy_of(path: StorePath) -> Path:
 
 
 def copy_tokenizer(source: Tokenizer, folder: Place) -> None:
-    """Copy a tokenizer into a prepared folder with its configuration, except the tokenizer class if its post-processing
-    differs from the form of samples: the class would restore it.
+    """Copy a tokenizer into a prepared folder with its configuration, as `described_in_copy` has it."""
+    source.save(folder, described_in_copy(source))
+
+
+def described_in_copy(source: Tokenizer) -> bytes | None:
+    """The tokenizer_config.json of a copy: the tokenizer's own, except the tokenizer class if its post-processing
+    differs from the form of samples: the class would restore it. None: what `save` writes without one.
     """
     changed = (
         {}
         if stand_around_texts(source.backend, source.names)
         else {"tokenizer_class": _TOKENIZER_CLASS, "model_input_names": _MODEL_INPUT_NAMES}
     )
-    described = None
-    if source.folder is not None and (path := source.folder / "tokenizer_config.json").is_file():
-        described = path.read_bytes()
-        config = load_json(described)
-        names = special_names(source.backend.get_vocab(), config, byte_level(source.backend))
-        changed |= default_normalization(source.backend, config)
-        # Names from special_tokens_map.json, which isn't copied.
-        changed |= {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if names[role] != name}
-        if changed:
-            described = _in_json(config | changed)
-    source.save(folder, described)
+    if source.folder is None or not (path := source.folder / "tokenizer_config.json").is_file():
+        return None
+    described = path.read_bytes()
+    config = load_json(described)
+    names = special_names(source.backend.get_vocab(), config, byte_level(source.backend))
+    changed |= default_normalization(source.backend, config)
+    # Names from special_tokens_map.json, which isn't copied.
+    changed |= {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if names[role] != name}
+    return _in_json(config | changed) if changed else described
 
 
 def _in_json(config: Fields) -> bytes:

@@ -1,6 +1,7 @@
 """Inputs that are replaced while a run is interrupted, by a tool that restores their sizes and times of change."""
 
 import dataclasses
+import json
 import os
 import shutil
 import time
@@ -13,6 +14,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs import prepare as preparing
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.progress import Silent
+from cloze.pipeline.shards.manifest import Manifest
 from tests.pipeline import corpus
 
 pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
@@ -177,3 +179,25 @@ def test_a_saved_data_set_that_is_replaced_is_noticed(tmp_path, monkeypatch):
     os.utime(old, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(UserError, match=CHANGED):
         prepare(config)
+
+
+def test_another_tokenizer_config_with_the_same_ids_is_copied_or_refused_but_never_passed_over(texts, monkeypatch):
+    output = texts.parent / "data"
+    config = corpus.config(texts.parent, [texts], output=str(output))
+    described = texts.parent / "tokenizer/tokenizer_config.json"
+    interrupt(monkeypatch, config, "build", 1)
+    before = json.loads(described.read_text())
+    described.write_text(json.dumps(before | {"model_max_length": 64}))
+    prepare(config)
+    prepare(dataclasses.replace(config, output=str(texts.parent / "undisturbed")))
+    assert corpus.contents(output) == corpus.contents(texts.parent / "undisturbed")
+    kept = described.read_bytes()
+    for change in (before, None):
+        described.write_text(json.dumps(change)) if change else described.unlink()
+        with pytest.raises(UserError, match="prepared with another tokenizer_config.json of"):
+            prepare(config)
+    described.write_bytes(kept)
+    assert prepare(config).hash == Manifest.load(output).hash
+    (output / "manifest.json").write_text(json.dumps(corpus.without_hashes(output)))
+    described.write_text(json.dumps(before))
+    prepare(config)
