@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _KEY = "bounds"
+MOST = (1 << 63) - 1
+"""The largest whole number of any field: numpy and torch have 64 bits for one."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def bounds(
 
 SHARE = bounds(at_least=0, at_most=1)
 POSITIVE_SHARE = bounds(above=0, at_most=1)
-SEED = bounds(at_least=0, at_most=(1 << 63) - 1)  # torch's generators take signed 64-bit integers
+SEED = bounds(at_least=0, at_most=MOST)  # torch's generators take signed 64-bit integers
 
 
 def bounds_of(config: type[DataclassInstance]) -> dict[str, Bounds]:
@@ -61,13 +63,17 @@ def bounds_of(config: type[DataclassInstance]) -> dict[str, Bounds]:
 
 
 def check_bounds(section: str, config: DataclassInstance) -> None:
-    """Raise UserError for the first field whose value is out of its bounds.
+    """Raise UserError for the first field whose value is out of its bounds, or a whole number of more than 64 bits.
 
     Args:
         section: of the fields, for the message; empty for a command's own.
     """
-    for name, allowed in bounds_of(type(config)).items():
-        value = getattr(config, name)
+    of_fields = bounds_of(type(config))
+    for field in fields(config):
+        value, allowed = getattr(config, field.name), of_fields.get(field.name)
         for number in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(number, (int, float)) and not allowed.hold(number):
-                raise UserError(f"{f'{section}.' * bool(section)}{name}: found {number}, expected {allowed}")
+            found = f"{f'{section}.' * bool(section)}{field.name}: found {number!s:.60}"
+            if isinstance(number, (int, float)) and allowed and not allowed.hold(number):
+                raise UserError(f"{found}, expected {allowed}")
+            if isinstance(number, int) and abs(number) > MOST:
+                raise UserError(f"{found}, expected at most {MOST}")

@@ -13,6 +13,8 @@ from cloze.pipeline.errors import UserError
 
 # A configuration has some hundred values; nested aliases can expand ten lines to a billion.
 MOST_VALUES = 100_000
+# Read at once. The largest published tokenizer.json has 33 MB (Gemma 3's), the manifest of a million shards 150.
+MOST_BYTES = 1 << 29
 # Sections of a configuration are nested 5 deep. libyaml builds nested values by recursion with no bound of its own, and
 # overflows the stack at some 50,000.
 MOST_LEVELS = 64
@@ -101,11 +103,18 @@ def read_json(path: Path) -> Any:
 
     Raises:
         OSError: it can't be read.
-        UserError: it is no regular file; a pipe or a device may have no end.
+        UserError: as `check_readable`.
         ValueError: as `load_json`.
     """
-    check_regular(path)
+    check_readable(path)
     return load_json(path.read_bytes())
+
+
+def check_readable(path: Path) -> None:
+    """Raise UserError for what is no regular file, or too large to be read at once (holes take no disk)."""
+    check_regular(path)
+    if path.exists() and (size := path.stat().st_size) > MOST_BYTES:
+        raise UserError(f"{path}: found {size:,} bytes, expected at most {MOST_BYTES:,}; replace it by what it was")
 
 
 def check_regular(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cloze.pipeline.bounds import MOST
 from cloze.pipeline.errors import UserError
 
 
@@ -15,6 +16,8 @@ def check_ends(name: str, ends: list[float | None]) -> None:
             raise UserError(f"{name}: found a phase without an end before the last, expected one of each but the last")
         if end <= before:
             raise UserError(f"{name}: found an end at {end} after {before:g}, expected phases that follow each other")
+        if end > MOST:
+            raise UserError(f"{name}: found an end at {end:g}, expected one at {MOST} or before")
         before = end
     if ends[-1] is not None:
         raise UserError(f"{name}: found an end at {ends[-1]} of the last phase, expected null: it lasts to the run's")

@@ -99,9 +99,11 @@ def explain(message: str, known: Mapping[str, Described], words: list[str], flag
         flags: of the fields that have one, as they are typed; the others stand without.
     """
     message = " ".join(message.split())
-    if missing := re.search(r"arguments are required: (.*)$", message):
+    missing = re.search(r"arguments are required: (.*)$", message)
+    asked = missing[1].split(", ") if missing else []
+    if asked and all(name in known for name in asked):  # not of a section in a list, which the next rules name
         # The library takes a list of words for missing too, where one before it is.
-        names = [name for name in missing[1].split(", ") if known[name].default is MISSING]
+        names = [name for name in asked if known[name].default is MISSING]
         return f"expected {', '.join(flags.get(name, name.upper()) for name in names)}, found none"
     for rule in (_wrong_value, _unknown, _no_value, _print_config):
         if line := rule(message, known, words, flags):
@@ -160,6 +162,8 @@ def _wrong_value(
     if inside := re.search(r'Parser key "[\w.]+".*Option \'([^\']*)\' is not accepted', message):
         # A value of several kinds, as data: a folder or a section; the kinds that it is not come after.
         return f"--{field.name}: found {quoted(inside[1])} in it, which is no field there; it takes {field.expected}"
+    if needed := re.search(r"arguments are required: (\w+)", message):
+        return f"--{field.name}: found no {needed[1]} in a section of it, expected one; it takes {field.expected}"
     if inner := re.search(r'Parser key "[\w.]+".*(Group \'|Option \'|No action for key)', message):
         return _unknown(message[inner.start(1) :], known, words, flags)
     value = re.search(r"(?:Got|Given) value: (.*)$", message) or re.search(

@@ -17,7 +17,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import publish_text, readable_errors
-from cloze.pipeline.untrusted import load_json, load_yaml, read_json
+from cloze.pipeline.untrusted import check_readable, load_json, load_yaml, read_json
 
 CONFIG = "config.yaml"
 DATA = "data.json"
@@ -79,6 +79,7 @@ def read_fields(path: Path) -> Fields:
             if not path.is_file():
                 found = f"no {path.name} in the folder" if path.parent.is_dir() else "no folder"
                 raise UserError(f"run: found {found} {path.parent}, {expected}")
+            check_readable(path)
             text = path.read_text(encoding="utf-8")
             # JSON is not parsed as YAML, in which 1e-05 and NaN are strings.
             content = load_json(text) if path.suffix == ".json" else load_yaml(text, name=str(path))

@@ -17,7 +17,7 @@ from cloze.pipeline.records import SpecialTokens
 from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.places import Place, to_place
-from cloze.pipeline.untrusted import load_json
+from cloze.pipeline.untrusted import check_readable, load_json
 
 FILE_NAME = "manifest.json"
 FORMAT_VERSION = 2
@@ -209,6 +209,8 @@ class Manifest:
         path = folder / FILE_NAME
         try:
             with readable_errors(path):
+                if isinstance(path, Path):
+                    check_readable(path)
                 raw = shared.read(path)
             content = load_json(raw)
             version = content["format_version"]

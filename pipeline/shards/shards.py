@@ -291,7 +291,10 @@ class _Shard:
                 view = view[count:]
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         stream = pa.ipc.open_stream(pa.py_buffer(content), options=options, memory_pool=ragged.POOL)
-        return stream.read_next_batch_with_custom_metadata()
+        try:
+            return stream.read_next_batch_with_custom_metadata()
+        except StopIteration:  # zeros are the end of a stream
+            raise ValueError("it has no rows") from None
 
 
 class _Shard1:

@@ -2,14 +2,17 @@
 
 import itertools
 import json
+import math
+import re
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.records import ROLES
-from cloze.pipeline.untrusted import read_json
+from cloze.pipeline.untrusted import check_readable, read_json
 
 HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
 _RULES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")  # of a BERT tokenizer
@@ -20,6 +23,10 @@ _USUAL_NAMES = {  # tried in turn if no configuration names the token
     "separator": ("[SEP]", "</s>", "<eos>", "<sep>", "<|end_of_text|>"),
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
 }
+# Characters that a normalizer may make of one; NFKC makes 18 of U+FDFA, the rules of released tokenizers double some.
+_MOST_GROWTH = 1000
+# In a pattern that may match no character, and that before each.
+_MAY_MATCH_NOTHING = re.compile(r"[*?|^$]|\\[bBAzZG]|\{0?,|\{0\}")
 _OTHER_NAMES = {"classification": "bos_token", "separator": "eos_token"}  # of tokenizers made after decoders'
 
 
@@ -80,6 +87,7 @@ def from_vocab_txt(path: Path, config: Fields) -> tokenizers.Tokenizer:
     Raises:
         UserError: for a repeated token.
     """
+    check_readable(path)
     tokens = path.read_text(encoding="utf-8").split("\n")
     if tokens and not tokens[-1]:
         tokens.pop()
@@ -99,12 +107,36 @@ def from_vocab_txt(path: Path, config: Fields) -> tokenizers.Tokenizer:
 def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
     """The tokenizer of a tokenizer.json, with the normalisation of `config` if it describes that of a BERT
     tokenizer.
+
+    Raises:
+        UserError: the file is too large, or its normalizer makes texts that much longer.
     """
+    check_readable(path)
     backend = tokenizers.Tokenizer.from_file(str(path))
+    if backend.normalizer is not None and _growth(json.loads(backend.normalizer.__getstate__())) > _MOST_GROWTH:
+        raise UserError(
+            f"{path}: found a normalizer whose rules make more than {_MOST_GROWTH:,} characters of one, expected rules "
+            "that leave a text about as long as it is; correct their content"
+        )
     # transformers uses only the file
     if config.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend"):
         _normalize_as_described(backend, config)
     return backend
+
+
+def _growth(rules: Any) -> float:
+    """At most how many characters a normalizer makes of one, by its description in tokenizer.json."""
+    if rules["type"] == "Sequence":
+        return math.prod(map(_growth, rules["normalizers"]))
+    if rules["type"] == "Prepend":
+        return 1 + len(rules["prepend"])
+    if rules["type"] != "Replace":
+        return 1
+    ((kind, pattern),) = rules["pattern"].items()
+    if kind == "String" and pattern:
+        return max(1, len(rules["content"]) / len(pattern))
+    between = not pattern or _MAY_MATCH_NOTHING.search(pattern) is not None
+    return max(1, len(rules["content"])) + between
 
 
 def _normalize_as_described(backend: tokenizers.Tokenizer, config: Fields) -> None:

@@ -185,7 +185,14 @@ class Tokenizer:
             )
 
     def _check_names(self) -> None:
-        """Raise UserError for a special token that would break vocab.txt, or that ordinary text is encoded to."""
+        """Raise UserError for a special token that would break vocab.txt, or that ordinary text is encoded to, and for
+        a mask that is another role's token too (padding may be the separator, as EuroBERT's is).
+        """
+        if (shared := [role for role, name in self.names.items() if name == self.names["mask"]]) != ["mask"]:
+            raise UserError(
+                f"{self.folder or 'tokenizer'}: found {self.names['mask']!r} as the {' and the '.join(shared)} token, "
+                "expected a mask of its own, such as [MASK]; name it in tokenizer_config.json (mask_token)"
+            )
         for role, name in self.names.items():
             where = f"{self.folder or 'tokenizer'}: found {name!r} as the {role} token"
             if name.splitlines() != [name]:

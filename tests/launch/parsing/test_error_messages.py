@@ -112,6 +112,20 @@ def test_fields_may_be_given_as_yaml_itself():
         ("finetune sst2 mnli", "found mnli, expected a --field before it"),
         ("pretrain --train.max_steps 3 --train.max_steps x", "--train.max_steps: found x, expected a whole number"),
         ("pretrain --train.max_steps", "--train.max_steps: found no value, expected a whole number"),
+        (
+            "pretrain --output o --data.sources [{path:\u00a0null}]",
+            "--data: found no path in a section of it, expected one; it takes",
+        ),
+        (
+            f"pretrain --output o --data d --train.max_steps {10**30}",
+            "train.max_steps: found 1000000000000000000000000000000, expected at most 9223372036854775807",
+        ),
+        (
+            "pretrain --output o --data.sources [{path:\u00a0a}] "
+            f"--data.phases [{{weights:\u00a0{{a:\u00a01}},until_tokens:\u00a0{10**30}}},"
+            "{weights:\u00a0{a:\u00a01}}]",
+            "data.phases: found an end at 1e+30, expected one at 9223372036854775807 or before",
+        ),
         ("export r --step newest", "--step: found newest, expected a whole number or best or null"),
     ],
 )

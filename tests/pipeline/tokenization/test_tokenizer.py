@@ -310,6 +310,8 @@ def test_a_vocab_txt_with_own_names_in_its_configuration(tmp_path):
         (".", "vocab.txt", "'.' as the mask token, an ordinary word"),
         ("the", "tokenizer.json", "'the' as the mask token, an ordinary word"),
         ("<ma\nsk>", "tokenizer.json", r"'<ma\\nsk>' as the mask token, expected a name without line breaks"),
+        ("[UNK]", "vocab.txt", r"'\[UNK\]' as the unknown and the mask token, expected a mask of its own"),
+        ("[SEP]", "tokenizer.json", r"'\[SEP\]' as the separator and the mask token, expected a mask of its own"),
         ("THE", "vocab.txt", None),  # no text becomes it: case is dropped
         ("the_mask", "vocab.txt", None),
     ],
@@ -317,7 +319,7 @@ def test_a_vocab_txt_with_own_names_in_its_configuration(tmp_path):
 def test_special_tokens_of_others_that_a_text_could_become(tmp_path, mask, form, message):
     """Of a text that has them as words nothing would be left there but the token of unknown words."""
     names = corpus.NAMES | {"mask": mask}
-    tokens = [*names.values(), "cat", "[MASK]", *(["the"] if mask == "THE" else [])]
+    tokens = [*dict.fromkeys(names.values()), "cat", "[MASK]", *(["the"] if mask == "THE" else [])]
     described = {"mask_token": mask, "do_lower_case": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(described), encoding="utf-8")
     if form == "vocab.txt":
@@ -390,6 +392,43 @@ def test_a_rule_that_gives_up_on_a_text_is_a_line(tmp_path, part):
     for use in uses[:: 2 if part == "pre-tokenizer" else 1]:
         with pytest.raises(UserError, match=f"^{tmp_path}: found a rule that gives up on a text .*retry-limit"):
             use(text)
+
+
+def _replacing(times, content, **pattern):
+    return [{"type": "Replace", "pattern": pattern, "content": content}] * times
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        _replacing(9, "aaaaaaaaaa", String="a"),  # a billion letters of one, by the library without a bound
+        _replacing(30, "a", Regex="(?=a)"),
+        _replacing(30, "a", String=""),
+        [{"type": "Sequence", "normalizers": _replacing(3, "aaaa", Regex="[a-z]")}] * 3,
+        [{"type": "Prepend", "prepend": "a" * 10**6}],
+    ],
+)
+def test_rules_that_make_endless_texts_of_short_ones_are_refused(tmp_path, rules):
+    corpus.tokenizer().save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Sequence", "normalizers": rules}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=f"{tmp_path}/tokenizer.json: found a normalizer whose rules make more than"):
+        Tokenizer.from_folder(tmp_path)
+    usual = [*_replacing(1, "▁", String=" "), *_replacing(1, " ", Regex=" {2,}"), {"type": "Prepend", "prepend": "▁"}]
+    content["normalizer"]["normalizers"] = [{"type": "NFKC"}, {"type": "Lowercase"}, *usual]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "vocab.txt"])
+def test_a_file_of_three_gigabytes_without_content_is_refused_before_it_is_read(tmp_path, name):
+    corpus.tokenizer().save(tmp_path)
+    if name == "vocab.txt":
+        (tmp_path / "tokenizer.json").unlink()
+    os.truncate(tmp_path / name, 3 << 30)
+    with pytest.raises(UserError, match=f"{tmp_path}/{name}: found 3,221,225,472 bytes, expected at most"):
+        Tokenizer.from_folder(tmp_path)
 
 
 def test_a_tokenizer_that_draws_its_tokens_is_refused(tmp_path):
