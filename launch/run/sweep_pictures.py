@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloze.launch.config.metrics import measure_of
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.sweeps import Run, shown
@@ -75,15 +77,21 @@ class _Band:
 def draw_sweep(path: Path, metric: str, result: str, best: float, drawn: Sequence[DrawnSetting]) -> None:
     """Draw the mean curve of each setting with its band, and below it what its runs reach.
 
+    If a field has three numbers or more, and another field several values, a third panel has the results over the
+    numbers, a line for each of the other settings: whether one learning rate is the best for all sizes of a model.
+
     Args:
         metric: the curve in the runs' metrics, `validation/loss`.
         result: when the results are measured, for the title of their panel.
         best: the best of the settings' medians.
         drawn: the settings, in the order in which they are shown.
     """
-    height = 1.2 + _LINE_INCHES * len(drawn)
-    figure = new_figure(10, 4.6 + height)
-    above, below = figure.subplots(2, height_ratios=(4.6, height))
+    height, axis = 1.2 + _LINE_INCHES * len(drawn), _numeric_axis(drawn)
+    heights = (4.6, height, *((4.6,) if axis else ()))
+    figure = new_figure(10, sum(heights))
+    above, below, *last = figure.subplots(len(heights), height_ratios=heights)
+    if axis:
+        _draw_over(last[0], axis, metric, drawn)
     fields = ", ".join(drawn[0].settings)
     shades = colours(len(drawn))
     curves = [each.curves(metric) for each in drawn]
@@ -113,6 +121,44 @@ def draw_sweep(path: Path, metric: str, result: str, best: float, drawn: Sequenc
     below.set_title(result + ": each run (o), median (|), mean ± deviation" * several, fontsize="medium")
     below.grid(axis="x", alpha=0.3)
     save(figure, path)
+
+
+def _numeric_axis(drawn: Sequence[DrawnSetting]) -> str | None:
+    """The field with the most numbers above 0, if it has three or more, and settings differ in others too."""
+    values = {name: {each.settings[name] for each in drawn} for name in drawn[0].settings}
+    numeric = [name for name, found in values.items() if len(found) > 2 and all(_positive(each) for each in found)]
+    if not numeric or sum(len(found) > 1 for found in values.values()) < 2:
+        return None
+    return max(numeric, key=lambda name: (name == "train.learning_rate", len(values[name])))
+
+
+def _positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
+def _draw_over(axes: Any, field: str, metric: str, drawn: Sequence[DrawnSetting]) -> None:
+    """Medians over the numbers of `field`, a line for each combination of the other fields; dotted: its best."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for each in drawn:
+        if each.measured:
+            others = ", ".join(value for name, value in each.settings.items() if name != field)
+            point = (float(each.settings[field]), each.measured["median"])
+            lines.setdefault(others, []).append(point)
+    lower_is_better = measure_of(metric.rpartition("/")[2]).lower_is_better
+    for (name, points), colour in zip(lines.items(), colours(len(lines)), strict=True):
+        axes.plot(*zip(*sorted(points), strict=True), color=colour, marker="o", label=name)
+        best = min(points, key=lambda point: point[1] if lower_is_better else -point[1])
+        axes.axvline(best[0], color=colour, linestyle=":", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xlabel(field)
+    axes.set_ylabel(metric)
+    axes.set_title("median over the seeds; dotted: the best of a line", fontsize="medium")
+    axes.grid(alpha=0.3)
+    if len(lines) <= _NAMED_CURVES:
+        axes.legend(title=", ".join(name for name in drawn[0].settings if name != field), fontsize="small")
 
 
 def _draw_curves(

@@ -98,3 +98,21 @@ def test_a_run_that_was_measured_at_its_begin_and_end_is_shown_whole(drawn, tmp_
     short = DrawnSetting({"seed": "1"}, [Run("short", tmp_path / "short", {})], statistics_of({"short": 4.1}))
     above, _ = drawn(short, best=4.1)
     assert above.get_xlim()[0] <= 0 and above.get_xlim()[1] >= 10 and not above.get_title()
+
+
+def test_results_over_rates_have_a_line_for_each_of_the_other_settings(drawn, tmp_path):
+    losses = {"64": {"1e-3": 2.0, "2e-3": 1.9, "4e-3": 2.2}, "128": {"1e-3": 1.8, "2e-3": 1.7, "4e-3": None}}
+    settings = []
+    for width, reached in losses.items():
+        for rate, loss in reached.items():
+            values = {"model.hidden_size": width, "train.learning_rate": rate}
+            run = Run(f"{width}-{rate}", tmp_path / f"{width}-{rate}", values)
+            settings.append(DrawnSetting(values, [run], loss and statistics_of({run.name: loss})))
+    *_, panel = drawn(*settings, best=1.7)
+    lines = {line.get_label(): line for line in panel.get_lines() if not line.get_label().startswith("_")}
+    assert list(lines) == ["64", "128"] and panel.get_xscale() == "log"
+    assert list(lines["64"].get_xdata()) == [1e-3, 2e-3, 4e-3] and list(lines["64"].get_ydata()) == [2.0, 1.9, 2.2]
+    assert list(lines["128"].get_xdata()) == [1e-3, 2e-3], "one has no result"
+    dotted = [line.get_xdata()[0] for line in panel.get_lines() if line.get_linestyle() == ":"]
+    assert dotted == [2e-3, 2e-3] and panel.get_legend().get_title().get_text() == "model.hidden_size"
+    assert len(drawn(*settings[:3], best=1.9)) == 2, "one size alone is shown by the panel of results"
