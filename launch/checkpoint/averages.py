@@ -1,4 +1,4 @@
-"""Exponential moving averages of the weights in checkpoints: each process saves its part; exports join the parts."""
+"""Averages of the weights in checkpoints: each process saves its part; exports join the parts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def average_content(parts: Parts, tied: dict[str, str]) -> Fields:
 
 
 def has_average(folder: Path) -> bool:
-    """Whether a checkpoint, or this machine's part of one that was fetched from a store, holds a moving average."""
+    """Whether a checkpoint, or this machine's part of one that was fetched from a store, holds an average."""
     return any(folder.glob("ema*.pt"))
 
 
@@ -58,7 +58,9 @@ def whole_average(folder: Path, weights: dict[str, torch.Tensor]) -> dict[str, t
         UserError: the checkpoint holds no average.
     """
     if not has_average(folder):
-        raise UserError(f"ema: found no moving average in {folder}, expected a run with --ema.decay; leave --ema out")
+        raise UserError(
+            f"ema: found no average in {folder}, expected a run with --ema.decay or --ema.tail_share; leave --ema out"
+        )
     averaged = {name: tensor.clone() for name, tensor in weights.items()}
     for name, start, part in read_parts(folder):
         averaged[name].view(-1)[start : start + len(part)] = part

@@ -25,7 +25,7 @@ class ExportConfig:
     average: int = field(default=1, metadata=bounds(at_least=1))
     """Number of checkpoints of a pretraining run whose weights are averaged: the chosen one and those before it."""
     ema: bool = False
-    """Whether to export the moving average of the weights, from a run with ema.decay, instead of the weights."""
+    """Whether to export the average of the weights instead of them, from a run with ema.decay or ema.tail_share."""
     generator: bool = False
     """Whether to export the generator of a run with objective replaced_tokens instead of the discriminator."""
     dtype: Literal["fp32", "bf16", "fp16"] | None = None

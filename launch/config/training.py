@@ -191,15 +191,25 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EmaConfig:
-    """An exponential moving average of the weights: validation/ema_..., and `cloze export --ema true`."""
+    """An average of the weights: validation/ema_..., and `cloze export --ema true`."""
 
     decay: float | None = field(default=None, metadata=bounds(at_least=0, below=1))
-    """Share of the average that a step keeps, such as 0.9999; null: no average."""
+    """Share of the average that a step keeps, such as 0.9999 (exponential); null: no average, or that of the tail."""
     warmup: bool = True
     """Whether the decay of step n is limited to (1 + n) / (10 + n), so that the initial weights are soon forgotten."""
+    tail_share: float | None = field(default=None, metadata=POSITIVE_SHARE)
+    """Share of the run's steps, from the end, over whose weights the average is the plain mean; before, it is the
+    weights themselves. Instead of decay."""
 
     def __post_init__(self) -> None:
         check_bounds("ema", self)
+        if self.decay is not None and self.tail_share is not None:
+            raise UserError("ema.tail_share: found beside ema.decay, expected one of them")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether an average is kept."""
+        return self.decay is not None or self.tail_share is not None
 
 
 @dataclass(frozen=True)

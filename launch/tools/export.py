@@ -88,7 +88,7 @@ def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Co
     shown = config.run if is_url(config.run) else run
     said = f"step {named} of {shown}" if len(steps) == 1 else f"the mean of steps {named} of {shown}"
     said = f"the generator in {said}" if config.generator else said
-    said = f"the moving average at {said}" if config.ema else said
+    said = f"the average of the weights at {said}" if config.ema else said
     check_finite(weights, said)
     length = runs.trained_length(run)
     notes = {TRUNCATION: described(Truncation(length))} if length else {}

@@ -1,4 +1,4 @@
-"""Exponential moving average of the weights (EMA), kept beside the trained ones."""
+"""Average of the weights, exponential (EMA) or of the last steps, kept beside the trained ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from cloze.launch.checkpoint.averages import Parts, average_content, average_file, has_average, read_parts
+from cloze.launch.config.training import EmaConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed
 from cloze.launch.training.callbacks import Callback, RunView
@@ -21,13 +22,17 @@ class WeightAverage(Callback):
     Each process keeps the average of the weights that it updates: at `zero.stage` 0 of all, above of its part.
 
     Args:
-        decay: 0 to below 1.
-        warmup: whether the decay of step n is at most (1 + n) / (10 + n), as in tf.train.ExponentialMovingAverage, so
-            that the random initial weights soon have no influence.
+        config: `wanted`. With `decay` and `warmup` the decay of step n is at most (1 + n) / (10 + n), as in
+            tf.train.ExponentialMovingAverage, so that the random initial weights soon have no influence. With
+            `tail_share` the decay of the k-th of the last steps is 1 - 1/k, which makes the plain mean of their
+            weights (Polyak and Ruppert), and 0 before them.
+        steps: of the whole run.
     """
 
-    def __init__(self, engine: Engine, decay: float, warmup: bool, rank: int) -> None:
-        self._engine, self._decay, self._warmup, self._rank = engine, decay, warmup, rank
+    def __init__(self, engine: Engine, config: EmaConfig, steps: int, rank: int) -> None:
+        assert config.wanted
+        self._engine, self._config, self._rank = engine, config, rank
+        self._tail_begins = steps - max(1, round((config.tail_share or 0) * steps))
         self._starts: dict[str, int] = {}
         self._masters: list[torch.Tensor] = []
         self._averages: dict[str, torch.Tensor] = {}
@@ -78,12 +83,17 @@ class WeightAverage(Callback):
         """
         if not self._masters:
             return
-        decay = min(self._decay, (1 + step) / (10 + step)) if self._warmup else self._decay
+        decay = self._decay(step)
         weight = ((1 - decay) * (1 - skipped)).float()[0].to(self._masters[0].device)
         averages = list(self._averages.values())
         differences = torch._foreach_sub(self._masters, averages)
         torch._foreach_mul_(differences, weight)
         torch._foreach_add_(averages, differences)
+
+    def _decay(self, step: int) -> float:
+        if self._config.decay is None:
+            return 1 - 1 / max(1, step - self._tail_begins)
+        return min(self._config.decay, (1 + step) / (10 + step)) if self._config.warmup else self._config.decay
 
     def files(self) -> dict[str, Fields]:
         """Contents of the files that this process adds to a checkpoint, by file name."""

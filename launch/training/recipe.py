@@ -41,7 +41,7 @@ class Recipe(ABC):
     callbacks: Sequence[Callback] = ()
     """The user's own."""
     ema: EmaConfig = EmaConfig()
-    """Configuration of the moving average of the weights."""
+    """Configuration of the average of the weights."""
     needs_conversion: bool = False
     """Whether optimizer states are taken from a run of another world size; known after `build_model`."""
 

@@ -99,4 +99,4 @@ def resume(
     if average:
         alike = saved_alike(checkpoints.state(step), process.environment.world_size, engine.stage)
         if not average.load(checkpoints.path(step), alike):
-            process.console.warn(f"step {step} holds no moving average of the weights: one begins with them here")
+            process.console.warn(f"step {step} holds no average of the weights: one begins with them here")

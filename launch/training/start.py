@@ -102,8 +102,8 @@ class Training:
             keeps_skipped=self.engine.scales_loss,
             warn=process.console.warn,
         )
-        decay, rank = recipe.ema.decay, process.environment.rank
-        self.average = None if decay is None else WeightAverage(self.engine, decay, recipe.ema.warmup, rank)
+        ema, steps, rank = recipe.ema, config.train.max_steps, process.environment.rank
+        self.average = WeightAverage(self.engine, ema, steps, rank) if ema.wanted else None
         if step is None:
             self.progress.state = recipe.first_state(self.engine, process)
         else:

@@ -185,8 +185,8 @@ def loop_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
         keeps_skipped=engine.scales_loss,
         warn=print,
     )
-    environment, decay = read_environment(), config.ema.decay
-    average = [] if decay is None else [WeightAverage(engine, decay, config.ema.warmup, environment.rank)]
+    environment, steps = read_environment(), config.train.max_steps
+    average = [WeightAverage(engine, config.ema, steps, environment.rank)] if config.ema.wanted else []
     loop = Loop(
         config,
         engine,

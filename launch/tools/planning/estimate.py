@@ -174,7 +174,7 @@ class Divided:
     parameters: int
     """Parameters of the process that has most."""
     states: int
-    """Bytes of its optimizer states and its part of the moving average."""
+    """Bytes of its optimizer states and its part of the average."""
 
 
 # What of an Estimator is the same on every cluster; by the objective its traces are found again.
@@ -269,12 +269,12 @@ class Estimator:
 
     @property
     def _average_bytes(self) -> int:
-        """Bytes of the moving average for each parameter."""
-        return 0 if self.config.ema.decay is None else 4
+        """Bytes of the average for each parameter."""
+        return 4 if self.config.ema.wanted else 0
 
     @property
     def _states(self) -> int:
-        """Bytes of states of all parameters: the optimizer's, and the moving average."""
+        """Bytes of states of all parameters: the optimizer's, and the average."""
         return self._optimizer[1] + self._average_bytes * self.parameters
 
     @cached_property

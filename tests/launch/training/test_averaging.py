@@ -1,4 +1,4 @@
-"""The moving average of the weights against a loop written here, at all stages; kills, other processes, exports."""
+"""The averages of the weights against a loop written here, at all stages; kills, other processes, exports."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def averaged(run, step=None) -> dict[str, torch.Tensor]:
     return read_weights(run, step, ema=True)[1]
 
 
-def expected_average(run, steps: int, decay: float, warmup: bool = True) -> dict[str, torch.Tensor]:
-    """By its formula, of the weights in the checkpoints."""
+def expected_average(run, steps: int, decay: float | None) -> dict[str, torch.Tensor]:
+    """By its formula, of the weights in the checkpoints; without a decay the mean of the last half."""
     average = weights(run, 1)
     for step in range(1, steps + 1):
-        kept = min(decay, (1 + step) / (10 + step)) if warmup else decay
+        kept = 1 - 1 / max(1, step - steps // 2) if decay is None else min(decay, (1 + step) / (10 + step))
         share = torch.tensor(1 - kept, dtype=torch.float64).float()
         average = {
             name: average[name] + (tensor - average[name]) * share for name, tensor in weights(run, step).items()
@@ -55,23 +55,18 @@ def expected_average(run, steps: int, decay: float, warmup: bool = True) -> dict
 @pytest.mark.parametrize("stage", [0, 2, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 3))])
 def test_the_average_is_that_of_its_formula_and_is_measured_at_every_stage(data, tmp_path, stage):
     run, processes = tmp_path / "run", 2 if stage else 1
-    train(
-        data,
-        run,
-        *EVERY,
-        "--zero.stage",
-        str(stage),
-        "--train.max_steps",
-        "6",
-        "--ema.decay",
-        "0.4",
-        processes=processes,
-    )
-    assert_same_weights(averaged(run), expected_average(run, 6, 0.4))
+    tail = stage == 2
+    kind = ("--ema.tail_share", "0.5") if tail else ("--ema.decay", "0.4")
+    train(data, run, *EVERY, "--zero.stage", str(stage), "--train.max_steps", "6", *kind, processes=processes)
+    assert_same_weights(averaged(run), expected_average(run, 6, None if tail else 0.4))
+    if tail:
+        for name, average in averaged(run).items():
+            mean = sum(weights(run, step)[name].double() for step in (4, 5, 6)) / 3
+            assert torch.allclose(average.double(), mean, rtol=1e-5, atol=1e-7), name
     assert not torch.equal(averaged(run)["bert.embeddings.word.weight"], weights(run)["bert.embeddings.word.weight"])
     # What validation says of it is what a run says that starts from its export.
     assert main(["export", str(run), "--output", str(tmp_path / "exported"), "--ema", "true"]) == 0
-    assert "the moving average at step 6" in (tmp_path / "exported/README.md").read_text()
+    assert "the average of the weights at step 6" in (tmp_path / "exported/README.md").read_text()
     exported = saved_class(tmp_path / "exported").from_folder(tmp_path / "exported").state_dict()
     assert torch.equal(exported["bert.pooler.dense.weight"], averaged(run)["bert.pooler.dense.weight"])
     # The mean of the last checkpoints, whichever files the stage has written.
@@ -122,7 +117,7 @@ def test_a_decay_without_warmup_16_bits_and_a_run_that_begins_to_average(data, t
         "--checkpoint.accept_changes",
         "true",
     )
-    assert "step 2 holds no moving average of the weights: one begins with them here" in said
+    assert "step 2 holds no average of the weights: one begins with them here" in said
     average = weights(run, 2)
     for step in (3, 4, 5):
         share = torch.tensor(1 - 0.9, dtype=torch.float64).float()
@@ -136,9 +131,13 @@ def test_what_is_wrong_is_one_line(data, tmp_path, capsys):
     assert "ema.decay: found 1.0, expected at least 0, below 1" in train(
         data, tmp_path / "r", "--ema.decay", "1", status=2
     )
+    both = ("--ema.decay", "0.9", "--ema.tail_share", "0.5")
+    assert "ema.tail_share: found beside ema.decay" in train(data, tmp_path / "r", *both, status=2)
+    timed = ("--ema.tail_share", "0.5", "--train.time_budget_hours", "1")
+    assert "ema.tail_share: found 0.5 with train.time_budget_hours" in train(data, tmp_path / "r", *timed, status=2)
     train(data, tmp_path / "run", "--train.max_steps", "1")
     assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--ema", "true"]) == 2
-    assert "ema: found no moving average in" in capsys.readouterr().err
+    assert "ema: found no average in" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -154,8 +153,7 @@ def test_the_average_survives_a_kill_and_another_number_of_processes(data, tmp_p
         "9",
         "--zero.stage",
         str(stage),
-        "--ema.decay",
-        "0.8",
+        *(("--ema.decay", "0.8") if stage else ("--ema.tail_share", "0.75")),
     )
     whole, cut = (pretrain_arguments(data, tmp_path / name, *arguments) for name in ("whole", "cut"))
     finish(ForkedRun(whole, 2))
