@@ -144,6 +144,11 @@ TABLE = {
         given=("--text", "{data}/corpus/mix-10M/valid-00.jsonl.gz"),
         written="tiny/results.json",
     ),
+    "rate_transfer": Entry(  # behind pretraining_curves, of which it takes the data
+        "Best rates by width and parametrization: that they are found, not what they are",
+        ("rate_transfer.py", "--quick", "--data", "{all}/pretraining_curves/data", "--json", "FIGURES"),
+        300,
+    ),
     "adapting": Entry(
         "Ways of adapting to another domain, with words added: that they run, not what they are worth",
         ("adapting.py", "--quick", "--output", "{folder}"),

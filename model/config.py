@@ -122,6 +122,15 @@ class BertConfig:
     """Standard deviations at which the distribution of initial weights is truncated, above 0; null: not truncated."""
     embedding_initializer_range: float | None = None
     """Standard deviation of initial word and segment embeddings; null: initializer_range."""
+    parametrization: Literal["standard", "mup"] = "standard"
+    """mup: initial weights and learning rates follow width and depth, so that a rate found with a small model serves a
+    large one (arXiv 2203.03466, 2505.01618); the same as standard at the shape of base_hidden_size and
+    base_num_layers. Heads must be of one size in all shapes, and intermediate_size in proportion to hidden_size.
+    """
+    base_hidden_size: int = 128
+    """Width at which mup is the same as standard; a multiple of the size of a head."""
+    base_num_layers: int = 2
+    """Number of layers at which mup is the same as standard."""
     pad_token_id: int = 0
     """Id of the padding token; its word embedding starts at zero and gets no gradient from lookups."""
 
@@ -265,6 +274,8 @@ class BertConfig:
             ("relative_distances", 1),
             ("relative_buckets", 0),
             ("convolution_size", 0),
+            ("base_hidden_size", 1),
+            ("base_num_layers", 1),
             ("vocab_padding_multiple", 1),
             ("pad_token_id", 0),
             ("layer_norm_eps", 0),
@@ -359,10 +370,36 @@ class BertConfig:
             "segment_padding_index: must be below type_vocab_size": (
                 self.segment_padding_index is not None and not 0 <= self.segment_padding_index < self.type_vocab_size
             ),
-        }
+        } | self._refused_with_mup()
         for reason, broken in refused.items():
             if broken:
                 raise ModelError(f"model.{reason}")
+
+    def _refused_with_mup(self) -> dict[str, bool]:
+        if self.parametrization == "standard":
+            return {}
+        return {
+            f"base_hidden_size: must be a multiple of the head size {self.head_size}, since wider models have more "
+            "heads and not larger ones": bool(self.base_hidden_size % self.head_size),
+            "parametrization: mup has initial weights of its own; leave initialization out": (
+                self.initialization != "bert"
+            ),
+            "parametrization: mup scales the scores of the vocabulary in the norm before them; give an mlm_head other "
+            "than linear": self.mlm_head == "linear",
+            "parametrization: mup needs embeddings of the model's width; leave embedding_size out": (
+                self.embedding_width != self.hidden_size
+            ),
+        }
+
+    @property
+    def width_multiple(self) -> float:
+        """hidden_size as a multiple of the base's (mup)."""
+        return self.hidden_size / self.base_hidden_size
+
+    @property
+    def depth_multiple(self) -> float:
+        """num_hidden_layers as a multiple of the base's (mup)."""
+        return self.num_hidden_layers / self.base_num_layers
 
     @property
     def head_size(self) -> int:

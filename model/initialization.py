@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.embeddings import Embeddings, Norm
 from cloze.model.heads import LayerMix, VocabularyProjection
+from cloze.model.parametrization import parameter_share
 
 # Modules whose outputs are added to the residual stream (Megatron-LM, arXiv 1909.08053), and the masked-LM head's,
 # which ModernBERT starts alike.
@@ -34,7 +35,8 @@ def init_weights(model: nn.Module, seed: int) -> None:
     | factor of scaled sinusoids                  | 1/sqrt(embedding width)                           |
     | learned sum of layers                       | weights 0 (equal shares), scale 1                 |
 
-    With initializer_cutoff c, the normal distributions are truncated at c standard deviations.
+    With initializer_cutoff c, the normal distributions are truncated at c standard deviations. With parametrization
+    mup, standard deviations, norms and the factor of sinusoids are multiplied by `parameter_share`.size.
     """
     config = model.config
     assert isinstance(config, BertConfig)
@@ -42,16 +44,18 @@ def init_weights(model: nn.Module, seed: int) -> None:
     with torch.no_grad():
         drawn: set[int] = set()
         for name, module in model.named_modules():
+            size = parameter_share(config, module, f"{name}.weight").size
             if isinstance(module, Norm):
-                module.weight.fill_(1.0)
+                module.weight.fill_(size)
             elif isinstance(module, Embeddings) and config.position_embedding == "scaled_sinusoidal":
-                module.position_scale.fill_(config.embedding_width**-0.5)
+                size = parameter_share(config, module, f"{name}.position_scale").size
+                module.position_scale.fill_(size * config.embedding_width**-0.5)
             elif isinstance(module, LayerMix):
                 module.weights.zero_()
                 module.scale.fill_(1.0)
             elif getattr(module, "weight", None) is not None and id(module.weight) not in drawn:
                 drawn.add(id(module.weight))  # a tied weight is drawn once
-                values = _drawn(config, module.weight.shape, _deviation(config, name), generator)
+                values = _drawn(config, module.weight.shape, size * _deviation(config, name), generator)
                 if getattr(module, "padding_idx", None) is not None:
                     values[module.padding_idx] = 0
                 if name.endswith("embeddings.word") or isinstance(module, VocabularyProjection):

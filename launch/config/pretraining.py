@@ -97,7 +97,7 @@ class PretrainConfig(RunConfig):
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimizer and its hyperparameters."""
     ema: EmaConfig = field(default_factory=EmaConfig)
-    """The moving average of the weights."""
+    """The average of the weights."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Learning rate schedule."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=FREE)
@@ -138,6 +138,11 @@ class PretrainConfig(RunConfig):
             raise UserError(
                 f"init_word_vectors: found {self.init_word_vectors} with init_from = {self.init_from}, "
                 "which has word embeddings of its own, expected one of the two; leave the other out"
+            )
+        if self.ema.tail_share is not None and self.train.time_budget_hours is not None:
+            raise UserError(
+                f"ema.tail_share: found {self.ema.tail_share} with train.time_budget_hours, expected null: the "
+                "length of such a run is not known in steps; give ema.decay"
             )
         shares = [phase.until_share for phase in self.masking.phases if phase.until_share is not None]
         changes = self.masking.final_rate not in (None, self.masking.rate)

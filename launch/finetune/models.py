@@ -26,7 +26,8 @@ def start_model(
     A head is kept if it is for the same labels (without labels: of the same class); else it is initialized from
     `config.seed`.
     """
-    shape = source.config
+    # Rates of fine-tuning are those of models whose groups have one rate, as after an export to Hugging Face's format.
+    shape = dataclasses.replace(source.config, parametrization="standard")
     if config.dropout is not None:
         shape = dataclasses.replace(
             shape,

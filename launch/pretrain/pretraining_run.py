@@ -35,6 +35,7 @@ from cloze.launch.training.recipe import Recipe
 from cloze.launch.training.start_table import origin_of_rate, training_facts
 from cloze.model.bert import BertPreTrained
 from cloze.model.flops import TokenCounts, encoder_weights, num_parameters
+from cloze.model.parametrization import describe
 from cloze.pipeline.config import PAIR_OBJECTIVES
 from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.loading.batches import BatchStream
@@ -135,6 +136,7 @@ class Pretraining(Recipe):
         return f"cloze pretrain -> {process.shown(config).output}", [
             ("parameters", f"{self._num_parameters:,}"),
             ("FLOPs a token", f"{_millions(self._flops_per_token())} M, forward and backward"),
+            *([("parametrization", describe(config.model))] if config.model.parametrization == "mup" else []),
             *data.described(),
             *training_facts(config, process, engine, epochs),
             *cache_facts(config, data),

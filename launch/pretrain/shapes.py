@@ -33,6 +33,9 @@ _FREE = {
     "initializer_cutoff",
     "embedding_initializer_range",
     "position_initializer_range",
+    "parametrization",
+    "base_hidden_size",
+    "base_num_layers",
     "rotary_theta",
     "local_rotary_theta",
 }

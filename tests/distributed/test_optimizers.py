@@ -12,6 +12,7 @@ OPTIONS_OF_MUON = (
     *("--optimizer.name", "muon", "--optimizer.matrices", "heads"),
     *("--optimizer.matrix_decay", "hyperball", "--optimizer.embedding_rate", "0.5"),
 )
+MUP = ("--model.parametrization", "mup", "--model.base_hidden_size", "16", "--model.base_num_layers", "1")
 slow = pytest.mark.slow
 CASES = [
     pytest.param("MuonWithAdamW", "0", ("--optimizer.name", "muon"), id="muon", marks=slow),
@@ -25,7 +26,8 @@ CASES = [
     pytest.param("UncorrectedAdamW", "3", ("--optimizer.bias_correction", "false"), id="uncorrected-3", marks=slow),
     pytest.param("MuonWithAdamW", "2", (*OPTIONS_OF_MUON, "--ema.decay", "0.9"), id="muon-2", marks=slow),
     pytest.param("Lamb", "1", ("--optimizer.name", "lamb", "--train.precision", "bf16"), id="lamb-1", marks=slow),
-    pytest.param("StableAdamW", "2", ("--optimizer.name", "stable_adamw"), id="stable_adamw-2", marks=slow),
+    pytest.param("StableAdamW", "2", ("--optimizer.name", "stable_adamw", *MUP), id="stable_adamw-2-mup", marks=slow),
+    pytest.param("AdamW", "1", MUP, id="adamw-1-mup", marks=slow),  # DeepSpeed's partition, of more groups
     pytest.param("AdamW", "2", ("--zero.offload_optimizer", "true"), id="offload", marks=slow),
     pytest.param(
         "AdamW",

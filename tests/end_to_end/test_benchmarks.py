@@ -1,6 +1,7 @@
 """What the benchmarks print beside their figures: commands that run the contenders, with their variables."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -461,3 +462,40 @@ def test_ways_of_adapting_are_compared_over_seeds(benchmark, monkeypatch, tmp_pa
     held = (tmp_path / "text" / "own-held-out.txt").read_text().splitlines()
     assert len(held) == 8 and not any(json.dumps(line)[1:-1] in texts["own"] for line in held)
     assert not {*texts["train"].splitlines()} & {*texts["dev"].splitlines()}
+
+
+def test_best_rates_are_searched_on_both_sides_and_drawn(benchmark, monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import rate_transfer
+
+    trained = []
+
+    def loss(measured, case, rate):
+        """Least at 4e-3 by the base's width with mup, and in proportion to 1 / width without."""
+        trained.append((case, rate))
+        best = 4e-3 * (1 if case.parametrization == "mup" else 64 / case.width)
+        return None if rate > 4 * best else 2 + (math.log2(rate / best) - 0.25) ** 2
+
+    monkeypatch.setattr(rate_transfer.Measured, "_train", loss)
+    arguments = (
+        "--quick",
+        "--data",
+        "x",
+        "--json",
+        str(tmp_path / "rates.json"),
+        "--draw",
+        str(tmp_path / "rates.svg"),
+    )
+    benchmark("rate_transfer", *arguments)
+    printed = capsys.readouterr().out
+    assert (
+        "as multiples of the base's: 0.50 to 1.00" in printed and "as multiples of the base's: 1.00 to 1.00" in printed
+    )
+    assert f"64 x 1: {4e-3 * 2**0.25:.2e}" in printed and (tmp_path / "rates.svg").stat().st_size > 1000
+    assert len(trained) == len(set(trained)) and {case.layers for case, _ in trained} == {1}
+    done = len(trained)
+    benchmark("rate_transfer", *arguments)
+    assert len(trained) == done, "what stands in the file is not trained again"
+    assert rate_transfer.best_rate({1.0: 2.0, 2.0: 1.0, 4.0: math.inf}) == 2.0, "diverged on one side"
+    with pytest.raises(SystemExit, match=r"rates.json: found runs of 5 steps, expected 360"):
+        benchmark("rate_transfer", *arguments[1:])

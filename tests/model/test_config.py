@@ -47,6 +47,11 @@ PRESETS = Path(__file__).parents[2] / "configs" / "model"
         dict(mlm_head="lin"),
         dict(hidden_act="mish"),
         dict(pooler_activation=None),
+        dict(parametrization="mup", base_hidden_size=20),  # no multiple of the head size 8
+        dict(parametrization="mup", base_num_layers=0),
+        dict(parametrization="mup", initialization="megatron"),
+        dict(parametrization="mup", mlm_head="linear"),
+        dict(parametrization="mup", embedding_size=16),
     ],
 )
 def test_wrong_fields_are_refused_by_name(fields):

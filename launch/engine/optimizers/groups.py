@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from cloze.launch.config import OptimizerConfig
 from cloze.model.attention import RelativeBias
+from cloze.model.config import BertConfig
 from cloze.model.embeddings import Embeddings
 from cloze.model.encoder import EncoderLayer
+from cloze.model.parametrization import Share, parameter_share
 from cloze.model.relative import RelativeEmbedding
 
 _ROOTS = (Embeddings, RelativeBias, RelativeEmbedding)
@@ -26,11 +28,13 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Group]:
       the embedding.
     - `lr_scale`: share of the learning rate, layer_decay ^ (layers above it): 1 for what stands on the encoder, least
       for the embeddings (arXiv 1801.06146, "discriminative fine-tuning"); times `embedding_rate` outside the layers.
+      With `parametrization: mup` also times what the parameter's place and the optimizer give (`_update_shares`); its
+      weight_decay is divided by that, so that a step shrinks it by as much, and `eps` follows the gradients' size.
     - `muon`: whether Muon updates it, which it does for the matrices of encoder layers; Muon's own recommendation
       leaves embeddings and heads to AdamW.
     """
-    groups: dict[tuple[bool, bool, float, bool], Group] = {}
-    depths = _depths(model)
+    groups: dict[tuple[object, ...], Group] = {}
+    depths, names = _depths(model), {id(each): name for name, each in model.named_parameters()}
     top = max(depths.values(), default=0) + 1
     for parameter, module in _owned(model):
         # ZeRO-3 leaves a partitioned parameter without a shape and keeps the true one in ds_shape.
@@ -41,22 +45,41 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Group]:
         muon = config.name == "muon" and is_matrix and in_layer and isinstance(module, nn.Linear)
         outside = config.embedding_rate != 1 and not in_layer
         lr_scale = config.layer_decay ** (top - depth) * (config.embedding_rate if outside else 1)
+        share = Share()
+        if isinstance(shape := getattr(model, "config", None), BertConfig):
+            share = parameter_share(shape, module, names[id(parameter)])
+        rate, decay = _update_shares(share, config, is_matrix, muon)
         group = groups.setdefault(
-            (muon, decays, lr_scale, outside),
+            (muon, decays, lr_scale, outside, share, rate),
             {
                 "name": ("muon_" if muon else "")
                 + ("decay" if decays else "no_decay")
                 + ("" if config.layer_decay == 1 else f"_{depth}")
-                + ("_outside" if outside else ""),
+                + ("_outside" if outside else "")
+                + ("" if share == Share() else f"_size_{share.size:.3g}_rate_{rate:.3g}_eps_{share.eps:.3g}"),
                 "params": [],
-                "weight_decay": config.weight_decay if decays else 0.0,
-                "lr_scale": lr_scale,
+                "weight_decay": config.weight_decay * decay if decays else 0.0,
+                "lr_scale": lr_scale * rate,
                 "muon": muon,
+                **({} if share.eps == 1 else {"eps": config.eps * share.eps}),
             },
         )
         group["params"].append(parameter)
     # Muon's first, then what decays, the deepest first: an order that does not hang on the model's.
     return sorted(groups.values(), key=lambda group: (not group["muon"], not group["weight_decay"], group["name"]))
+
+
+def _update_shares(share: Share, config: OptimizerConfig, is_matrix: bool, muon: bool) -> tuple[float, float]:
+    """Shares of the learning rate and of the weight decay for an optimizer's update, by the parameter's share.
+
+    Muon's update of a matrix is larger than its effect in Adam by the root of the width (arXiv 2603.00541), and one in
+    proportion to the weights (LAMB's, hyperball's) has their initial size in it already (arXiv 2602.20937).
+    """
+    if muon:
+        return (1.0, 1.0) if config.matrix_decay == "hyperball" else (share.size, 1 / share.size)
+    if config.name == "lamb":
+        return (share.rate / share.size if is_matrix or config.adapt_undecayed else share.rate), 1 / share.size
+    return share.rate, 1 / share.rate
 
 
 def matrix_rows(model: nn.Module, matrices: Literal["whole", "maps", "heads"]) -> dict[Tensor, list[int]]:

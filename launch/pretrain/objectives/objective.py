@@ -188,6 +188,15 @@ def check_option(name: str, value: object, least: float, whole: bool = False) ->
         raise UserError(f"objective_options.{name}: found {value!r}, expected {kind} of at least {least:g}")
 
 
+def check_standard(config: PretrainConfig, why: str) -> None:
+    """Raise UserError for another parametrization than standard, with what stands against it."""
+    if config.model.parametrization != "standard":
+        raise UserError(
+            f"objective: found {config.objective} with model.parametrization {config.model.parametrization}, expected "
+            f"standard: {why}"
+        )
+
+
 def _number(value: Tensor | float, like: Tensor) -> Tensor:
     """A number as a float64 tensor () on the device of `like`, without waiting for the device."""
     return value.detach().double() if isinstance(value, Tensor) else like.new_full((), value, dtype=torch.float64)

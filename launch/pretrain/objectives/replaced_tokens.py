@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.objectives.masked import MaskedTokens, is_real
-from cloze.launch.pretrain.objectives.objective import Term, check_option
+from cloze.launch.pretrain.objectives.objective import Term, check_option, check_standard
 from cloze.model.bert import BertPreTrained, PreTrainingOutput, encode_masked
 from cloze.model.config import BertConfig
 from cloze.model.dropout import DropoutKey
@@ -147,6 +147,7 @@ class ReplacedTokens(MaskedTokens):
             check_option("generator_layers", generator_layers, 1, whole=True)
         check_option("temperature", temperature, 1e-3)
         check_option("detection", detection, 0)
+        check_standard(config, "the generator shares embeddings of a width that is not its own")
         if config.model.mlm_head == "linear":
             raise UserError(
                 "model.mlm_head: found linear with objective replaced_tokens, expected bert or deberta: the generator "

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.objectives.masked import MaskedTokens
-from cloze.launch.pretrain.objectives.objective import Term, check_option
+from cloze.launch.pretrain.objectives.objective import Term, check_option, check_standard
 from cloze.model.bert import BertForPreTraining, PreTrainingOutput, encode_masked
 from cloze.model.config import BertConfig
 from cloze.model.embeddings import encoder_norm
@@ -96,6 +96,7 @@ class SpanBoundary(MaskedTokens):
         super().__init__(config)
         check_option("longest", longest, 1, whole=True)
         check_option("boundary", boundary, 0)
+        check_standard(config, "its head has scores of its own, which no multiplier reaches")
         self._longest, self.weights = longest, {"boundary": boundary}
 
     def build_model(self) -> SpanBoundaryBert:

@@ -1,0 +1,191 @@
+"""Whether a learning rate found with a small model serves larger ones: the best rate by width, depth and
+parametrization, at equal tokens.
+
+    python benchmarks/rate_transfer.py --data SHARDS --json FILE [--processes N] [--draw FILE.svg] [--quick]
+
+For AdamW and Muon, `model.parametrization` standard and mup, and each shape, the validation loss after --steps steps at
+rates that are powers of two times the first one, further up or down until the best has a worse one on both sides; the
+best rate is the minimum of a parabola through these three. FILE has each run as soon as it has ended; the same command
+goes on behind them, and draws. --quick: a few steps of two tiny shapes with AdamW, to see that it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from synthetic_batches import hardware
+
+SHAPES = ((128, 2), (128, 4), (128, 8), (256, 2), (512, 2))  # width, layers; the first is the base
+Shapes = tuple[tuple[int, int], ...]
+QUICK = ((64, 1), (128, 1))
+HEAD = 64
+FIRST = {"adamw": 1e-3, "muon": 8e-3}  # near the best of the base shape
+# The same text for all, long enough that the encoder counts and not word frequencies alone.
+SETTINGS = {
+    "train.global_batch_size": 32,
+    "train.micro_batch_size": 32,
+    "train.precision": "fp32",
+    "train.log_every_steps": 50,
+    "masking.rate": 0.3,
+    "schedule.warmup_share": 0.1,
+    "evaluation.every_steps": 0,
+    "evaluation.samples": 1024,
+    "checkpoint.every_steps": 0,
+    "model.type_vocab_size": 0,
+    "model.hidden_dropout_prob": 0,
+    "model.attention_probs_dropout_prob": 0,
+}
+
+
+class Case(NamedTuple):
+    """What has a best rate."""
+
+    optimizer: str
+    parametrization: str
+    width: int
+    layers: int
+
+    def command(self, rate: float, given: argparse.Namespace, base: tuple[int, int], output: Path) -> list[str]:
+        own = {
+            "model.hidden_size": self.width,
+            "model.num_hidden_layers": self.layers,
+            "model.num_attention_heads": self.width // HEAD,
+            "model.intermediate_size": 4 * self.width,
+            "model.parametrization": self.parametrization,
+            "model.base_hidden_size": base[0],
+            "model.base_num_layers": base[1],
+            "optimizer.name": self.optimizer,
+            "train.learning_rate": rate,
+            "train.max_steps": given.steps,
+        }
+        options = [word for name, value in {**SETTINGS, **own}.items() for word in (f"--{name}", str(value))]
+        return [sys.executable, "-m", "cloze", "pretrain", "--data", given.data, "--output", str(output), *options]
+
+
+class Measured:
+    """Losses by case and rate, in a file that every new one is written to.
+
+    Args:
+        given: the command line.
+        shapes: width and layers of each, the base first.
+    """
+
+    def __init__(self, given: argparse.Namespace, shapes: Shapes) -> None:
+        self._given, self._base, self._lock = given, shapes[0], Lock()
+        self._content: dict = {"hardware": hardware("cpu"), "steps": given.steps, "runs": []}
+        if given.json.exists():
+            self._content = json.loads(given.json.read_text())
+        if self._content["steps"] != given.steps:
+            sys.exit(
+                f"{given.json}: found runs of {self._content['steps']} steps, expected {given.steps}; give another"
+            )
+
+    def of(self, case: Case) -> dict[float, float]:
+        """Losses by rate, ascending; inf for a run that has diverged. At the base's shape mup is standard."""
+        if case[2:] == self._base:
+            case = case._replace(parametrization="standard")
+        found = {run["rate"]: run["loss"] for run in self._content["runs"] if tuple(run["case"]) == case}
+        return {rate: math.inf if found[rate] is None else found[rate] for rate in sorted(found)}
+
+    def search(self, case: Case) -> None:
+        """Train at one rate after the other until the best has a worse one on both sides."""
+        first = FIRST[case.optimizer]
+        if case.parametrization == "standard":  # lower for wider models, since that is where the search would end
+            first /= 2 ** round(math.log2(case.width / self._base[0]))
+        while (rate := next_rate(self.of(case), first)) is not None:
+            loss = self._train(case, rate)
+            with self._lock:
+                self._content["runs"].append({"case": case, "rate": rate, "loss": loss})
+                self._given.json.write_text(json.dumps(self._content, indent=1) + "\n")
+            print(*case, f"{rate:g}", loss, flush=True)
+
+    def _train(self, case: Case, rate: float) -> float | None:
+        """The last validation loss; None: the run has diverged."""
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "run"
+            command = case.command(rate, self._given, self._base, output)
+            ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            if ended.returncode:
+                sys.exit(f"{' '.join(command)}: status {ended.returncode}\n{ended.stderr[-2000:]}")
+            lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+        loss = [line["validation/loss"] for line in lines if "validation/loss" in line][-1]
+        return loss if loss is not None and math.isfinite(loss) else None
+
+
+def next_rate(losses: dict[float, float], first: float) -> float | None:
+    """The rate to try next; None: the best so far has a worse one on both sides."""
+    if not losses:
+        return first
+    best = min(losses, key=lambda rate: losses[rate])
+    return next((rate for rate in (best * 2, best / 2) if rate not in losses), None)
+
+
+def best_rate(losses: dict[float, float]) -> float:
+    """The minimum of a parabola, in log2 of the rate, through the best and its two neighbours."""
+    best = min(losses, key=lambda rate: losses[rate])
+    below, above = losses[best / 2], losses[best * 2]
+    if not math.isfinite(above):  # diverged: nothing to fit
+        return best
+    return float(best * 2 ** ((below - above) / (2 * (below + above - 2 * losses[best]))))
+
+
+def draw(measured: Measured, shapes: Shapes, optimizers: tuple[str, ...], path: str) -> None:
+    """Loss over rate, a panel for each optimizer and parametrization, a line for each shape."""
+    from cloze.launch.system.pictures import colours, new_figure, save
+
+    figure = new_figure(11, 8)
+    panels = figure.subplots(len(optimizers), 2, sharey="row", squeeze=False)
+    for row, optimizer in zip(panels, optimizers, strict=True):
+        for axes, parametrization in zip(row, ("standard", "mup"), strict=True):
+            for (width, layers), colour in zip(shapes, colours(len(shapes)), strict=True):
+                losses = measured.of(Case(optimizer, parametrization, width, layers))
+                finite = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
+                axes.plot(list(finite), list(finite.values()), marker="o", color=colour, label=f"{width} x {layers}")
+                axes.axvline(best_rate(losses), color=colour, linestyle=":", linewidth=1)
+            axes.set_xscale("log", base=2)
+            axes.set_title(f"{optimizer}, {parametrization}")
+            axes.set_xlabel("peak learning rate (dotted: the best)")
+            axes.grid(alpha=0.3)
+        row[0].set_ylabel("validation loss")
+        row[0].legend(title="width x layers", fontsize="small")
+    save(figure, Path(path))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=360)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--draw", metavar="FILE.svg")
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    shapes, optimizers = SHAPES, tuple(FIRST)
+    if given.quick:
+        given.steps, shapes, optimizers = 5, QUICK, ("adamw",)
+    measured = Measured(given, shapes)
+    kinds = [(optimizer, parametrization) for optimizer in optimizers for parametrization in ("standard", "mup")]
+    with ThreadPoolExecutor(given.processes) as pool:
+        wanted = [Case(*kind, *shape) for shape in shapes for kind in kinds if kind[1] != "mup" or shape != shapes[0]]
+        list(pool.map(measured.search, wanted))
+    for kind in kinds:
+        best = [best_rate(measured.of(Case(*kind, *shape))) for shape in shapes]
+        ratios = [rate / best[0] for rate in best]
+        print(*kind, *(f"{width} x {layers}: {rate:.2e}" for (width, layers), rate in zip(shapes, best, strict=True)))
+        print(f"  as multiples of the base's: {min(ratios):.2f} to {max(ratios):.2f}")
+    if given.draw:
+        draw(measured, shapes, optimizers, given.draw)
+
+
+if __name__ == "__main__":
+    main()
