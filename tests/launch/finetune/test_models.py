@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,14 +55,17 @@ def test_rte_from_mnli_has_its_encoder_and_a_new_head(model, mnli, tmp_path):
 def test_of_a_model_with_its_top_drawn_anew_just_that_differs(mnli, tmp_path):
     path = pairs(tmp_path / "mnli.tsv", "gold_label", ("contradiction", "entailment", "neutral"))
 
-    def start(*options: str) -> dict[str, torch.Tensor]:
+    def start(*options: str, **shape: object) -> dict[str, torch.Tensor]:
         config = parse(
             "finetune",
             ["mnli", "--model", str(mnli), "--train", str(path), "--validation", str(path), "--output", "o", *options],
         ).for_task(find_task("mnli"), 64)
         source = find_source(config)
+        source = replace(source, config=replace(source.config, **shape))
         architecture, head, *_ = read_examples(config, find_task("mnli"), source.tokenizer)
-        return start_model(architecture, source, head, config)[0].state_dict()
+        model = start_model(architecture, source, head, config)[0]
+        assert model.config.parametrization == "standard", "whatever the source was pretrained with"
+        return model.state_dict()
 
     before, after, again = best(mnli), start("--reinitialize_layers", "1"), start("--reinitialize_layers", "1")
     anew = ("bert.encoder.layers.1.", "bert.pooler.")
@@ -72,7 +76,8 @@ def test_of_a_model_with_its_top_drawn_anew_just_that_differs(mnli, tmp_path):
     other = start("--reinitialize_layers", "1", "--seed", "7")
     drawn = [name for name in other if not torch.equal(other[name], after[name])]
     assert drawn and all(name.startswith(anew) and name.endswith(".weight") for name in drawn), "no bias, no norm"
-    assert all(torch.equal(before[name], each) for name, each in start().items())
+    pretrained_so = {"parametrization": "mup", "base_hidden_size": 8}
+    assert all(torch.equal(before[name], each) for name, each in start(**pretrained_so).items())
 
 
 def test_patience_ends_a_run_and_the_best_by_a_named_metric_is_reported(model, tmp_path):
