@@ -76,7 +76,7 @@ def test_of_a_model_with_its_top_drawn_anew_just_that_differs(mnli, tmp_path):
     other = start("--reinitialize_layers", "1", "--seed", "7")
     drawn = [name for name in other if not torch.equal(other[name], after[name])]
     assert drawn and all(name.startswith(anew) and name.endswith(".weight") for name in drawn), "no bias, no norm"
-    pretrained_so = {"parametrization": "mup", "base_hidden_size": 8}
+    pretrained_so = {"parametrization": "mup", "base_hidden_size": 16}
     assert all(torch.equal(before[name], each) for name, each in start(**pretrained_so).items())
 
 
