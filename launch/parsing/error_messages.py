@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING
 from pathlib import Path
 
@@ -77,11 +78,22 @@ def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
     for key in _names(values):
         if not isinstance(key, str) or key.startswith("__"):  # the library has names of its own like __path__
             raise UserError(f"--{flag}: found the name {quoted(key)} in {name}, expected the name of a field")
+    if twice := [name for name, count in Counter(_leaves(values)).items() if count > 1]:
+        raise UserError(f"--{flag}: found {twice[0]} twice in {name}, by its dotted name too, {expected}; remove one")
     for key, inner in values.items() if flag == "config" else ():
         if key in known and known[key].is_section and not isinstance(inner, (dict, str)):
             raise UserError(
                 f"--config: found {quoted(shown(inner))} for {key} in {name}, expected {known[key].expected}"
             )
+
+
+def _leaves(values: Fields, prefix: str = "") -> Iterator[str]:
+    """The dotted names of all values that are no sections; a name may have dots itself."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
 def _names(values: Fields) -> list[str]:

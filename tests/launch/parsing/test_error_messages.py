@@ -159,6 +159,7 @@ def test_wrong_words_are_answered_with_what_is_right(words, expected, capsys):
         ("optimizer: {name: sgd}\n", "--optimizer.name: found sgd, expected one of: adamw, lamb, muon, stable_adamw"),
         ("train: {log_every: 3}\n", "train: found log_every, which is no field of it; did you mean"),
         ("nonsense: 1\n", "found nonsense, which is no field"),
+        ("train.max_steps: 1\ntrain: {max_steps: 2}\n", "found train.max_steps twice in c.yaml, by its dotted name"),
         ("train: {learning_rate: [1]}\n", "--train.learning_rate: found '[1]', expected a number"),
     ],
 )
