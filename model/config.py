@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
@@ -390,6 +390,21 @@ class BertConfig:
                 self.embedding_width != self.hidden_size
             ),
         }
+
+    @property
+    def base_shape(self) -> BertConfig:
+        """The shape whose learning rate this one has: with mup the base's, else its own."""
+        if self.parametrization == "standard":
+            return self
+        return replace(
+            self,
+            hidden_size=self.base_hidden_size,
+            num_hidden_layers=self.base_num_layers,
+            num_layer_groups=None,
+            num_attention_heads=self.base_hidden_size // self.head_size,
+            num_key_value_heads=None,
+            intermediate_size=max(1, round(self.intermediate_size / self.width_multiple)),
+        )
 
     @property
     def width_multiple(self) -> float:

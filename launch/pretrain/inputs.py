@@ -40,7 +40,8 @@ def open_inputs(config: PretrainConfig, world_size: int) -> RunInputs:
     check_start(config)
     data, model = open_data(config)
     run_masking(config, data)  # also checks that masking.* is not set for shards that hold their masks
-    config = replace(config, model=model, train=config.train.on(world_size).for_size(encoder_weights(model)))
+    size = encoder_weights(model.base_shape)
+    config = replace(config, model=model, train=config.train.on(world_size).for_size(size))
     config = replace(config, data_streams=choose_data_streams(config, world_size))
     held_out = held_out_samples(config, data)
     config = resolve_metric(config, data, held_out)

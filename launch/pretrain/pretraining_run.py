@@ -52,8 +52,11 @@ def open_pretraining(config: PretrainConfig, environment: Environment, console: 
     with read_once(config, environment):
         recipe = Pretraining(open_inputs(config, environment.world_size))
         if config.train.learning_rate == AUTO:
-            size = encoder_weights(recipe.config.model)
-            console.say(f"peak rate: {recipe.config.train.learning_rate:g}, {origin_of_rate(AUTO, size)}")
+            model = recipe.config.model
+            origin = origin_of_rate(AUTO, encoder_weights(model.base_shape))
+            if model.parametrization == "mup":
+                origin = origin.replace("the model's size", "the size of mup's base")
+            console.say(f"peak rate: {recipe.config.train.learning_rate:g}, {origin}")
             if config.init_from:
                 console.say(
                     "that is a rate for random weights; --config adapt has what continues a model (docs/adapt.md)"

@@ -11,6 +11,7 @@ from cloze.launch.config import OptimizerConfig
 from cloze.launch.engine.optimizers import build_optimizer, parameter_groups
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
+from cloze.model.flops import encoder_weights
 from cloze.model.initialization import init_weights
 from cloze.model.parametrization import describe
 
@@ -210,3 +211,11 @@ def test_it_is_described_with_its_factors():
     assert (
         said.startswith("mup, 4 x the width of 32, 2 x the depth of 2: ") and "scores of the vocabulary x 0.25" in said
     )
+
+
+def test_the_automatic_rate_is_that_of_the_base():
+    assert encoder_weights(larger(4, 3).base_shape) == encoder_weights(BASE)
+    grouped = larger(4, 3, num_key_value_heads=2, num_layer_groups=3)
+    assert grouped.base_shape.num_hidden_layers == 2 and grouped.base_shape.head_size == BASE.head_size
+    standard = larger(4, 3, parametrization="standard")
+    assert standard.base_shape is standard
