@@ -1,4 +1,4 @@
-"""DeepSpeed's files of a checkpoint: reading, conversion to another world size, whole fp32 weights.
+"""DeepSpeed's files of a checkpoint: reading, whole fp32 weights.
 
 Pickled files are read only here, and only tensors and plain values are loaded from them.
 """
@@ -8,31 +8,24 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import shutil
 import tempfile
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import torch
-from deepspeed.checkpoint import ds_to_universal
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
 from cloze.launch.checkpoint.state import read_state, sharding_stage
-from cloze.launch.engine.repairs import conversion_in_threads
 from cloze.launch.system.environment import forbid_pickled_code
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
 # The file of which every rank needs all, at stages 0 to 2: the model, and at stage 0 the optimizer's states.
 MODEL_FILE = "mp_rank_00_model_states.pt"
-
-# Files that are converted at a time. Each is in memory meanwhile: the states of one rank.
-_CONVERTING_THREADS = 4
 
 # The classes besides tensors in DeepSpeed's files. A file with any other class is refused, by our loads and by
 # DeepSpeed's, as soon as this module is imported: Python programs are as safe as our commands.
@@ -58,14 +51,17 @@ def only_tensors(path: object) -> Iterator[None]:
         ) from error
 
 
-def load_pickled(path: str | Path | IO[bytes]) -> Fields:
+def load_pickled(path: str | Path | IO[bytes], *, in_memory: bool = True) -> Fields:
     """Tensors and plain values of a file that torch.save wrote, on the CPU.
+
+    Args:
+        in_memory: false: the tensors' values are read where they are used, each time.
 
     Raises:
         UserError: the file holds anything else, or is damaged.
     """
     with only_tensors(path):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=not in_memory)
 
 
 def _is_plain(path: str | Path) -> bool:
@@ -90,56 +86,6 @@ def plain_path(folder: Path) -> Iterator[Path]:
         link = Path(place) / "folder"
         link.symlink_to(folder.resolve(), target_is_directory=True)
         yield link
-
-
-def convert_to_universal(folder: Path, target: Path) -> None:
-    """Write a checkpoint's universal form, which can be loaded at any world size, into `target`.
-
-    Raises:
-        UserError: there is too little disk space, or the checkpoint holds anything but tensors.
-        OSError: the disk is full or can't be written.
-    """
-    shutil.rmtree(target, ignore_errors=True)
-    # The parts of all tensors and the whole tensors are on the disk at the same time.
-    needed = 2 * sum(path.stat().st_size for path in folder.glob("*.pt"))
-    free = shutil.disk_usage(target.parent).free
-    if free < needed:
-        raise UserError(
-            f"{target}: found {free:,} bytes free, expected at least {needed:,} to convert {folder.name} "
-            "for another number of processes; free space, then run the same command again"
-        )
-    try:
-        with (
-            _silence(),
-            conversion_in_threads(),
-            plain_path(folder.parent) as source,
-            plain_path(target.parent) as workplace,
-        ):
-            ds_to_universal.main(
-                Namespace(
-                    input_folder=str(source / folder.name),
-                    output_folder=str(workplace / target.name),
-                    keep_temp_folder=False,
-                    strict=True,
-                    num_extract_workers=_CONVERTING_THREADS,
-                    num_merge_workers=_CONVERTING_THREADS,
-                    # The files of stages 1 and 2 lack entries that the converter expects of newer files.
-                    inject_missing_state=sharding_stage(read_state(folder)) < 3,
-                )
-            )
-    except (MemoryError, OSError):
-        raise
-    except Exception as error:
-        shutil.rmtree(target, ignore_errors=True)
-        for path in sorted(folder.glob("*.pt")):  # torch raises the same error for reads and for writes
-            load_pickled(path)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(
-            f"{target}: found {folder.name} good but could not write its form for another number of "
-            f"processes ({reason}), expected room and permission there; fix this, then run the same "
-            "command again"
-        ) from error
-    (target.parent / "latest_universal").unlink(missing_ok=True)  # a file of the converter that nothing here reads
 
 
 def whole_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -12,14 +12,15 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch.utils import serialization
 
 from cloze.launch.checkpoint.averages import whole_average
+from cloze.launch.checkpoint.converting import convert_to_universal
 from cloze.launch.checkpoint.deepspeed_files import (
     MODEL_FILE,
-    convert_to_universal,
     load_pickled,
     plain_path,
     whole_weights,
@@ -36,6 +37,8 @@ from cloze.pipeline.storage import readable_errors, sync_folder
 
 # Per parameter: fp32 master weight, two Adam moments, a moving average, a 16-bit or fp32 copy of the weight.
 _BYTES_PER_PARAMETER = 20
+# What says how files are read; it has its methods at run time alone.
+_READING: Any = serialization.config
 # Suffix of a checkpoint's name while a new one of the same step replaces it.
 _REPLACED = ".replaced.tmp"
 
@@ -352,7 +355,7 @@ class CheckpointManager:
         with self._together("convert a checkpoint"), readable_errors(self._universal(step)):
             if self.leads:
                 self.workplace.mkdir(parents=True, exist_ok=True)
-                convert_to_universal(self.path(step), self._universal(step))
+                convert_to_universal(self.path(step), self._universal(step), self.environment.world_size)
 
     def _read(self, path: str) -> Fields:
         """Content of a file that the engine asks for. Collective for the one that every rank asks for."""
@@ -381,7 +384,8 @@ class CheckpointManager:
         # A field that a checkpoint of an earlier version lacks gets its default.
         restored = TrainState(**{name: state[name] for name in TrainState.__dataclass_fields__ if name in state})
         source = self._universal(step) if self.is_elastic(step) else folder
-        with plain_path(source.parent) as place:
+        # Of converted files, which hold whole tensors, each process reads its part alone.
+        with plain_path(source.parent) as place, _READING.patch("load.mmap", source != folder):
             loaded = engine.load(place / source.name, self._read, restored.optimizer_steps)
         if not loaded:
             raise UserError(

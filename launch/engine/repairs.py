@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.checkpoint import ds_to_universal
 
 from cloze.launch.engine.fragments import base_optimizer
 from cloze.launch.engine.optimizers.groups import Group
@@ -53,24 +51,6 @@ def make_groups_with_timeout() -> None:
     """Let the groups in which stages 1 to 3 reduce gradients wait as long as all others: DeepSpeed (comm/torch.py,
     new_group) takes torch's timeout, which is shorter with NCCL than a checkpoint may take to be verified."""
     deepspeed.comm.comm.cdb.new_group = distributed.new_group
-
-
-@contextlib.contextmanager
-def conversion_in_threads() -> Iterator[None]:
-    """Let the conversion of a checkpoint to another world size (checkpoint/ds_to_universal.py, _do_parallel_work) use
-    threads: the processes of its pool would be forked from one that has threads and a GPU.
-    """
-
-    def in_threads(do_work: Callable[[Any], Any], work_chunks: Iterable[Any], num_workers: int) -> list[Any]:
-        with ThreadPoolExecutor(num_workers, thread_name_prefix="convert") as threads:
-            return list(threads.map(do_work, work_chunks))
-
-    before = ds_to_universal._do_parallel_work
-    ds_to_universal._do_parallel_work = in_threads
-    try:
-        yield
-    finally:
-        ds_to_universal._do_parallel_work = before
 
 
 def grow_scale_after_step(optimizer: Any) -> None:

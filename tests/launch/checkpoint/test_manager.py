@@ -3,18 +3,16 @@
 import json
 import os
 import shutil
-import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
-from deepspeed.checkpoint import ds_to_universal
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 
 from cloze.launch.checkpoint import CHECKSUMS, CheckpointManager
-from cloze.launch.checkpoint.deepspeed_files import convert_to_universal
-from cloze.launch.engine.repairs import conversion_in_threads, kept_hyper_parameters, padding_can_be_loaded
+from cloze.launch.checkpoint.converting import convert_to_universal
+from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
@@ -185,18 +183,10 @@ def test_conversions_of_another_run_lie_with_the_new_one(folder, tmp_path):
 
 
 def test_there_is_room_for_a_conversion_before_it_begins(folder, tmp_path, monkeypatch):
-    """For the parts of all tensors and the whole ones: twice the checkpoint's files."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=199))
-    with pytest.raises(UserError, match="universal.tmp: found 199 bytes free, expected at least 200 to convert"):
-        convert_to_universal(folder / "step-00000004", tmp_path / "step-00000004.universal.tmp")
-
-
-def test_files_are_converted_side_by_side(folder):
-    """In threads: each of two waits for the other."""
-    both = threading.Barrier(2)
-    with conversion_in_threads():
-        found = ds_to_universal._do_parallel_work(lambda file: (both.wait(30), file)[1], ["a", "b"], 2)
-    assert found == ["a", "b"]
+    """For as many bytes as the checkpoint's files have."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=99))
+    with pytest.raises(UserError, match="universal.tmp: found 99 bytes free, expected at least 100 to convert"):
+        convert_to_universal(folder / "step-00000004", tmp_path / "step-00000004.universal.tmp", 1)
 
 
 def test_a_conversion_that_fails_on_rank_0_fails_on_all(folder, monkeypatch):
