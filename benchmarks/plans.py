@@ -1,20 +1,28 @@
-"""The tables of docs/scaling.md and docs/recipes.md, by `cloze plan`: nothing is measured, some minutes of one core.
+"""The tables of docs/scaling.md and docs/recipes.md, and of the recipes' headers, by `cloze plan`: nothing is measured.
 
-python benchmarks/plans.py
+python benchmarks/plans.py                                 # prints the tables of the docs, some minutes of one core
+python benchmarks/plans.py --headers [RECIPE ...]          # writes those of the files in configs/pretrain, of all
 """
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+import yaml
 
-from cloze.launch import cli
-from cloze.launch.system.environment import prepare_deepspeed, read_environment
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-# Share of the tokens that each recipe's data has masked (configs/prepare/).
-MASKED = {"mosaicbert-base": 0.30, "crammed-24h": 0.25, "modernbert-base-phase1": 0.30}
+from cloze.launch import cli  # noqa: E402
+from cloze.launch.system.environment import prepare_deepspeed, read_environment  # noqa: E402
+from cloze.launch.tools.planning.assumptions import MASKED_SHARE  # noqa: E402
+
 RECIPES = (
     "bert-base-phase1",
     "bert-base-phase2",
@@ -44,24 +52,95 @@ SCALING = (
 )
 
 
+# Numbers of GPUs in a recipe's header, if the batch divides by them: as far as each reaches a quarter of the best MFU,
+# and the next one.
+COUNTS = (1, 4, 8, 16, 64, 256, 1024)
+_BEGINS = "#   planned on H100s: GPUs", "#                     MFU "
+
+
+def planned_header(recipe: str) -> list[str]:
+    """The two lines of a recipe's header with its planned MFU by number of GPUs."""
+    from cloze.launch.config import BatchArithmetic
+    from cloze.launch.tools.plan import make_estimator
+    from cloze.pipeline.errors import UserError
+
+    found: dict[int, float] = {}
+    with _teacher_of(recipe) as words:
+        config = _plan_config(recipe, "h100", 1, *words)
+        estimator = make_estimator(config)
+        for gpus in COUNTS:
+            try:
+                BatchArithmetic.of(config.train, gpus)
+            except UserError:
+                continue
+            found[gpus] = make_estimator(config, gpus, estimator).best_mfu(config.zero.stage)
+            if found[gpus] < max(found.values()) / 4:
+                break
+    most = max(gpus for gpus, share in found.items() if share >= max(found.values()) / 2)
+    gpus, mfu = "".join(f"{gpus:7,}" for gpus in found), "".join(f"{share:7.0%}" for share in found.values())
+    return [_BEGINS[0] + gpus, f"{_BEGINS[1]}{mfu}   at least half of the best up to {most:,}"]
+
+
+def recipe_path(recipe: str) -> Path:
+    return ROOT / f"configs/pretrain/{recipe}.yaml"
+
+
+def header(recipe: str) -> list[str]:
+    """The lines of planned MFU that stand in a recipe."""
+    return [line for line in recipe_path(recipe).read_text("utf-8").splitlines() if line.startswith(_BEGINS)]
+
+
+def published() -> list[str]:
+    """The recipes that have numbers of GPUs in their headers."""
+    paths = (ROOT / "configs/pretrain").glob("*.yaml")
+    return sorted(path.stem for path in paths if "GPUs: " in path.read_text("utf-8"))
+
+
+def write_header(recipe: str) -> None:
+    """Put the table behind the other comments at the top of a recipe, in place of the one that is there."""
+    lines = recipe_path(recipe).read_text("utf-8").splitlines()
+    lines = [line for line in lines if not line.startswith(_BEGINS)]
+    end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    lines[end:end] = planned_header(recipe)
+    recipe_path(recipe).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join([recipe, *header(recipe)]), flush=True)
+
+
+@contextmanager
+def _teacher_of(recipe: str) -> Iterator[list[str]]:
+    """Options that name a teacher of BERT-base's shape for a recipe with one."""
+    if "teacher:" not in recipe_path(recipe).read_text("utf-8"):
+        yield []
+        return
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        transformers.BertForMaskedLM(transformers.BertConfig()).save_pretrained(folder)
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(30517))]
+        (Path(folder) / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+        yield ["--objective_options.teacher", folder, "--init_from", folder]
+
+
+def masked_share(recipe: str) -> float:
+    """Share of the tokens that is masked: by the recipe, or by that of its data."""
+    text = recipe_path(recipe).read_text("utf-8")
+    data = re.search(r"configs/prepare/[\w-]+\.yaml", text)
+    for source in (text, (ROOT / data[0]).read_text("utf-8")):
+        if rate := (yaml.safe_load(source).get("masking") or {}).get("rate"):
+            return rate
+    return MASKED_SHARE
+
+
+def _plan_config(recipe: str, device: str, gpus: int, *more: str):
+    words = ["--config", recipe, "--device", device, "--gpus", str(gpus), "--masked_share", str(masked_share(recipe))]
+    return cli.parse("plan", [*words, *more])
+
+
 def estimate(recipe: str, device: str, gpus: int, *more: str):
     """The estimator and the step of a recipe, with the largest micro-batch; None for one that does not fit."""
     from cloze.launch.tools.plan import make_estimator
 
-    config = cli.parse(
-        "plan",
-        [
-            "--config",
-            recipe,
-            "--device",
-            device,
-            "--gpus",
-            str(gpus),
-            "--masked_share",
-            str(MASKED.get(recipe, 0.15)),
-            *more,
-        ],
-    )
+    config = _plan_config(recipe, device, gpus, *more)
     estimator = make_estimator(config)
     stage = config.zero.stage
     size = estimator.largest_micro_batch(stage)
@@ -112,7 +191,7 @@ def scaling() -> None:
                 recipe,
                 f"{gpus:,}",
                 f"{batch.micro_batch_size} × {batch.gradient_accumulation_steps} × {gpus:,}",
-                f"{step.memory.total / 2**30:.0f}",
+                f"{estimator.memory(0, batch.micro_batch_size).total / 2**30:.0f}",
                 f"{micro.launches:,}: {micro.host_seconds * 1e3:.0f}, {micro.device_seconds * 1e3:.0f} ms",
                 f"{step.communication_seconds * 1e3:.1f}: {step.waiting_seconds * 1e3:.1f} ms",
                 f"{step.seconds:.3g} s",
@@ -137,15 +216,26 @@ def stages() -> None:
         step = estimator.step(stage, estimator.largest_micro_batch(stage))
         row(
             f"stage {stage}",
-            f"{step.memory.total / 2**30:.0f}",
+            f"{estimator.memory(stage, step.batch.micro_batch_size).total / 2**30:.0f}",
             step.batch.micro_batch_size,
             f"{step.communication_seconds * 1e3:.0f}: {step.waiting_seconds * 1e3:.0f} ms",
             f"{step.tokens_per_second / 1e6:.2f} M",
         )
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--headers", nargs="*", metavar="RECIPE", help="write the tables of these recipes, or of all")
+    options = parser.parse_args()
     prepare_deepspeed(read_environment())
+    if options.headers is not None:
+        for recipe in options.headers or published():
+            write_header(recipe)
+        return
     for table in (scaling, stages, micro_batches):
         print(f"\n{table.__name__}")
         table()
+
+
+if __name__ == "__main__":
+    main()

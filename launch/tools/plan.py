@@ -102,7 +102,7 @@ def _compare(config: PlanConfig, tell: Tell) -> Fields:
     for gpus, plan in plans.items():
         if isinstance(plan, UserError):
             console.say(f"{gpus} GPUs: {plan}")
-    limit = _too_small_from(planned[-1][0], stage)
+    limit = _too_small_from(planned[0][0], stage)
     if limit is not None:
         begin = f"from {limit} GPUs on" if limit > 1 else "already on one GPU"
         console.say(
@@ -170,9 +170,8 @@ def make_estimator(
     """
     gpus = config.counts[0] if gpus is None else gpus
     BatchArithmetic.of(config.train, gpus)
-    a_machine = min(config.gpus_per_machine, gpus)
     if known:
-        return known.changed(tell=tell, cluster=replace(known.cluster, processes=gpus, a_machine=a_machine))
+        return known.changed(tell=tell, cluster=replace(known.cluster, processes=gpus))
     precise = config.train.precision == "fp32"
     machine = find_machine(config.device, torch.float32 if precise else torch.bfloat16)
     if precise and not machine.is_cpu:
@@ -185,7 +184,7 @@ def make_estimator(
     if not model.vocab_size:
         size = Manifest.load(config.sources[0].path).vocab_size if config.data else assumptions.VOCAB_SIZE
         model = replace(model, vocab_size=size)
-    cluster = Cluster(machine, gpus, a_machine, config.network_gigabytes * 1e9)
+    cluster = Cluster(machine, gpus, config.gpus_per_machine, config.network_gigabytes * 1e9)
     return Estimator(replace(config, model=model), lengths, cluster, tell)
 
 
@@ -213,6 +212,7 @@ def _masked_lengths(config: PlanConfig) -> Lengths:
 def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> Fields:
     """Content of the JSON file."""
     machine, gpus = estimator.cluster.machine, estimator.cluster.processes
+    memory = estimator.memory(config.zero.stage, step.batch.micro_batch_size)
     seconds = estimator.seconds_of_run(step)
     hours = seconds / 3600
     weights = estimator.parameters
@@ -220,9 +220,9 @@ def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> Fields:
         "estimate": True,
         "device": machine.name,
         "gpus": gpus,
-        "fits": step.fits,
-        "memory_bytes": step.memory.total,
-        "memory_by_kind": asdict(step.memory),
+        "fits": estimator.fits(memory),
+        "memory_bytes": memory.total,
+        "memory_by_kind": asdict(memory),
         "device_memory_bytes": estimator.limit,
         "parameters": weights,
         "micro_batch_size": step.batch.micro_batch_size,
@@ -266,7 +266,7 @@ def _stage(estimator: Estimator, stage: int) -> Fields:
     step = estimator.step(stage, size)
     return {
         "fits": True,
-        "memory_bytes": step.memory.total,
+        "memory_bytes": estimator.memory(stage, size).total,
         "micro_batch_size": size,
         "communication_seconds": step.communication_seconds,
         "communication_waiting_seconds": step.waiting_seconds,
@@ -304,7 +304,7 @@ def _memory_rows(estimator: Estimator, step: Step, figures: Fields) -> list[tupl
         ("batch", str(step.batch)),
         (
             "fits",
-            f"{'yes' if step.fits else 'NO'}: {figures['memory_bytes'] / _GIB:.1f} GiB of "
+            f"{'yes' if figures['fits'] else 'NO'}: {figures['memory_bytes'] / _GIB:.1f} GiB of "
             f"{estimator.limit / _GIB:.1f}, of which {SPARE_SHARE:.0%} stay free: {kinds}",
         ),
         (

@@ -33,7 +33,9 @@ from cloze.launch.tools.planning.trace import Batch, ModelRun, Trace, kernel_of,
 from cloze.pipeline.errors import UserError
 
 _SEQUENCES = 1024  # by whose lengths FLOPs are counted
-# Share of a GPU's memory by which extrapolated bytes must differ from it to be beyond doubt: many times their error.
+# Micro-batches from which the memory of others is extrapolated, and the share of a GPU's memory by which it must then
+# differ from what there is to be beyond doubt: several times its error, 2% of BERT's activations at 128 tokens.
+_EXTRAPOLATED_FROM = 64, 256
 _CLEAR = 0.1
 
 
@@ -90,7 +92,7 @@ class Cluster:
     machine: Machine
     processes: int
     a_machine: int
-    """Processes on one machine."""
+    """Devices of a machine, of whose processes there may be fewer."""
     network: float
     """Bytes/s of each process to other machines, in one direction."""
 
@@ -137,11 +139,9 @@ def waited_for(sums: Sequence[float], parts: Sequence[float], backward: float) -
 
 @dataclass(frozen=True)
 class Step:
-    """Times in seconds and counts of one optimizer step of one process."""
+    """Times in seconds and counts of one optimizer step of one process; its memory is `Estimator.memory`."""
 
     batch: BatchArithmetic
-    memory: Memory
-    fits: bool
     micro: Cost
     """Forward and backward of one micro-batch."""
     optimizer: Cost
@@ -354,35 +354,35 @@ class Estimator:
         return self.cluster.machine.memory_bytes if given is None else given * 2**30
 
     def largest_micro_batch(self, stage: int) -> int | None:
-        """The largest micro-batch that fits, of the sizes that divide a process's share; None: not even one sequence.
-
-        The size is extrapolated and then traced.
+        """The largest micro-batch that fits, of the sizes that divide a process's share; None: not even one
+        sequence.
         """
         sizes = [size for size in range(1, self._share + 1) if self._share % size == 0]
-        for size in reversed(sizes):
-            if size == 1 or self._extrapolated(stage, size) <= 1.02 * self.limit * (1 - SPARE_SHARE):
-                if self.fits(self.memory(stage, size)):
-                    return size
-        return None
+        return next((size for size in reversed(sizes) if self.holds(stage, size)), None)
 
     @property
     def _share(self) -> int:
         """Sequences of a process in the smallest step."""
         return math.gcd(*self.config.train.batch_sizes.values()) // self.cluster.processes
 
-    def _extrapolated(self, stage: int, micro_batch_size: int) -> float:
-        """Bytes of a micro-batch by those of two small ones: memory is linear in the number of sequences."""
-        low, high = min(4, self._share), min(16, self._share)
-        base, slope = self.memory(stage, low).total, 0.0
-        if high > low:
-            slope = (self.memory(stage, high).total - base) / (high - low)
-        return base + slope * (micro_batch_size - low)
-
     def holds(self, stage: int, micro_batch_size: int) -> bool:
-        """Whether a micro-batch fits, traced only where that is not clear from smaller ones."""
-        expected = self._extrapolated(stage, micro_batch_size) / (self.limit * (1 - SPARE_SHARE))
-        if self._share > 4 and abs(expected - 1) > _CLEAR:  # else there is one size to extrapolate from
-            return expected < 1
+        """Whether a micro-batch fits, traced only where that is not clear from two others, which any number of GPUs
+        shares.
+
+        Memory is linear in the number of sequences, except for few of them, where it does not grow at first: what is
+        extrapolated is then too low.
+        """
+        low, high = _EXTRAPOLATED_FROM
+        if stage > self._sharding(stage):  # whose memory is that of a share of the batch
+            low, high = min(low, self._share), min(high, self._share)
+        if micro_batch_size <= low and self.fits(self.memory(stage, low)):
+            return True
+        if high > low:
+            base, allowed = self.memory(stage, low).total, self.limit * (1 - SPARE_SHARE)
+            slope = (self.memory(stage, high).total - base) / (high - low)
+            expected = (base + slope * (micro_batch_size - low)) / allowed
+            if expected > 1 + _CLEAR or (expected < 1 - _CLEAR and micro_batch_size > low):
+                return expected < 1
         return self.fits(self.memory(stage, micro_batch_size))
 
     def step(self, stage: int, micro_batch_size: int) -> Step:
@@ -406,13 +406,10 @@ class Estimator:
         straggling = micro_steps * self._straggling(batch)
         hooks = self._hooks(stage, micro)
         seconds = micro_steps + optimizer.seconds + passes + waiting + straggling + hooks
-        needed = self.memory(stage, batch.micro_batch_size)
         tokens = train.global_batch_size * self.lengths.mean
         flops = train.global_batch_size * self.flops_of_sequence
         return Step(
             batch,
-            needed,
-            self.fits(needed),
             micro,
             optimizer,
             passes,
@@ -531,8 +528,7 @@ class Estimator:
 
     def on(self, processes: int) -> Estimator:
         """The same for another number of processes."""
-        fewer = replace(self.cluster, processes=processes, a_machine=min(processes, self.cluster.a_machine))
-        return self.changed(cluster=fewer)
+        return self.changed(cluster=replace(self.cluster, processes=processes))
 
     def changed(self, **changes: Any) -> Estimator:
         """The same on another cluster, or telling otherwise; what both have in common is not computed again."""

@@ -113,7 +113,7 @@ def main(shape: str, count: int, longest: int, dropout: float, objective: str) -
                 "seconds": statistics.median(steps),
                 "estimated_seconds": estimated.seconds - estimated.gradient_seconds,
                 "bytes": held,
-                "estimated_bytes": estimated.memory.total,
+                "estimated_bytes": estimator.memory(0, count).total,
             }
         )
     )
