@@ -23,6 +23,7 @@ from tests.forked import ForkedRun
 from tests.launching import finish, kill_when, pretrain_arguments, step_of
 from tests.model.model_batches import add_strange_fields
 from tests.synthetic import NAMES
+from tests.tables import assert_same_names
 
 LINES = [f"the {noun} {verb} near the {place} ." for noun in ("cat", "dog", "king", "child") for verb in
          ("sat", "ran", "slept", "sang") for place in ("house", "river", "wall", "tree", "road")]  # fmt: skip
@@ -85,7 +86,7 @@ FAMILIES = {
 
 def test_every_family_is_sent_through_the_chain():
     """Tests of the objective do it with ELECTRA, which has no masked LM alone and no classifier of sequences."""
-    assert FAMILIES.keys() | {"electra"} == BY_TYPE.keys()
+    assert_same_names(BY_TYPE, {*FAMILIES, "electra"}, "FAMILIES in this file, the shape of a family's tiny model")
 
 
 def kept(folder: Path, *dropped: str) -> dict[str, object]:

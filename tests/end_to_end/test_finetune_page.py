@@ -15,6 +15,7 @@ from tests.launch.finetune.examples.test_classification import GLUE
 from tests.launch.finetune.small import write_tsv
 from tests.launch.tiny_models import save_model
 from tests.launching import ROOT
+from tests.tables import assert_same_names
 
 PAGE = (ROOT / "docs" / "finetune.md").read_text(encoding="utf-8")
 COMMANDS = [shlex.split(line)[2:] for line in re.findall(r"^    (cloze finetune .*)", PAGE.replace("\\\n", ""), re.M)]
@@ -67,7 +68,7 @@ def read_by(command: list[str]) -> list[str]:
 
 
 def test_every_task_has_an_example():
-    assert {command[0] for command in COMMANDS} == TASKS.keys()
+    assert_same_names(TASKS, {command[0] for command in COMMANDS}, "docs/finetune.md, a command that trains each task")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

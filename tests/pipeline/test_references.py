@@ -22,8 +22,11 @@ def test_an_objective_of_the_table_is_there(name):
 def test_an_operation_of_the_table_has_its_name_and_a_command_of_its_options(name):
     entry = OPERATIONS[name]
     operation = entry.load()
-    assert issubclass(operation, Operation) and operation.name == name
-    assert not entry.command or {operation, Input} <= {*load(entry.command).__mro__}
+    assert issubclass(operation, Operation), f"OPERATIONS: {name} names {operation}, expected an Operation"
+    assert operation.name == name, f"OPERATIONS: {name} names an operation whose `name` is {operation.name}"
+    if entry.command:
+        missing = {operation, Input} - {*load(entry.command).__mro__}
+        assert not missing, f"OPERATIONS: the command of {name}, {entry.command}, is no subclass of {missing}"
 
 
 def test_a_name_that_is_not_there_is_an_error():

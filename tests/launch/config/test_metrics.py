@@ -10,7 +10,8 @@ from cloze.launch.pretrain.objectives.table import OBJECTIVES
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_losses_of_objectives_are_to_fall_and_accuracies_to_rise(objective):
     for term in OBJECTIVES[objective].load().TERMS:
-        assert measure_of(f"{term}_loss").lower_is_better and not measure_of(f"{term}_accuracy/wiki").lower_is_better
+        assert measure_of(f"{term}_loss").lower_is_better, f"{term}_loss by MEASURES in launch/config/metrics.py"
+        assert not measure_of(f"{term}_accuracy/wiki").lower_is_better, f"{term}_accuracy by MEASURES"
 
 
 @pytest.mark.parametrize(

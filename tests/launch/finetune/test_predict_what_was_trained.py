@@ -18,6 +18,7 @@ from tests.launch.finetune.examples import test_contrastive
 from tests.launch.finetune.running import finetune, lines
 from tests.launch.finetune.small import GOOD, OTHERS, sentence, write_tsv
 from tests.launch.serve.serving import server
+from tests.tables import assert_same_names
 
 FEW = ("--epochs", 2)
 
@@ -77,7 +78,9 @@ PREDICTED = {
 
 
 def test_every_kind_is_predicted():
-    assert PREDICTED.keys() == KINDS.keys() and {*PREDICTED.values()} <= globals().keys() | {*dir(test_contrastive)}
+    assert_same_names(KINDS, PREDICTED, "PREDICTED in this file, the test that predicts with a kind of task")
+    missing = {*PREDICTED.values()} - globals().keys() - {*dir(test_contrastive)}
+    assert not missing, f"PREDICTED names {missing}, which are no tests"
 
 
 @pytest.mark.parametrize("task", CASES)

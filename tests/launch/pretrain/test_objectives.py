@@ -42,6 +42,7 @@ from tests.launching import (
 )
 from tests.slowed import slow_from
 from tests.synthetic import make_shards
+from tests.tables import assert_same_names
 
 NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 
@@ -464,7 +465,7 @@ SPLIT = {
 
 
 def test_every_objective_is_split_over_processes():
-    assert SPLIT.keys() == OBJECTIVES.keys()
+    assert_same_names(OBJECTIVES, SPLIT, "SPLIT in this file, how an objective is trained by two processes")
 
 
 @pytest.mark.slow
@@ -595,7 +596,7 @@ def test_objectives_show_the_sources_of_a_mixture_and_take_all_masking_rates(dat
         "replaced_tokens": ELECTRA,
         "distillation": ("--objective", "distillation", "--objective_options.teacher", str(teacher)),
     }
-    assert options.keys() | {"masked"} == OBJECTIVES.keys(), "`pretraining_output` of each"
+    assert_same_names(OBJECTIVES, {*options, "masked"}, "`options` of this test of each `pretraining_output`")
     for objective, more in options.items():
         train(
             json.dumps(mixture),

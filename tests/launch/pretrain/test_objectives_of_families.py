@@ -16,6 +16,7 @@ from cloze.pipeline.errors import UserError
 from tests.model.model_batches import batch, concatenate, scramble
 from tests.model.tiny_families import tiny
 from tests.synthetic import make_shards
+from tests.tables import assert_same_names
 
 # Each objective with another optimizer.
 OPTIMIZERS = {
@@ -33,7 +34,7 @@ def data(tmp_path_factory):
 
 
 def test_every_objective_is_tried():
-    assert OPTIMIZERS.keys() == OBJECTIVES.keys()
+    assert_same_names(OBJECTIVES, OPTIMIZERS, "OPTIMIZERS in this file, the optimizer that trains an objective")
 
 
 @pytest.mark.parametrize("kind", BY_TYPE)

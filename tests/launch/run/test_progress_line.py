@@ -23,7 +23,7 @@ def test_the_loss_of_each_term_of_an_objective_is_shown(capsys, objective):
 @pytest.mark.parametrize("task", TASKS)
 def test_the_metric_that_selects_a_tasks_best_checkpoint_is_shown(task):
     for name in TASKS[task].metrics:
-        assert has_progress({f"validation/{name}": 0.5}), name
+        assert has_progress({f"validation/{name}": 0.5}), f"{name} of {task}: launch/run/progress_line.py hides it"
 
 
 def test_of_what_says_the_same_one_is_shown(capsys):

@@ -12,6 +12,7 @@ from cloze.launch.serve.app import build_app
 from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.schemas import request_model
 from tests.launch.tiny_models import TAGS, labels, save_model
+from tests.tables import assert_same_names
 
 KINDS = {  # class, its fields, the operations that only it has
     "pretrained": (
@@ -85,7 +86,8 @@ def test_answers_and_refusals_have_the_shapes_that_are_described(tmp_path, kind)
 
 
 def test_every_operation_is_checked():
-    assert {name for *_, asked in KINDS.values() for name in asked} == OPERATIONS.keys()
+    asked = {name for *_, of_kind in KINDS.values() for name in of_kind}
+    assert_same_names(OPERATIONS, asked, "KINDS in this file, whose models are asked for each operation")
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -10,6 +10,7 @@ from transformers import optimization
 from cloze.launch.config import ScheduleConfig
 from cloze.launch.training.schedules import SHAPES, multiplier, warmup_steps
 from tests.launching import ROOT
+from tests.tables import assert_same_names
 
 STEPS, WARMUP = 137, 23
 
@@ -44,8 +45,9 @@ def config_of(name: str) -> ScheduleConfig:
 
 
 def test_every_schedule_is_legal_drawn_and_compared_with_a_reference():
-    assert {*get_args(get_type_hints(ScheduleConfig)["name"])} == SHAPES.keys(), "ScheduleConfig.name and SHAPES"
-    assert {*OF_TRANSFORMERS} | BY_HAND.keys() == SHAPES.keys(), "the references here and SHAPES"
+    allowed = get_args(get_type_hints(ScheduleConfig)["name"])
+    assert_same_names(SHAPES, allowed, "ScheduleConfig.name in launch/config/optimization.py")
+    assert_same_names(SHAPES, {*OF_TRANSFORMERS, *BY_HAND}, "OF_TRANSFORMERS or BY_HAND in this file, a reference")
     drawing = (ROOT / "docs" / "draw_schedules.py").read_text(encoding="utf-8")
     missing = [name for name in SHAPES if f'ScheduleConfig(name="{name}"' not in "".join(drawing.split())]
     assert not missing, "to be drawn by docs/draw_schedules.py"

@@ -24,6 +24,7 @@ from cloze.pipeline.progress import Silent
 from cloze.pipeline.readers import columns, files, lines
 from tests.pipeline import corpus
 from tests.pipeline.readers.inputs import compress, read, texts
+from tests.tables import assert_same_names
 
 
 def test_a_place_that_an_order_key_has_no_bits_for_is_refused(tmp_path):
@@ -61,7 +62,7 @@ WRITERS = {
 
 
 def test_every_format_has_a_writer():
-    assert WRITERS.keys() == FORMATS.keys(), "with which the tests of all formats write their files"
+    assert_same_names(FORMATS, WRITERS, "WRITERS in this file, what writes texts into a file of a format")
 
 
 @pytest.mark.parametrize("form", FORMATS)
