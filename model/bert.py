@@ -19,7 +19,7 @@ from cloze.model.attention import (
     select_kernel,
 )
 from cloze.model.config import BertConfig, ModelError
-from cloze.model.convolution import Neighbours, in_one_row
+from cloze.model.convolution import neighbours
 from cloze.model.dropout import DropoutKey, draw_seed, row_bits
 from cloze.model.embeddings import Embeddings, check_length, rotary_tables
 from cloze.model.encoder import Context, Encoder, EncoderOutput
@@ -114,40 +114,25 @@ class BertModel(InFolders):
         Raises:
             ModelError: for inputs that do not fit.
         """
-        tokens = input_ids if inputs_embeds is None else inputs_embeds[..., 0]
-        if tokens is None or (input_ids is not None and inputs_embeds is not None):
-            raise ModelError("input_ids, inputs_embeds: expected exactly one of them")
-        if sequence_offsets is not None and attention_mask is not None:
-            raise ModelError(
-                "attention_mask: found one with sequence_offsets, which define the sequences; leave it out"
-            )
-        longest = _longest(tokens, sequence_offsets, max_sequence_length)
+        tokens = _tokens(input_ids, inputs_embeds)
+        longest = _longest(tokens, sequence_offsets, max_sequence_length, attention_mask)
         check_length(self.config, longest)
         if position_ids is None:
             position_ids = _position_ids(tokens, sequence_offsets)
-        offsets, num_tokens = sequence_offsets, tokens.shape[0]
-        if (
-            offsets is not None
-            and input_ids is not None
-            and not (output_hidden_states or output_attentions or head_mask is not None or self.encoder.compiled)
-        ):
-            input_ids, token_type_ids, position_ids, offsets = self._rounded(
+        offsets, num_tokens = sequence_offsets, len(tokens)
+        shows_inside = output_hidden_states or output_attentions or head_mask is not None
+        if offsets is not None and input_ids is not None and not (shows_inside or self.encoder.compiled):
+            tokens, token_type_ids, position_ids, offsets = self._rounded(
                 input_ids, token_type_ids, position_ids, offsets, longest
             )
-            tokens = input_ids
+            input_ids = tokens
 
-        seed = None
-        if self.training and (self.config.drops_hidden or self.config.attention_probs_dropout_prob):
-            seed = draw_seed() if dropout_seed is None else dropout_seed
+        seed = self._dropout_seed(dropout_seed)
         bits = self._dropout_bits(seed, tokens, encoder_hidden_states is not None)
         hidden = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, bits[0])
-        if head_mask is not None:
-            head_mask = head_mask.expand(self.config.num_hidden_layers, self.config.num_attention_heads)
         kernel = select_kernel(self.attention_kernel, self.config, hidden, output_attentions or head_mask is not None)
         layout = self._layout(kernel, hidden, offsets, longest, attention_mask, causal, grouped=not output_attentions)
-        context = self._context(kernel, layout, position_ids, hidden.dtype, output_attentions)
-        if self.config.convolution_size:
-            context = context._replace(neighbours=self._neighbours(layout, hidden, offsets, attention_mask))
+        context = self._context(kernel, layout, position_ids, attention_mask, hidden.dtype, output_attentions)
         if encoder_hidden_states is not None:
             context = self._attend_to(context, encoder_hidden_states, encoder_attention_mask, hidden)
         last, first, encoded = self._encode(
@@ -181,26 +166,6 @@ class BertModel(InFolders):
             layout = layout.with_bias(self.encoder.relative_bias(longest, hidden.dtype))
         return layout
 
-    def _neighbours(
-        self, layout: Layout, hidden: Tensor, offsets: Tensor | None, attention_mask: Tensor | None
-    ) -> Neighbours:
-        """What the convolution sees of the tokens `hidden`.
-
-        Raises:
-            ModelError: each token attends to tokens of its own, as a convolution can't.
-        """
-        if layout.causal or (attention_mask is not None and attention_mask.dim() == 3):
-            found = "causal attention" if layout.causal else "attention_mask (B, S, S)"
-            raise ModelError(
-                f"{found}: found with model.convolution_size {self.config.convolution_size}, which sees tokens on both "
-                "sides; leave it out"
-            )
-        if offsets is not None:
-            return in_one_row(layout, offsets, len(hidden), self.config.convolution_size)
-        batch_size, length = hidden.shape[:2]
-        seen = seen_tokens("attention_mask", attention_mask, batch_size, length, length)
-        return Neighbours(layout, None if seen is None else seen.view(batch_size, length, 1))
-
     def _encode(
         self,
         hidden: Tensor,
@@ -212,6 +177,8 @@ class BertModel(InFolders):
         read_tokens: Tensor | None,
     ) -> tuple[Tensor, Tensor, EncoderOutput]:
         """Vectors of the tokens that are read, of the first tokens, and the encoder's output."""
+        if head_mask is not None:
+            head_mask = head_mask.expand(self.config.num_hidden_layers, self.config.num_attention_heads)
         if read_tokens is None:
             encoded = self.encoder(hidden, context, drops, head_mask, output_hidden_states)
             return encoded.last_hidden_state, first_tokens(encoded.last_hidden_state, offsets), encoded
@@ -243,6 +210,12 @@ class BertModel(InFolders):
             torch.cat((offsets, offsets.new_tensor(ends))),
         )
 
+    def _dropout_seed(self, given: int | None) -> int | None:
+        """The key of the dropout masks, drawn if none is given; None if nothing is dropped."""
+        if not (self.training and (self.config.drops_hidden or self.config.attention_probs_dropout_prob)):
+            return None
+        return draw_seed() if given is None else given
+
     def _dropout_bits(self, seed: int | None, tokens: Tensor, attends_across: bool) -> Sequence[Tensor | None]:
         """Random bits for dropout of hidden states, all made at once: (1, tokens) int32 for the embeddings, and
         (sub-layers, tokens) for each layer.
@@ -262,8 +235,15 @@ class BertModel(InFolders):
         return [first[:1], *others]
 
     def _context(
-        self, kernel: str, layout: Layout, position_ids: Tensor, dtype: torch.dtype, output_attentions: bool
+        self,
+        kernel: str,
+        layout: Layout,
+        position_ids: Tensor,
+        attention_mask: Tensor | None,
+        dtype: torch.dtype,
+        output_attentions: bool,
     ) -> Context:
+        """What all layers share but the encoder's states of a decoder."""
         config = self.config
         rotary = local_rotary = None
         if config.position_embedding == "rotary":
@@ -271,7 +251,8 @@ class BertModel(InFolders):
             if config.local_attention_window:
                 local_rotary = rotary_tables(position_ids, config.head_size, config.local_rotary_theta)
         distances = None if self.relative is None else self.relative(layout.length, dtype)
-        return Context(kernel, layout, rotary, local_rotary, distances, output_attentions=output_attentions)
+        beside = neighbours(layout, attention_mask, config.convolution_size) if config.convolution_size else None
+        return Context(kernel, layout, rotary, local_rotary, distances, beside, output_attentions=output_attentions)
 
     def _attend_to(self, context: Context, states: Tensor, mask: Tensor | None, hidden: Tensor) -> Context:
         if not self.config.add_cross_attention:
@@ -289,12 +270,28 @@ class BertModel(InFolders):
         return context._replace(cross_states=states.to(hidden.dtype), cross_bias=bias)
 
 
-def _longest(tokens: Tensor, offsets: Tensor | None, max_sequence_length: int | None) -> int:
+def _tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """A value for each token, in the layout of the inputs.
+
+    Raises:
+        ModelError: unless exactly one of both is given.
+    """
+    tokens = input_ids if inputs_embeds is None else inputs_embeds[..., 0]
+    if tokens is None or (input_ids is not None and inputs_embeds is not None):
+        raise ModelError("input_ids, inputs_embeds: expected exactly one of them")
+    return tokens
+
+
+def _longest(
+    tokens: Tensor, offsets: Tensor | None, max_sequence_length: int | None, attention_mask: Tensor | None
+) -> int:
     """Tokens of the longest sequence.
 
     Raises:
-        ModelError: for a shape that is neither layout.
+        ModelError: for a shape that is neither layout, and for a mask of concatenated tokens.
     """
+    if offsets is not None and attention_mask is not None:
+        raise ModelError("attention_mask: found one with sequence_offsets, which define the sequences; leave it out")
     if offsets is None:
         if tokens.dim() != 2:
             raise ModelError(f"input_ids: found shape {tuple(tokens.shape)}, expected (B, S), or sequence_offsets")

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cloze.model.attention import Layout
-from cloze.model.config import BertConfig
+from cloze.model.attention import Layout, seen_tokens
+from cloze.model.config import BertConfig, ModelError
 from cloze.model.dropout import dropped
 from cloze.model.embeddings import encoder_norm
 
@@ -25,9 +25,27 @@ class Neighbours(NamedTuple):
     """(B, S, 1) bool, in a padded batch: false is padding; None: there is none."""
 
 
-def in_one_row(layout: Layout, offsets: Tensor, num_tokens: int, size: int) -> Neighbours:
-    """Concatenated tokens with so many zeros between the sequences that a convolution over `size` tokens sees those of
-    one sequence alone. The host does not wait for the device.
+def neighbours(layout: Layout, attention_mask: Tensor | None, size: int) -> Neighbours:
+    """What a convolution over `size` tokens sees of a batch.
+
+    Raises:
+        ModelError: each token attends to tokens of its own, as a convolution can't.
+    """
+    if layout.causal or (attention_mask is not None and attention_mask.dim() == 3):
+        found = "causal attention" if layout.causal else "attention_mask (B, S, S)"
+        raise ModelError(
+            f"{found}: found with model.convolution_size {size}, which sees tokens on both sides; leave it out"
+        )
+    if layout.offsets is not None:
+        return _in_one_row(layout, layout.offsets, layout.num_tokens, size)
+    batch_size, length = layout.batch_size, layout.length
+    seen = seen_tokens("attention_mask", attention_mask, batch_size, length, length)
+    return Neighbours(layout, None if seen is None else seen.view(batch_size, length, 1))
+
+
+def _in_one_row(layout: Layout, offsets: Tensor, num_tokens: int, size: int) -> Neighbours:
+    """Concatenated tokens with so many zeros between the sequences that the convolution sees those of one sequence
+    alone. The host does not wait for the device.
     """
     tokens = torch.arange(num_tokens, device=offsets.device)
     gap = size // 2
