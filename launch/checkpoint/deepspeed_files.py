@@ -24,7 +24,7 @@ from cloze.launch.system.environment import forbid_pickled_code
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
-# The file of which every rank needs all, at stages 0 to 2: the model, and at stage 0 the optimizer's states.
+# The file that every rank reads whole at stages 0 to 2: the model, and at stage 0 the optimizer's states.
 MODEL_FILE = "mp_rank_00_model_states.pt"
 
 # The classes besides tensors in DeepSpeed's files. A file with any other class is refused, by our loads and by

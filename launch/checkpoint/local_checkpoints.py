@@ -31,7 +31,7 @@ class Found:
 
     step: int
     whole: str
-    """Hash of the files of all processes: those of another start's, or of another step's, have another one."""
+    """Hash of the files of all processes; it differs from start to start and from step to step."""
     files: Files
 
 

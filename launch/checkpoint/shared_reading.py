@@ -17,7 +17,7 @@ from cloze.launch.checkpoint.writing import replace_tensors
 from cloze.launch.system import distributed
 from cloze.pipeline.fields import Fields
 
-_PIECE_BYTES = 64 << 20  # sent at a time; so much memory of the device is taken
+_PIECE_BYTES = 64 << 20  # sent at once; the device needs as much free memory
 
 
 def read_once(read: Callable[[], Fields], where: object, device: torch.device) -> Fields:
@@ -38,7 +38,7 @@ def read_once(read: Callable[[], Fields], where: object, device: torch.device) -
         return read()
     content: Fields = {}
     skeleton = b""
-    with distributed.together("read what all need", where, device):
+    with distributed.together("read what all processes need", where, device):
         if rank == 0:
             content = read()
             skeleton = _without_values(content)
@@ -52,14 +52,14 @@ def read_once(read: Callable[[], Fields], where: object, device: torch.device) -
 
 
 def _tensors(content: object) -> list[Tensor]:
-    """Each tensor once, in the order in which they are met."""
+    """The tensors of the content, each once, in the order of a walk through it."""
     filled: dict[int, Tensor] = {}
     replace_tensors(content, lambda tensor: filled.setdefault(id(tensor), tensor))
     return list(filled.values())
 
 
 def _without_values(content: object) -> bytes:
-    """A file of the content whose tensors are on the device `meta`."""
+    """The content as a file of torch.save, with the shapes of its tensors but not their values."""
     empty = {id(tensor): tensor.detach().to("meta") for tensor in _tensors(content)}
     file = io.BytesIO()
     torch.save(replace_tensors(content, lambda tensor: empty[id(tensor)]), file)
@@ -73,7 +73,7 @@ def _with_room(skeleton: Fields) -> Fields:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """A tensor's bytes; they share its memory where it is contiguous, as it is wherever it is written to."""
+    """The bytes of a tensor: a view of a contiguous tensor, else a copy. Only contiguous tensors are written to."""
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 

@@ -50,7 +50,8 @@ class TrainState:
         return self.inherited_steps + self.step - self.skipped_steps
 
 
-# What a resume computes with, by kind; with hashes that agree it may still have been written by something else.
+# Types of the fields that a resume computes with. They are checked although the hashes agree: another program may have
+# written the file.
 _KINDS: dict[str, tuple[type, ...]] = {
     **{field.name: (int,) for field in fields(TrainState)},
     "seconds": (int, float),
@@ -66,7 +67,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-# The numbers that loops, tables and positions are made of, by their least and their most.
+# Smallest and largest legal values of the numbers from which sizes of loops and tables, and positions, follow.
 _MOST = (1 << 62) - 1
 _RANGES = {
     **{field.name: (0, _MOST) for field in fields(TrainState) if field.type in ("int", "float", int, float)},
@@ -140,7 +141,7 @@ def read_state(folder: Path) -> Fields:
 
 
 def saved_alike(state: Fields, world_size: int, stage: int | None) -> bool:
-    """Whether each of so many ranks needs no files of a checkpoint but those that it wrote itself, and those of all.
+    """Whether each of `world_size` ranks reads only the files that it wrote itself, and those that all ranks read.
 
     Args:
         stage: of ZeRO; None: any.

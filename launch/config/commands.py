@@ -73,8 +73,8 @@ class DoctorConfig:
     output: str | None = None
     """Folder for runs, in which writing is tested; null: none."""
     recipe: str | None = None
-    """Configuration of `cloze pretrain`, by name or file, of which is said what share of a step the sum of gradients
-    takes on this network; null: none."""
+    """Configuration of `cloze pretrain`, by name or file, for which the check computes what share of a step the sum of
+    gradients takes on this network; null: none."""
     timeout_seconds: float = field(default=60.0, metadata=bounds(at_least=1))
     """Seconds after which a check without a result counts as hanging."""
 

@@ -54,8 +54,9 @@ class MixtureConfig:
     """Shares that change during the run, instead of weights: consecutive phases."""
 
     def check(self) -> None:
-        """Raise UserError for what contradicts itself. Not when it is made: the parser, which tries it as one of
-        several kinds of values, would take its words."""
+        """Raise UserError for fields that contradict each other. Not in `__post_init__`: the parser tries several
+        types for `data` and would replace the message by its own.
+        """
         if not self.sources:
             raise UserError("data.sources: found none, expected a list of prepared folders, each with a path")
         labels = [source.label for source in self.sources]

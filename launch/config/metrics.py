@@ -36,7 +36,7 @@ MEASURES = {
     "recall_at_10": Measure(),
 }
 _OTHER = Measure()
-_LOWER_IS_BETTER = ("loss", "perplexity", "error")  # in names that are no measure's with a term before it
+_LOWER_IS_BETTER = ("loss", "perplexity", "error")  # last words of the names of users' curves
 
 
 def measure_of(curve: str) -> Measure:

@@ -1,4 +1,4 @@
-"""Checks of values that all configuration sections share."""
+"""The check of consecutive phases of a run, of which several sections have a list."""
 
 from __future__ import annotations
 

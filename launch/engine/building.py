@@ -61,7 +61,7 @@ def build_deepspeed(
         )
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError, DeepSpeedConfigError) as error:
         if not config.deepspeed:
-            raise  # nothing of the user's is in it
+            raise  # the user has added no setting that could be wrong
         raise _refusal(error) from error
     _check_read(settings, config.deepspeed)
     if engine.fp16_enabled():
@@ -71,7 +71,7 @@ def build_deepspeed(
 
 def _check_read(settings: Settings, added: Settings) -> None:
     """Raise UserError for the first setting of the user's that DeepSpeed does not look at."""
-    noting = NotingDict(settings)  # not the one that the engine has, which is saved in every checkpoint
+    noting = NotingDict(settings)  # a copy: the engine's own settings are saved in every checkpoint
     DeepSpeedConfig(noting)
     if (unread := noting.unread(added)) is not None:
         raise UserError(
@@ -107,8 +107,8 @@ class NotingDict(dict[str, Any]):
         return super().get(name, default)
 
     def unread(self, added: Settings) -> str | None:
-        """Dotted path of the first name among `added` that no code has read, or None; a section that was not
-        asked for any name was looked at as a whole."""
+        """Dotted path of the first name among `added` that no code has read, or None. A section of which no
+        single name was read counts as read as a whole."""
         for name, value in added.items():
             if self.asked and name not in self.asked:
                 return str(name)
@@ -118,8 +118,8 @@ class NotingDict(dict[str, Any]):
 
 
 def _refusal(error: Exception) -> UserError:
-    """What DeepSpeed has said against its configuration, in one line."""
-    if isinstance(error, ValidationError):  # of pydantic, with which it reads most of it
+    """DeepSpeed's error about its configuration, in one line."""
+    if isinstance(error, ValidationError):  # pydantic's error: DeepSpeed reads most settings with it
         found = error.errors()[0]
         where = ".".join(map(str, found["loc"]))
         return UserError(

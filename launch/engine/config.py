@@ -9,7 +9,7 @@ import torch
 from cloze.launch.config import BatchArithmetic, RunConfig
 from cloze.pipeline.errors import UserError
 
-# DeepSpeed reports its own progress every step by default; ours is in metrics.py.
+# DeepSpeed reports its own progress every step by default; ours is in launch/training/curves.py.
 NEVER = 2**31
 
 # Whole sections of DeepSpeed's that would quietly win over fields of ours.
@@ -25,7 +25,7 @@ OURS_BY = {
     "tensorboard": "launch/run/metrics.py",
 }
 
-# Settings with which alone a run is right, and why.
+# Settings that a run needs in order to be right, and why.
 COUNTED_ON = {
     "gradient_allreduce_op": ("mean", "the loss counts on gradients that are averaged over the processes"),
     "gradient_predivide_factor": (
@@ -75,7 +75,7 @@ def deepspeed_config(config: RunConfig, world_size: int, *, load_universal: bool
     if config.zero.offload_parameters:
         result["zero_optimization"]["offload_param"] = {"device": "cpu"}
     if precision == "autocast" or (precision == "bf16" and stage == 0):
-        # What it names as safe in lower precision is which gradients it would send in it: none.
+        # DeepSpeed would send the gradients of the modules in this list in lower precision.
         result["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
     elif precision == "bf16":
         result["bf16"] = {"enabled": True}

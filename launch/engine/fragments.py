@@ -40,7 +40,7 @@ def master_fragments(engine: deepspeed.DeepSpeedEngine) -> Iterator[Fragment]:
             yield Fragment(name, 0, parameter.detach())
         elif stage < 3:
             mapping = getattr(parameter, "_hp_mapping", None)
-            if mapping is not None:  # else other processes have all of it
+            if mapping is not None:  # otherwise other processes hold the whole parameter
                 yield Fragment(name, mapping.lp_fragment_address.start, mapping.hp_fragment.detach())
         elif (place := partitioned.grad_position.get(partitioned.get_param_id(parameter))) is not None:
             group, start, length = place

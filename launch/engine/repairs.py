@@ -75,7 +75,7 @@ def grow_scale_after_step(optimizer: Any) -> None:
     optimizer.loss_scaler.raise_error_at_min_scale = False
 
 
-# Of DynamicLossScaler, what the configuration says; the rest is where the scale stands.
+# Fields of DynamicLossScaler that follow from the configuration; its other fields are the current state of the scale.
 _SCALE_CONSTANTS = ("scale_factor", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis")
 
 
@@ -92,7 +92,7 @@ def kept_hyper_parameters(engine: deepspeed.DeepSpeedEngine, optimizer_steps: in
     optimizer = base_optimizer(engine)
     partitioned: Any = engine.optimizer if engine.zero_optimization() else None
     limit, scaler = getattr(partitioned, "clip_grad", None), getattr(partitioned, "loss_scaler", None)
-    # A group's `step` is no hyper-parameter: where states that DeepSpeed's FusedAdam has yet to make begin to count.
+    # A group's `step` is no hyper-parameter: DeepSpeed's FusedAdam begins to count there for states not made yet.
     before = [
         {name: value for name, value in group.items() if name not in ("params", "step")}
         for group in optimizer.param_groups
@@ -103,7 +103,7 @@ def kept_hyper_parameters(engine: deepspeed.DeepSpeedEngine, optimizer_steps: in
     if limit is not None:
         partitioned.clip_grad = limit
     if scaler is not None and type(partitioned.loss_scaler) is not type(scaler):
-        # The checkpoint is of another precision: its scaler would not scale, or would where nothing is to be scaled.
+        # The checkpoint has another precision: its scaler would leave out a scaling, or scale where nothing is scaled.
         partitioned.loss_scaler, partitioned.dynamic_loss_scale = scaler, scaler.dynamic
     for name in _SCALE_CONSTANTS:
         if hasattr(scaler, name):
@@ -115,7 +115,7 @@ def kept_hyper_parameters(engine: deepspeed.DeepSpeedEngine, optimizer_steps: in
             state["step"] = state["step"].to(device, copy=True)
         if "step" in state:  # Muon's states have none
             steps.append(float(state["step"]))
-    if not engine.zero_optimization():  # there a parameter may have begun to learn later than others
+    if not engine.zero_optimization():  # at stage 0 a parameter may have begun to learn later than others
         steps = [max(steps)] if steps else []
     if set(steps) - {float(optimizer_steps)}:
         raise RuntimeError(f"the optimizer was loaded at steps {sorted(set(steps))}, expected {optimizer_steps}")

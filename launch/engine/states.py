@@ -26,7 +26,9 @@ def optimizer_file(rank: int) -> str:
 
 
 def submitting_model(submit: Submit, division: Division) -> Submit:
-    """What takes DeepSpeed's file of the model: of a divided optimizer DeepSpeed sees but one rank's part."""
+    """A `submit` for DeepSpeed's file of the model: it leaves out the optimizer, of which DeepSpeed sees one rank's
+    part alone, and names the rank that has the states of each parameter.
+    """
     return lambda content, path: submit(content | {"optimizer": None, OWNERS: division.owners}, path)
 
 
@@ -69,5 +71,5 @@ def load_states(
         pairs = zip(trained, places, strict=True)
         states = {names[each]: saved["state"][place] for each, place in pairs if place in saved["state"]}
     own_states = {place: states[names[each]] for place, each in enumerate(own) if names[each] in states}
-    # By torch's own loader, which puts each state where, and in the format in which, the optimizer wants it.
+    # torch's own loader moves each state to the device, and to the format, that the optimizer needs.
     optimizer.load_state_dict({"state": own_states, "param_groups": optimizer.state_dict()["param_groups"]})

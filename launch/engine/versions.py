@@ -30,12 +30,12 @@ _INNER = {
 
 
 def check_deepspeed() -> None:
-    """Raise UserError for a DeepSpeed that the tests have not seen: out of the range that Cloze asks for, or without
-    what the repairs are made on.
+    """Raise UserError for a DeepSpeed that the tests have not seen: its version is outside the range that Cloze asks
+    for, or it lacks a function that the repairs replace.
     """
     try:
         asked = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
-    except metadata.PackageNotFoundError:  # imported from a folder: nothing says what it asks for
+    except metadata.PackageNotFoundError:  # Cloze was imported from a folder, without metadata that names the range
         asked = []
     wanted = next((str(each.specifier) for each in asked if each.name == "deepspeed"), "a version that Cloze asks for")
     tested = all(

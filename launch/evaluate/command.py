@@ -139,7 +139,7 @@ def _every_checkpoint(
     """Evaluate the run's current checkpoints that have no result yet, oldest first; then write all curves again.
 
     Args:
-        texts: by which other data of the same name is known.
+        texts: of the suite; their hash tells results on other data of the same name.
     """
     if not runs.is_pretraining(run):
         raise UserError(f"every_checkpoint: found {run}, which is no run of pretraining, expected one; leave it out")

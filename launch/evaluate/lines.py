@@ -24,7 +24,7 @@ def read_lines(data: str, every_nth: int = 1) -> list[str]:
         texts = (document.text.decode("utf-8") for task in tasks for document in read(task))
         lines = (line.strip() for text in texts for line in text.split("\n"))
         chosen = [line for line in lines if line][::every_nth]
-    except UserError as error:  # which names the field of `cloze prepare` that it is there
+    except UserError as error:  # the message names `cloze prepare`'s field for the files
         raise UserError(re.sub("^input: ", "data: ", str(error))) from error
     if not chosen:
         raise UserError(f"data: found no line of text in {data}, expected at least one")

@@ -57,7 +57,7 @@ class ContrastiveObjective:
         """
         sizes = [len(output.vectors) for output in outputs]
         vectors = torch.cat([output.vectors.detach() for output in outputs])
-        texts = torch.cat([output.texts for output in outputs if output.texts is not None])  # each has them in training
+        texts = torch.cat([output.texts for output in outputs if output.texts is not None])  # never None in training
         first = self._rank * sum(sizes)
         everything = distributed.gather(vectors).flatten(0, 1).requires_grad_()
         everyone = distributed.gather(texts).flatten().view(-1, self._group_size)

@@ -80,7 +80,7 @@ class Ranked(NamedTuple):
     ranks: np.ndarray
     """Of the documents that are right, from 1, in the order in which they were named: (documents,) int64."""
     nearest: int
-    """The place of the first of all."""
+    """Index of the document that is ranked first."""
 
 
 def ranked(

@@ -10,8 +10,8 @@ from cloze.launch.parsing.fields import Described, describe
 from cloze.launch.parsing.help_pages import Page
 from cloze.launch.parsing.parser import shipped, takes_flags
 
-# What bash calls: with the command's words it finds flags, or the values of the flag before. "=" parts words in bash.
-# Where it finds nothing, or a value may be a file, the shell goes on with the names of files, unless none may be there.
+# The function that bash calls. It completes flags, or the values of the flag before the cursor; bash splits words at
+# "=". If it finds nothing, or if a value may be a file, bash completes names of files, unless none can stand there.
 _BASH = r"""_cloze() {
     local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"
     local command="${COMP_WORDS[1]}" words="" from=2 files=yes
@@ -101,7 +101,7 @@ def completion_script(shell: str, pages: list[Page]) -> str:
 
 
 def _function(name: str, words: dict[str, list[str]], otherwise: str = "") -> list[str]:
-    """A function of the shell that prints the words of its arguments, or what it prints for all others."""
+    """A function of the shell: for the arguments that are a key of `words` it prints the words, else `otherwise`."""
     cases = [f"    {shlex.quote(key)}) echo {shlex.quote(' '.join(values))};;" for key, values in words.items()]
     return [f'{name}() {{ case "$*" in', *cases, *([f"    *) echo {otherwise};;"] if otherwise else []), "esac; }"]
 

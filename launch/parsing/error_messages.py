@@ -114,13 +114,13 @@ def explain(message: str, known: Mapping[str, Described], words: list[str], flag
     missing = re.search(r"arguments are required: (.*)$", message)
     asked = missing[1].split(", ") if missing else []
     if asked and all(name in known for name in asked):  # not of a section in a list, which the next rules name
-        # The library takes a list of words for missing too, where one before it is.
+        # If an argument before it is missing, the library reports a list of words as missing too, even if given.
         names = [name for name in asked if known[name].default is MISSING]
         return f"expected {', '.join(flags.get(name, name.upper()) for name in names)}, found none"
     for rule in (_wrong_value, _unknown, _no_value, _print_config):
         if line := rule(message, known, words, flags):
             return line
-    return "found values that its fields don't take, expected those that the help names"
+    return "found a value that its field does not take, expected one that the help names"
 
 
 def _unknown(message: str, known: Mapping[str, Described], words: list[str], flags: Mapping[str, str]) -> str | None:
@@ -130,7 +130,7 @@ def _unknown(message: str, known: Mapping[str, Described], words: list[str], fla
             return f"found {name}, which is no option" + nearest(name.lstrip("-").removesuffix("+"), known, flags)
         return f"found {quoted(match[1])}, expected a --field before it"
     if match := re.search(r"Group '([\w.]+)' does not accept option '([^']*)'", message):
-        # The group is a section or, of a name with a dot, what stands before it.
+        # The group is a section, or the part before the dot of a name with a dot.
         return f"{match[1]}: found {quoted(match[2])}, which is no field of it" + nearest(
             match[2], known, flags, match[1]
         )
@@ -172,7 +172,7 @@ def _wrong_value(
     if nested := re.search(r"NestedArg\(key='([^']*)'", message):
         return f"found --{field.name}.{nested[1]}, which is no option; --{field.name} takes {field.expected}"
     if inside := re.search(r'Parser key "[\w.]+".*Option \'([^\']*)\' is not accepted', message):
-        # A value of several kinds, as data: a folder or a section; the kinds that it is not come after.
+        # A field of several types, as data, a folder or a section. The library's errors for the other types come later.
         return f"--{field.name}: found {quoted(inside[1])} in it, which is no field there; it takes {field.expected}"
     if needed := re.search(r"arguments are required: (\w+)", message):
         return f"--{field.name}: found no {needed[1]} in a section of it, expected one; it takes {field.expected}"

@@ -144,10 +144,10 @@ def parse(
     Raises:
         UserError: an unknown field, a value of the wrong kind, a missing file, in one line.
     """
-    kind: Any = config  # a dataclass, of whose type no more can be said
+    kind: Any = config  # any dataclass
     parser = build_parser(name, kind, words)
     kinds = get_type_hints(config)
-    # Of numbers those of which one can stand alone: of other lists, in brackets, the last one counts.
+    # Lists of texts, and lists of whole numbers that take a single number too. Other lists are typed in brackets.
     lists = {field for field, kind in kinds.items() if kind == list[str] or {int, list[int]} <= {*get_args(kind)}} - {
         words
     }
@@ -192,14 +192,14 @@ def _complete(
     """Set the fields whose values follow from what the words give.
 
     Args:
-        another: makes a parser beside the one that is at work, which the library can't use within itself.
+        another: makes a second parser, since the library can't parse again with the parser that is parsing.
     """
     given = list(chunks(words))
 
     def untyped(name: str) -> Any:
         others = [word for option, chunk in given if option not in (name, "print_config") for word in chunk]
         parser = another()
-        # --print_config needs no field, this does
+        # --print_config works without the required fields; this parser needs a value for each
         missing = [action for action in parser._actions if action.required and namespace.get(action.dest) is None]
         fill = [word for action in missing for word in (*action.option_strings[:1], "-")]
         return parser.parse_args([*others, *fill])[name]

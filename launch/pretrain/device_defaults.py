@@ -1,4 +1,4 @@
-"""Defaults that depend on the device, except the micro-batch (probing.py): chosen at the first start, then saved.
+"""Defaults that depend on the device: chosen at the first start, then saved. (The micro-batch: micro_batch_size.py.)
 
 A run that resumes on another device keeps these choices, or prints one line about the differences.
 """
@@ -56,8 +56,8 @@ def resolve_compile(config: PretrainConfig, device: torch.device, console: Conso
     return replace(config, train=replace(config.train, compile=not unwanted and not missing))
 
 
-# Of a step on a GPU what does not shrink with its share of the batch, and what its share of the peak is otherwise:
-# rough means of what `cloze plan` finds (launch/tools/planning/).
+# The parts of a GPU's step that do not shrink with its share of the batch (launches, the update), and the share of the
+# peak in the rest of the step: rough means of what `cloze plan` finds (launch/tools/planning/).
 _LAUNCHES_A_LAYER, _LAUNCH_SECONDS, _UPDATE_BYTES, _BEST_MFU = 60, 4e-6, 28, 0.45
 
 

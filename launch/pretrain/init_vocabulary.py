@@ -108,7 +108,7 @@ def new_vocabulary(old: Tokenizer, new: Tokenizer, start: str) -> NewVocabulary:
             continue
         if _is_text(text):
             parts = cutter.text(text) if text.strip() else []
-        else:  # the bytes of a part of a character
+        else:  # bytes that are a part of a character
             parts = cutter.token(new.tokens[number]) if both_of_bytes else []
         if parts:
             pieces[number] = parts
@@ -116,13 +116,13 @@ def new_vocabulary(old: Tokenizer, new: Tokenizer, start: str) -> NewVocabulary:
 
 
 def _is_text(text: str) -> bool:
-    """Whether all of what `_texts` gives are whole characters."""
+    """Whether a text of `_texts` has whole characters only."""
     return not any("\udc80" <= character <= "\udcff" for character in text)
 
 
 def _texts(tokenizer: Tokenizer) -> list[str]:
-    """The texts of tokens by id, with a space before those that begin a word. Bytes that are no whole character stand
-    as half surrogates, each as another one.
+    """The texts of tokens by id, with a space before those that begin a word. Each byte that is no part
+    of a whole character becomes a lone surrogate of its own.
     """
     kind, of_bytes = json.loads(tokenizer.backend.to_str())["model"], byte_level(tokenizer.backend)
     inside = kind.get("continuing_subword_prefix") or ""
@@ -139,7 +139,7 @@ def _texts(tokenizer: Tokenizer) -> list[str]:
 
 
 class _Cutter:
-    """Cuts tokens and texts into ids of the old tokenizer; into none if it does not know all of one."""
+    """Cuts tokens and texts into ids of the old tokenizer; no ids if it does not know a part of one."""
 
     def __init__(self, old: Tokenizer) -> None:
         self.old = old
@@ -161,7 +161,7 @@ class _Cutter:
         return self._known(self.old.encode(text if self.old.first_word_differs else text.strip()))
 
     def _inside_word(self, text: str) -> list[int]:
-        """The longest pieces first, as WordPiece cuts the rest of a word, which its model does not do alone."""
+        """Ids of the rest of a word, the longest piece first, as WordPiece cuts it: its model cuts whole words only."""
         ids: list[int] = []
         while text:
             sizes = range(len(text), 0, -1)

@@ -42,7 +42,7 @@ _FREE = {
 # Model fields that a student (`init_layers`) may have otherwise than the source of its layers. A DistilBERT has no
 # segments, and its pooler is the first layer of a classifier, which fine-tuning draws.
 _OF_STUDENT = {"family", "pooler_activation", "type_vocab_size"}
-OF_VOCABULARY = ("vocab_size", "pad_token_id")  # which follow from the shards' tokenizer
+OF_VOCABULARY = ("vocab_size", "pad_token_id")  # the shards' tokenizer decides them
 
 
 def complete(given: Given) -> dict[str, object]:
@@ -138,8 +138,8 @@ def _differences(config: PretrainConfig, source: BertConfig) -> Iterator[tuple[s
 
 
 def _is_student(config: PretrainConfig, source: BertConfig) -> bool:
-    """Whether a run takes layers of a source whose positions begin in the same row, and its segments or none: what the
-    first one adds can be a part of learned positions.
+    """Whether a run takes layers of a source that differs in segments at most: the student may have none, since learned
+    positions can hold what the first segment adds. Positions must begin in the same row.
     """
     model = config.model
     learned = model.position_embedding == source.position_embedding == "learned"
@@ -148,8 +148,8 @@ def _is_student(config: PretrainConfig, source: BertConfig) -> bool:
 
 
 def check_early(config: PretrainConfig, folder: Path) -> None:
-    """Raise UserError or ModelError unless a folder is a source of the run's shape, as far as its configuration tells:
-    without tokenizer and weights, which say how many tokens it has, and whether its only segment is one.
+    """Raise UserError or ModelError unless a folder is a source of the run's shape, by its configuration alone. The
+    number of tokens, which its tokenizer decides, and whether it has one segment, which its weights show, come later.
     """
     source = source_shape(folder, config.init_layers)
     segments = ("type_vocab_size",) if not source.type_vocab_size and config.model.type_vocab_size == 1 else ()

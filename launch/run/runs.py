@@ -196,7 +196,7 @@ def describe(
     """Write what is needed to understand, repeat and export the run: the configurations, and the folders of `saves`.
 
     Args:
-        saves: name of a folder -> what writes it, or nothing at all.
+        saves: name of a folder -> function that writes the folder, or leaves it out.
     """
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
     # The file that marks the folder as a run comes after the files that a resume compares; after an interruption the

@@ -68,8 +68,8 @@ class _Band:
         return [(mean - deviation, mean + deviation) for mean, deviation in bands]
 
     def went_along(self, best: float) -> bool:
-        """Whether the curve has gone at least half of the way from its first value to the best result; others, of runs
-        that diverged, would make all further ones a line.
+        """Whether the curve has gone at least half of the way from its first value to the best result. Curves that have
+        not, of runs that diverged, would stretch the axis until all others look like one line.
         """
         return bool(self.steps) and abs(self.means[-1] - best) <= abs(self.means[0] - best) / 2
 
@@ -193,7 +193,7 @@ def _fit_curves(axes: Any, bands: Sequence[_Band]) -> None:
     """
     later = (1 - _LATER) * max((band.steps[-1] for band in bands if band.steps), default=0)
     points = [pair for band in bands for pair in zip(band.steps, band.edges(), strict=True)]
-    if len({step for step, _ in points if step >= later}) < 2:  # no part of a curve, but its end
+    if len({step for step, _ in points if step >= later}) < 2:  # the later part of the curves is a single point
         return
     limits = _limits([edge for step, edges in points if step >= later for edge in edges])
     if limits is None:

@@ -50,8 +50,8 @@ class Results:
 
 
 def no_better(metric: str, value: float, majority: float | None) -> str | None:
-    """That a value (NaN: is undefined and so) is no better than a constant prediction's, in words; None: it is better,
-    or there is no such prediction.
+    """A sentence which says that a value, which may be NaN, is no better than a constant prediction's; None if it is
+    better, or if there is no constant prediction.
 
     Args:
         metric: the curve of both: validation/accuracy, test/NAME/accuracy.

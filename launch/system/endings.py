@@ -24,9 +24,9 @@ EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early, start again to co
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
 SAID_SECONDS = 10.0
-_LONGEST_LINE = 4000  # characters of a message: those with many names of a user's own have some hundred
-# What the file system refuses, for a user to fix, and folders in the place of files, or files in theirs: no command can
-# go on without what it was given. Of a write that finds no space it does not say where.
+_LONGEST_LINE = 4000  # characters of a message; messages that list a user's names have some hundred
+# Errors of the file system that a user can fix: no space, no permission, a folder in the place of a file or a file in
+# the place of a folder. An error of a full disk names no file.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _USERS_TO_FIX = _NO_SPACE | {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR}
 

@@ -185,14 +185,14 @@ def _stop_when_orphaned(launcher: int, parent: int | None) -> None:
     """
     while (now := _parent_of(launcher)) == parent and now is not None:
         time.sleep(_LOOK_SECONDS)
-    if now is not None:  # else the launcher has ended, of which the kernel has told this process
+    if now is not None:  # otherwise the launcher has ended, and the kernel has sent SIGTERM
         _LEFT_ALONE.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def has_lost_launcher() -> bool:
-    """Whether what has started this process as a rank is gone, so that a SIGTERM is due to that; waits for the answer
-    where there is a launcher.
+    """Whether the process that has started this one as a rank is gone, and has caused a SIGTERM by that. Waits a while
+    if there is a launcher, which may be about to end.
     """
     end = time.monotonic() + _DYING_SECONDS
     while not _LEFT_ALONE.is_set() and os.getppid() == _WATCHING.get("parent"):

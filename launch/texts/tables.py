@@ -390,7 +390,7 @@ def _rows(path: Path, schema: pa.Schema, values: Iterator[Fields], labels: tuple
 
 
 def _name(known: dict[int, str | None], value: object, column: str, place: str) -> str | None:
-    """The name of a class; a text, as of a column that was changed later, and none stay what they are."""
+    """The name of a class by its number. A text, as in a column that was changed later, and None stay as they are."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, int) or value not in known:

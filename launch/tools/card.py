@@ -94,7 +94,7 @@ def card(run: Path, folder: Path, name: str, said: str) -> str:
     tags = ["cloze"] + ["sentence-transformers"] * encoder
     head = {"library_name": "transformers", "pipeline_tag": task, "tags": tags}
     labels = load_head(folder) if kind == "BertForSequenceClassification" else None
-    if labels and not PROBLEMS[labels.problem].in_transformers:  # whose pipeline would make one class of all scores
+    if labels and not PROBLEMS[labels.problem].in_transformers:  # the pipeline would apply one softmax to all scores
         del head["pipeline_tag"]
     parts = [
         "---",

@@ -52,8 +52,8 @@ _TEST_FILE_BYTES = 64 << 20
 _REDUCED_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}
 # Gradients of BERT-base, reduced in fp32 at each step.
 _BERT_BASE_BYTES = 4 * 110e6
-# Of a step, the sum of its gradients: backward is two thirds of a micro-step, beside which it runs, and seldom all of
-# them are one.
+# The share of a step that the sum of gradients may take. It runs beside backward, which is two thirds of a micro-step,
+# and a step mostly has several micro-steps.
 _MOST_OF_A_STEP = 0.25
 
 
@@ -386,13 +386,13 @@ def share_of_step(recipe: str, world_size: int, seconds_a_byte: float, device: s
 def shared_folder(folder: Path, environment: Environment) -> list[Finding]:
     """Whether all machines share the output folder. Collective."""
     path = folder / f".doctor-seen-{environment.rank:05d}"
-    with suppress(OSError):  # `output` has said why; here the others must not wait for this rank, and miss its file
+    with suppress(OSError):  # `output` has reported the error; the others must not wait for this rank
         path.touch()
         sync_folder(folder)
     distributed.barrier()
     missing = [
         rank for rank in range(environment.world_size) if not os.path.exists(folder / f".doctor-seen-{rank:05d}")
-    ]  # nor is one that may not be asked about
+    ]  # `exists` is false too for a file in a folder that this process may not enter
     distributed.barrier()
     with suppress(OSError):
         path.unlink()

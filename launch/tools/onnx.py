@@ -125,13 +125,13 @@ def write_onnx(folder: Path) -> None:
         "architecture": cls.__name__,
     }
     truncation = load_note(folder, TRUNCATION)
-    if truncation and cls.__name__ == "BertForTokenClassification":  # which cuts nothing: it splits between words
+    if truncation and cls.__name__ == "BertForTokenClassification":  # a tagger cuts no text: it splits between words
         described |= {name: truncation[name] for name in ("max_length", "words") if name in truncation}
     elif truncation:
         described["truncation"] = truncation
     elif answering := load_note(folder, ANSWERING):
         described |= {"max_length": answering["max_length"], "answering": answering}
-    if vectors := load_note(folder, VECTORS):  # what becomes of last_hidden_state
+    if vectors := load_note(folder, VECTORS):  # how last_hidden_state is pooled
         described["vectors"] = vectors
     (folder / DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 

@@ -53,10 +53,10 @@ def _plan_one(config: PlanConfig, tell: Tell) -> Fields:
 
 
 def _telling(tell: Tell, gpus: int, place: str = "") -> Callable[[str], None]:
-    """What an estimator tells of its traces with.
+    """The function by which an estimator reports what it traces.
 
     Args:
-        place: behind the number of GPUs: which one it is of several.
+        place: stands behind the number of GPUs: which of several numbers it is.
     """
     begin = f"tracing the steps on {gpus} GPU{'s' * (gpus > 1)}{place}"
     return lambda text: tell(lambda: f"{begin}: {text}")

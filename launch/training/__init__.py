@@ -1,1 +1,1 @@
-"""The training loop of every run, whatever it trains: schedules, goals, speed, inspection."""
+"""The training loop of every run, whatever it trains: schedules, the best checkpoint, the end, speed, inspection."""

@@ -151,7 +151,7 @@ class Loop:
             output = self._forward(number, micro_batch) if known is None else known
             return self.objective(output, micro_batch, totals.divisors)
         assert self.sources is not None, "batches of a mixture come with what measures its sources"
-        # In the same copy to the device; none of the model's business.
+        # The sources go to the device in the same copy, and not to the model.
         micro_batch = to_device(micro_batch | {"sources": batch.sources[number]}, self.engine.device)
         sources = micro_batch.pop("sources")
         output = self._forward(number, micro_batch) if known is None else known

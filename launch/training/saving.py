@@ -18,7 +18,7 @@ from cloze.launch.training.throughput import Throughput
 from cloze.launch.training.totals import Wishes
 from cloze.pipeline.fields import Fields
 
-# Steps wait for a checkpoint that is written in so many seconds, so that short runs have all of theirs.
+# Seconds that writing a checkpoint may take before the next one is left out: short runs have all of their checkpoints.
 _SHORT_SECONDS = 5.0
 
 
@@ -44,7 +44,7 @@ class Saving(Callback):
         facts: plain values kept in every checkpoint.
         metrics: rank 0's writer, whose trackers' state is kept, too; None on the other ranks.
         average: of the weights, kept in checkpoints.
-        warn: of the first one that is left out; `on_log` counts them all.
+        warn: called with a line about the first checkpoint that is left out; `on_log` counts all of them.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Saving(Callback):
         return {"speed/checkpoints_left_out": self._left_out} if self._left_out else None
 
     def on_end(self, run: RunView, complete: bool) -> None:
-        """Leave a checkpoint of the end, and without a doubt about it remove those that are not kept."""
+        """Save the end of the run; remove old checkpoints only if the run is complete and its last step was good."""
         self._save()
         proven = complete and not self._progress.skipped_in_a_row
         with self._throughput.pause(run.state.step, "save"):

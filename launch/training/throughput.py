@@ -137,8 +137,8 @@ class Utilization(Callback):
         self._doubted = False
 
     def on_log(self, run: RunView, scalars: Mapping[str, float]) -> Mapping[str, float] | None:
-        """The share; of one above 1 its share of peaks that are measured anew, once a run, since the first ones were
-        wrong, or none if that is above 1, too. Collective then: all ranks have the same share.
+        """`speed/mfu`. A share above 1 shows that the saved peaks are wrong: they are measured again, once a run, and
+        the share of the new peaks is returned, or None if that is above 1 too. Then it is collective.
         """
         share = self._throughput.utilization
         if share is not None and share > 1:
@@ -151,7 +151,7 @@ class Utilization(Callback):
             f"speed/mfu: {share:.0%} of the peak is impossible and not shown: {peak_warning(self._device)}"
         )
         before = self._throughput.peak or 0.0
-        # None of a device with a data sheet, which not every rank needs to have.
+        # None for a device with a data sheet, which other ranks may lack.
         measured = measured_anew(self._device, self._dtype, is_main)
         self._throughput.peak = max(before, measured or 0.0)
         old, new = distributed.reduce_sum(numbers_on(self._device, before, self._throughput.peak)).tolist()

@@ -84,7 +84,8 @@ def _to_repeat(
         if report_name(number) in found and (report := Report.load(folder / report_name(number))) is not None:
             hashes.add(number, report.digests)
             done.add(number)
-    # What is made of all tasks together is there. A report is missing then if a part was damaged and is made again.
+    # Reports of later stages show that all tasks have read their files. A task without a report then runs again because
+    # one of its parts was damaged.
     all_were_read = any(not name.startswith("task-") for name in found)
     used = [file for file in touched if all_were_read or done.intersection(readers[file.number])]
     if used:

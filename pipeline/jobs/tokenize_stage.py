@@ -30,7 +30,7 @@ _CHUNK_BYTES = 2 << 20  # bytes of text tokenized at once, so that the arrays st
 _DOCUMENT_BYTES = 256  # bytes of memory per document besides its text, which bounds chunks of tiny documents
 PART_BYTES = 64 << 20  # size of a part, which bounds memory
 # Bits set in the hash of a piece of a long document, so that all its pieces are in the train split: held-out splits
-# have the lowest hashes. Only a corpus with too few other documents (planning.plan_splits) holds some of them out.
+# have the lowest hashes. Only a corpus with too few other documents (splits.plan_splits) holds some of them out.
 _LAST_BIT = 1 << 63
 _WHITE_SPACE = bytes.maketrans(b"\t\r\n\v\f", b"     ")
 _WHITE_SPACE_IN_PAIRS = bytes.maketrans(b"\r\n\v\f", b"    ")  # a tab separates the segments

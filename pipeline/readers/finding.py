@@ -284,7 +284,7 @@ def _status(path: Path | str) -> os.stat_result:
 def _expand(entry: str, written: list[str]) -> dict[str, str | None]:
     """The files of an entry by their paths, with links resolved above the last part of the entry.
 
-    With the real paths of those that are files and not links by their folder's listing.
+    Values are real paths, where the listing of a folder shows a file that is no link; else None.
     """
     path = Path(entry).expanduser()
     written = [folder for folder in written if not Path(os.path.realpath(path)).is_relative_to(folder)]
@@ -306,10 +306,10 @@ def _lies_in(written: list[str], path: Path) -> bool:
 
 
 def _walk(top: Path, written: list[str]) -> Iterator[tuple[Path, dict[str, str | None]]]:
-    """A folder and those below it, each once, with the paths of their files, but for what is hidden or `written`.
+    """A folder and those below it, each once, with the paths of their files, except hidden and `written` ones.
 
-    And of those that the folder calls files, and no links, their places without any: no call to the system for each.
-    Linked folders come last, so that a folder's own name goes before that of a link to it.
+    A path's value is its real path if the folder's listing shows a file that is no link, which needs no call to the
+    system for each file; else None. Linked folders come last, so that a folder's own name goes before a link's.
     """
     waiting: deque[str] = deque([str(top)])  # folders to enter; linked ones wait in `linked` until it is empty
     linked, seen = deque[str](), set()

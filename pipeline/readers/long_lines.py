@@ -148,7 +148,7 @@ class LongLine:
         return not closed
 
     def _find_id(self) -> bool:
-        """Take the id, which pieces of the text are given away with; whether the line names it so early."""
+        """Take the id, which each piece of the text carries; returns whether it stands before the text."""
         record, name = self._parse('"}'), self.config.id_field
         if name is None:
             return True

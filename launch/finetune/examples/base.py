@@ -40,7 +40,7 @@ class Examples(ABC):
     kind: type[Prediction]
     """What its predictions are."""
     facts: str
-    """What is worth saying about them, in one line."""
+    """What the table at the start says about them, in one line."""
     measured: str
     """The metrics, each with what it is averaged over where its name does not say, in one line."""
 

@@ -48,7 +48,7 @@ def _sorted(labels: Iterable[str], path: Path) -> tuple[str, ...]:
     found = set(labels)
     by_look: dict[str, str] = {}
     for label in sorted(found):
-        # Without what is not seen: spaces around it, marks of width and direction, how an accent is written.
+        # Compared without invisible differences: surrounding spaces, marks of width and direction, composed accents.
         seen = unicodedata.normalize("NFC", label)
         seen = "".join(letter for letter in seen if unicodedata.category(letter) != "Cf").strip()
         if (other := by_look.setdefault(seen, label)) != label:
@@ -397,7 +397,9 @@ class NumberExamples(TextExamples):
 
 
 def predicted(row: Row, prediction: Fields) -> Fields:
-    """A prediction for a row of a table, after its place and its columns (except columns with a name of ours)."""
+    """An object of a file of predictions: the place of the row, its columns, the prediction. A column is left out if an
+    entry of ours has its name.
+    """
     columns = {name: value for name, value in row.values.items() if name not in ("place", "label", *prediction)}
     return {"place": row.place.rsplit(": ", 1)[1]} | columns | prediction
 

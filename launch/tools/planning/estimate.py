@@ -32,7 +32,7 @@ from cloze.launch.tools.planning.roofline import Cost, cost, kernel_seconds
 from cloze.launch.tools.planning.trace import Batch, ModelRun, Trace, kernel_of, trace_micro_step, trace_optimizer
 from cloze.pipeline.errors import UserError
 
-_SEQUENCES = 1024  # by whose lengths FLOPs are counted
+_SEQUENCES = 1024  # number of sequences from whose lengths FLOPs are computed
 # Micro-batches from which the memory of others is extrapolated, and the share of a GPU's memory by which it must then
 # differ from what there is to be beyond doubt: several times its error, 2% of BERT's activations at 128 tokens.
 _EXTRAPOLATED_FROM = 64, 256
@@ -153,7 +153,7 @@ class Step:
     straggling_seconds: float
     """Waiting for the rank with most tokens."""
     hooks_seconds: float
-    """Hooks of gradients, as far as the host is not ahead of the device by them, and the share of inspected steps."""
+    """Hooks of gradients, less the time by which the host is ahead of the device, and the share of inspected steps."""
     seconds: float
     tokens: float
     """Tokens of all processes."""
@@ -177,7 +177,7 @@ class Divided:
     """Bytes of its optimizer states and its part of the average."""
 
 
-# What of an Estimator is the same on every cluster; by the objective its traces are found again.
+# Cached attributes of an Estimator that are the same on every cluster; traces are keyed by the objective among them.
 _OF_THE_RUN = "objective", "buckets", "parameters", "frozen_parameters", "flops_of_sequence", "_tensors", "_optimizer"
 
 
@@ -191,7 +191,7 @@ class Estimator:
     tell: Callable[[str], None] = lambda text: None
     """Called with what is traced next, which takes seconds."""
     traces: dict[tuple[ModelRun, Batch], Trace] = field(default_factory=dict, repr=False, compare=False)
-    """Of micro-steps, each made once, on whatever cluster."""
+    """Traces of micro-steps, which are the same on every cluster."""
 
     def traced(self, stage: int, batch: Batch) -> Trace:
         """A micro-step's trace."""

@@ -113,9 +113,9 @@ def divided_memory(
 
 
 def _bucket(stage: int, count: int, activations: int, halved: bool) -> int:
-    """Bytes of the gradients on their way to the other processes, beyond those of activations that are gone then."""
+    """Bytes of the buffers from which gradients are sent, beyond the bytes of activations that are freed by then."""
     flat = 4 * min(count, BUCKET_ELEMENTS)
-    if stage == 0:  # gradients move into what is sent, and less at a time than backward has freed by then
+    if stage == 0:  # gradients move into the buffers, which are smaller than what backward has freed by then
         return 0
     if stage == 1:  # made after the last backward
         return max(0, flat - activations)

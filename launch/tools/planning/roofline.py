@@ -91,14 +91,14 @@ _REMADE = 16
 
 
 def _without_remade(kernels: list[Kernel]) -> list[Kernel]:
-    """The kernels without those single operations whose results single operations alone read, and that are made of far
-    fewer bytes; their readers read these.
+    """The kernels without the pointwise operations whose results are made again: only pointwise operations read them,
+    and their inputs have far fewer bytes. Their readers read the inputs instead.
     """
-    needed: set[int] = set()  # storages that lie in memory: something else than a single operation reads them
+    needed: set[int] = set()  # storages that stay in memory: not only pointwise operations read them
     for kernel in kernels:
         if kernel.kind != "pointwise" or not kernel.in_layer:
             needed.update(number for number, _ in (*kernel.reads, *kernel.writes))
-    sources: dict[int, dict[int, int]] = {}  # of what is made again: the storages that it is made of
+    sources: dict[int, dict[int, int]] = {}  # storage that is made again -> the storages of its inputs
     left = []
     for kernel in kernels:
         reads: dict[int, int] = {}

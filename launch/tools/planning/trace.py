@@ -194,7 +194,7 @@ class _Recorder(TorchDispatchMode):
         return "pointwise" if fuses else "other", (), 0.0
 
 
-# What takes some places of its first tensor, or changes them in place, and what asks it for no more than its shape.
+# Operations that read some places of their first tensor, that change some in place, and that use its shape alone.
 _FROM_PLACES = {"embedding", "gather", "index", "index_select"}
 _INTO_PLACES = {"scatter_add_"}
 _OVERWRITING = {"copy_", "full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
@@ -218,7 +218,7 @@ _APART = {
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Bytes that a kernel reads or writes of it; what is expanded lies there once."""
+    """Bytes of a tensor that a kernel reads or writes; an expanded tensor is in memory once."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
@@ -263,7 +263,7 @@ def _attention_flops(config: BertConfig, lengths: Sequence[int]) -> Callable[[st
 
 
 class _OnGpu:
-    """What `select_kernel` asks of the hidden vectors, as a GPU's would answer."""
+    """The attributes of the hidden vectors that `select_kernel` reads, as on a GPU."""
 
     is_cuda, device = True, torch.device("cuda")
 
@@ -293,7 +293,7 @@ def efficient_sdpa(
 
 @contextlib.contextmanager
 def _as_on_gpu(has_flash: bool) -> Iterator[None]:
-    """Let the model do what it does on a GPU: the places where it asks for its device, answered for one."""
+    """Let the model do what it does on a GPU: patches the places where it asks for its device."""
 
     def select(name: str, config: BertConfig, hidden: Tensor, *rest: bool) -> str:
         seen: Any = _OnGpu(hidden, hidden.dtype)
@@ -325,8 +325,8 @@ def _as_on_gpu(has_flash: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _row_counts_as_they_are() -> Iterator[None]:
-    """Without rows that a CPU adds (model/amx.py): the offsets of sequences keep their values, which the groups of
-    attention need, as long as nothing is made of them under FakeTensorMode."""
+    """Context in which a CPU adds no rows (model/amx.py): added rows would make the offsets of the sequences fake
+    tensors, and the groups of attention need their values."""
     patched: Any = amx
     kept, patched._SIZES_PER_OCTAVE = patched._SIZES_PER_OCTAVE, dict.fromkeys((False, True))
     try:
@@ -357,7 +357,7 @@ class Batch:
         return torch.tensor([0, *torch.tensor(self.lengths).cumsum(0).tolist()], dtype=torch.int32)
 
     def inputs(self) -> MicroBatch:
-        """What forward takes but for the offsets, which CPU kernels look at; of no contents."""
+        """Inputs of forward without values; all but the offsets, whose values CPU kernels read."""
         longest, count = max(self.lengths), len(self.lengths)
 
         def ids(*shape: int) -> Tensor:
@@ -424,7 +424,7 @@ class ModelRun:
             torch.set_default_dtype(before)
 
     def loss(self, output: ModelOutput, inputs: MicroBatch) -> Tensor:
-        """What backward begins with, ()."""
+        """The loss, ()."""
         if self.objective is None:
             return output.mlm_losses.sum() + output.next_sentence_losses.sum()
         return self.objective(output, inputs, torch.ones(len(self.objective.TERMS), dtype=torch.float64))[0]

@@ -74,7 +74,7 @@ def test_wrong_words_are_named_in_plain_words(name, tmp_path, monkeypatch, capsy
             parse(name, words)
         except UserError as error:
             assert not LIBRARY.search(str(error)), (words, str(error))
-            assert "\n" not in str(error) and "fields don't take" not in str(error), words
+            assert "\n" not in str(error) and "its field does not take" not in str(error), words
             assert re.search("found|expected", str(error)), (words, str(error))
             said.append(str(error))
         except (ModelError, SystemExit):  # a shape that cannot be; --print_config
