@@ -1,7 +1,5 @@
 """`cloze COMMAND`: from the words of the command line to the command's function, and its exit status."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Row counts of matrix products on a CPU with AMX, where a product is compiled for each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """A linear layer on a residual stream whose backward adds the residual's gradient within the matrix product."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """config.json of a model folder: read, checked, and turned into a BertConfig. Imports no torch, which takes seconds."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A convolution beside the first layer (DeBERTa-v2-xlarge, arXiv 2006.03654, section 4.2: n-grams of the input)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -9,8 +9,6 @@ columns 32 bits from a hash of the row's bits and the pair. The hash is "lowbias
 logical shifts. With arithmetic shifts, which need no mask, columns were correlated (by up to 0.15).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Token ids to vectors: word, position and segment embeddings, normalisation; rotary angles."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """The Transformer encoder: layers of attention and feed-forward network, and gradient checkpointing."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Flash attention over concatenated sequences: torch's operator, with dropout from a key."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

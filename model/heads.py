@@ -1,7 +1,5 @@
 """Heads of pretraining: the vocabulary projection with its loss, and next sentence prediction."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

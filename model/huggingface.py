@@ -5,8 +5,6 @@ written in our own format: the fields of BertConfig, and our names of weights. `
 makes models of them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

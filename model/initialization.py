@@ -1,7 +1,5 @@
 """Random initial weights of all parameters, and word embeddings from a word2vec file."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

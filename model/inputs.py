@@ -1,7 +1,5 @@
 """Types of what models are called with."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias, TypedDict
 
 from torch import Tensor

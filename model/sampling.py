@@ -3,8 +3,6 @@
 All arithmetic of the sampling uses 64-bit integers that wrap, whose sums are the same in any order.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

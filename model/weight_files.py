@@ -1,7 +1,5 @@
 """Reads the files of a model's folder, which may be damaged or made to harm: JSON, weights in one file or in shards."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of formats of input files: what each is, its suffixes, its reader. It imports no reader, nor Arrow."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cloze.pipeline.references import Entry

@@ -1,7 +1,5 @@
 """What a table names by `module:name`, imported when it is needed: help and completion list a table without torch."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import dataclass
 from typing import Any

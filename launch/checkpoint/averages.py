@@ -1,7 +1,5 @@
 """Averages of the weights in checkpoints: each process saves its part; exports join the parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

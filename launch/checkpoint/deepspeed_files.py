@@ -3,8 +3,6 @@
 Pickled files are read only here, and only tensors and plain values are loaded from them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

@@ -1,7 +1,5 @@
 """Reading checkpoints of runs in an object store: which files a checkpoint has, and downloads for other commands."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable

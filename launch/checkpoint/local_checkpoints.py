@@ -5,8 +5,6 @@ Each machine has the files of its own processes. With `checkpoint.local` a job t
 several machines all must hold parts of one and the same checkpoint, which is compared here.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Rank 0 sends the content without the values of its tensors, as a small file, and
 go from memory to memory, by NCCL.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 

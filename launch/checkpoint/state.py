@@ -1,7 +1,5 @@
 """A checkpoint's state.json (step, samples, tokens, hashes of configuration and data) and checksums.json."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass, fields

@@ -6,8 +6,6 @@ newest waits, and older ones are skipped. The ranks agree on this in collectives
 `publish`), so no step waits for the store.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ Each part is an object by itself, instead of a part of a multipart upload: an in
 that no listing shows and that is paid for.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import queue

@@ -1,7 +1,5 @@
 """Writing tensors to disk: copied to host memory, shared ones once; hashed and written in a background thread."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import os

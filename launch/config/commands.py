@@ -1,7 +1,5 @@
 """Configuration of the smaller commands."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Configuration of the data of a pretraining run: one prepared folder, or a mixture of several."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Peak learning rates where none is given: by the size of the model."""
 
-from __future__ import annotations
-
 import math
 
 Rates = tuple[tuple[float, float], ...]

@@ -1,7 +1,5 @@
 """Configuration of fine-tuning for text vectors (the section `embedding`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from cloze.pipeline.bounds import bounds, check_bounds

@@ -1,7 +1,5 @@
 """What evaluations measure, and in which direction each measure improves."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Which model a command uses, and how one that is named on the Hugging Face hub is fetched."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

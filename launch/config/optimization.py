@@ -1,7 +1,5 @@
 """Configuration of optimizer, learning rate schedule and loss scale."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

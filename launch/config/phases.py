@@ -1,7 +1,5 @@
 """The check of consecutive phases of a run, of which several sections have a list."""
 
-from __future__ import annotations
-
 from cloze.pipeline.bounds import MOST
 from cloze.pipeline.errors import UserError
 

@@ -1,7 +1,5 @@
 """Configuration of a pretraining run, and the checks between its sections."""
 
-from __future__ import annotations
-
 import os.path
 import re
 from dataclasses import dataclass, field

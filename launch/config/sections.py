@@ -1,7 +1,5 @@
 """Configuration of checkpoints, evaluation, monitoring, the data cache and ZeRO."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

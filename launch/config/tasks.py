@@ -1,7 +1,5 @@
 """A fine-tuning task: columns of its files, kind of prediction, metrics."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Builds DeepSpeed's engine of a model."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The files of a checkpoint as DeepSpeed asks for them: their content is handed to functions of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """DeepSpeed's configuration, made from ours."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The engine: a model in training, whatever its precision and ZeRO stage. What DeepSpeed calls things stays inside."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Where DeepSpeed keeps the optimizer, and the fp32 master weights that this process updates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

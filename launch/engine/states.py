@@ -5,8 +5,6 @@ DeepSpeed's file of the model holds the states of an optimizer that every rank h
 which rank has which. Either is read by any number of ranks, divided or not: nothing is converted.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Checks that DeepSpeed is a version that repairs.py was tested with."""
 
-from __future__ import annotations
-
 from importlib import metadata
 
 import deepspeed

@@ -1,7 +1,5 @@
 """`cloze evaluate`: evaluates a model, a checkpoint or all checkpoints of a run on a suite."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

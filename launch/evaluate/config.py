@@ -1,7 +1,5 @@
 """The fields of `cloze evaluate`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """GLUE (Wang et al. 2019, arXiv 1804.07461): fine-tuning on its tasks with several seeds."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import asdict
 from pathlib import Path

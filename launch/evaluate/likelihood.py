@@ -5,8 +5,6 @@ Or with the rest of its word masked too (arXiv 2305.10588), so that vocabularies
 Texts run in batches of sequences of one length, without padding (Salazar et al. 2020).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Suite `lines`: pseudo-log-likelihood per character of held-out text, comparable between different vocabularies."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

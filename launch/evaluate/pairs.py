@@ -1,7 +1,5 @@
 """Suite `blimp`: minimal pairs (arXiv 1912.00582); how often the acceptable sentence of a pair is more probable."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Checks what is given to `cloze evaluate`, before torch is imported and minutes are spent."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cloze.launch.evaluate.config import EvaluateConfig

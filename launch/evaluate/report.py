@@ -1,7 +1,5 @@
 """Results of an evaluation as a table, as a picture, and as curves over the checkpoints of a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`cloze finetune`: trains a pretrained model on a task and writes the model, its metrics and its predictions."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from cloze.launch.config import FinetuneConfig

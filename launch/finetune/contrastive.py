@@ -7,8 +7,6 @@ dropout, and backpropagates the gradients of its vectors. The result is the grad
 it is split.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Error analysis: which classes are confused, and the errors with the highest confidence."""
 
-from __future__ import annotations
-
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.predicted import markdown
 from cloze.launch.system.console import figure

@@ -1,7 +1,5 @@
 """Training of the head alone: a frozen encoder runs once over all examples, and its features are kept in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Prediction files in the format of gluebenchmark.com."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cloze.launch.config import FinetuneConfig

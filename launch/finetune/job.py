@@ -1,7 +1,5 @@
 """Reads the task, model, tokenizer and examples of a fine-tuning run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

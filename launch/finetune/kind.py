@@ -1,7 +1,5 @@
 """The interface of kinds of tasks: which fields they read, what their files hold, what is trained, saved and said."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal

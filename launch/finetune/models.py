@@ -1,7 +1,5 @@
 """Builds the model of a fine-tuning from its source, and selects the parameters that are trained."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

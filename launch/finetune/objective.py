@@ -1,7 +1,5 @@
 """The loss of fine-tuning: the sum of each head's losses over the number of targets in the global batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

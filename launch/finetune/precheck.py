@@ -1,7 +1,5 @@
 """Checks that the files and the model given to a fine-tuning exist, before torch is imported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cloze.launch.config import FinetuneConfig

@@ -1,7 +1,5 @@
 """What all kinds of tasks have in common: the check of a run's fields, the reading of its files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cloze.launch.config import EmbeddingConfig, FinetuneConfig

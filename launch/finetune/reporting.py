@@ -1,7 +1,5 @@
 """Results of a fine-tuning run: evaluations, results.json, predictions, the exported model."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 IOB1 (Ramshaw and Marcus 1995; CoNLL-2003 as it is distributed), IOB2, IOE, IOBES (or BIOES), BILOU, BMES (or BMEWO).
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 OUTSIDE = "O"

@@ -1,7 +1,5 @@
 """Metrics by their usual names, computed by scikit-learn, scipy and seqeval."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Sequence

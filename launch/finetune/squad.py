@@ -1,7 +1,5 @@
 """SQuAD's files and metrics: exact match and F1 as in the official scripts."""
 
-from __future__ import annotations
-
 import re
 import string
 import unicodedata

@@ -1,7 +1,5 @@
 """Fine-tuning sweeps: a run for each seed and combination of settings; results as a table and a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tables of fine-tuning: kinds of tasks, and tasks. They import no kind: `--help` lists them without torch."""
 
-from __future__ import annotations
-
 import difflib
 from dataclasses import dataclass
 

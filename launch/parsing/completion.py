@@ -1,7 +1,5 @@
 """Shell completion of `cloze`: a script with all commands, fields and values, so that TAB does not start Python."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass

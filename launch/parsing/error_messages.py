@@ -1,7 +1,5 @@
 """Error messages for wrong command line arguments and YAML files, in place of those of jsonargparse."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections import Counter

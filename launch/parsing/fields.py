@@ -1,7 +1,5 @@
 """The fields of a configuration for help and messages: dotted names, descriptions, accepted values."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass

@@ -1,7 +1,5 @@
 """Where the values of a configuration come from: typed on the command line, named in a file, or defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

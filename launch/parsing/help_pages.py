@@ -1,7 +1,5 @@
 """`--help`: the most used fields first; all of them by `--help all`, a section's by its name."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Parses a command line to a configuration: the parser, and the passes over the arguments before it."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools

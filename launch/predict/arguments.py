@@ -1,7 +1,5 @@
 """Checks of arguments given from Python, which no command line parser has checked."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from numbers import Integral

@@ -1,7 +1,5 @@
 """`cloze predict`: reads texts, runs an operation, prints or writes the results."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The operation of `cloze predict MODEL ...` where none is named: that of the model's head."""
 
-from __future__ import annotations
-
 from cloze.launch.predict.precheck import named_model
 from cloze.launch.predict.table import OPERATIONS
 from cloze.launch.pretrained.finding import model_path

@@ -1,7 +1,5 @@
 """Writes results to files: tables with the columns of the input, JSON lines, arrays of vectors."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

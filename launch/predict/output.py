@@ -1,7 +1,5 @@
 """Output of results: JSON objects, tables."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """Pictures of a model: its attention heads, and vectors of texts in their two principal components."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks that the model and the files given to `cloze predict` exist, before torch is imported."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Input texts: from the command line, a file, standard input or Python."""
 
-from __future__ import annotations
-
 import codecs
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The table of operations by name. It imports none of them: `cloze --help` lists their commands without NumPy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cloze.pipeline.references import Entry

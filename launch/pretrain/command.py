@@ -1,7 +1,5 @@
 """`cloze pretrain`: trains on prepared shards, writes checkpoints and curves; `cloze deepspeed-config`."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

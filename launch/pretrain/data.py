@@ -1,7 +1,5 @@
 """Training and validation data of a pretraining run: opened and checked to fit each other and the model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 A run that resumes on another device keeps these choices, or prints one line about the differences.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model of a new run, with its initial weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cloze.launch.config import PretrainConfig

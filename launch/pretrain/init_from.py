@@ -5,8 +5,6 @@ what it takes from the source and what starts anew. A resume uses its own checkp
 again.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace

@@ -5,8 +5,6 @@ Vocabulary Transfer), the mean of all old rows (`mean_all`: Hewitt 2021), or dra
 The bias of the output is made in the same way.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

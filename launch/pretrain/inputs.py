@@ -1,7 +1,5 @@
 """The inputs of a pretraining run, opened and checked, and the configuration completed from them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple

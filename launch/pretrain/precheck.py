@@ -1,7 +1,5 @@
 """Checks of what is given to `cloze pretrain` or `cloze plan`, before torch is imported, which takes seconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cloze.launch.config import PretrainConfig

@@ -1,7 +1,5 @@
 """Predictions for the masked tokens of a few validation samples, shown at each evaluation."""
 
-from __future__ import annotations
-
 import torch
 
 from cloze.launch.engine.engine import Engine

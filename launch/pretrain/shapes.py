@@ -3,8 +3,6 @@
 Imports no torch: what does not fit is said within a second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path

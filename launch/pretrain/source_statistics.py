@@ -1,7 +1,5 @@
 """Per-source statistics of a mixture: training losses, and the share of each source that was seen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

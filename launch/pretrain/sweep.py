@@ -1,7 +1,5 @@
 """`cloze sweep`: a pretraining run for each combination of some settings; results as a table and a picture."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -1,7 +1,5 @@
 """The validation data of a pretraining run, and what is shown beside its losses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

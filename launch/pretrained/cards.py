@@ -2,8 +2,6 @@
 fine-tuning run, rows by which it was measured.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

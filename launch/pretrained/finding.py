@@ -1,7 +1,5 @@
 """Finds the folder of a model that is named by a path, a hub name or a URL; imports torch for a URL only."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models on the Hugging Face hub: download into the cache of the hub library, and upload."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Imports no torch, since the operations that refer to it are parsed without torch.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from cloze.launch.system.environment import device_type

@@ -1,7 +1,5 @@
 """Loads a model from a folder, or the weights of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from numbers import Integral
 from pathlib import Path

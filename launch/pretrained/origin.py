@@ -2,8 +2,6 @@
 here, and the tokenizer's files, if its tokenizer is still that one.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

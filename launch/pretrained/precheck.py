@@ -1,7 +1,5 @@
 """Checks that the model given to a command exists; imports no torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cloze.launch.config import FinetuneConfig

@@ -1,7 +1,5 @@
 """The source of a fine-tuned model: a Cloze run, a Hugging Face folder or hub name, or random weights of a shape."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ condition that the object is unchanged since it was read. A later write of an ol
 condition is the version that it wrote last. No clock is involved.
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from dataclasses import asdict, dataclass

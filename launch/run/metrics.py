@@ -1,7 +1,5 @@
 """Writes the curves, pictures and texts of a run: metrics.jsonl, TensorBoard and other trackers."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """metrics.jsonl of a run, read: its lines, and those that stay at a resume."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from pathlib import Path

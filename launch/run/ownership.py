@@ -8,8 +8,6 @@
   a job that was paused for longer than its lease and goes on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

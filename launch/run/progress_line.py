@@ -1,7 +1,5 @@
 """The line of progress that a run prints: which values stand in it, in which order, and the time left."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Whether a folder or a checkpoint belongs to this run: what shapes its result, compared at each start."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import MISSING, asdict, fields, is_dataclass

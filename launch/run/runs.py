@@ -1,7 +1,5 @@
 """The folder of a run: the names of its files, and its description (configuration, data, device, tokenizer)."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

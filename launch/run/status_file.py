@@ -1,7 +1,5 @@
 """The status of a run: `status.json`, by which job templates decide whether to queue it again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Retries of requests while an object store does not answer, until the time that the user has set is over."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

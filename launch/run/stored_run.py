@@ -10,8 +10,6 @@ Each process has its own folder on local scratch, with the layout of a run's fol
 the folder of checkpoints in it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """What the runs of a sweep have reached together: a file, a table and a picture."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Mapping, Sequence

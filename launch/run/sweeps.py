@@ -1,7 +1,5 @@
 """Runs over a grid of settings: every combination is planned, and runs in a process of its own."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -6,8 +6,6 @@ the run and the last step sent of each curve. Each checkpoint has a copy, for a 
 resume repeats are not sent twice (only their speeds could differ).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

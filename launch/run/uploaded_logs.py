@@ -6,8 +6,6 @@ before, cut at the end of a line or event. For a file that is replaced, each obj
 one is valid.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

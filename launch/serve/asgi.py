@@ -1,7 +1,5 @@
 """Types of the arguments of an ASGI application (asgi.readthedocs.io, version 3)."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 from cloze.pipeline.fields import Fields

@@ -1,7 +1,5 @@
 """`cloze serve`: starts the HTTP server of a model and stops it gracefully."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

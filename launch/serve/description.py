@@ -1,7 +1,5 @@
 """What a server says of its model: what the page names, and the fields that it shows."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict
 from itertools import islice

@@ -1,7 +1,5 @@
 """What torch.compile needs on a GPU beside torch: proven by one kernel, looked for where that fails."""
 
-from __future__ import annotations
-
 import importlib.util
 import sysconfig
 from dataclasses import dataclass

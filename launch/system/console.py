@@ -1,7 +1,5 @@
 """Output for people: messages, tables, progress; on rank 0 only."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

@@ -1,7 +1,5 @@
 """Processor cores that this process may use, as the operating system and the container allow."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """NVIDIA's data sheets: dense rates, memory, links of GPUs. † recalled, not read again at the source."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from dataclasses import dataclass

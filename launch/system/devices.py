@@ -1,7 +1,5 @@
 """The device of a process: its name, transfers of batches to it, and the peak rate of its matrix products."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util

@@ -1,7 +1,5 @@
 """Collectives and process groups: the only file that calls torch.distributed."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import itertools

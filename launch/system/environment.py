@@ -1,7 +1,5 @@
 """Rank, world size, device and scheduler, read from the environment: the only file that touches os.environ."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -1,7 +1,5 @@
 """Memory of this process and of its machine, in bytes, as the operating system reports it."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Loads a user's own classes by their dotted names, from a file in the current folder or an installed package."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

@@ -1,7 +1,5 @@
 """What all pictures share: matplotlib, which is an extra, and how they are checked, coloured and written."""
 
-from __future__ import annotations
-
 import warnings
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Versions of the software of a run, and the commit of Cloze."""
 
-from __future__ import annotations
-
 import functools
 import platform
 import subprocess

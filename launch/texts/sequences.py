@@ -1,7 +1,5 @@
 """Encodes many texts to arrays of token ids with special tokens, and counts what was truncated."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

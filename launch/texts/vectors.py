@@ -1,7 +1,5 @@
 """How a model pools one vector from a text: saved with the model, the same in training and in use."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

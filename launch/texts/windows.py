@@ -1,7 +1,5 @@
 """Outputs of overlapping windows over a text: in which window each token counts, and the most probable spans."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """Files that an export has beside the weights: a model card, and the pooling for sentence-transformers."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The checks of `cloze doctor`: each function examines one thing on this rank and returns what it found."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import platform

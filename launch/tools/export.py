@@ -1,7 +1,5 @@
 """`cloze export`: a run's newest good checkpoint as a Hugging Face folder, and as an ONNX graph."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import uuid

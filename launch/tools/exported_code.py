@@ -4,8 +4,6 @@ It is the model floor itself, which imports torch alone: each file as `cloze_NAM
 neighbours, and two files that give it the inputs and outputs of transformers (`remote_code/`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

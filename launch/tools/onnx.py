@@ -1,7 +1,5 @@
 """A model as an ONNX graph: any batch and length, checked in onnxruntime before it is published."""
 
-from __future__ import annotations
-
 import json
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """`cloze plan`: estimates memory, time and cost of a run without running it."""
 
-from __future__ import annotations
-
 import json
 import math
 from bisect import bisect_left

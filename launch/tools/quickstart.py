@@ -1,7 +1,5 @@
 """`cloze quickstart`: all commands from text to predictions, on text that every CPython ships."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

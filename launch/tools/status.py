@@ -3,8 +3,6 @@
 Nothing is locked and nothing written: a job that starts at the same time is not affected.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Average of the weights, exponential (EMA) or of the last steps, kept beside the trained ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which checkpoint is the best one: the metric that decides, and its best value."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import TypeVar

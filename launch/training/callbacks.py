@@ -1,7 +1,5 @@
 """What watches a run: the interface of our own watchers and of users' callbacks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """When a run is complete: its target, patience, steps or time budget."""
 
-from __future__ import annotations
-
 from cloze.launch.checkpoint import TrainState
 from cloze.launch.config import RunConfig, TrainConfig
 

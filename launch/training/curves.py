@@ -1,7 +1,5 @@
 """Curves of a run: a line of metrics every `train.log_every_steps` steps, and the line of progress on the terminal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

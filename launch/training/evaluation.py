@@ -1,7 +1,5 @@
 """Evaluation during training: losses and other means of an objective over validation samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Inspection of single steps: norms of gradient, weight and update of each layer, and the share of communication."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

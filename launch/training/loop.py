@@ -1,7 +1,5 @@
 """The training loop: from a batch to the optimizer's step, and what watches it."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence

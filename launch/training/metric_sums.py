@@ -1,7 +1,5 @@
 """Sums of losses, tokens and padding since the last line of metrics."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import islice
 

@@ -1,7 +1,5 @@
 """The interface between the trainer and an objective."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 

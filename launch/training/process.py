@@ -1,7 +1,5 @@
 """A process of a training run: how it joins the others, and what it records until its end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace

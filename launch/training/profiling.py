@@ -1,7 +1,5 @@
 """Traces of single steps by torch.profiler, for TensorBoard's profile plugin and chrome://tracing."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from pathlib import Path

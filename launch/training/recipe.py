@@ -1,7 +1,5 @@
 """What one kind of training (pretraining, fine-tuning) brings to `train` of start.py."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager

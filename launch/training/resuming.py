@@ -1,7 +1,5 @@
 """Which checkpoint a run goes on from, and what it takes from there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cloze.launch.checkpoint import CheckpointManager, StoredCheckpoints

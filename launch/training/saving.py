@@ -1,7 +1,5 @@
 """When checkpoints are published and saved."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from functools import partial

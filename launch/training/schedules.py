@@ -1,7 +1,5 @@
 """Learning rate schedules: multipliers as pure functions of the step or the time, so that a resume needs no state."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A run that the command line makes shorter than its recipe does: the recipe's warmup shrinks with it."""
 
-from __future__ import annotations
-
 from cloze.launch.parsing import Given
 
 

@@ -3,8 +3,6 @@
 The outcome of a step is known only when the device has done it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The way of every training run: open, join, build, resume, train, end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table that a run prints at its start, read off the live engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

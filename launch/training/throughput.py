@@ -1,7 +1,5 @@
 """Throughput: tokens per second, share of padding, data wait, model FLOPs utilisation; and the slowest rank."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

@@ -1,7 +1,5 @@
 """The families of encoders in `transformers` that are read and written in its format, a file for each."""
 
-from __future__ import annotations
-
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.families.albert import Albert
 from cloze.model.families.bert import Bert

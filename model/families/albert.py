@@ -1,7 +1,5 @@
 """ALBERT: BERT with layers that share their weights, embeddings of a width of their own, and sentence order."""
 
-from __future__ import annotations
-
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.families.bert import FIELDS, buffers, embeddings
 from cloze.model.families.family import ACTIVATIONS, Family, Json, alike

@@ -1,7 +1,5 @@
 """BERT: the names that several other families have taken over."""
 
-from __future__ import annotations
-
 from cloze.model.families.family import Family, Modules, alike
 
 FIELDS = {

@@ -1,7 +1,5 @@
 """DeBERTa-v2 and -v3: BERT with disentangled attention."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from cloze.model.config import BertConfig, ModelError

@@ -1,7 +1,5 @@
 """DistilBERT: BERT without segments and pooler, under names of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from cloze.model.config import BertConfig

@@ -1,7 +1,5 @@
 """ELECTRA: BERT with embeddings of a width of their own and without a pooler, and its detector of replaced tokens."""
 
-from __future__ import annotations
-
 from cloze.model.config import BertConfig
 from cloze.model.families.bert import FIELDS, LAYER, buffers, embeddings
 from cloze.model.families.family import DETECTOR, Family, alike

@@ -1,7 +1,5 @@
 """EuroBERT: Llama's layers, attending in both directions."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from cloze.model.config import BertConfig, ModelError

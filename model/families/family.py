@@ -2,8 +2,6 @@
 a config.json is read before anything else.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, NamedTuple

@@ -1,7 +1,5 @@
 """GTE: BERT with rotary positions and a gated network."""
 
-from __future__ import annotations
-
 from cloze.model.config import BertConfig
 from cloze.model.families.family import Names, Part
 from cloze.model.families.nomic_bert import RotaryBert

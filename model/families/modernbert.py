@@ -1,7 +1,5 @@
 """ModernBERT: rotary positions, global and local attention, pre-norm, a gated feed-forward network."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from cloze.model.config import BertConfig, ModelError

@@ -1,7 +1,5 @@
 """MPNet: RoBERTa without segments, with a bias of relative positions that all layers share."""
 
-from __future__ import annotations
-
 from cloze.model.config import BertConfig
 from cloze.model.families.bert import FIELDS
 from cloze.model.families.family import Json

@@ -1,7 +1,5 @@
 """Nomic BERT: BERT with rotary positions, a gated network, and no biases in its layers."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """RoBERTa, XLM-RoBERTa and CamemBERT: BERT with positions that begin after padding, and heads of their own names."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from cloze.model.config import BertConfig, ModelError

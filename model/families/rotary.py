@@ -1,7 +1,5 @@
 """Rotary positions in a config.json: their base, and what is not computed here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from cloze.model.config import ModelError

@@ -4,8 +4,6 @@
 arrays of one row would take longer than their contents; tests/pipeline/samples/test_assembly.py compares both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

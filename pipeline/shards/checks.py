@@ -4,8 +4,6 @@ Arrow trusts offsets when it reads, and so do numpy's views of its buffers: what
 foreign memory, or end the process.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 

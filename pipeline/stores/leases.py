@@ -6,8 +6,6 @@ conditional write. Clocks of different machines are never compared. A holder tha
 `Lease.check`, before work that only one process may do, and from `Lease.silence`, which says why a long job must end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Parameter groups, and the optimizers by the values of `optimizer.name`."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -5,8 +5,6 @@ parameter's device), so that DeepSpeed partitions, saves and converts them in th
 they skip a step on the device, where `found_inf` is 1: the host need not know.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -1,7 +1,5 @@
 """DeepSpeed's own AdamW kernels, compiled when they are first used."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from typing import Any

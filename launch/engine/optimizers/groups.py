@@ -1,7 +1,5 @@
 """Parameter groups by module type: which parameters have weight decay."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 

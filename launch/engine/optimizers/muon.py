@@ -1,7 +1,5 @@
 """Muon for the encoder's matrices, AdamW for everything else, as one optimizer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal

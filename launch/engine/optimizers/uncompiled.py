@@ -1,7 +1,5 @@
 """torch's optimizers without the compiler, which they import at their first use."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable

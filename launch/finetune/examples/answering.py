@@ -1,7 +1,5 @@
 """Extractive question answering: overlapping windows over long texts, and the best span over all of them."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 

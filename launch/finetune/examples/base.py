@@ -1,7 +1,5 @@
 """The interface of examples: units that are distributed over ranks, batches, targets, metrics of outputs."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Multiple choice: which of several texts continues another."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch.nn import functional

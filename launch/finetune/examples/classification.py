@@ -1,7 +1,5 @@
 """Classification, regression and multi-label classification of texts and pairs of texts."""
 
-from __future__ import annotations
-
 import unicodedata
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Examples for contrastive learning: an anchor, its positive, its hard negatives."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

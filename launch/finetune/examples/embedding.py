@@ -1,7 +1,5 @@
 """Evaluation of text vectors: correlation of cosines with scores, or retrieval of the positives of pairs."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal

@@ -4,8 +4,6 @@ A prediction is an object of a file of predictions, with `prediction`, `label` i
 kind.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from cloze.pipeline.fields import Fields

@@ -1,7 +1,5 @@
 """Tagging: a class for each word; CoNLL files, long sentences split, entities scored strictly."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Distillation: masked tokens, and a teacher's probabilities and hidden vectors, as DistilBERT (arXiv 1910.01108)."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any, NamedTuple
 

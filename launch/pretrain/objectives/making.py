@@ -1,7 +1,5 @@
 """Makes the objective of a run: of the table, or a user's own by its dotted name."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from pathlib import Path

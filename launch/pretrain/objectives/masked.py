@@ -1,7 +1,5 @@
 """The default objective: masked language modelling and next sentence prediction, as BERT (Devlin et al. 2019)."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 

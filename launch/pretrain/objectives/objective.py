@@ -1,7 +1,5 @@
 """The interface of objectives: sums and counts, from which the same loss follows for any split of the global batch."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Replaced-token detection, as ELECTRA (arXiv 2003.10555): a generator fills masks, a discriminator detects them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -2,8 +2,6 @@
 span.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

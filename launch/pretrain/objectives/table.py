@@ -1,7 +1,5 @@
 """The table of objectives by name. It imports none of them: `--help` lists them without torch."""
 
-from __future__ import annotations
-
 from cloze.pipeline.references import Entry
 
 OBJECTIVES = {

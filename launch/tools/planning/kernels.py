@@ -1,7 +1,5 @@
 """Rates of a device's kernels that a plan needs beside its best product; `cloze doctor` measures and saves them."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Machines of a plan: devices by their data sheets or by the measurements of `cloze doctor`, and their links."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

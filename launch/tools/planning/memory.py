@@ -3,8 +3,6 @@
 As DeepSpeed 0.19.8 does it with fp32 accumulation, which launch/engine/building.py always asks for.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 
 from cloze.launch.engine.summing import BUCKET_BYTES, IN_FLIGHT

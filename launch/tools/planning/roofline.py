@@ -1,7 +1,5 @@
 """Time of the kernels of a trace on a device that is described by a few figures (assumptions.py)."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace

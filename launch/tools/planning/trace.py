@@ -5,8 +5,6 @@ BERT-large at any batch takes seconds and hardly any memory. The fake tensors ar
 places where the model would act differently on a GPU. Autocast casts the same operations on both.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import weakref
