@@ -71,11 +71,12 @@ def start_model(data: Path, folder: Path) -> None:
     from cloze.launch.system.environment import prepare_process
 
     prepare_process()
-    from cloze.launch.pretrain.data import check_data
+    from cloze.launch.pretrain.data import check_manifest
     from cloze.launch.pretrain.first_model import build_model
+    from cloze.pipeline.shards.manifest import Manifest
 
     config = parse("pretrain", ["--config", "small-modern", "--data", str(data), "--output", str(folder)])
-    _, shape = check_data(data, config.model)
+    shape = check_manifest(Manifest.load(data), config.model, None)
     build_model(replace(config, model=shape, seed=SEED)).save(folder, data / "tokenizer")
 
 

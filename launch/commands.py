@@ -13,8 +13,6 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.references import load
 
 if TYPE_CHECKING:  # imported where it is used: worker processes import this module too, and parse nothing
-    import jsonargparse
-
     from cloze.launch import parsing
 
 
@@ -305,17 +303,9 @@ COMMANDS = {
 }
 
 
-def build_parser(name: str) -> jsonargparse.ArgumentParser:
-    """The parser of a command."""
-    from cloze.launch import parsing  # not at the top: worker processes import this module too, and parse nothing
-
-    command = COMMANDS[name]
-    return parsing.build_parser(name, load(command.config), command.words)
-
-
 def parse(name: str, arguments: list[str]) -> Any:
     """A command's configuration from its arguments. Raises UserError as `parsing.parse`."""
-    from cloze.launch import parsing
+    from cloze.launch import parsing  # not at the top: worker processes import this module too, and parse nothing
 
     command = COMMANDS[name]
     return parsing.parse(

@@ -1,5 +1,6 @@
 """Training of the head alone: a frozen encoder runs once over all examples, and its features are kept in memory."""
 
+import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -10,57 +11,26 @@ from cloze.launch.system import distributed
 from cloze.launch.system.devices import to_device
 from cloze.launch.system.environment import Environment, processes_on_this_machine
 from cloze.launch.system.memory import available_bytes
-from cloze.launch.training.objective import ModelOutput
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.fields import Fields, MicroBatch
+from cloze.pipeline.fields import MicroBatch
 
 _IDS = ("input_ids", "token_type_ids", "position_ids")  # inputs of the encoder only
 
 
-class CachedExamples(Examples):
-    """Examples whose batches hold features instead of ids; everything else is delegated to the original examples."""
+def with_features(examples: Examples, features: torch.Tensor) -> Examples:
+    """The same examples, whose batches hold features instead of ids.
 
-    def __init__(self, examples: Examples, features: torch.Tensor) -> None:
-        """Examples whose encoder is frozen.
+    Args:
+        features: (rows, ...) on the host, in the order of `examples.feature_rows`.
+    """
 
-        Args:
-            features: (rows, ...) on the host, in the order of `examples.feature_rows`.
-        """
-        self._examples, self._features = examples, features
-        self.name, self.labelled, self.lengths = examples.name, examples.labelled, examples.lengths
-        self.num_places, self.width, self.facts = examples.num_places, examples.width, examples.facts
-        self.measured, self.kind = examples.measured, examples.kind
+    def batch(units: np.ndarray) -> MicroBatch:
+        kept = {name: value for name, value in examples.batch(units).items() if name not in _IDS}
+        return kept | {"features": features[torch.from_numpy(examples.feature_rows(units))]}
 
-    def batch(self, units: np.ndarray) -> MicroBatch:
-        kept = {name: value for name, value in self._examples.batch(units).items() if name not in _IDS}
-        return kept | {"features": self._features[torch.from_numpy(self._examples.feature_rows(units))]}
-
-    def targets(self, units: np.ndarray) -> Fields:
-        return self._examples.targets(units)
-
-    def num_targets(self, micro_batch: MicroBatch) -> torch.Tensor:
-        return self._examples.num_targets(micro_batch)
-
-    def losses(self, output: ModelOutput) -> torch.Tensor:
-        return self._examples.losses(output)
-
-    def outputs(self, output: ModelOutput) -> torch.Tensor:
-        return self._examples.outputs(output)
-
-    def places(self, units: np.ndarray) -> np.ndarray:
-        return self._examples.places(units)
-
-    def feature_rows(self, units: np.ndarray) -> np.ndarray:
-        return self._examples.feature_rows(units)
-
-    def metrics(self, outputs: np.ndarray) -> dict[str, float]:
-        return self._examples.metrics(outputs)
-
-    def text(self, number: int) -> str:
-        return self._examples.text(number)
-
-    def predictions(self, outputs: np.ndarray) -> list[Fields]:
-        return self._examples.predictions(outputs)
+    cached = copy.copy(examples)
+    cached.batch = batch  # type: ignore[method-assign]
+    return cached
 
 
 @torch.no_grad()
@@ -71,7 +41,7 @@ def encode_once(
     environment: Environment,
     device: torch.device,
     beat: Callable[[], None],
-) -> CachedExamples:
+) -> Examples:
     """The examples with their features, each computed by one of the processes. Collective.
 
     Every process keeps all features in host memory, since each epoch distributes them differently.
@@ -98,7 +68,7 @@ def encode_once(
         kept[torch.from_numpy(rows)] = distributed.reduce_sum(shared).cpu()
         beat()
     assert kept is not None, "a file has examples"
-    return CachedExamples(examples, kept)
+    return with_features(examples, kept)
 
 
 def _check_memory(num_rows: int, outputs: torch.Tensor, processes: int, device: torch.device) -> None:

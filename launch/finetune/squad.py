@@ -32,7 +32,6 @@ class Question:
     context: int
     """Number of the text."""
     answers: tuple[tuple[str, int], ...]
-    impossible: bool
 
 
 def read_squad(path: str | Path) -> tuple[list[str], list[Question], bool]:
@@ -129,7 +128,7 @@ def _question(path: Path, place: str, qa: object, number: int, context: str) -> 
                 f"{path}: question {identity}: found {context[start : start + len(answer)]!r} at character "
                 f"{start} of its text, expected the answer {answer!r}; fix answer_start"
             )
-    return Question(identity, text, number, answers, bool(qa.get("is_impossible", False)))
+    return Question(identity, text, number, answers)
 
 
 def normalized_words(answer: str) -> list[str]:

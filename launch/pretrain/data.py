@@ -255,24 +255,14 @@ def _phases(config: MixtureConfig, names: tuple[str, ...], manifests: tuple[Mani
     return phases
 
 
-def check_data(data: Place, model: BertConfig, longest: int | None = None) -> tuple[Manifest, BertConfig]:
-    """The manifest, and the model's configuration with the fields that the data decides.
+def check_manifest(manifest: Manifest, model: BertConfig, longest: int | None) -> BertConfig:
+    """The model's configuration with the fields that the data decides.
 
     Args:
         longest: maximum length in tokens that the run expects; None: any.
 
     Raises:
         UserError: vocabulary, length or tokenizer of the shards do not match the model.
-    """
-    manifest = Manifest.load(data)
-    return manifest, check_manifest(manifest, model, longest)
-
-
-def check_manifest(manifest: Manifest, model: BertConfig, longest: int | None) -> BertConfig:
-    """The model's configuration with the fields that the data decides.
-
-    Raises:
-        UserError: as `check_data`.
     """
     data = manifest.folder
     if model.vocab_size not in (0, manifest.vocab_size):

@@ -36,23 +36,6 @@ class ValidationSet:
 
 
 @torch.no_grad()
-def evaluate(
-    engine: Engine,
-    objective: MeasuredObjective,
-    batches: Callable[[], Iterable[MicroBatch]],
-    device: torch.device,
-    beat: Callable[[], None],
-) -> dict[str, float]:
-    """`loss` and the objective's other measures by name. Collective.
-
-    Args:
-        batches: makes an iterator of micro-batches, the same number on every rank.
-        beat: called after each micro-batch.
-    """
-    return evaluate_sets(engine, objective, [ValidationSet(None, True, batches)], device, beat)
-
-
-@torch.no_grad()
 def evaluate_sets(
     engine: Engine,
     objective: MeasuredObjective,

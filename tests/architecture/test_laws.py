@@ -194,13 +194,15 @@ def test_the_command_line_answers_without_what_is_slow_to_import():
 
 
 def test_every_command_has_its_function_and_explains_every_field():
-    from cloze.launch.commands import COMMANDS, build_parser, explain
+    from cloze.launch.commands import COMMANDS, explain
+    from cloze.launch.parsing import build_parser
+    from cloze.pipeline.references import load
 
     for name, command in COMMANDS.items():
         module, function = command.function.split(":")
         assert callable(getattr(importlib.import_module(module), function)), name
         everything = explain(name, "all")
-        for action in build_parser(name)._actions:
+        for action in build_parser(name, load(command.config), command.words)._actions:
             shown = {f"--{action.dest}", action.dest.upper(), *(brief for brief, _ in COMMANDS[name].short)}
             hidden = action.dest == "print_shtab" or action.dest.endswith(".help")  # of the library, never reached
             assert hidden or shown & set(everything.split()), action.dest

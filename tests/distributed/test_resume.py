@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cloze.launch.checkpoint import CHECKSUMS
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
-from cloze.launch.pretrain.data import check_data
+from cloze.launch.pretrain.data import check_manifest
 from cloze.launch.run import runs
 from cloze.launch.run.resume_check import config_hash
 from cloze.launch.run.status_file import read_status
@@ -261,7 +261,7 @@ def test_a_checkpoint_knows_by_hashes_what_it_is_of(data, undisturbed):
     known = {(state["manifest_hash"], state["tokenizer_fingerprint"], state["config_hash"]) for state in states}
     manifest = Manifest.load(data)
     config = parse("pretrain", pretrain_arguments(data, run, *RUN, "--train.log_every_steps", "7")[1:])
-    _, model = check_data(data, config.model)
+    model = check_manifest(manifest, config.model, None)
     assert {state["data_streams"] for state in states} == {16}  # as many as samples in a batch
     hashes = [config_hash(replace(config, model=model, data_streams=16, seed=seed)) for seed in (42, 43)]
     assert known == {(manifest.hash, manifest.tokenizer_fingerprint, hashes[0])} and len(set(hashes)) == 2

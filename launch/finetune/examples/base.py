@@ -73,13 +73,13 @@ class Examples(ABC):
         """Sum of the losses of each part in the model's output: (parts,)."""
         return output.losses.sum(0).reshape(-1)
 
-    @abstractmethod
     def outputs(self, output: ModelOutput) -> torch.Tensor:
-        """Rows of the model's output: (rows, width)."""
+        """Rows of the model's output: (rows, width); by default its logits."""
+        return output.logits
 
-    @abstractmethod
     def places(self, units: np.ndarray) -> np.ndarray:
-        """Places of the output rows of some units: (rows,) int64."""
+        """Places of the output rows of some units: (rows,) int64; by default one for each unit."""
+        return units
 
     def feature_rows(self, units: np.ndarray) -> np.ndarray:
         """Indices of the feature vectors that the head reads for some units (one per sequence or per token):

@@ -13,7 +13,7 @@ from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_sequences
 from cloze.launch.texts.tables import Columns, Table, read_table
-from cloze.model.tasks import BertForMultipleChoice, TaskOutput
+from cloze.model.tasks import BertForMultipleChoice
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -71,12 +71,6 @@ class ChoiceExamples(Examples):
 
     def targets(self, units: np.ndarray) -> Fields:
         return {"labels": torch.from_numpy(self._true[units])}
-
-    def outputs(self, output: TaskOutput) -> torch.Tensor:
-        return output.logits
-
-    def places(self, units: np.ndarray) -> np.ndarray:
-        return units
 
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
         loss = functional.cross_entropy(torch.from_numpy(outputs), torch.from_numpy(self._true)).item()

@@ -27,7 +27,7 @@ from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_pieces, build_sequences
 from cloze.launch.texts.tables import Columns, Row, Table, parse_json, read_table
 from cloze.model.problems import HeadConfig
-from cloze.model.tasks import BertForSequenceClassification, TaskOutput
+from cloze.model.tasks import BertForSequenceClassification
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
@@ -190,12 +190,6 @@ class TextExamples(Examples):
     def targets(self, units: np.ndarray) -> Fields:
         return {"labels": torch.from_numpy(self._true[units])}
 
-    def outputs(self, output: TaskOutput) -> torch.Tensor:
-        return output.logits
-
-    def places(self, units: np.ndarray) -> np.ndarray:
-        return units
-
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
         labels = self.targets(np.arange(len(outputs)))["labels"]
         losses, count = self._head.losses(torch.from_numpy(outputs), labels)
@@ -293,7 +287,17 @@ class ColumnExamples(TextExamples):
         return {name: labels[int(number)] for (name, labels), number in zip(self._head.columns, numbers, strict=True)}
 
 
-class LabelExamples(TextExamples):
+class _OfNumbers(TextExamples):
+    """Examples whose target is a vector of numbers, of which the loss is a mean: one loss per example."""
+
+    def targets(self, units: np.ndarray) -> Fields:
+        return {"labels": torch.from_numpy(self._true[units].astype(np.float32))}
+
+    def num_targets(self, micro_batch: MicroBatch) -> torch.Tensor:
+        return torch.tensor([len(micro_batch["labels"])])
+
+
+class LabelExamples(_OfNumbers):
     """Independent labels: a column with a list of them, or a column of 0 and 1 for each."""
 
     kind = Labels
@@ -329,12 +333,6 @@ class LabelExamples(TextExamples):
         given = {number_of(row, label, self._head.labels) for label in _label_set(row, self._columns[0])}
         return [int(number in given) for number in range(len(self._head.labels))]
 
-    def targets(self, units: np.ndarray) -> Fields:
-        return {"labels": torch.from_numpy(self._true[units].astype(np.float32))}
-
-    def num_targets(self, micro_batch: MicroBatch) -> torch.Tensor:
-        return torch.tensor([len(micro_batch["labels"])])  # one loss per example
-
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
         probabilities = self._head.probabilities(torch.from_numpy(outputs))[None]
         return (probabilities > self._head.threshold).numpy().astype(np.int64)
@@ -343,7 +341,7 @@ class LabelExamples(TextExamples):
         return [label for label, number in zip(self._head.labels, numbers, strict=True) if number]
 
 
-class NumberExamples(TextExamples):
+class NumberExamples(_OfNumbers):
     """A number, or one for each of several columns."""
 
     @property
@@ -367,12 +365,6 @@ class NumberExamples(TextExamples):
 
     def _target(self, row: Row) -> list[float]:
         return [number_in(row, column) for column in self._columns]
-
-    def targets(self, units: np.ndarray) -> Fields:
-        return {"labels": torch.from_numpy(self._true[units].astype(np.float32))}
-
-    def num_targets(self, micro_batch: MicroBatch) -> torch.Tensor:
-        return torch.tensor([len(micro_batch["labels"])])  # one loss per example
 
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
         return outputs

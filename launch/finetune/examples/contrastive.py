@@ -8,7 +8,6 @@ from cloze.launch.finetune.examples.classification import text_of
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import Cut, Sequences, build_sequences
 from cloze.launch.texts.tables import Table
-from cloze.model.sentence_vectors import SentenceOutput
 from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -74,12 +73,6 @@ class ContrastiveExamples(Examples):
 
     def targets(self, units: np.ndarray) -> Fields:
         return {"texts": torch.from_numpy(self._groups[units].reshape(-1))}
-
-    def outputs(self, output: SentenceOutput) -> torch.Tensor:
-        raise NotImplementedError("rows are learned from, not measured")
-
-    def places(self, units: np.ndarray) -> np.ndarray:
-        raise NotImplementedError("rows are learned from, not measured")
 
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
         raise NotImplementedError("rows are learned from, not measured")

@@ -136,9 +136,6 @@ class VectorExamples(Examples):
     def outputs(self, output: SentenceOutput) -> torch.Tensor:
         return output.vectors
 
-    def places(self, units: np.ndarray) -> np.ndarray:
-        return units
-
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
         """Metrics of whole vectors by name, those of smaller sizes as NAME/SIZE."""
         metrics = self._metrics(normalized(outputs))

@@ -20,7 +20,7 @@ from cloze.launch.texts.encoding import TRUNCATION, characters, described
 from cloze.launch.texts.sequences import Sequences
 from cloze.launch.texts.tables import read_text
 from cloze.model.problems import HeadConfig
-from cloze.model.tasks import BertForTokenClassification, TaskOutput
+from cloze.model.tasks import BertForTokenClassification
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
@@ -228,9 +228,6 @@ class TagExamples(Examples):
 
     def targets(self, units: np.ndarray) -> Fields:
         return {"labels": torch.from_numpy(self._labels[self._sequences.tokens(units)])}
-
-    def outputs(self, output: TaskOutput) -> torch.Tensor:
-        return output.logits
 
     def places(self, units: np.ndarray) -> np.ndarray:
         return self._sequences.tokens(units)

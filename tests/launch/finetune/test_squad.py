@@ -74,9 +74,9 @@ PARTS = (
 
 def test_scores_are_those_of_the_official_scripts():
     for version in (1, 2):
-        questions = [Question(str(n), "", 0, ((truth, 0),), False) for n, (_, truth) in enumerate(CASES)]
+        questions = [Question(str(n), "", 0, ((truth, 0),)) for n, (_, truth) in enumerate(CASES)]
         if version == 2:  # an answer without words is none there
-            questions = [Question(q.id, "", 0, ((CASES[n][1], 0), ("the", 0)), False) for n, q in enumerate(questions)]
+            questions = [Question(q.id, "", 0, ((CASES[n][1], 0), ("the", 0))) for n, q in enumerate(questions)]
         scores = squad_scores(questions, [prediction for prediction, _ in CASES], normalized_words, version == 2)
         if version == 1:
             assert scores[:, 1].tolist() == pytest.approx([official_f1(*case, 1) for case in CASES])
@@ -109,9 +109,7 @@ def test_scores_of_random_answers_are_those_of_the_official_scripts(version):
                 max(official_f1(guess, text, version) for text in right),
             ]
         )
-    questions = [
-        Question(str(n), "", 0, tuple((text, 0) for text in right), not right) for n, right in enumerate(truths)
-    ]
+    questions = [Question(str(n), "", 0, tuple((text, 0) for text in right)) for n, right in enumerate(truths)]
     scores = squad_scores(questions, guesses, normalized_words, version == 2)
     np.testing.assert_allclose(scores, expected)
     metrics = squad_metrics(questions, guesses, normalized_words, version == 2)
