@@ -11,7 +11,7 @@ from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Answering, Encoder, Encoding
 from cloze.launch.texts.windows import answer_spans, is_unanswered, null_score
-from cloze.pipeline.bounds import bounds, check_bounds
+from cloze.pipeline.bounds import bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
@@ -51,10 +51,6 @@ class AnswerQuestion(Operation):
     allow_no_answer: bool | None = None
     """Whether no answer, which is the score of [CLS], competes with the spans; null: if questions without an answer
     were in the model's fine-tuning (SQuAD 2.0)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds("", self)
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
         asked = self._as_learned(encoder.answering)

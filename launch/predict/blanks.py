@@ -9,7 +9,7 @@ from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
-from cloze.pipeline.bounds import bounds, check_bounds
+from cloze.pipeline.bounds import bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
@@ -30,10 +30,6 @@ class FillMask(Operation):
 
     top_k: int = field(default=5, metadata=bounds(at_least=1))
     """Number of guesses for each blank."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds("", self)
 
     def check(self, loaded: LoadedModel) -> None:
         if self.top_k > (size := loaded.config.vocab_size):

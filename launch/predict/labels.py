@@ -10,7 +10,7 @@ from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.launch.texts.tables import Columns
-from cloze.pipeline.bounds import bounds, check_bounds
+from cloze.pipeline.bounds import bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
@@ -42,10 +42,6 @@ class Classify(Operation):
 
     top_k: int | None = field(default=None, metadata=bounds(at_least=1))
     """Number of labels for each text (for each label column); null: all."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds("", self)
 
     def check_row(self, row: Row, learned: Columns | None) -> None:
         super().check_row(row, learned)

@@ -12,6 +12,7 @@ from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.launch.texts.tables import Columns
+from cloze.pipeline.bounds import check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
@@ -108,6 +109,7 @@ class Operation:
 
     def __post_init__(self) -> None:
         check_options(self)
+        check_bounds("", self)
         # A command's configuration inherits from an operation and from Input: each checks its own fields.
         if checks := getattr(super(), "__post_init__", None):
             checks()

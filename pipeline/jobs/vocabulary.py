@@ -91,6 +91,7 @@ def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) ->
     names = config.vocabulary.special_tokens
     progress.stage("train", 1, "vocabulary")
     backend = _TRAINERS[config.vocabulary.model](config, counts, names)
+    add_special_tokens(backend, names)
     tokenizer = Tokenizer(backend, {role: names[role] for role in sorted(names)}, output)
     with readable_errors(output):
         tokenizer.save(output)
@@ -334,12 +335,18 @@ def _train_wordpiece(config: PrepareConfig, counts: dict[str, int], names: dict[
     return wordpiece_backend(listed, names, vocabulary.lowercase, vocabulary.strip_accents)
 
 
-def _alphabet(counts: dict[str, int], most: int) -> list[str]:
-    """The most frequent characters, in order of code points."""
+def _characters(counts: dict[str, int]) -> Counter[str]:
+    """How often each character occurs in words with these counts."""
     characters: Counter[str] = Counter()
     for word, count in counts.items():
         for character in word:
             characters[character] += count
+    return characters
+
+
+def _alphabet(counts: dict[str, int], most: int) -> list[str]:
+    """The most frequent characters, in order of code points."""
+    characters = _characters(counts)
     return sorted(sorted(characters, key=lambda character: (-characters[character], character))[:most])
 
 
@@ -356,7 +363,6 @@ def _train_bytes(config: PrepareConfig, counts: dict[str, int], names: dict[str,
     backend.train_from_iterator(_fed(counts), trainer)
     backend.decoder = decoders.ByteLevel()
     _set_rules(backend, config.vocabulary)
-    add_special_tokens(backend, names)
     return backend
 
 
@@ -397,7 +403,6 @@ def _train_unigram(config: PrepareConfig, counts: dict[str, int], names: dict[st
     _set_rules(backend, vocabulary)
     backend.pre_tokenizer = learner.pre_tokenizer
     backend.decoder = decoders.Metaspace()
-    add_special_tokens(backend, names)
     return backend
 
 
@@ -421,23 +426,17 @@ def _in_order(learned: list[tuple[str, float]]) -> list[tuple[str, float]]:
 def _train_words(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.WordLevel(_from_list(config, counts, names), unk_token=names["unknown"]))
     _set_rules(backend, config.vocabulary)
-    add_special_tokens(backend, names)
     return backend
 
 
 def _train_characters(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> tokenizers.Tokenizer:
-    characters: Counter[str] = Counter()
-    for word, count in counts.items():
-        for character in word:
-            characters[character] += count
-    listed = _from_list(config, dict(sorted(characters.items())), names)
+    listed = _from_list(config, dict(sorted(_characters(counts).items())), names)
     backend = tokenizers.Tokenizer(models.WordLevel(listed, unk_token=names["unknown"]))
     _set_rules(backend, config.vocabulary)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(tokenizers.Regex("."), "isolated")]
     )
     backend.decoder = decoders.Fuse()
-    add_special_tokens(backend, names)
     return backend
 
 
