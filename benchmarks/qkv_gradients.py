@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from cloze.model.branching import branch
+from cloze.model.residual_linear import branch
 
 # Width and tokens of a micro-batch; on a CPU a size that ends soon.
 SHAPES = {"cuda": {"large": (1024, 65536), "base": (768, 65536)}, "cpu": {"tiny": (128, 512)}}

@@ -12,12 +12,12 @@ from torch.fx.experimental import _config as symbolic_sizes
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cloze.model.attention import KERNELS, Layout, RelativeBias, leave_graphs
-from cloze.model.branching import branch
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.convolution import Convolution, Neighbours
 from cloze.model.dropout import DropoutKey, keep_masks, keep_scale
 from cloze.model.embeddings import encoder_norm, rotate_packed
 from cloze.model.relative import Distances, Positions, RelativeTerms
+from cloze.model.residual_linear import branch
 from cloze.model.weight_copies import Copied
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

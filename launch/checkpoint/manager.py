@@ -17,7 +17,6 @@ from typing import Any, Literal
 import torch
 from torch.utils import serialization
 
-from cloze.launch.checkpoint.averages import whole_average
 from cloze.launch.checkpoint.converting import convert_to_universal
 from cloze.launch.checkpoint.deepspeed_files import (
     MODEL_FILE,
@@ -25,6 +24,7 @@ from cloze.launch.checkpoint.deepspeed_files import (
     plain_path,
     whole_weights,
 )
+from cloze.launch.checkpoint.moving_averages import whole_average
 from cloze.launch.checkpoint.shared_reading import read_once
 from cloze.launch.checkpoint.state import TrainState, damage, describe, read_state, sharding_stage
 from cloze.launch.checkpoint.writing import BackgroundWriter

@@ -8,8 +8,8 @@ from cloze.launch.checkpoint import CheckpointManager
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run.metrics import MetricsWriter
-from cloze.launch.training.averaging import WeightAverage
 from cloze.launch.training.callbacks import Callback, RunView
+from cloze.launch.training.moving_average import WeightAverage
 from cloze.launch.training.process import LINES, TRACKERS
 from cloze.launch.training.skipped_steps import TrainProgress
 from cloze.launch.training.throughput import Throughput

@@ -1,13 +1,11 @@
-"""Throughput: tokens per second, share of padding, data wait, model FLOPs utilisation; and the slowest rank."""
+"""Throughput: tokens per second, share of padding, data wait, model FLOPs utilisation."""
 
 import contextlib
-import math
 import time
 from collections.abc import Iterator, Mapping
 
 import torch
 
-from cloze.launch.config import RunConfig
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
@@ -37,8 +35,8 @@ class Throughput:
         """Time of this rank's own work in each step: from the synchronization of all ranks to its last backward, after
         which they synchronize again.
         """
-        self.slow: tuple[int, float, float] | None = None
-        """The rank that is far slower than the others, its seconds per step, and the median's."""
+        self.work_seconds = torch.zeros(1)
+        """Seconds a step of each rank for its data and its passes, as of the last `scalars`: (ranks,)."""
         self.reset()
 
     def reset(self) -> None:
@@ -99,7 +97,7 @@ class Throughput:
             **_spread("speed/pass_seconds", passes / steps),
             "memory/peak_gib": float(memory.max()) / 2**30,
         }
-        self.slow = _slowest((data_wait + passes) / steps)
+        self.work_seconds = (data_wait + passes) / steps
         if save_wait.max() > 0:
             scalars["speed/checkpoint_wait_seconds"] = float(save_wait.max())
         # each rank has measured its own machine's peak; decisions by the MFU must be the same on all ranks
@@ -111,20 +109,6 @@ def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
     """Median over the ranks, and with several ranks the minimum and maximum."""
     extremes = {f"{name}/min": float(values.min()), f"{name}/max": float(values.max())}
     return {name: float(values.quantile(0.5)), **(extremes if len(values) > 1 else {})}
-
-
-# A rank is reported as slow if it takes this many times as long as the median rank; the variation by batches of
-# different lengths stays below (docs/scaling.md, Measured: stragglers).
-_SLOW = 1.3
-
-
-def _slowest(seconds: torch.Tensor) -> tuple[int, float, float] | None:
-    """From the seconds of each rank: the rank that is far slower than the median, its seconds and the median's; else
-    None.
-    """
-    rank, median = int(seconds.argmax()), float(seconds.quantile(0.5, interpolation="lower"))
-    longest = float(seconds[rank])
-    return (rank, longest, median) if longest > _SLOW * median else None
 
 
 class Utilization(Callback):
@@ -155,28 +139,3 @@ class Utilization(Callback):
         old, new = distributed.reduce_sum(numbers_on(self._device, before, self._throughput.peak)).tolist()
         share *= old / new
         return share if share <= 1 else None
-
-
-class SlowRanks(Callback):
-    """Names, once, a rank that was far slower than the others in all lines of metrics for `monitor.hang_seconds`."""
-
-    def __init__(self, config: RunConfig, throughput: Throughput, console: Console) -> None:
-        super().__init__(config)
-        self._throughput, self._console = throughput, console
-        self._since = -1, math.inf  # the rank that the others wait for, and the moment since when
-        self._named: set[int] = set()
-
-    def on_log(self, run: RunView, scalars: Mapping[str, float]) -> None:
-        """Look at the line's slowest rank."""
-        slow, now = self._throughput.slow, time.monotonic()
-        if slow is None or slow[0] != self._since[0]:
-            self._since = (slow[0], now) if slow else (-1, math.inf)
-            return
-        rank, seconds, median = slow
-        lasted = now - self._since[1]
-        if lasted >= self.config.monitor.hang_seconds and rank not in self._named:
-            self._named.add(rank)
-            self._console.warn(
-                f"{self._throughput.heartbeat.place(rank)} is slow: for {lasted:.0f} s it has taken {seconds:.3g} s a "
-                f"step for its data and its passes, where half of the ranks take at most {median:.3g}; all wait for it"
-            )

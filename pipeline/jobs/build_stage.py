@@ -10,6 +10,7 @@ import numpy as np
 from cloze.pipeline import ragged
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.jobs import parts
+from cloze.pipeline.jobs.duplicates import distinct
 from cloze.pipeline.jobs.reports import load_report, save_report
 from cloze.pipeline.jobs.tokenize_stage import load_tokenizer
 from cloze.pipeline.records import Masks, Samples
@@ -180,7 +181,7 @@ def collect(task: BuildTask, dtype: np.dtype) -> tuple[Documents, dict[str, int]
     tables += parts.read_all(to_place(task.folder), task.parts, task.low, task.high, dtype)
     table = parts.joined(tables)
     num_sentences, num_tokens = table["num_sentences"].astype(np.int64), table["num_tokens"].astype(np.int64)
-    rows, duplicates, duplicate_tokens = parts.distinct(table)
+    rows, duplicates, duplicate_tokens = distinct(table)
     short = num_tokens[rows] < task.preparation["samples"]["min_document_tokens"]
     kept = rows[~short]
     counts = {

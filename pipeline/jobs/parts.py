@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloze.pipeline import ragged
+from cloze.pipeline.jobs.duplicates import distinct
 from cloze.pipeline.storage import publishing, readable_errors
 from cloze.pipeline.stores.places import Place, StorePath, to_place
 
@@ -74,25 +75,6 @@ def empty(dtype: np.dtype) -> Table:
 def joined(tables: list[Table]) -> Table:
     """Concatenate tables. Columns: those of `_COLUMNS` (D,), `sentences` (S,), `tokens` (T,)."""
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-
-
-def distinct(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of a table without duplicates in the order of their hashes, of each text the first in the order of the
-    source; and for each row the number of its duplicates, and of their tokens.
-    """
-    by_hash = np.lexsort((table["order"], table["hash_rest"], table["hash"]))
-    first = np.zeros(len(by_hash), bool)
-    first[:1] = True
-    for name in ("hash", "hash_rest"):
-        column = table[name][by_hash]
-        first[1:] |= column[1:] != column[:-1]
-    rows, starts = by_hash[first], np.flatnonzero(first)
-    if len(rows) == len(by_hash):
-        return rows, table["duplicates"][rows], table["duplicate_tokens"][rows]
-    # without a dtype reduceat widens integers
-    documents = np.add.reduceat(table["duplicates"][by_hash] + np.uint32(1), starts, dtype=np.uint32)
-    tokens = np.add.reduceat((table["duplicate_tokens"] + table["num_tokens"])[by_hash], starts, dtype=np.uint64)
-    return rows, documents - np.uint32(1), tokens - table["num_tokens"][rows]
 
 
 def write(path: Place, table: Table) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.formats import FORMATS
 from cloze.pipeline.jobs import parts
+from cloze.pipeline.jobs.duplicates import content_hashes
 from cloze.pipeline.jobs.reports import load_report, save_report
 from cloze.pipeline.jobs.source_hashes import hash_piece, read_small
 from cloze.pipeline.readers import read_segment
@@ -32,9 +33,6 @@ PART_BYTES = 64 << 20  # size of a part, which bounds memory
 # Bits set in the hash of a piece of a long document, so that all its pieces are in the train split: held-out splits
 # have the lowest hashes. Only a corpus with too few other documents (splits.plan_splits) holds some of them out.
 _LAST_BIT = 1 << 63
-_WHITE_SPACE = bytes.maketrans(b"\t\r\n\v\f", b"     ")
-_WHITE_SPACE_IN_PAIRS = bytes.maketrans(b"\r\n\v\f", b"    ")  # a tab separates the segments
-_SPACE = 0x20
 
 
 @dataclass
@@ -157,31 +155,6 @@ def _chunks(task: TokenizeTask, report: Report) -> Iterator[list[tuple[int, Docu
     report.digests = "".join(digests)
     if chunk:
         yield chunk
-
-
-def content_hashes(data: bytes, starts: np.ndarray, pieces: list[int], pairs: bool = False) -> list[tuple[int, int]]:
-    """128-bit hashes of texts after normalisation of white space, as two 64-bit numbers.
-
-    starts (N+1,): offsets in `data`. The number is hashed too: equal pieces of one document (a table, a log, a poem)
-    are not duplicates and must not all be in one shard.
-
-    Args:
-        pairs: each text has two segments separated by a tab.
-        pieces: numbers of pieces of long documents from 1, or 0.
-    """
-    values = np.frombuffer(data.translate(_WHITE_SPACE_IN_PAIRS if pairs else _WHITE_SPACE), np.uint8)
-    space = values == _SPACE
-    again = np.flatnonzero(space[1:] & space[:-1]) + 1  # white space after white space
-    text = np.delete(values, again).tobytes()
-    bounds = (starts - np.searchsorted(again, starts)).tolist()
-    hashes = []
-    for low, high, piece in zip(bounds[:-1], bounds[1:], pieces, strict=True):
-        segments = [segment.strip() for segment in text[low:high].split(b"\t")]  # one segment, two for a pair
-        if piece:
-            segments.append(b"%d" % piece)
-        digest = hashlib.sha256(b"\t".join(segments)).digest()
-        hashes.append((int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:16], "big")))
-    return hashes
 
 
 def _id_hash(name: str) -> int:

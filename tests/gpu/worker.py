@@ -167,10 +167,10 @@ def loop_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
     from cloze.launch.pretrain.first_model import build_model
     from cloze.launch.pretrain.objectives.making import make_objective
     from cloze.launch.system.environment import read_environment
-    from cloze.launch.training.averaging import WeightAverage
     from cloze.launch.training.callbacks import RunView
     from cloze.launch.training.loop import Loop
     from cloze.launch.training.metric_sums import Window
+    from cloze.launch.training.moving_average import WeightAverage
     from cloze.launch.training.skipped_steps import TrainProgress
     from cloze.launch.training.throughput import Throughput
     from tests.gpu.fake_cuda import on_the_host

@@ -16,7 +16,6 @@ import pytest
 from cloze.launch.cli import main
 from cloze.launch.config import MonitorConfig
 from cloze.launch.run.heartbeat import Heartbeat
-from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.runs import HEARTBEATS
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import loop
@@ -131,45 +130,6 @@ def test_a_process_that_never_joins_is_named(tmp_path):
     )
     output = output_until(process, "waited for: rank 1\n.*init_process_group")
     assert "rank 1: no heartbeat file" in output
-
-
-def slow_main(command: list[str]) -> int:
-    """The command in two processes of which one takes long over each micro-batch."""
-    loss = loop.Loop._loss
-
-    def slowly(self, *arguments):
-        if self.environment.rank == 1:
-            time.sleep(0.3)
-        return loss(self, *arguments)
-
-    loop.Loop._loss = slowly
-    return main(command)
-
-
-def test_a_process_that_is_slow_for_long_is_named_once(tmp_path):
-    data, run = make_shards(tmp_path / "data"), tmp_path / "run"
-    process = ForkedRun(
-        pretrain_arguments(
-            data,
-            run,
-            "--train.max_steps",
-            "14",
-            "--train.log_every_steps",
-            "2",
-            "--monitor.heartbeat_seconds",
-            "0.2",
-            "--monitor.hang_seconds",
-            "3",
-        ),
-        2,
-        slow_main,
-    )
-    output = finish(process)
-    named = re.findall(r"rank 1 \((\S+), process (\d+)\) is slow: for \d+ s it has taken (\S+) s a step", output)
-    assert len(named) == 1 and "rank 0 (" not in output, output
-    assert named[0][:2] == (socket.gethostname(), str(beats(run)[1]["process"])) and float(named[0][2]) > 0.3
-    lines = [line for line in read_metrics(run) if "speed/pass_seconds" in line]
-    assert all(line["speed/pass_seconds/max"] > 0.3 > line["speed/pass_seconds/min"] for line in lines)
 
 
 def test_in_a_large_world_only_blocking_ranks_are_reported(tmp_path, monkeypatch):

@@ -42,19 +42,6 @@ def test_no_token_is_lost_and_splits_share_no_document(folder, undisturbed):
     assert all(shard.samples for split in manifest.splits.values() for shard in split.shards)
 
 
-def test_duplicates_are_dropped_wherever_they_lie(tmp_path):
-    texts = corpus.documents(80)
-    corpus.write_jsonl(tmp_path / "in/a.jsonl", texts)
-    corpus.write_jsonl(tmp_path / "in/b.jsonl", [text.replace(" ", "  \n") for text in texts[:30]] + texts[:5])
-    source = SourceConfig(id_field="id")
-    manifest = prepare(corpus.config(tmp_path, [tmp_path / "in"], source=source))
-    assert manifest.counts["documents"] == 80 and manifest.counts["documents_duplicate"] == 35
-    assert manifest.counts["documents_read"] == 115 and tokens_lost(manifest) == 0
-    alone = prepare(corpus.config(tmp_path, [tmp_path / "in/a.jsonl"], source=source, output=str(tmp_path / "alone")))
-    # The first in the order of the source stays, so that nothing of b is there.
-    assert [s.sha256 for s in alone.splits["train"].shards] == [s.sha256 for s in manifest.splits["train"].shards]
-
-
 def test_weights_repeat_documents(tmp_path):
     for name, seed in (("a", 1), ("b", 2)):
         corpus.write_jsonl(tmp_path / f"in/{name}.jsonl", corpus.documents(200, seed=seed))
@@ -91,17 +78,6 @@ def test_pairs_serve_other_objectives_too(tmp_path):
     samples, _ = reader.take(np.arange(reader.num_samples), 0)
     assert tokens_lost(manifest) == 0
     assert (samples.lengths - samples.segment_b_start >= 2).all()  # B and its separator: no label without a B
-
-
-def test_pairs_that_differ_in_where_they_are_divided_are_no_duplicates(tmp_path):
-    lines = [
-        line
-        for word in corpus.words()[:60]
-        for line in (f"ka {word} lo\tmi", f"ka {word}\tlo mi", f" ka  {word} lo \t mi")
-    ]
-    (tmp_path / "pairs.txt").write_text("\n".join(lines))
-    manifest = prepare(corpus.config(tmp_path, [tmp_path / "pairs.txt"], source=SourceConfig(format="pairs")))
-    assert (manifest.counts["documents"], manifest.counts["documents_duplicate"]) == (120, 60)
 
 
 def test_several_lengths_from_one_tokenization(tmp_path):

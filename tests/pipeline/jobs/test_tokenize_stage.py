@@ -51,30 +51,6 @@ def test_a_document_in_pieces_stays_in_train(tmp_path, monkeypatch):
     assert manifest.counts["documents"] == manifest.counts["documents_read"] - 1 + -(-len(long) // 1990)
 
 
-def test_pieces_of_one_document_are_no_duplicates_of_each_other(tmp_path, monkeypatch):
-    """A long document whose pieces are alike loses none of them, a copy of it is dropped, and they spread."""
-    monkeypatch.setattr("cloze.pipeline.readers.lines.LONGEST_PIECE", 2000)
-    line = "ka lo mi ren tas u vor e shi dan. "
-    alike = (line * 2000)[: 2000 * 40]  # the cuts fall on places of the line that repeat themselves
-    others = corpus.documents(60, sentences=(1, 4))
-    sizes = {}
-    for name, texts in (("once", [alike, *others]), ("twice", [alike, *others, alike])):
-        path = corpus.write_jsonl(tmp_path / f"{name}.jsonl", texts)
-        output = tmp_path / f"data-{name}"
-        manifest = prepare(corpus.config(tmp_path, [path], output=str(output), split=SplitConfig(0, 0)))
-        assert manifest.counts["documents_in_pieces"] == len(texts) - 60 and tokens_lost(manifest) == 0
-        sizes[name] = manifest.splits["train"].counts["tokens_kept"]
-        assert (manifest.counts["tokens_duplicate"] > 0) == (name == "twice")
-    tokens = Tokenizer.from_folder(tmp_path / "tokenizer")
-    whole = sum(
-        len(tokens.encode_bytes(text.encode(), np.array([0, len(text.encode())]))[0]) for text in [alike, *others]
-    )
-    assert sizes["once"] == sizes["twice"] == whole
-    reader = ShardReader(tmp_path / "data-once")
-    repeated = reader.take(np.arange(reader.num_samples), None)[0].document
-    assert len(set(repeated[repeated >> 63 == 1].tolist())) > 30
-
-
 @pytest.mark.parametrize("strategy", ["whole_word", "span"])
 def test_whole_words_of_a_tokenizer_without_words_are_refused(tmp_path, strategy):
     path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(20))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cloze.model.branching import branch
+from cloze.model.residual_linear import branch
 
 
 class Names(TorchDispatchMode):
