@@ -24,9 +24,9 @@ from cloze.launch.checkpoint.deepspeed_files import (
     plain_path,
     whole_weights,
 )
-from cloze.launch.checkpoint.moving_averages import whole_average
 from cloze.launch.checkpoint.shared_reading import read_once
 from cloze.launch.checkpoint.state import TrainState, damage, describe, read_state, sharding_stage
+from cloze.launch.checkpoint.weight_averages import whole_average
 from cloze.launch.checkpoint.writing import BackgroundWriter
 from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed

@@ -15,10 +15,10 @@ from cloze.launch.training.best_checkpoint import evaluated
 from cloze.launch.training.callbacks import Callback, RunView, with_more
 from cloze.launch.training.completion import ending
 from cloze.launch.training.curves import Curves
-from cloze.launch.training.moving_average import WeightAverage
 from cloze.launch.training.objective import MeasuredObjective
 from cloze.launch.training.skipped_steps import TrainProgress
 from cloze.launch.training.throughput import Throughput
+from cloze.launch.training.weight_average import WeightAverage
 from cloze.pipeline.fields import MicroBatch
 
 

@@ -9,9 +9,9 @@ from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
 from cloze.launch.run.resume_check import check_checkpoint
 from cloze.launch.system import distributed
-from cloze.launch.training.moving_average import WeightAverage
 from cloze.launch.training.process import Process
 from cloze.launch.training.skipped_steps import TrainProgress
+from cloze.launch.training.weight_average import WeightAverage
 from cloze.pipeline.errors import UserError
 
 

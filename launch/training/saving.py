@@ -9,11 +9,11 @@ from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.training.callbacks import Callback, RunView
-from cloze.launch.training.moving_average import WeightAverage
 from cloze.launch.training.process import LINES, TRACKERS
 from cloze.launch.training.skipped_steps import TrainProgress
 from cloze.launch.training.throughput import Throughput
 from cloze.launch.training.totals import Wishes
+from cloze.launch.training.weight_average import WeightAverage
 from cloze.pipeline.fields import Fields
 
 # Seconds that writing a checkpoint may take before the next one is left out: short runs have all of their checkpoints.

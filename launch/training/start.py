@@ -25,7 +25,6 @@ from cloze.launch.training.evaluation import Evaluations
 from cloze.launch.training.inspection import Inspector
 from cloze.launch.training.loop import Loop
 from cloze.launch.training.metric_sums import Window
-from cloze.launch.training.moving_average import WeightAverage
 from cloze.launch.training.process import Process, joined, recorded
 from cloze.launch.training.profiling import StepProfiler
 from cloze.launch.training.recipe import Recipe
@@ -34,6 +33,7 @@ from cloze.launch.training.saving import Publishing, Saving
 from cloze.launch.training.skipped_steps import TrainProgress
 from cloze.launch.training.slow_ranks import SlowRanks
 from cloze.launch.training.throughput import Throughput, Utilization
+from cloze.launch.training.weight_average import WeightAverage
 from cloze.pipeline.fields import Fields
 
 Kind = TypeVar("Kind", bound=RunConfig)

@@ -25,7 +25,7 @@ TESTED_IN = {
     "launch/predict/config.py": f"{L}/predict/test_command.py",
     "launch/serve/config.py": f"{L}/serve/test_app.py",
     # Whole runs, in several processes, killed and resumed.
-    "launch/checkpoint/moving_averages.py": f"{L}/training/test_moving_average.py",
+    "launch/checkpoint/weight_averages.py": f"{L}/training/test_weight_average.py",
     "launch/pretrain/command.py": "tests/distributed/test_resume.py",
     "launch/pretrain/pretraining_run.py": "tests/distributed/test_resume.py",
     "launch/pretrain/first_model.py": "tests/distributed/test_exactness.py",

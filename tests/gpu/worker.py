@@ -170,9 +170,9 @@ def loop_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
     from cloze.launch.training.callbacks import RunView
     from cloze.launch.training.loop import Loop
     from cloze.launch.training.metric_sums import Window
-    from cloze.launch.training.moving_average import WeightAverage
     from cloze.launch.training.skipped_steps import TrainProgress
     from cloze.launch.training.throughput import Throughput
+    from cloze.launch.training.weight_average import WeightAverage
     from tests.gpu.fake_cuda import on_the_host
 
     device, objective, silent = torch.device("cuda", 0), make_objective(config), _Silent()

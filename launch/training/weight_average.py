@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from cloze.launch.checkpoint.moving_averages import Parts, average_content, average_file, has_average, read_parts
+from cloze.launch.checkpoint.weight_averages import Parts, average_content, average_file, has_average, read_parts
 from cloze.launch.config.training import EmaConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed
