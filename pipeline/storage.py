@@ -14,6 +14,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.leases import leased
 from cloze.pipeline.stores.places import Place, StorePath
 from cloze.pipeline.stores.temporary_folders import SCRATCH, temporary_folder
+from cloze.pipeline.untrusted import check_regular
 
 ASIDE = ".tmp-"  # prefix of temporary files; those of interrupted writes are never read, and removed by a rerun
 _STORED_PIECE = 8 << 20  # bytes per request to a store
@@ -102,6 +103,7 @@ def holding(path: Path) -> Iterator[bool]:
         UserError: on a file system without locks, and for other errors.
     """
     with readable_errors(path):
+        check_regular(path)
         file = open(path, "a")  # opened for writing, as NFS requires for locks
     with file:
         try:

@@ -6,8 +6,9 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from cloze.launch.predict.arguments import shown
 from cloze.launch.predict.config import Input
@@ -199,14 +200,16 @@ def _choices(row: tables.Row, columns: Columns) -> tuple[str, ...]:
     return tuple(" ".join(_text(row, name) for name in (*columns.prefix, choice)) for choice in columns.choices)
 
 
-def _parse(file: Iterable[bytes], name: str, config: Input) -> Iterator[Row]:
+def _parse(file: BinaryIO, name: str, config: Input) -> Iterator[Row]:
     """Rows of lines. Empty lines are skipped with a warning at the end; with an array as output, whose rows correspond
     to lines, an empty line before another text is an error.
     """
     parse, empty, texts = (_from_json if config.lines == "json" else _from_line), [], 0
     by_number = (config.output or "").endswith(".npy")
-    for number, content in enumerate(file, 1):
+    for number, content in enumerate(iter(partial(file.readline, tables.LONGEST_LINE), b""), 1):
         place = f"{name}:{number}"
+        if len(content) == tables.LONGEST_LINE:
+            raise UserError(f"{place}: found a line of {len(content):,} bytes or more, expected a text on each")
         if number == 1:
             content = content.removeprefix(codecs.BOM_UTF8)  # byte order mark, written by some editors
         try:

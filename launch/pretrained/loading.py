@@ -10,6 +10,7 @@ import torch
 
 from cloze.launch.pretrained.finding import checkpoint_room, fetched_run
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.pretrained.origin import check_tokenizer
 from cloze.launch.run import runs
 from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, Answering, Truncation
@@ -47,6 +48,7 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
         check_finite(weights, f"step {last} of {folder}")
         model.load_state_dict(weights)
         length = runs.trained_length(folder)
+        check_tokenizer(tokenizer, folder)
         truncation = Truncation(length) if length else None
         return _checked_finite(LoadedModel(model, tokenizer, str(folder), truncation, revision=f"step {last}"))
     if step is not None:

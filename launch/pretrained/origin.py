@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 
 from cloze.launch.run import runs
-from cloze.model.config_files import SLOW_TOKENIZER_FILES, TOKENIZER_FILES, read_object
+from cloze.model.config_files import FINGERPRINT, SLOW_TOKENIZER_FILES, TOKENIZER_FILES, read_object
 from cloze.model.families.family import Json
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.backends import stand_around_texts
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, holds_tokenizer
 
@@ -54,6 +55,25 @@ def read_origin(run: Path) -> Json | None:
 
 
 def tokenizer_for_export(run: Path) -> Path:
-    """The folder whose tokenizer goes out with the run's model."""
-    folder = origin_of(run)
-    return folder if folder and holds_tokenizer(folder) else run / runs.TOKENIZER
+    """The folder whose tokenizer goes out with the run's model.
+
+    Raises:
+        UserError: it is not the one that the run was trained with.
+    """
+    origin = origin_of(run)
+    folder = origin if origin and holds_tokenizer(origin) else run / runs.TOKENIZER
+    if (run / runs.DATA).is_file():
+        check_tokenizer(Tokenizer.from_folder(folder), run)
+    return folder
+
+
+def check_tokenizer(tokenizer: Tokenizer, run: Path) -> None:
+    """Raise UserError unless a tokenizer of a run's folder is the one that the run was trained with: its files may have
+    been edited or exchanged since, by which the same words have other ids.
+    """
+    expected = runs.read_fields(run / runs.DATA).get(FINGERPRINT)
+    if expected not in (None, tokenizer.fingerprint):
+        raise UserError(
+            f"{tokenizer.folder}: found a tokenizer with fingerprint {tokenizer.fingerprint[:12]}, expected "
+            f"{expected!s:.12}, the one that {run} was trained with; restore its files"
+        )

@@ -62,7 +62,24 @@ def data_facts(manifest: Manifest) -> dict[str, str | int]:
 
 def trained_length(folder: Path) -> int | None:
     """Length in tokens of the longest samples of a pretraining run; None if an earlier version wrote it."""
-    return read_fields(folder / DATA).get(TRAINED_LENGTH)
+    return _number_in(folder / DATA, TRAINED_LENGTH)
+
+
+def _number_in(path: Path, *names: str) -> int | None:
+    """A whole number above 0 in a file of a run, by the names of its sections and its own; None: it has none.
+
+    Raises:
+        UserError: as `read_fields`, and for another value.
+    """
+    value: object = read_fields(path)
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    raise UserError(
+        f"{path}: {'.'.join(names)}: found {value!r:.60}, expected a whole number above 0, as the run wrote it; "
+        "restore the file"
+    )
 
 
 def read_fields(path: Path) -> Fields:
@@ -161,7 +178,7 @@ def keep_device_facts(folder: Path, facts: dict[str, object]) -> None:
 
 def saved_micro_batch_size(folder: Path) -> int | None:
     """The micro-batch size of an earlier start of this run; None if there is none."""
-    return read_fields(folder / CONFIG)["train"]["micro_batch_size"] if (folder / CONFIG).is_file() else None
+    return _number_in(folder / CONFIG, "train", "micro_batch_size") if (folder / CONFIG).is_file() else None
 
 
 def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
@@ -173,7 +190,7 @@ def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
     """
     if not (folder / CONFIG).is_file():
         return None
-    streams = read_fields(folder / CONFIG).get("data_streams")
+    streams = _number_in(folder / CONFIG, "data_streams")
     if streams is None and not accept_changes:
         raise UserError(
             f"output: found {folder}, a run begun by an earlier version of Cloze with another order of "

@@ -160,9 +160,16 @@ class _Request:
 
     async def _read(self) -> bytes | None:
         """The whole body; None if the client disconnected before its end."""
-        # Before the client, which may wait for a 100, sends it: the server's parser has checked the number.
-        declared = next((int(value) for name, value in self._scope["headers"] if name == b"content-length"), 0)
-        if declared > self._config.max_body_bytes:
+        # All of it before the client, which may wait for a 100, sends the body.
+        given = dict(self._scope["headers"])
+        coding = given.get(b"content-encoding", b"identity").decode("latin-1").strip()
+        if coding.lower() != "identity":
+            raise Refused(415, f"content-encoding: found {coding[:60]!r}, expected none; send the body as it is")
+        if b"transfer-encoding" in given and b"content-length" in given:
+            # A proxy that goes by the length would take what follows for another client's request (RFC 9112, 6.1).
+            raise Refused(400, "content-length: found it beside transfer-encoding, expected one of them; send one")
+        # The server's parser has checked the number.
+        if int(given.get(b"content-length", 0)) > self._config.max_body_bytes:
             raise self._too_large()
         body = bytearray()  # a list of pieces of a byte each would take 40 times as much memory
         while True:

@@ -17,6 +17,8 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 BLANK = "[MASK]"
 TRUNCATION = "cloze_truncation"  # entry of a model's config.json: the fields of a Truncation that are not None
 ANSWERING = "cloze_answering"  # another one: those of an Answering
+# Of a text, whose tokens with their places take some 230 bytes a character: War and Peace has 3.2 million.
+_MOST_CHARACTERS = 1 << 22
 _HALF = re.compile("[\ud800-\udfff]")  # halves of surrogate pairs: JSON can escape them, UTF-8 cannot represent them
 
 
@@ -230,6 +232,10 @@ class Encoder:
         """Tokens of a text, at least one. The tokenizer would encode [MASK] as text, so the parts between blanks are
         encoded separately.
         """
+        if len(text) > _MOST_CHARACTERS:
+            raise UserError(
+                f"{place}: found a text of {len(text):,} characters, expected at most {_MOST_CHARACTERS:,}; divide it"
+            )
         if half := half_character(text):
             raise UserError(f"{place}: found {half}, expected whole characters; fix the text")
         if self.truncation.words == "characters":

@@ -26,6 +26,8 @@ from cloze.pipeline.untrusted import load_json, unique_fields
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# Characters of a line, which is read at once; SQuAD 2.0's train file has 42 million in one.
+LONGEST_LINE = 1 << 28
 _LONGEST_FIELD = 1 << 30  # maximum characters of a field; the csv module's default, 2^17, is too small for long texts
 COLUMNS = "cloze_columns"  # entry of a model's config.json: the fields of its Columns
 ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq")  # endings of files that are tables
@@ -211,7 +213,9 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
             with (gzip.open if path.suffix == ".gz" else open)(
                 path, "rt", encoding="utf-8-sig", newline=newline
             ) as file:
-                for line in file:
+                while line := file.readline(LONGEST_LINE):
+                    if len(line) == LONGEST_LINE:
+                        raise UserError(f"{path}: found a line of {LONGEST_LINE:,} characters or more, expected less")
                     if "\0" in line:
                         raise UserError(f"{path}: found a byte 0x00, as of UTF-16, expected text in UTF-8; convert it")
                     yield line

@@ -7,6 +7,7 @@ import pytest
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
+from cloze.pipeline.storage import holding
 from tests.pipeline import corpus
 
 pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
@@ -28,3 +29,10 @@ def test_a_file_in_the_way_of_the_output(folder, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="file"):
         prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path / "file" / "data")))
+
+
+def test_a_pipe_in_the_place_of_a_lock_is_refused(tmp_path):
+    """Opening it would wait for somebody who reads it."""
+    os.mkfifo(tmp_path / "lock")
+    with pytest.raises(UserError, match="lock: found no regular file"), holding(tmp_path / "lock"):
+        pass

@@ -197,6 +197,28 @@ def test_refusals_name_the_record(folders, tmp_path, capsys):
     assert "--file" in refused(capsys, "classify", folders / "classifier", "a", "--text_columns", "b")
 
 
+@pytest.mark.parametrize("name", ["new.txt", "new.jsonl", "new.jsonl.gz", "new.csv"])
+def test_endless_lines_and_texts_are_refused_before_they_fill_the_memory(folders, tmp_path, capsys, monkeypatch, name):
+    """A gzip file of 300 kB holds a line of 300 MB."""
+    monkeypatch.setattr(tables, "LONGEST_LINE", 100)
+    monkeypatch.setattr("cloze.launch.texts.encoding._MOST_CHARACTERS", 50)
+    path, before = tmp_path / name, "text\n" if name == "new.csv" else ""
+    asked = ("embed", folders / "answerer", "--file", path, *([] if name == "new.txt" else ["--text_columns", "text"]))
+    for length, expected in (
+        (40, None),
+        (60, "found a text of 60 characters, expected at most 50"),
+        (120, "a line of"),
+    ):
+        text = "a" * length
+        line = before + (json.dumps({"text": text}) if ".jsonl" in name else text) + "\n"
+        with (gzip.open if name.endswith(".gz") else open)(path, "wt") as file:
+            file.write(line)
+        if expected:
+            assert expected in refused(capsys, *asked)
+        else:
+            assert ask(capsys, *asked)
+
+
 def test_a_late_column_is_not_lost(folders, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("cloze.launch.predict.files._CHUNK", 2)
     path, output = tmp_path / "new.jsonl", tmp_path / "results.csv"

@@ -1,6 +1,7 @@
 """Models that give no numbers are refused wherever they are loaded."""
 
 import dataclasses
+import json
 
 import pytest
 import yaml
@@ -44,3 +45,27 @@ def test_a_checkpoint_with_a_nan_is_neither_asked_nor_exported(tmp_path, capsys,
         assert main(command) == 2
         said = capsys.readouterr().err
         assert f"step 7 of {run}: found masked_lm.dense.bias with numbers that are not finite" in said
+
+
+def test_a_run_is_neither_asked_nor_exported_with_another_tokenizer(tmp_path, capsys, monkeypatch):
+    """Two words have exchanged their ids in the run's folder since it began."""
+    ours = tokenizer()
+    config = BertConfig(
+        vocab_size=ours.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
+    )
+    weights, run = BertForPreTraining(config).state_dict(), tmp_path / "run"
+    ours.save(run / "tokenizer")
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": dataclasses.asdict(config)}))
+    (run / "data.json").write_text(json.dumps({"tokenizer_fingerprint": ours.fingerprint}))
+    monkeypatch.setattr("cloze.launch.tools.export.read_run_average", lambda *_, **__: ([7], weights))
+    monkeypatch.setattr("cloze.launch.pretrained.loading.read_run_weights", lambda *_: (7, weights))
+    asked = ["predict", "fill-mask", str(run), "the [MASK]"]
+    assert main(asked) == 0
+    content = json.loads((run / "tokenizer/tokenizer.json").read_text())
+    words = content["model"]["vocab"]
+    words["cat"], words["mat"] = words["mat"], words["cat"]
+    (run / "tokenizer/tokenizer.json").write_text(json.dumps(content))
+    for command in (asked, ["export", str(run)]):
+        capsys.readouterr()
+        assert main(command) == 2
+        assert f"error: {run}/tokenizer: found a tokenizer with fingerprint" in capsys.readouterr().err

@@ -1,11 +1,13 @@
 """What a run keeps of the model folder that it began with."""
 
+import json
 from pathlib import Path
 
 import pytest
 from tokenizers.processors import TemplateProcessing
 
 from cloze.launch.pretrained.origin import keep_origin, read_origin, tokenizer_for_export
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.launch.tiny_models import tokenizer
 
@@ -48,6 +50,20 @@ def test_a_tokenizer_that_is_not_the_same_any_more_is_not_kept(case, released, t
     keep_origin(released, tmp_path / "run/origin", own, pairs=case == "pairs", segments=False)
     assert {path.name for path in (tmp_path / "run/origin").iterdir()} == {"config.json"}
     assert tokenizer_for_export(tmp_path / "run") == tmp_path / "run/tokenizer"
+
+
+@pytest.mark.parametrize("field, value", [("do_lower_case", False), ("pad_token", "[UNK]")])
+def test_a_run_whose_tokenizer_was_changed_is_refused(tmp_path, field, value):
+    """The same words would have other ids, or another token would be padding, without a word."""
+    folder, ours = tmp_path / "tokenizer", tokenizer()
+    ours.save(folder)
+    (tmp_path / "data.json").write_text(json.dumps({"tokenizer_fingerprint": ours.fingerprint}))
+    described = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": "BertTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(described | {"model_max_length": 7}))
+    assert tokenizer_for_export(tmp_path) == folder, "what changes no id is free"
+    (folder / "tokenizer_config.json").write_text(json.dumps(described | {field: value}))
+    with pytest.raises(UserError, match=f"{folder}: found .*, expected"):
+        tokenizer_for_export(tmp_path)
 
 
 def test_a_run_from_a_run_keeps_what_the_first_one_kept(released, tmp_path):

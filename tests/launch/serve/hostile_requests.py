@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import resource
@@ -125,14 +126,15 @@ def peak_of(pid: int) -> int:
     return int(line.split()[1]) << 10
 
 
-def request(method: str, path: str, body: bytes) -> bytes:
-    """The bytes of a request after whose answer the connection ends."""
+def request(method: str, path: str, body: bytes, *further: str) -> bytes:
+    """The bytes of a request after whose answer the connection ends; further: lines of its head."""
     lines = [
         f"{method} /{path} HTTP/1.1",
         "Host: localhost",
         "Connection: close",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
+        *further,
     ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
@@ -180,6 +182,13 @@ HOSTILE = (
     (request("POST", "embed", json.dumps({"inputs": ["cat " * 10_000]}).encode()), {422}),
     (request("POST", "embed", json.dumps({"inputs": [""]}).encode()), {422}),
     (request("POST", "embed", b" " * (5 << 20)), {413}),
+    (request("POST", "embed", gzip.compress(b" " * 10**8), "Content-Encoding: gzip"), {415}),
+    (request("POST", "embed", b'{"inputs": ["cat"]}', "Content-Encoding: br"), {415}),
+    (request("POST", "embed", b'{"inputs": ["cat"]}', "Transfer-Encoding: chunked"), {400}),
+    (request("POST", "embed", b'{"inputs": ["cat"]}', "Transfer-Encoding: xchunked"), {400}),
+    (request("POST", "embed", b'{"inputs": ["cat"]}', "Content-Length : 2"), {400}),
+    (request("POST", "embed", b'{"inputs": ["cat"]}', "Host: attacker.example"), {400}),
+    (request("POST", "embed", b'{"inputs": ["cat"]}', "Origin: null"), {403}),
     (request("POST", "fill-mask", json.dumps({"inputs": ["[MASK]"], "top_k": 10**9}).encode()), {422}),
     (request("POST", "fill-mask", json.dumps({"inputs": ["no blank"]}).encode()), {422}),
     (request("POST", "word", json.dumps({"inputs": ["cat"], "word": "(.*)*$"}).encode()), {422}),

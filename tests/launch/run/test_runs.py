@@ -1,0 +1,28 @@
+"""Numbers that a start reads from the files of an earlier one: as the run wrote them, or refused."""
+
+import pytest
+
+from cloze.launch.run import runs
+from cloze.pipeline.errors import UserError
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "0", "true", "1.5", "[2]"])
+def test_other_values_than_numbers_above_zero_are_refused(tmp_path, value):
+    (tmp_path / runs.CONFIG).write_text(f"data_streams: {value}\ntrain: {{micro_batch_size: {value}}}\n")
+    (tmp_path / runs.DATA).write_text(f'{{"max_length": {value if value != "x" else """ "x" """}}}')
+    for name, read in (
+        ("config.yaml: data_streams", lambda: runs.saved_data_streams(tmp_path, accept_changes=False)),
+        ("config.yaml: train.micro_batch_size", lambda: runs.saved_micro_batch_size(tmp_path)),
+        ("data.json: max_length", lambda: runs.trained_length(tmp_path)),
+    ):
+        with pytest.raises(UserError, match=f"{name}: found .*, expected a whole number above 0, as the run wrote it"):
+            read()
+
+
+def test_numbers_come_back_and_what_an_earlier_version_lacks_is_none(tmp_path):
+    (tmp_path / runs.CONFIG).write_text("data_streams: 4\ntrain: {micro_batch_size: 8}\n")
+    (tmp_path / runs.DATA).write_text("{}")
+    assert runs.saved_data_streams(tmp_path, accept_changes=False) == 4 and runs.saved_micro_batch_size(tmp_path) == 8
+    assert runs.trained_length(tmp_path) is None
+    (tmp_path / runs.CONFIG).write_text("train: null\n")
+    assert runs.saved_micro_batch_size(tmp_path) is None
