@@ -7,7 +7,9 @@ import shutil
 
 import pytest
 
+from cloze.launch.pretrain.data import check_manifest
 from cloze.launch.tools import data as data_commands
+from cloze.model.config import BertConfig
 from cloze.pipeline.config import InspectConfig, VerifyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.inspecting import inspect
@@ -99,7 +101,7 @@ def test_a_manifest_that_disagrees_with_its_tokenizer_is_a_line(data, place, cha
     with pytest.raises(UserError, match=message):
         inspect(InspectConfig(str(data)))
     with pytest.raises(UserError, match=message):
-        Manifest.load(data)
+        check_manifest(Manifest.load(data), BertConfig.preset("tiny"), None)
 
 
 @pytest.mark.parametrize(
