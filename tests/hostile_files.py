@@ -365,6 +365,15 @@ def attack(target: Target, kind: str, copy: Path, expected: object, rng: random.
     return Outcome(target.name, what, status, lost, output)
 
 
+def undisturbed(target: Target, copy: Path) -> object:
+    """What the target's command makes of a copy of it."""
+    shutil.copytree(target.pristine, copy)
+    process = ForkedRun(target.command(copy))
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, output
+    return target.result and target.result(copy)
+
+
 def attacks(folder: Path, count: int, seed: int) -> Iterator[Outcome]:
     """So many hostile files, all targets and ways in turn; yields what came of each.
 
@@ -372,19 +381,13 @@ def attacks(folder: Path, count: int, seed: int) -> Iterator[Outcome]:
         AssertionError: an undisturbed command fails.
     """
     rng = random.Random(seed)
-    made = targets(folder)
-    expected = {}
-    for target in made:
-        whole = folder / f"{target.name}-whole"
-        shutil.copytree(target.pristine, whole)
-        process = ForkedRun(target.command(whole))
-        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
-        assert process.returncode == 0, output
-        expected[target.name] = target.result and target.result(whole)
-    cases = [(target, kind) for target in made for kind in target.harms if kind != "full disk"]
+    expected: dict[str, object] = {}
+    cases = [(target, kind) for target in targets(folder) for kind in target.harms if kind != "full disk"]
     rng.shuffle(cases)
     for number in range(count):
         target, kind = cases[number % len(cases)]
+        if target.name not in expected:
+            expected[target.name] = undisturbed(target, folder / f"{target.name}-whole")
         copy = folder / f"attacked-{number}"
         yield attack(target, kind, copy, expected[target.name], rng)
         for path in folder.glob(f"{copy.name}*"):
