@@ -10,7 +10,7 @@ import argparse
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,8 +58,8 @@ COUNTS = (1, 4, 8, 16, 64, 256, 1024)
 _BEGINS = "#   planned on H100s: GPUs", "#                     MFU "
 
 
-def planned_header(recipe: str) -> list[str]:
-    """The two lines of a recipe's header with its planned MFU by number of GPUs."""
+def planned(recipe: str, counts: Iterable[int] = COUNTS) -> dict[int, float]:
+    """MFU of a recipe on so many H100s, up to the first number that reaches less than a quarter of the best."""
     from cloze.launch.config import BatchArithmetic
     from cloze.launch.tools.plan import make_estimator
     from cloze.pipeline.errors import UserError
@@ -68,7 +68,7 @@ def planned_header(recipe: str) -> list[str]:
     with _teacher_of(recipe) as words:
         config = _plan_config(recipe, "h100", 1, *words)
         estimator = make_estimator(config)
-        for gpus in COUNTS:
+        for gpus in counts:
             try:
                 BatchArithmetic.of(config.train, gpus)
             except UserError:
@@ -76,6 +76,12 @@ def planned_header(recipe: str) -> list[str]:
             found[gpus] = make_estimator(config, gpus, estimator).best_mfu(config.zero.stage)
             if found[gpus] < max(found.values()) / 4:
                 break
+    return found
+
+
+def planned_header(recipe: str) -> list[str]:
+    """The two lines of a recipe's header with its planned MFU by number of GPUs."""
+    found = planned(recipe)
     most = max(gpus for gpus, share in found.items() if share >= max(found.values()) / 2)
     gpus, mfu = "".join(f"{gpus:7,}" for gpus in found), "".join(f"{share:7.0%}" for share in found.values())
     return [_BEGINS[0] + gpus, f"{_BEGINS[1]}{mfu}   at least half of the best up to {most:,}"]
@@ -88,6 +94,15 @@ def recipe_path(recipe: str) -> Path:
 def header(recipe: str) -> list[str]:
     """The lines of planned MFU that stand in a recipe."""
     return [line for line in recipe_path(recipe).read_text("utf-8").splitlines() if line.startswith(_BEGINS)]
+
+
+def shares(recipe: str) -> dict[int, float]:
+    """The MFU that stands in a recipe by number of GPUs."""
+    gpus, mfu = (line.removeprefix(begin) for line, begin in zip(header(recipe), _BEGINS, strict=True))
+    return {
+        int(count.replace(",", "")): int(share) / 100
+        for count, share in zip(gpus.split(), re.findall(r"(\d+)%", mfu), strict=True)
+    }
 
 
 def published() -> list[str]:

@@ -54,9 +54,11 @@ def resolve_compile(config: PretrainConfig, device: torch.device, console: Conso
     return replace(config, train=replace(config.train, compile=not unwanted and not missing))
 
 
-# The parts of a GPU's step that do not shrink with its share of the batch (launches, the update), and the share of the
-# peak in the rest of the step: rough means of what `cloze plan` finds (launch/tools/planning/).
-_LAUNCHES_A_LAYER, _LAUNCH_SECONDS, _UPDATE_BYTES, _BEST_MFU = 60, 4e-6, 28, 0.45
+# The parts of a GPU's step that do not shrink with its share of the batch (a layer's small kernels, hooks and sums of
+# gradients; bytes that the optimizer and all passes over gradients move for each parameter), and the share of the peak in
+# the rest of the step: rough means of what `cloze plan` finds where half of the best is reached. Within a factor of two
+# they give the numbers of GPUs in the recipes' headers.
+_LAYER_SECONDS, _UPDATE_BYTES, _BEST_MFU = 3.6e-4, 84, 0.45
 
 
 def crowded(
@@ -71,7 +73,7 @@ def crowded(
         sheet: of the GPUs.
     """
     layers, batch = config.model.num_hidden_layers, math.gcd(*config.train.batch_sizes.values())
-    fixed = layers * _LAUNCHES_A_LAYER * _LAUNCH_SECONDS + _UPDATE_BYTES * parameters / sheet.bandwidth
+    fixed = layers * _LAYER_SECONDS + _UPDATE_BYTES * parameters / sheet.bandwidth
     seconds = config.train.global_batch_size * flops_of_sample / (_BEST_MFU * sheet.flops)  # of one GPU alone
     most = max(
         count for count in range(1, batch + 1) if batch % count == 0 and (count == 1 or seconds / count >= fixed)

@@ -4,10 +4,15 @@ import json
 import math
 
 import pytest
+import torch
 
 from cloze.launch.commands import parse
 from cloze.launch.config import BatchArithmetic
+from cloze.launch.pretrain.device_defaults import crowded
+from cloze.launch.pretrain.objectives.making import make_objective
 from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.system.data_sheets import named_sheet
+from cloze.model.flops import TokenCounts
 from tests.end_to_end.recipe_runs import run_recipes
 from tests.forked import ForkedRun
 from tests.launching import ROOT, finish
@@ -89,6 +94,49 @@ def test_another_number_of_gpus_keeps_the_global_batch(name):
     comment = path.read_text().split("model:")[0]
     assert "Published" in comment and "configs/prepare/" in comment, "the result and the data stand in the file"
     assert (ROOT / ("configs/prepare/" + comment.split("configs/prepare/")[1].split(".yaml")[0] + ".yaml")).exists()
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import plans
+
+    return plans
+
+
+def test_every_recipe_says_what_is_planned_for_how_many_gpus(plans):
+    assert plans.published() == recipe_files()
+    assert [name for name in recipe_files() if len(plans.header(name)) != 2] == []
+
+
+def test_the_planned_mfu_in_a_header_is_what_the_plan_says(plans):
+    assert plans.header("bert-base-phase1") == plans.planned_header("bert-base-phase1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_last_planned_mfu_of_each_header_is_what_the_plan_says(plans, name):
+    """For the most GPUs of its table, whose small micro-batches depend on all constants of the estimate."""
+    gpus, share = list(plans.shares(name).items())[-1]
+    assert plans.planned(name, (gpus,))[gpus] == pytest.approx(share, abs=0.0051)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_start_warns_of_as_many_gpus_as_the_header_does_within_a_factor_of_two(plans, name):
+    """The rule of a start is a closed form; the header is planned."""
+    if name == "distilbert-base":
+        pytest.skip("its teacher is no part of the recipe")
+    config = parse("pretrain", ["--config", name, "--data", "", "--output", ""])
+    objective, length = make_objective(config), config.train.sequence_length
+    with torch.device("meta"):
+        parameters = sum(each.numel() for each in objective.build_model().parameters())
+    flops = objective.flops(TokenCounts.of_lengths((length,), round(plans.masked_share(name) * length)))
+    shares, sheet = plans.shares(name), named_sheet("h100")
+    for gpus, share in shares.items():
+        if share >= max(shares.values()) / 2:
+            assert crowded(config, gpus // 2, flops, parameters, sheet) is None, gpus
+        else:
+            assert crowded(config, 2 * gpus, flops, parameters, sheet) is not None, gpus
 
 
 @pytest.fixture(scope="module")
