@@ -73,7 +73,8 @@ def crowded(
         sheet: of the GPUs.
     """
     layers, batch = config.model.num_hidden_layers, math.gcd(*config.train.batch_sizes.values())
-    fixed = layers * _LAYER_SECONDS + _UPDATE_BYTES * parameters / sheet.bandwidth
+    micro_steps = config.train.global_batch_size // batch  # at least: a micro-batch divides the smallest batch, too
+    fixed = micro_steps * layers * _LAYER_SECONDS + _UPDATE_BYTES * parameters / sheet.bandwidth
     seconds = config.train.global_batch_size * flops_of_sample / (_BEST_MFU * sheet.flops)  # of one GPU alone
     most = max(
         count for count in range(1, batch + 1) if batch % count == 0 and (count == 1 or seconds / count >= fixed)
