@@ -55,9 +55,9 @@ def resolve_compile(config: PretrainConfig, device: torch.device, console: Conso
 
 
 # The parts of a GPU's step that do not shrink with its share of the batch (a layer's small kernels, hooks and sums of
-# gradients; bytes that the optimizer and all passes over gradients move for each parameter), and the share of the peak in
-# the rest of the step: rough means of what `cloze plan` finds where half of the best is reached. Within a factor of two
-# they give the numbers of GPUs in the recipes' headers.
+# gradients; bytes that the optimizer and all passes over gradients move for each parameter), and the share of the peak
+# in the rest of the step: rough means of what `cloze plan` finds where half of the best is reached. Within a factor of
+# two they give the numbers of GPUs in the recipes' headers.
 _LAYER_SECONDS, _UPDATE_BYTES, _BEST_MFU = 3.6e-4, 84, 0.45
 
 
