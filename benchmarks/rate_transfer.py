@@ -25,11 +25,17 @@ from typing import NamedTuple
 
 from synthetic_batches import hardware
 
-SHAPES = ((128, 2), (128, 4), (128, 8), (256, 2), (512, 2))  # width, layers; the first is the base
+SHAPES = ((128, 2), (128, 4), (128, 8), (256, 2), (512, 2))  # width, layers
 Shapes = tuple[tuple[int, int], ...]
 QUICK = ((64, 1), (128, 1))
 HEAD = 64
-FIRST = {"adamw": 1e-3, "muon": 8e-3}  # near the best of the base shape
+# Where the search begins, for the smallest shape: near its best.
+FIRST = {
+    ("adamw", "standard"): 1e-3,
+    ("adamw", "mup"): 5e-4,
+    ("muon", "standard"): 8e-3,
+    ("muon", "mup"): 2e-3,
+}
 # The same text for all, long enough that the encoder counts and not word frequencies alone.
 SETTINGS = {
     "train.global_batch_size": 32,
@@ -55,15 +61,13 @@ class Case(NamedTuple):
     width: int
     layers: int
 
-    def command(self, rate: float, given: argparse.Namespace, base: tuple[int, int], output: Path) -> list[str]:
+    def command(self, rate: float, given: argparse.Namespace, output: Path) -> list[str]:
         own = {
             "model.hidden_size": self.width,
             "model.num_hidden_layers": self.layers,
             "model.num_attention_heads": self.width // HEAD,
             "model.intermediate_size": 4 * self.width,
             "model.parametrization": self.parametrization,
-            "model.base_hidden_size": base[0],
-            "model.base_num_layers": base[1],
             "optimizer.name": self.optimizer,
             "train.learning_rate": rate,
             "train.max_steps": given.steps,
@@ -77,11 +81,10 @@ class Measured:
 
     Args:
         given: the command line.
-        shapes: width and layers of each, the base first.
     """
 
-    def __init__(self, given: argparse.Namespace, shapes: Shapes) -> None:
-        self._given, self._base, self._lock = given, shapes[0], Lock()
+    def __init__(self, given: argparse.Namespace) -> None:
+        self._given, self._lock = given, Lock()
         self._content: dict = {"hardware": hardware("cpu"), "steps": given.steps, "runs": []}
         if given.json.exists():
             self._content = json.loads(given.json.read_text())
@@ -91,17 +94,15 @@ class Measured:
             )
 
     def of(self, case: Case) -> dict[float, float]:
-        """Losses by rate, ascending; inf for a run that has diverged. At the base's shape mup is standard."""
-        if case[2:] == self._base:
-            case = case._replace(parametrization="standard")
+        """Losses by rate, ascending; inf for a run that has diverged."""
         found = {run["rate"]: run["loss"] for run in self._content["runs"] if tuple(run["case"]) == case}
         return {rate: math.inf if found[rate] is None else found[rate] for rate in sorted(found)}
 
     def search(self, case: Case) -> None:
         """Train at one rate after the other until the best has a worse one on both sides."""
-        first = FIRST[case.optimizer]
+        first = FIRST[case[:2]]
         if case.parametrization == "standard":  # lower for wider models, since that is where the search would end
-            first /= 2 ** round(math.log2(case.width / self._base[0]))
+            first /= 2 ** round(math.log2(case.width / SHAPES[0][0]))
         while (rate := next_rate(self.of(case), first)) is not None:
             loss = self._train(case, rate)
             with self._lock:
@@ -113,7 +114,7 @@ class Measured:
         """The last validation loss; None: the run has diverged."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "run"
-            command = case.command(rate, self._given, self._base, output)
+            command = case.command(rate, self._given, output)
             ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
             if ended.returncode:
                 sys.exit(f"{' '.join(command)}: status {ended.returncode}\n{ended.stderr[-2000:]}")
@@ -170,19 +171,18 @@ def main() -> None:
     parser.add_argument("--draw", metavar="FILE.svg")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
-    shapes, optimizers = SHAPES, tuple(FIRST)
+    shapes, optimizers = SHAPES, ("adamw", "muon")
     if given.quick:
         given.steps, shapes, optimizers = 5, QUICK, ("adamw",)
-    measured = Measured(given, shapes)
+    measured = Measured(given)
     kinds = [(optimizer, parametrization) for optimizer in optimizers for parametrization in ("standard", "mup")]
     with ThreadPoolExecutor(given.processes) as pool:
-        wanted = [Case(*kind, *shape) for shape in shapes for kind in kinds if kind[1] != "mup" or shape != shapes[0]]
-        list(pool.map(measured.search, wanted))
+        list(pool.map(measured.search, [Case(*kind, *shape) for shape in shapes for kind in kinds]))
     for kind in kinds:
         best = [best_rate(measured.of(Case(*kind, *shape))) for shape in shapes]
         ratios = [rate / best[0] for rate in best]
         print(*kind, *(f"{width} x {layers}: {rate:.2e}" for (width, layers), rate in zip(shapes, best, strict=True)))
-        print(f"  as multiples of the base's: {min(ratios):.2f} to {max(ratios):.2f}")
+        print(f"  as multiples of the first one's: {min(ratios):.2f} to {max(ratios):.2f}")
     if given.draw:
         draw(measured, shapes, optimizers, given.draw)
 

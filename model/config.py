@@ -127,8 +127,9 @@ class BertConfig:
     large one (arXiv 2203.03466, 2505.01618); the same as standard at the shape of base_hidden_size and
     base_num_layers. Heads must be of one size in all shapes, and intermediate_size in proportion to hidden_size.
     """
-    base_hidden_size: int = 128
-    """Width at which mup is the same as standard; a multiple of the size of a head."""
+    base_hidden_size: int = 768
+    """Width at which mup is the same as standard, of BERT-base, for which the other constants are known to be good; a
+    multiple of the size of a head."""
     base_num_layers: int = 2
     """Number of layers at which mup is the same as standard."""
     pad_token_id: int = 0

@@ -471,7 +471,7 @@ def test_best_rates_are_searched_on_both_sides_and_drawn(benchmark, monkeypatch,
     trained = []
 
     def loss(measured, case, rate):
-        """Least at 4e-3 by the base's width with mup, and in proportion to 1 / width without."""
+        """Least at 4e-3 with mup, and in proportion to 1 / width without."""
         trained.append((case, rate))
         best = 4e-3 * (1 if case.parametrization == "mup" else 64 / case.width)
         return None if rate > 4 * best else 2 + (math.log2(rate / best) - 0.25) ** 2
@@ -489,7 +489,8 @@ def test_best_rates_are_searched_on_both_sides_and_drawn(benchmark, monkeypatch,
     benchmark("rate_transfer", *arguments)
     printed = capsys.readouterr().out
     assert (
-        "as multiples of the base's: 0.50 to 1.00" in printed and "as multiples of the base's: 1.00 to 1.00" in printed
+        "as multiples of the first one's: 0.50 to 1.00" in printed
+        and "as multiples of the first one's: 1.00 to 1.00" in printed
     )
     assert f"64 x 1: {4e-3 * 2**0.25:.2e}" in printed and (tmp_path / "rates.svg").stat().st_size > 1000
     assert len(trained) == len(set(trained)) and {case.layers for case, _ in trained} == {1}
