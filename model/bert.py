@@ -119,7 +119,7 @@ class BertModel(InFolders):
         check_length(self.config, longest)
         if position_ids is None:
             position_ids = _position_ids(tokens, sequence_offsets)
-        offsets, num_tokens = sequence_offsets, len(tokens)
+        offsets, num_tokens = sequence_offsets, tokens.shape[0]  # no len(): an exported graph has any number
         shows_inside = output_hidden_states or output_attentions or head_mask is not None
         if offsets is not None and input_ids is not None and not (shows_inside or self.encoder.compiled):
             tokens, token_type_ids, position_ids, offsets = self._rounded(

@@ -38,6 +38,7 @@ class Input(ModelConfig, Operation):
     """table, or one JSON object per line; null: a table on a terminal, JSON elsewhere."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()  # the operation's, which comes last among the bases
         if self.text and self.file:
             raise UserError(f"file: found {self.file} beside texts on the command line, expected one of them")
         if self.text_columns and not self.file:
