@@ -284,7 +284,7 @@ def test_a_disk_that_fills_while_saving_leaves_no_tokenizer_without_its_configur
 
     write = Path.write_bytes
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="tokenizer.json"):
+    with pytest.raises(UserError, match="tokenizer.json"):
         corpus.tokenizer().save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer_config.json"]
 
