@@ -154,6 +154,9 @@ def draw(measured: Measured, shapes: Shapes, optimizers: tuple[str, ...], path: 
                 axes.plot(list(finite), list(finite.values()), marker="o", color=colour, label=f"{width} x {layers}")
                 axes.axvline(best_rate(losses), color=colour, linestyle=":", linewidth=1)
             axes.set_xscale("log", base=2)
+            rates = sorted({rate for shape in shapes for rate in measured.of(Case(optimizer, parametrization, *shape))})
+            axes.set_xticks(rates, [f"{rate:g}" for rate in rates])  # a log scale's own labels are formulas
+            axes.minorticks_off()
             axes.set_title(f"{optimizer}, {parametrization}")
             axes.set_xlabel("peak learning rate (dotted: the best)")
             axes.grid(alpha=0.3)

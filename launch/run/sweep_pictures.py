@@ -153,6 +153,9 @@ def _draw_over(axes: Any, field: str, metric: str, drawn: Sequence[DrawnSetting]
         best = min(points, key=lambda point: point[1] if lower_is_better else -point[1])
         axes.axvline(best[0], color=colour, linestyle=":", linewidth=1)
     axes.set_xscale("log")
+    numbers = {float(each.settings[field]): each.settings[field] for each in drawn}
+    axes.set_xticks(list(numbers), list(numbers.values()))  # as written; a log scale's own labels are formulas
+    axes.minorticks_off()
     axes.set_xlabel(field)
     axes.set_ylabel(metric)
     axes.set_title("median over the seeds; dotted: the best of a line", fontsize="medium")

@@ -111,6 +111,8 @@ def test_results_over_rates_have_a_line_for_each_of_the_other_settings(drawn, tm
     *_, panel = drawn(*settings, best=1.7)
     lines = {line.get_label(): line for line in panel.get_lines() if not line.get_label().startswith("_")}
     assert list(lines) == ["64", "128"] and panel.get_xscale() == "log"
+    assert sorted(text.get_text() for text in panel.get_xticklabels()) == ["1e-3", "2e-3", "4e-3"], "as written"
+    assert not panel.get_xticks(minor=True).size
     assert list(lines["64"].get_xdata()) == [1e-3, 2e-3, 4e-3] and list(lines["64"].get_ydata()) == [2.0, 1.9, 2.2]
     assert list(lines["128"].get_xdata()) == [1e-3, 2e-3], "one has no result"
     dotted = [line.get_xdata()[0] for line in panel.get_lines() if line.get_linestyle() == ":"]
