@@ -2,6 +2,7 @@
 parametrization, at equal tokens.
 
     python benchmarks/rate_transfer.py --data SHARDS --json FILE [--processes N] [--draw FILE.svg] [--quick]
+    python benchmarks/rate_transfer.py --json docs/rates.json --draw docs/rates.svg      # what was measured
 
 For AdamW and Muon, `model.parametrization` standard and mup, and each shape, the validation loss after --steps steps at
 rates that are powers of two times the first one, further up or down until the best has a worse one on both sides; the
@@ -131,10 +132,12 @@ def next_rate(losses: dict[float, float], first: float) -> float | None:
     return next((rate for rate in (best * 2, best / 2) if rate not in losses), None)
 
 
-def best_rate(losses: dict[float, float]) -> float:
-    """The minimum of a parabola, in log2 of the rate, through the best and its two neighbours."""
-    best = min(losses, key=lambda rate: losses[rate])
-    below, above = losses[best / 2], losses[best * 2]
+def best_rate(losses: dict[float, float]) -> float | None:
+    """The minimum of a parabola, in log2 of the rate, through the best and its neighbours; None: a side is missing."""
+    best = min(losses, key=lambda rate: losses[rate], default=0.0)
+    below, above = losses.get(best / 2), losses.get(best * 2)
+    if below is None or above is None:
+        return None
     if not math.isfinite(above):  # diverged: nothing to fit
         return best
     return float(best * 2 ** ((below - above) / (2 * (below + above - 2 * losses[best]))))
@@ -152,7 +155,8 @@ def draw(measured: Measured, shapes: Shapes, optimizers: tuple[str, ...], path: 
                 losses = measured.of(Case(optimizer, parametrization, width, layers))
                 finite = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
                 axes.plot(list(finite), list(finite.values()), marker="o", color=colour, label=f"{width} x {layers}")
-                axes.axvline(best_rate(losses), color=colour, linestyle=":", linewidth=1)
+                if (best := best_rate(losses)) is not None:
+                    axes.axvline(best, color=colour, linestyle=":", linewidth=1)
             axes.set_xscale("log", base=2)
             rates = sorted({rate for shape in shapes for rate in measured.of(Case(optimizer, parametrization, *shape))})
             axes.set_xticks(rates, [f"{rate:g}" for rate in rates])  # a log scale's own labels are formulas
@@ -167,7 +171,7 @@ def draw(measured: Measured, shapes: Shapes, optimizers: tuple[str, ...], path: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
+    parser.add_argument("--data", help="shards; without them FILE is shown as it is")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=360)
     parser.add_argument("--processes", type=int, default=1)
@@ -179,12 +183,15 @@ def main() -> None:
         given.steps, shapes, optimizers = 5, QUICK, ("adamw",)
     measured = Measured(given)
     kinds = [(optimizer, parametrization) for optimizer in optimizers for parametrization in ("standard", "mup")]
-    with ThreadPoolExecutor(given.processes) as pool:
-        list(pool.map(measured.search, [Case(*kind, *shape) for shape in shapes for kind in kinds]))
+    if given.data:
+        with ThreadPoolExecutor(given.processes) as pool:
+            list(pool.map(measured.search, [Case(*kind, *shape) for shape in shapes for kind in kinds]))
     for kind in kinds:
-        best = [best_rate(measured.of(Case(*kind, *shape))) for shape in shapes]
-        ratios = [rate / best[0] for rate in best]
-        print(*kind, *(f"{width} x {layers}: {rate:.2e}" for (width, layers), rate in zip(shapes, best, strict=True)))
+        found = {shape: measured.of(Case(*kind, *shape)) for shape in shapes}
+        best = {shape: rate for shape, losses in found.items() if (rate := best_rate(losses)) is not None}
+        shown = [f"{w} x {n}: {rate:.2e} ({min(found[w, n].values()):.3f})" for (w, n), rate in best.items()]
+        print(*kind, "best rate (loss):", ", ".join(shown))
+        ratios = [rate / next(iter(best.values())) for rate in best.values()]
         print(f"  as multiples of the first one's: {min(ratios):.2f} to {max(ratios):.2f}")
     if given.draw:
         draw(measured, shapes, optimizers, given.draw)

@@ -492,7 +492,7 @@ def test_best_rates_are_searched_on_both_sides_and_drawn(benchmark, monkeypatch,
         "as multiples of the first one's: 0.50 to 1.00" in printed
         and "as multiples of the first one's: 1.00 to 1.00" in printed
     )
-    assert f"64 x 1: {4e-3 * 2**0.25:.2e}" in printed and (tmp_path / "rates.svg").stat().st_size > 1000
+    assert f"64 x 1: {4e-3 * 2**0.25:.2e} (" in printed and (tmp_path / "rates.svg").stat().st_size > 1000
     assert len(trained) == len(set(trained)) and {case.layers for case, _ in trained} == {1}
     done = len(trained)
     benchmark("rate_transfer", *arguments)
