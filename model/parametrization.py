@@ -14,8 +14,6 @@ one that `transformers` knows. For 1/n these are the output maps of attention an
 before the vocabulary projection. The scores of attention need no multiplier, since heads become more and not larger.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from torch import nn

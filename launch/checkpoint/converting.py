@@ -7,8 +7,6 @@ BERT-large at stage 3 on 1,024 ranks. Here the ranks' files are mapped into memo
 from there: as many files as there are tensors, whatever the number of ranks, and in the memory of a few tensors.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Iterable, Iterator

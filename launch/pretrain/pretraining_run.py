@@ -53,9 +53,8 @@ def open_pretraining(config: PretrainConfig, environment: Environment, console: 
         recipe = Pretraining(open_inputs(config, environment.world_size))
         if config.train.learning_rate == AUTO:
             model = recipe.config.model
-            origin = origin_of_rate(AUTO, encoder_weights(model.base_shape))
-            if model.parametrization == "mup":
-                origin = origin.replace("the model's size", "the size of mup's base")
+            whose = "the model's" if model.parametrization == "standard" else "its base's"
+            origin = origin_of_rate(AUTO, encoder_weights(model.base_shape), whose)
             console.say(f"peak rate: {recipe.config.train.learning_rate:g}, {origin}")
             if config.init_from:
                 console.say(

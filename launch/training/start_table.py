@@ -15,17 +15,18 @@ from cloze.model.attention import select_kernel
 from cloze.pipeline.stores.places import is_url
 
 
-def origin_of_rate(given: float | str, size: int) -> str:
+def origin_of_rate(given: float | str, size: int, whose: str = "the model's") -> str:
     """How the peak learning rate was chosen, in words.
 
     Args:
         given: the user's value, or auto.
         size: parameters of the encoder's layers.
+        whose: of which shape, in words.
     """
     if given != AUTO:
         return "as given"
     count = f"{size / 1e6:,.1f} million" if size >= 1e5 else f"{size:,}"
-    return f"by the model's size ({count} parameters in its layers); --train.learning_rate sets another"
+    return f"by {whose} size ({count} parameters in its layers); --train.learning_rate sets another"
 
 
 def training_facts(

@@ -58,7 +58,9 @@ def test_killed_and_resumed(data, tmp_path, kind, stage, overrides):
     whole, cut = (
         pretrain_arguments(data, tmp_path / name, *RUN, "--zero.stage", stage, *overrides) for name in ("whole", "cut")
     )
-    assert f"{kind}, ZeRO stage {stage}" in finish(ForkedRun(whole, 2)), "the table names the live class"
+    said = finish(ForkedRun(whole, 2))
+    assert f"{kind}, ZeRO stage {stage}" in said, "the table names the live class"
+    assert ("mup, " in said) == ("mup" in overrides), "and the parametrization with its factors"
     kill_when(ForkedRun(cut, 2, slow_from(12)), lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
     assert "resumed from step" in finish(ForkedRun(cut, 2))
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")

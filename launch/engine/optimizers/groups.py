@@ -70,8 +70,9 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Group]:
 def _update_shares(share: Share, config: OptimizerConfig, is_matrix: bool, muon: bool) -> tuple[float, float]:
     """Shares of the learning rate and of the weight decay for an optimizer's update, by the parameter's share.
 
-    Muon's update of a matrix is larger than its effect in Adam by the root of the width (arXiv 2603.00541), and one in
-    proportion to the weights (LAMB's, hyperball's) has their initial size in it already (arXiv 2602.20937).
+    By the condition of arXiv 2310.17813, that an update's spectral norm is the same at every width: Adam's, of entries
+    of one size, grows with the width, Muon's, of an orthogonal matrix of such entries, with the root of the width; and
+    an update in proportion to the weights (LAMB's, hyperball's) has their initial size in it already.
     """
     if muon:
         return (1.0, 1.0) if config.matrix_decay == "hyperball" else (share.size, 1 / share.size)

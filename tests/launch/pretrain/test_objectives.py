@@ -563,6 +563,18 @@ def test_what_replaced_tokens_need_is_one_line(data, tmp_path):
         assert expected in said[-1] and said[-1].startswith("error: "), said
 
 
+def test_objectives_with_scores_that_mup_does_not_scale_are_refused(data, tmp_path):
+    mup = ("--model.parametrization", "mup", "--model.base_hidden_size", "16")
+    for options in (
+        ("--objective", "span_boundary"),
+        (*ELECTRA, "--model.embedding_size", "null", "--model.pooler", "true"),
+    ):
+        said = train(data, tmp_path / "run", *options, *mup, status=2).splitlines()
+        assert (
+            said[-1].startswith("error: objective: found ") and "with model.parametrization mup, expected" in said[-1]
+        )
+
+
 def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, tmp_path):
     foreign = make_shards(tmp_path / "foreign", vocab_size=80)
     run = tmp_path / "run"
