@@ -47,7 +47,8 @@ from cloze.pipeline.loading.streams import Mixture
 from cloze.pipeline.ragged import to_offsets
 from cloze.pipeline.records import ROLES, Masks, Samples, SpecialTokens
 from cloze.pipeline.shards.manifest import Manifest, ShardTable, SplitInfo
-from cloze.pipeline.shards.shards import ShardReader, write_shard
+from cloze.pipeline.shards.reader import ShardReader
+from cloze.pipeline.shards.shard_file import write_shard
 from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 

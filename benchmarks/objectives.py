@@ -206,7 +206,7 @@ def steps_for(words: list[str], flops: float) -> tuple[int, float]:
     from cloze.launch.pretrain.inputs import open_inputs
     from cloze.model.flops import TokenCounts
     from cloze.pipeline.loading.batches import BatchStream
-    from cloze.pipeline.shards.shards import ShardReader
+    from cloze.pipeline.shards.reader import ShardReader
 
     run = open_inputs(parse("pretrain", words[1:]), 1)
     reader = ShardReader(run.data.manifest.folder, "train")

@@ -86,7 +86,7 @@ def worker(name: str, data: Path, output: Path, threads: int, store: str | None)
     from cloze.launch.pretrain.inputs import choose_data_streams
     from cloze.launch.system import distributed
     from cloze.pipeline.loading.batches import BatchStream
-    from cloze.pipeline.shards.shards import ShardReader
+    from cloze.pipeline.shards.reader import ShardReader
 
     torch.set_num_threads(threads)
     device = distributed.initialize(environment)

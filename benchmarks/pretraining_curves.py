@@ -146,7 +146,7 @@ def held_out_loss(model, data: Path, samples: int) -> float:
     import torch
 
     from cloze.pipeline.loading.batches import evaluation_batches
-    from cloze.pipeline.shards.shards import ShardReader
+    from cloze.pipeline.shards.reader import ShardReader
 
     total, count = 0.0, 0
     with torch.inference_mode():
@@ -173,7 +173,7 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
 
     from cloze.launch.pretrained.loading import load_model
     from cloze.pipeline.loading.streams import SampleStreams
-    from cloze.pipeline.shards.shards import ShardReader
+    from cloze.pipeline.shards.reader import ShardReader
 
     reader = ShardReader(data, "train")
     streams = choose_streams([BATCH], 1)

@@ -46,7 +46,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "cloze.model.initialization:init_weights",
     ),
     "Shards": (
-        "cloze.pipeline.shards.shards:ShardReader",
+        "cloze.pipeline.shards.reader:ShardReader",
         "cloze.pipeline.shards.manifest:Manifest load hash masked_share",
         "cloze.pipeline.loading.batches:BatchStream",
         "cloze.pipeline.loading.batches:RankBatch",

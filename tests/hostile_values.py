@@ -23,7 +23,7 @@ from cloze.pipeline import readers
 from cloze.pipeline.config import InspectConfig, PrepareConfig, SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.inspecting import inspect
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, copy_tokenizer
 from tests.pipeline import corpus
 from tests.synthetic import make_shards

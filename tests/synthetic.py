@@ -10,7 +10,7 @@ import numpy as np
 from cloze.pipeline.config import MaskingConfig, SamplesConfig
 from cloze.pipeline.records import Masks, Samples, SpecialTokens
 from cloze.pipeline.shards.manifest import Manifest, ShardTable, SplitInfo
-from cloze.pipeline.shards.shards import write_shard
+from cloze.pipeline.shards.shard_file import write_shard
 from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 

@@ -22,7 +22,7 @@ from cloze.pipeline.loading.mixture import Phase
 from cloze.pipeline.loading.streams import Mixture, RunMasking
 from cloze.pipeline.samples.masking import RatePhases, RateSchedule
 from cloze.pipeline.shards.manifest import FILE_NAME, Manifest
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.cache import Cache
 from cloze.pipeline.stores.places import Place, StorePath, to_place

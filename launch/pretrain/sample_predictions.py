@@ -6,7 +6,7 @@ from cloze.launch.engine.engine import Engine
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.system.devices import to_device
 from cloze.pipeline.loading.batches import evaluation_batches
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _GUESSES = 3

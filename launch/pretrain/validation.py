@@ -19,7 +19,7 @@ from cloze.launch.training.process import Process
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import evaluation_batches
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.stores.places import to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 

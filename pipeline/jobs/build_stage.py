@@ -17,7 +17,7 @@ from cloze.pipeline.records import Masks, Samples
 from cloze.pipeline.samples.building import Documents, SampleBuilder
 from cloze.pipeline.samples.masking import MaskingRules, draw_sets
 from cloze.pipeline.shards.manifest import ShardInfo
-from cloze.pipeline.shards.shards import write_shard
+from cloze.pipeline.shards.shard_file import write_shard
 from cloze.pipeline.storage import readable_errors, sha256_of
 from cloze.pipeline.stores.places import Place, StorePath, to_place
 

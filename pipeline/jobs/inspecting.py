@@ -9,7 +9,8 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import NO_LABEL
 from cloze.pipeline.samples.masking import DynamicMasking
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.shards.shards import BLOCK_TOKENS, ShardReader
+from cloze.pipeline.shards.reader import ShardReader
+from cloze.pipeline.shards.shard_file import BLOCK_TOKENS
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 

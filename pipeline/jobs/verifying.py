@@ -5,7 +5,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.inspecting import tokens_lost
 from cloze.pipeline.progress import Progress, Silent
 from cloze.pipeline.shards.manifest import FILE_NAME, Manifest, ShardInfo
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.storage import readable_errors, sha256_of
 from cloze.pipeline.stores.places import Place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer

@@ -25,7 +25,7 @@ from cloze.pipeline.loading.streams import (
     masks_per_sample,
 )
 from cloze.pipeline.records import NO_LABEL
-from cloze.pipeline.shards.shards import ShardReader, Window
+from cloze.pipeline.shards.reader import ShardReader, Window
 
 _PREFETCHED = 4  # groups of batches that are prefetched
 # Tokens that are taken at once, so that what a call costs in Python is small beside them: of each stream and in all

@@ -12,7 +12,7 @@ from cloze.pipeline.loading.mixture import MixtureOrder, Phase
 from cloze.pipeline.loading.order import Order, WindowPlace, window_order
 from cloze.pipeline.records import Masks, Samples
 from cloze.pipeline.samples.masking import DynamicMasking, RatePhases, RateSchedule
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 
 _WINDOWS_AT_ONCE = 64  # windows decoded together: in small data sets they share blocks
 _SOURCE = 3  # purpose of the draw of a source's seed (order.py has others)

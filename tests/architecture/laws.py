@@ -98,7 +98,7 @@ RAISERS = {
     ("launch/run/trackers.py", "RuntimeError"): "caught in this file, where a tracker that fails is warned of",
     ("launch/texts/tables.py", "ValueError"): "as of json.loads, whose callers name file and line",
     ("pipeline/untrusted.py", "ValueError"): "as of json.loads, whose callers name file and line",
-    ("pipeline/shards/shards.py", "ValueError"): "caught in this file, where the damaged shard is named",
+    ("pipeline/shards/shard_file.py", "ValueError"): "caught in shards/reader.py, where the damaged shard is named",
     ("pipeline/stores/clients.py", "RuntimeError"): "becomes a part of the error of the store's library",
 }
 LONGEST_FUNCTION = 70  # lines; a screen is about 60

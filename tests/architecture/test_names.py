@@ -55,7 +55,7 @@ TESTED_IN = {
     "launch/system/software.py": f"{L}/tools/test_export.py",
     # Parts of preparation, through the whole job.
     "pipeline/jobs/reports.py": f"{P}/jobs/test_prepare.py",
-    "pipeline/records.py": f"{P}/shards/test_shards.py",
+    "pipeline/records.py": f"{P}/shards/test_reader.py",
     # Rooms of one test file, through their command or their table.
     "launch/engine/checkpoint_files.py": f"{L}/checkpoint/test_writing.py",
     "launch/engine/fragments.py": "tests/distributed/test_elastic.py",

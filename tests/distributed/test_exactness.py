@@ -9,7 +9,7 @@ from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
 from cloze.pipeline.loading.batches import BatchStream
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from tests.launching import assert_same_weights, curve, train, weights
 from tests.synthetic import make_shards
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cloze.launch.cli import main
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from tests.forked import ForkedRun
 from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_arguments, step_of, train, weights
 from tests.slowed import slow_from

@@ -13,7 +13,7 @@ from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
 from cloze.pipeline.loading.batches import BatchStream
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from tests.forked import ForkedRun
 from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_arguments, step_of, train, weights
 from tests.poisoned import infinite_main, poisoned_main

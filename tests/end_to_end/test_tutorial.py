@@ -13,7 +13,7 @@ from cloze.launch.tools.onnx import write_onnx
 from cloze.model.bert import BertForPreTraining
 from cloze.model.initialization import init_weights
 from cloze.pipeline.loading.batches import evaluation_batches
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from tests.launch.finetune.running import finetune, lines
 from tests.launch.finetune.small import write_tsv
 from tests.launching import train, weights

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from cloze.pipeline.config import PrepareConfig, ShardsConfig, SplitConfig
 from cloze.pipeline.records import BASE_COLUMNS, ROLES, mask_columns
-from cloze.pipeline.shards import shards
+from cloze.pipeline.shards import shard_file
 from cloze.pipeline.storage import sha256_of
 from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -110,7 +110,7 @@ def as_format_1(folder: Path) -> dict:
                     writer.write_batch(
                         batch,
                         custom_metadata={
-                            f"crc32.{name}": str(shards._checksum(map(batch.column, columns)))
+                            f"crc32.{name}": str(shard_file._checksum(map(batch.column, columns)))
                             for name, columns in groups.items()
                         },
                     )

@@ -15,7 +15,7 @@ from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.loading.collate import collate, pad
 from cloze.pipeline.records import Masks
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs/prepare/two_lines.yaml"
 

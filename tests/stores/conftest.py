@@ -11,7 +11,7 @@ import pytest
 from cloze.launch.commands import parse
 from cloze.launch.config import CheckpointConfig
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.shards import shards
+from cloze.pipeline.shards import shard_file
 from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.places import to_place
 from tests.pipeline import corpus
@@ -99,14 +99,14 @@ def config(bucket, tmp_path, monkeypatch):
 def local(tmp_path_factory):
     """Shards of several blocks each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "BLOCK_TOKENS", 1 << 10)
+        patch.setattr(shard_file, "BLOCK_TOKENS", 1 << 10)
         return make_shards(tmp_path_factory.mktemp("data"), train=800, mask_sets=10)
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks as of the shards of `local`."""
-    monkeypatch.setattr(shards, "BLOCK_TOKENS", 1 << 10)
+    monkeypatch.setattr(shard_file, "BLOCK_TOKENS", 1 << 10)
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from cloze.pipeline.loading.batches import BatchStream
-from cloze.pipeline.shards import shards
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards import shard_file
+from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.stores.places import to_place
 
-BLOCK_TOKENS = shards.BLOCK_TOKENS
+BLOCK_TOKENS = shard_file.BLOCK_TOKENS
 
 
 def uploaded(folder: Path, bucket: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.shards import shards
+from cloze.pipeline.shards import shard_file
 from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.cache import PAGE, Cache
 from cloze.pipeline.stores.places import to_place
@@ -77,7 +77,7 @@ def test_the_cache_keeps_its_size(local, stored, tmp_path):
 
 def reads(words: list[str]) -> int:
     """Read what is stored through a cache, as a process of its own does."""
-    shards.BLOCK_TOKENS = 1 << 10
+    shard_file.BLOCK_TOKENS = 1 << 10
     stream(words[0], Cache(Path(words[1]), 1 << 30, "x"))
     print("complete")
     return 0

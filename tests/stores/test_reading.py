@@ -11,9 +11,9 @@ import pytest
 from cloze.launch.cli import main
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import BatchStream
-from cloze.pipeline.shards import shards
+from cloze.pipeline.shards import shard_file
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.stores import cache as cache_module
 from cloze.pipeline.stores import reading
 from cloze.pipeline.stores.cache import Cache
@@ -37,7 +37,7 @@ def test_the_same_batches_as_from_disk(local, stored, tmp_path):
 
 def test_only_what_is_in_use_is_fetched_and_once(local, proxy, bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(cache_module, "PAGE", 64)
-    monkeypatch.setattr(shards, "_FOOTER_GUESS", 256)
+    monkeypatch.setattr(shard_file, "_FOOTER_GUESS", 256)
     stored = uploaded(local, bucket)
     proxy.requests.clear()
     cache = Cache(tmp_path / "cache", 1 << 30, "data_cache.folder")
@@ -135,7 +135,7 @@ def test_shards_of_format_1(local, bucket, tmp_path):
 
 
 def test_inspect_shows_the_same(small_corpus, bucket, capsys, monkeypatch):
-    monkeypatch.setattr(shards, "BLOCK_TOKENS", BLOCK_TOKENS)  # as `cloze prepare` has written them
+    monkeypatch.setattr(shard_file, "BLOCK_TOKENS", BLOCK_TOKENS)  # as `cloze prepare` has written them
     stored = uploaded(small_corpus, bucket)
     shown = []
     for data in (stored, str(small_corpus)):
@@ -147,7 +147,7 @@ def test_inspect_shows_the_same(small_corpus, bucket, capsys, monkeypatch):
 
 
 def test_verify_names_what_is_damaged(small_corpus, bucket, capsys, monkeypatch):
-    monkeypatch.setattr(shards, "BLOCK_TOKENS", BLOCK_TOKENS)  # as `cloze prepare` has written them
+    monkeypatch.setattr(shard_file, "BLOCK_TOKENS", BLOCK_TOKENS)  # as `cloze prepare` has written them
     stored = uploaded(small_corpus, bucket)
     assert main(["verify", stored]) == 0
     assert "all as they were written" in capsys.readouterr().out

@@ -26,7 +26,7 @@ from cloze.pipeline.loading.batches import evaluation_batches
 from cloze.pipeline.loading.mixture import Phase
 from cloze.pipeline.samples.masking import RatePhases
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from tests.forked import ForkedRun
 from tests.launching import (
     ROOT,

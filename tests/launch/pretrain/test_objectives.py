@@ -25,7 +25,7 @@ from cloze.model.huggingface import load_note, load_pretrained
 from cloze.model.sampling import token_bits
 from cloze.model.tasks import BertForReplacedTokenDetection
 from cloze.pipeline.loading.batches import BatchStream
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from tests.forked import ForkedRun
 from tests.launch.finetune.running import finetune
 from tests.launch.finetune.small import write_tsv

@@ -6,7 +6,7 @@ import pytest
 from cloze.pipeline.config import SourceConfig, SplitConfig
 from cloze.pipeline.jobs.inspecting import tokens_lost
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.pipeline import corpus
 

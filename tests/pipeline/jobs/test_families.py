@@ -9,7 +9,7 @@ import tokenizers
 
 from cloze.pipeline.config import MaskingConfig, SamplesConfig, SourceConfig, SplitConfig
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.tokenization import words
 from tests.pipeline import corpus
 from tests.pipeline.families import KINDS, LINES, family

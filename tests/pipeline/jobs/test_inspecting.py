@@ -13,7 +13,7 @@ from cloze.pipeline.jobs import inspecting
 from cloze.pipeline.jobs.inspecting import histogram, inspect
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from tests.pipeline import corpus
 from tests.pipeline.corpus import shown, without_hashes
 from tests.terminal import terminal

@@ -12,7 +12,7 @@ from cloze.pipeline.config import MixtureSource, SamplesConfig, SourceConfig, Sp
 from cloze.pipeline.jobs.inspecting import tokens_lost
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from tests.pipeline import corpus
 
 pytestmark = pytest.mark.usefixtures("a_task_for_each_file")

@@ -14,7 +14,7 @@ from cloze.pipeline.jobs.inspecting import tokens_lost
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.jobs.vocabulary import train_vocabulary
 from cloze.pipeline.records import ROLES
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.pipeline import corpus

@@ -4,7 +4,7 @@ import pytest
 
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.loading import batches, mixture
-from cloze.pipeline.shards import shards
+from cloze.pipeline.shards import shard_file
 from tests.pipeline import corpus
 
 
@@ -12,7 +12,7 @@ from tests.pipeline import corpus
 def small_units():
     """Small data has many blocks, is read in many parts, and a mixture's period is short."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "BLOCK_TOKENS", 256)
+        patch.setattr(shard_file, "BLOCK_TOKENS", 256)
         patch.setattr(batches, "_TOKENS_READ", 2048)
         patch.setattr(batches, "_TOKENS_OF_STREAM", 64)
         patch.setattr(batches, "_TOKENS_COLLATED", 4096)

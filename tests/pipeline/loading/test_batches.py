@@ -18,8 +18,8 @@ from cloze.pipeline.loading.batches import BatchPhases, BatchStream, BatchWarmup
 from cloze.pipeline.loading.collate import pad
 from cloze.pipeline.loading.streams import RunMasking, SampleStreams
 from cloze.pipeline.samples.masking import DynamicMasking, RateSchedule
-from cloze.pipeline.shards import shards
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards import shard_file
+from cloze.pipeline.shards.reader import ShardReader
 from tests.pipeline import corpus
 from tests.pipeline.loading.plain_order import positions
 
@@ -367,11 +367,12 @@ def test_a_process_may_end_with_a_stream_that_is_open(data):
 import atexit
 from pathlib import Path
 from cloze.pipeline.loading.batches import BatchStream
-from cloze.pipeline.shards import shards
-shards.BLOCK_TOKENS = {shards.BLOCK_TOKENS}
+from cloze.pipeline.shards import shard_file
+from cloze.pipeline.shards.reader import ShardReader
+shard_file.BLOCK_TOKENS = {shard_file.BLOCK_TOKENS}
 left = []
 atexit.register(lambda: print(left[0]._thread.is_alive()))
-left.append(BatchStream(shards.ShardReader(Path({str(data)!r})), global_batch_size=8, micro_batch_size=8,
+left.append(BatchStream(ShardReader(Path({str(data)!r})), global_batch_size=8, micro_batch_size=8,
                         rank=0, world_size=1, streams=2, seed=0))
 next(left[0])
 """

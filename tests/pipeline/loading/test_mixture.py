@@ -14,7 +14,7 @@ from cloze.pipeline.loading.batches import BatchStream, BatchWarmup
 from cloze.pipeline.loading.mixture import MixtureOrder, Phase, whole_counts
 from cloze.pipeline.loading.streams import MixedStreams, Mixture, RunMasking, SampleStreams
 from cloze.pipeline.samples.masking import DynamicMasking, RatePhases, RateSchedule
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from tests.pipeline import corpus
 
 STREAMS = st.sampled_from([1, 2, 3, 8, 24, 100, 256])

@@ -6,7 +6,7 @@ import pytest
 from cloze.pipeline.config import SamplesConfig
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.loading.streams import SampleStreams
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from tests.pipeline import corpus
 from tests.pipeline.loading.test_batches import dynamic, parts_of, sequences, take
 

@@ -8,7 +8,7 @@ from cloze.pipeline.config import MaskingConfig, SamplesConfig, SentencesConfig,
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.records import Samples
 from cloze.pipeline.samples.masking import KeyedDraws, Masker, MaskingRules, RateSchedule, StreamDraws
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.pipeline import corpus

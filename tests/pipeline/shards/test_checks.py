@@ -10,14 +10,14 @@ from cloze.pipeline.config import VerifyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs import verifying
 from cloze.pipeline.jobs.verifying import verify
-from cloze.pipeline.shards import checks, shards
-from cloze.pipeline.shards.shards import ShardReader
+from cloze.pipeline.shards import checks, shard_file
+from cloze.pipeline.shards.reader import ShardReader
 from tests.synthetic import make_shards
 
 
 def crafted(folder, monkeypatch, change):
     """A prepared folder whose first block is changed before its checksums, index and hashes are made."""
-    make, blocks = shards._record_batch, []
+    make, blocks = shard_file._record_batch, []
 
     def changed(*arguments):
         batch, sums = make(*arguments)
@@ -28,13 +28,13 @@ def crafted(folder, monkeypatch, change):
         columns |= change(columns)
         batch = pa.RecordBatch.from_arrays([columns[name] for name in batch.schema.names], schema=batch.schema)
         base = [name for name in batch.schema.names if not name.startswith("masked_")]
-        sums = {f"{shards._CHECKSUM}.base": str(shards._checksum(batch.column(name) for name in base))}
+        sums = {f"{shard_file._CHECKSUM}.base": str(shard_file._checksum(batch.column(name) for name in base))}
         for number in range((len(batch.schema.names) - len(base)) // 2):
-            pair = [batch.column(name) for name in shards.mask_columns(number)]
-            sums[f"{shards._CHECKSUM}.{number}"] = str(shards._checksum(pair))
+            pair = [batch.column(name) for name in shard_file.mask_columns(number)]
+            sums[f"{shard_file._CHECKSUM}.{number}"] = str(shard_file._checksum(pair))
         return batch, sums
 
-    monkeypatch.setattr(shards, "_record_batch", changed)
+    monkeypatch.setattr(shard_file, "_record_batch", changed)
     return make_shards(folder)
 
 

@@ -1,18 +1,12 @@
-"""Shards: Arrow IPC files of samples; written atomically, read by blocks, and only the columns in use."""
+"""Samples of a split's shards, by index or by blocks; from a store, what is damaged is fetched again."""
 
-import base64
-import mmap
 import os
-import struct
 import time
-import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -36,172 +30,19 @@ from cloze.pipeline.records import (
     token_type,
 )
 from cloze.pipeline.shards.checks import block_fault
-from cloze.pipeline.shards.manifest import FORMAT_VERSION, Manifest, ShardInfo
-from cloze.pipeline.storage import publishing, readable_errors, sha256_of
+from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.shards.shard_file import BAD, Shard, Shard1, is_intact, samples_per_block
+from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.stores.cache import Cache, CachedFile
 from cloze.pipeline.stores.places import Place, StorePath, to_place
 from cloze.pipeline.stores.reading import scratch_cache
 
-# Of a block, about: some 200 KB to read with one mask set, and 1,024 of them, one for each stream of a large run, fit
-# into 350 MB of memory.
-BLOCK_TOKENS = 1 << 17
-_SAMPLES_PER_BLOCK_1 = 4096  # in format 1
-_CHECKSUM = "crc32"  # metadata key of the checksum of a record batch's decoded columns
-_INDEX = "cloze.byte_ranges"  # key in the metadata of a shard's footer
-_UNWRITTEN = b"~"  # not a base64 character
-_BUFFERS_OF_LIST, _BUFFERS_OF_NUMBER = 4, 2  # number of buffers of a column in Arrow's layout: list<number>, number
 _DECODERS = 2  # threads that decompress blocks; more would compete with the training process
 _ASKING = 16  # threads that check sizes on a slow (remote) file system:
 _ASKED_FIRST, _NEAR_SECONDS = 64, 2e-5  # used if each of this many checks takes longer than that
-_FOOTER_GUESS = 1 << 14  # bytes at the end of a stored shard that usually contain its footer
-_AROUND_FOOTER = 32  # more than the size of Arrow's magic at both ends and the footer's length
 _FETCHES = 2  # number of times that damaged data in the cache is fetched again
 # maximum of open shards: by default a process may open 1,024 files, on macOS 256, and training opens others
 _OPEN_SHARDS = 64
-
-
-def samples_per_block(samples: np.ndarray, tokens: np.ndarray, version: int = FORMAT_VERSION) -> np.ndarray:
-    """Samples per block of each shard (except its last block), from the shards' entries in the manifest: int64
-    (shards,).
-
-    The blocks of a shard have about the same number of tokens, at most about BLOCK_TOKENS; in format 1 4,096 samples.
-    """
-    if version == 1:
-        return np.full(len(samples), _SAMPLES_PER_BLOCK_1)
-    blocks = np.minimum(np.maximum(samples, 1), -(-tokens // BLOCK_TOKENS))
-    return np.maximum(1, -(-samples // np.maximum(1, blocks)))
-
-
-def write_shard(
-    path: Place, samples: Samples, masks: list[Masks], vocab_size: int, pair_set: int, compression: str
-) -> ShardInfo:
-    """Write one shard atomically.
-
-    Args:
-        compression: "zstd" or "none".
-
-    Returns:
-        Its entry for the manifest.
-    """
-    schema = shard_schema(vocab_size, len(masks))
-    options = pa.ipc.IpcWriteOptions(
-        compression=None if compression == "none" else compression,
-        use_threads=False,  # a worker uses one core
-    )
-    (rows,) = samples_per_block(np.array([len(samples)]), np.array([len(samples.input_ids)])).tolist()
-    starts = range(0, len(samples), rows)
-    room = _UNWRITTEN * len(_encoded(np.zeros((len(starts), len(masks) + 2))))
-    with publishing(path) as aside:
-        ends = []
-        with (
-            pa.OSFile(str(aside), "wb") as sink,
-            pa.ipc.new_file(sink, schema, options=options, metadata={_INDEX: room}) as writer,
-        ):
-            for start in starts:
-                stop = min(start + rows, len(samples))
-                batch, checksums = _record_batch(schema, samples, masks, vocab_size, start, stop)
-                writer.write_batch(batch, custom_metadata=checksums)
-                ends.append(sink.tell())
-        _fill_in_index(aside, schema, ends, room)
-        size, digest = aside.stat().st_size, sha256_of(aside)
-    return ShardInfo(
-        file=f"{path.parent.name}/{path.name}",
-        pair_set=pair_set,
-        samples=len(samples),
-        tokens=len(samples.input_ids),
-        bytes=size,
-        sha256=digest,
-    )
-
-
-def _encoded(bounds: np.ndarray) -> bytes:
-    return base64.b64encode(bounds.astype("<i8").tobytes())
-
-
-def _fill_in_index(path: Path, schema: pa.Schema, ends: list[int], room: bytes) -> None:
-    """Write the index of the blocks' columns into the space reserved for it in the footer.
-
-    One row per block: its start, the end of the columns that every reader needs, and the end of each mask set's
-    columns.
-    """
-    if not ends:
-        return
-    with open(path, "r+b") as file:
-        # Arrow's magic, padded to 8 bytes, and the schema precede the blocks.
-        starts = [8 + schema.serialize().size, *ends[:-1]]
-        bounds = [_column_ends(file, start, end) for start, end in zip(starts, ends, strict=True)]
-        file.seek(ends[-1])
-        file.seek(ends[-1] + file.read().index(room))
-        file.write(_encoded(np.array(bounds)))
-
-
-def _column_ends(file: IO[bytes], start: int, end: int) -> list[int]:
-    """The index row of the block at [start, end), from the metadata before its columns: a flatbuffer (Arrow's
-    Message.fbs and Schema.fbs).
-    """
-    file.seek(start)
-    _, length = struct.unpack("<II", file.read(8))  # marker of a non-legacy message
-    content = file.read(length)
-
-    def read(form: str, place: int) -> int:
-        return struct.unpack_from("<" + form, content, place)[0]
-
-    def field(table: int, number: int) -> int:
-        """Position of a field of a flatbuffer table, from its vtable."""
-        return table + read("H", table - read("i", table) + 4 + 2 * number)
-
-    message = read("I", 0)
-    record_batch = field(message, 2)
-    record_batch += read("I", record_batch)
-    buffers = field(record_batch, 2)
-    buffers += read("I", buffers)
-    count = read("I", buffers)
-    places = np.frombuffer(content, "<i8", 2 * count, buffers + 4)[::2] + start + 8 + length
-    base = _BUFFERS_OF_LIST + _BUFFERS_OF_NUMBER * (len(BASE_COLUMNS) - 1)
-    return [start, *places[base :: 2 * _BUFFERS_OF_LIST].tolist(), end]
-
-
-def _record_batch(
-    schema: pa.Schema, samples: Samples, masks: list[Masks], vocab_size: int, start: int, stop: int
-) -> tuple[pa.RecordBatch, dict[str, str]]:
-    token = token_type(vocab_size)
-    labels = samples.next_sentence_label[start:stop]
-    base = [
-        _list_array(samples.input_ids, samples.offsets, start, stop, token),
-        ragged.to_arrow(samples.segment_b_start[start:stop]),
-        ragged.to_arrow(np.where(labels == NO_LABEL, 0, labels).astype(np.int8), labels != NO_LABEL),
-        ragged.to_arrow(samples.document[start:stop]),
-        ragged.to_arrow(samples.source[start:stop]),
-    ]
-    columns, checksums = list(base), {f"{_CHECKSUM}.base": str(_checksum(base))}
-    for number, mask in enumerate(masks):
-        pair = [
-            _list_array(mask.positions, mask.offsets, start, stop, pa.uint16()),
-            _list_array(mask.ids, mask.offsets, start, stop, token),
-        ]
-        columns += pair
-        checksums[f"{_CHECKSUM}.{number}"] = str(_checksum(pair))
-    return pa.record_batch(columns, schema=schema), checksums
-
-
-def _list_array(
-    values: np.ndarray, offsets: np.ndarray, start: int, stop: int, value_type: pa.DataType
-) -> pa.ListArray:
-    low, high = offsets[start], offsets[stop]
-    local = (offsets[start : stop + 1] - low).astype(np.int32)
-    items = values[low:high].astype(numpy_type(value_type), copy=False)
-    return pa.ListArray.from_arrays(ragged.to_arrow(local), ragged.to_arrow(items))
-
-
-def _checksum(columns: Iterable[pa.Array]) -> int:
-    """CRC-32 over the columns' values: list offsets (int32), then list items; nulls count as 0."""
-    crc = 0
-    for column in columns:
-        if pa.types.is_list(column.type):
-            crc = zlib.crc32(ragged.from_arrow(column.offsets).data, crc)
-            column = column.values
-        crc = zlib.crc32(ragged.from_arrow(column, null=0).data, crc)
-    return crc
 
 
 @dataclass(frozen=True)
@@ -228,109 +69,6 @@ class Window:
         positions, offsets = ragged.take(self.masks.positions, self.masks.offsets, rows)
         ids, _ = ragged.take(self.masks.ids, self.masks.offsets, rows)
         return samples, Masks(positions, ids, offsets)
-
-
-# Errors of reading a damaged shard.
-_BAD = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError, struct.error, MemoryError)
-
-
-class _Shard:
-    """An open shard of format 2. Of a block two ranges are read: its base columns with the metadata before them, and
-    those of the mask set; of a shard in a store only these are fetched.
-
-    Args:
-        head: the schema as the message that comes first in a stream of record batches.
-    """
-
-    def __init__(self, file: pa.OSFile | CachedFile, head: np.ndarray, mask_sets: int):
-        self._file = file
-        self._head = head
-        self._stored = isinstance(file, CachedFile)
-        encoded = pa.ipc.open_file(_footer(file) if isinstance(file, CachedFile) else file).metadata[_INDEX.encode()]
-        self._bounds = np.frombuffer(base64.b64decode(encoded, validate=True), "<i8").reshape(-1, mask_sets + 2)
-        steps = np.diff(
-            self._bounds.ravel(), prepend=0, append=file.size if isinstance(file, CachedFile) else file.size()
-        )
-        if (steps < 0).any():
-            raise ValueError("its index of byte ranges isn't ascending")
-
-    @property
-    def removed(self) -> bool:
-        """Whether the cache has removed the copy, whose space is freed when it is closed."""
-        return self._stored and self._file.removed
-
-    def _ranges(self, number: int, mask_set: int | None) -> list[tuple[int, int]]:
-        """The byte ranges [start, stop) of a block that are read."""
-        bounds = self._bounds[number].tolist()
-        return [(bounds[each], bounds[each + 1]) for each in ([0] if mask_set is None else [0, mask_set + 1])]
-
-    def fetch(self, numbers: list[int], mask_set: int | None) -> None:
-        """Fetch the bytes of blocks from the store."""
-        self._file.need([each for number in numbers for each in self._ranges(number, mask_set)])
-
-    def forget(self, number: int, mask_set: int | None) -> None:
-        """Mark a block and the footer with its offsets as missing, so that they are fetched again."""
-        known = self._ranges(number, mask_set) if number < len(self._bounds) else []  # a damaged index may have fewer
-        self._file.forget([(max(0, self._file.size - _FOOTER_GUESS), self._file.size), *known])
-
-    def read(self, number: int, fields: list[int], mask_set: int | None) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
-        """A block with the columns of these numbers, and its metadata."""
-        first, end = self._bounds[number][[0, -1]].tolist()
-        head = len(self._head)
-        # Unused columns are never touched, so their memory is never allocated.
-        content = np.empty(head + end - first, np.uint8)
-        content[:head] = self._head
-        if self._stored:
-            self.fetch([number], mask_set)
-        for low, high in self._ranges(number, mask_set):
-            view = content.data[head + low - first : head + high - first]
-            while view:
-                count = os.preadv(self._file.fileno(), [view], high - len(view))
-                if not count:
-                    raise ValueError("the file ends before it")
-                view = view[count:]
-        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-        stream = pa.ipc.open_stream(pa.py_buffer(content), options=options, memory_pool=ragged.POOL)
-        try:
-            return stream.read_next_batch_with_custom_metadata()
-        except StopIteration:  # zeros are the end of a stream
-            raise ValueError("it has no rows") from None
-
-
-class _Shard1:
-    """An open shard of format 1, which has no index: Arrow locates the columns, with more and smaller reads."""
-
-    def __init__(self, file: pa.OSFile | CachedFile):
-        self._file = self._copy = file
-        if isinstance(file, CachedFile):
-            file.need([(0, file.size)])
-            self._file = pa.py_buffer(mmap.mmap(file.fileno(), file.size, access=mmap.ACCESS_READ))
-
-    @property
-    def removed(self) -> bool:
-        """As that of `_Shard`."""
-        return isinstance(self._copy, CachedFile) and self._copy.removed
-
-    def fetch(self, numbers: list[int], mask_set: int | None) -> None:
-        """Does nothing: the whole shard was fetched."""
-
-    def forget(self, number: int, mask_set: int | None) -> None:
-        """As that of `_Shard`, of the whole shard."""
-        self._copy.forget([(0, self._copy.size)])
-
-    def read(self, number: int, fields: list[int], mask_set: int | None) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
-        """A block with the columns of these numbers, and its metadata."""
-        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-        file = pa.ipc.open_file(self._file, options=options, memory_pool=ragged.POOL)
-        return file.get_batch_with_custom_metadata(number)
-
-
-def _footer(file: CachedFile) -> pa.Buffer:
-    """The end of a shard with its footer; the last ten bytes are the footer's length and Arrow's magic."""
-    data = file.read(max(0, file.size - _FOOTER_GUESS), file.size)
-    if (length := struct.unpack("<i", data[-10:-6])[0]) + _AROUND_FOOTER > len(data):
-        data = file.read(max(0, file.size - length - _AROUND_FOOTER), file.size)
-    return pa.py_buffer(data)
 
 
 class ShardReader:
@@ -380,7 +118,7 @@ class ShardReader:
         self._columns = BASE_COLUMNS if version > 1 else BASE_COLUMNS[:-1]
         schema = shard_schema(self.manifest.vocab_size, self.manifest.mask_sets)
         self._head = np.frombuffer(schema.serialize(), np.uint8)
-        self._open: OrderedDict[int, _Shard | _Shard1] = OrderedDict()
+        self._open: OrderedDict[int, Shard | Shard1] = OrderedDict()
         self._window: tuple[tuple[object, ...], Window] | None = None
 
     @property
@@ -420,7 +158,7 @@ class ShardReader:
             by_shard.setdefault(shard, []).append(row)
         batches: list[pa.RecordBatch | None] = [None] * len(blocks)
 
-        def decode(shard: int, opened: _Shard | _Shard1) -> None:
+        def decode(shard: int, opened: Shard | Shard1) -> None:
             for row in by_shard[shard]:
                 batches[row] = self._decode(int(blocks[row]), opened, mask_set)
 
@@ -461,7 +199,7 @@ class ShardReader:
             future.cancel()
         self._ahead.clear()
 
-    def _decode(self, block: int, opened: "_Shard | _Shard1", mask_set: int | None) -> pa.RecordBatch:
+    def _decode(self, block: int, opened: Shard | Shard1, mask_set: int | None) -> pa.RecordBatch:
         """A decoded block. Damaged data in the cache is fetched again.
 
         Raises:
@@ -475,23 +213,17 @@ class ShardReader:
                 opened = self._open_shard(int(self._shard_of[block]))
         return self._decode_once(block, opened, mask_set)
 
-    def _decode_once(self, block: int, opened: "_Shard | _Shard1", mask_set: int | None) -> pa.RecordBatch:
+    def _decode_once(self, block: int, opened: Shard | Shard1, mask_set: int | None) -> pa.RecordBatch:
         shard, number = int(self._shard_of[block]), int(self._number_of[block])
         fields = list(range(len(self._columns)))
-        groups: list[tuple[str, tuple[str, ...]]] = [("base", self._columns)]
         if mask_set is not None:
             fields += [len(fields) + 2 * mask_set, len(fields) + 2 * mask_set + 1]
-            groups.append((str(mask_set), mask_columns(mask_set)))
         try:
             batch, metadata = opened.read(number, fields, mask_set)
-            intact = batch.num_rows == self.block_sizes[block] and all(
-                int(metadata[f"{_CHECKSUM}.{name}"]) == _checksum(map(batch.column, columns))
-                and not any(batch.column(each).null_count for each in columns if each != NEXT_SENTENCE_LABEL)
-                for name, columns in groups
-            )
+            intact = batch.num_rows == self.block_sizes[block] and is_intact(batch, metadata, self._columns, mask_set)
         except UserError:
             raise
-        except _BAD as error:
+        except BAD as error:
             raise _damaged(self._path(shard), f"block {number} can't be read: {error}") from error
         if not intact:
             raise _damaged(self._path(shard), f"block {number} has another checksum than when it was written")
@@ -511,7 +243,7 @@ class ShardReader:
             except UserError as error:
                 yield str(error)
 
-    def _opened(self, shard: int) -> _Shard | _Shard1:
+    def _opened(self, shard: int) -> Shard | Shard1:
         if shard in self._open and self._open[shard].removed:
             del self._open[shard]
         if shard not in self._open:
@@ -521,7 +253,7 @@ class ShardReader:
         self._open.move_to_end(shard)
         return self._open[shard]
 
-    def _open_shard(self, shard: int) -> _Shard | _Shard1:
+    def _open_shard(self, shard: int) -> Shard | Shard1:
         """Open a shard; a damaged copy in the cache is fetched again.
 
         Raises:
@@ -536,11 +268,11 @@ class ShardReader:
                     # No read-ahead, which would read unused columns.
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 if self.manifest.format_version == 1:
-                    return _Shard1(file)
-                return _Shard(file, self._head, self.manifest.mask_sets)
+                    return Shard1(file)
+                return Shard(file, self._head, self.manifest.mask_sets)
             except UserError:
                 raise
-            except _BAD as error:
+            except BAD as error:
                 if not self._cache or number == _FETCHES:
                     raise _damaged(path, str(error)) from error
                 file.forget([(0, file.size)])
