@@ -12,25 +12,6 @@ from cloze.launch.system.devices import to_device
 from cloze.launch.system.environment import Environment, processes_on_this_machine
 from cloze.launch.system.memory import available_bytes
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.fields import MicroBatch
-
-_IDS = ("input_ids", "token_type_ids", "position_ids")  # inputs of the encoder only
-
-
-def with_features(examples: Examples, features: torch.Tensor) -> Examples:
-    """The same examples, whose batches hold features instead of ids.
-
-    Args:
-        features: (rows, ...) on the host, in the order of `examples.feature_rows`.
-    """
-
-    def batch(units: np.ndarray) -> MicroBatch:
-        kept = {name: value for name, value in examples.batch(units).items() if name not in _IDS}
-        return kept | {"features": features[torch.from_numpy(examples.feature_rows(units))]}
-
-    cached = copy.copy(examples)
-    cached.batch = batch  # type: ignore[method-assign]
-    return cached
 
 
 @torch.no_grad()
@@ -68,7 +49,9 @@ def encode_once(
         kept[torch.from_numpy(rows)] = distributed.reduce_sum(shared).cpu()
         beat()
     assert kept is not None, "a file has examples"
-    return with_features(examples, kept)
+    cached = copy.copy(examples)
+    cached.features = kept
+    return cached
 
 
 def _check_memory(num_rows: int, outputs: torch.Tensor, processes: int, device: torch.device) -> None:

@@ -17,6 +17,8 @@ from cloze.pipeline.loading import order
 from cloze.pipeline.loading.batches import RankBatch
 from cloze.pipeline.records import NO_LABEL
 
+_OF_ENCODER = ("input_ids", "token_type_ids", "position_ids")  # inputs of the encoder only
+
 
 class Examples(ABC):
     """The examples of one file, encoded.
@@ -41,6 +43,9 @@ class Examples(ABC):
     """What the table at the start says about them, in one line."""
     measured: str
     """The metrics, each with what it is averaged over where its name does not say, in one line."""
+    features: torch.Tensor | None = None
+    """What a frozen encoder has made of the ids, if it ran once for all (`features.py`): (rows, ...) on the host, by
+    `feature_rows`."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -58,6 +63,14 @@ class Examples(ABC):
     @abstractmethod
     def batch(self, units: np.ndarray) -> MicroBatch:
         """Inputs of forward for some units, without targets."""
+
+    def inputs(self, units: np.ndarray) -> MicroBatch:
+        """As `batch`, with features, if they are kept, instead of what only the encoder reads."""
+        batch = self.batch(units)
+        if self.features is None:
+            return batch
+        kept = {name: value for name, value in batch.items() if name not in _OF_ENCODER}
+        return kept | {"features": self.features[torch.from_numpy(self.feature_rows(units))]}
 
     @abstractmethod
     def targets(self, units: np.ndarray) -> Fields:
@@ -142,7 +155,7 @@ class ExampleStream:
         mine = np.concatenate(rows)
         return RankBatch(
             micro_batches=[
-                self.examples.batch(units[chosen]) | self.examples.targets(units[chosen]) for chosen in rows
+                self.examples.inputs(units[chosen]) | self.examples.targets(units[chosen]) for chosen in rows
             ],
             position=position,
             epoch=epoch,
@@ -172,7 +185,7 @@ def predict(
         # A forward is collective if parameters are partitioned: a rank without units repeats one and ignores the
         # result.
         units = mine if len(mine) else np.zeros(1, np.int64)
-        rows = examples.outputs(forward(**to_device(examples.batch(units), device))).float()
+        rows = examples.outputs(forward(**to_device(examples.inputs(units), device))).float()
         if len(mine):
             outputs[torch.from_numpy(examples.places(mine)).to(device)] = rows
         beat()

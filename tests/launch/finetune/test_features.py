@@ -111,7 +111,7 @@ def test_losses_from_kept_features_are_those_of_the_whole_model_and_no_encoder_r
     cached = encode_once(ours.features, examples, 4, Environment(), torch.device("cpu"), lambda: None)
     chosen = np.random.default_rng(0).permutation(len(examples))[:7]
     whole = ours(**examples.batch(chosen), **examples.targets(chosen))
-    batch = cached.batch(chosen) | cached.targets(chosen)
+    batch = cached.inputs(chosen) | cached.targets(chosen)
     assert "input_ids" not in batch
 
     def never(*arguments, **inputs):
