@@ -1,7 +1,8 @@
 """Muon for the encoder's matrices, AdamW for everything else, as one optimizer."""
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -91,33 +92,52 @@ class MuonWithAdamW(Optimizer):
         average.lerp_(weight.grad, 1 - group["momentum"])
         update = weight.grad.lerp(average, group["momentum"])  # Nesterov's
         rows = self._rows.get(weight, [len(weight)])
-        for matrix, direction in zip(weight.split(rows), update.split(rows), strict=True):
+        for matrix, direction in zip(_alike(weight, rows), _alike(update, rows), strict=True):
             step, decay = orthogonalized(direction), group["lr"] * group["weight_decay"]
             if self._decay == "hyperball":
-                norm = matrix.norm()
-                matrix.sub_(step * (group["lr"] * norm / step.norm().clamp(min=_LEAST_NORM)))
-                matrix.mul_(norm / matrix.norm().clamp(min=_LEAST_NORM))
+                norm = _norm(matrix)
+                matrix.sub_(step * (group["lr"] * norm / _norm(step).clamp(min=_LEAST_NORM)))
+                matrix.mul_(norm / _norm(matrix).clamp(min=_LEAST_NORM))
                 continue
             if self._decay == "cautious":
                 matrix.sub_(matrix * (matrix * step > 0), alpha=decay)
             else:
                 matrix.mul_(1 - decay)
-            matrix.add_(step, alpha=-group["lr"] * (_SIZE * math.sqrt(max(matrix.shape))))
+            matrix.add_(step, alpha=-group["lr"] * (_SIZE * math.sqrt(max(matrix.shape[-2:]))))
 
 
-def orthogonalized(matrix: Tensor) -> Tensor:
-    """A matrix (R, C) with the same singular vectors and singular values of 0.7 to 1.2, in the format of its products:
-    bf16, or fp32 on a CPU without instructions for bf16, on which products in it take hundreds of times as long.
+def _alike(weight: Tensor, rows: Sequence[int]) -> Iterator[Tensor]:
+    """Views of the matrices of `rows` rows: (R, C), and (N, R, C) of N neighbours with as many rows, which a single
+    product serves.
+    """
+    first = 0
+    for height, run in itertools.groupby(rows):
+        count = len(list(run))
+        part = weight[first : first + count * height]
+        yield part if count == 1 else part.unflatten(0, (count, height))
+        first += count * height
+
+
+def _norm(matrices: Tensor) -> Tensor:
+    """The Frobenius norm of each: (..., 1, 1)."""
+    return torch.linalg.matrix_norm(matrices, keepdim=True)
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """Matrices (R, C) or (N, R, C) with the same singular vectors and singular values of 0.7 to 1.2, in the format of
+    their products: bf16, or fp32 on a CPU without instructions for bf16, on which products in it take hundreds of times
+    as long.
     """
     a, b, c = _COEFFICIENTS
-    tall = matrix.size(0) > matrix.size(1)
-    found = matrix.to(_product_format(matrix.device))
-    found = found.T if tall else found
-    found = found / found.norm().clamp(min=_LEAST_NORM)
+    tall = matrices.size(-2) > matrices.size(-1)
+    found = matrices.to(_product_format(matrices.device))
+    found = found.mT if tall else found
+    found = found / _norm(found).clamp(min=_LEAST_NORM)
+    added = torch.addmm if matrices.dim() == 2 else torch.baddbmm
     for _ in range(ITERATIONS):
-        products = found @ found.T
-        found = torch.addmm(found, torch.addmm(products, products, products, beta=b, alpha=c), found, beta=a)
-    return found.T if tall else found
+        products = found @ found.mT
+        found = added(found, added(products, products, products, beta=b, alpha=c), found, beta=a)
+    return found.mT if tall else found
 
 
 def _product_format(device: torch.device) -> torch.dtype:
