@@ -120,7 +120,8 @@ def _alike(weight: Tensor, rows: Sequence[int]) -> Iterator[Tensor]:
 
 def _norm(matrices: Tensor) -> Tensor:
     """The Frobenius norm of each: (..., 1, 1)."""
-    return torch.linalg.matrix_norm(matrices, keepdim=True)
+    norm: Tensor = torch.linalg.matrix_norm(matrices, keepdim=True)
+    return norm
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
