@@ -48,14 +48,14 @@ CONTENDERS = {  # name -> (library, settings of TrainingArguments, environment)
 }
 
 
-def prepare_text(texts: str | None, folder: Path) -> Path:
-    """The prepared folder of a glob of texts, or of the text that every Python has."""
+def prepare_text(texts: str | None, folder: Path, config: str = "books-modern") -> Path:
+    """The prepared folder of a glob of texts, or of the text that every Python has; by a name in configs/prepare/."""
     if (folder / "data" / "manifest.json").exists():
         return folder / "data"
     folder.mkdir(parents=True, exist_ok=True)
     if texts is None:
         (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in found_text()))
-    words = ["--config", "books-modern", "--input", texts or str(folder / "text.jsonl")]
+    words = ["--config", config, "--input", texts or str(folder / "text.jsonl")]
     for command in (
         ["vocab", *words, "--output", str(folder / "vocabulary")],
         ["prepare", *words, "--tokenizer", str(folder / "vocabulary"), "--output", str(folder / "data")],
@@ -165,6 +165,15 @@ def held_out_loss(model, data: Path, samples: int) -> float:
     return total / count
 
 
+def trainer_arguments(run: Path, seed: int, **settings):
+    """TrainingArguments of a run that keeps no checkpoints and reports to nobody."""
+    import torch
+    from transformers import TrainingArguments
+
+    quiet = dict(save_strategy="no", report_to="none", disable_tqdm=True)
+    return TrainingArguments(str(run), seed=seed, use_cpu=not torch.cuda.is_available(), **quiet, **settings)
+
+
 def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int, samples: int, settings: dict) -> None:
     """Trainer with its collator over Cloze's samples, in their order; the curve is written at the end."""
     import numpy as np
@@ -207,8 +216,9 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
 
     trainer = transformers.Trainer(
         model,
-        transformers.TrainingArguments(
-            str(run),
+        trainer_arguments(
+            run,
+            SEED,
             per_device_train_batch_size=BATCH,
             learning_rate=RATE,
             warmup_steps=WARMUP_SHARE,
@@ -220,11 +230,6 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
             weight_decay=0.01,
             max_grad_norm=1.0,
             logging_steps=every,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            seed=SEED,
-            use_cpu=not torch.cuda.is_available(),
             **settings,
         ),
         train_dataset=Samples(),

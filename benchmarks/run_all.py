@@ -44,7 +44,7 @@ class Entry:
     {folder} for a folder of its own, {all} for that of all, {data} for BENCH_DATA. seconds: the most that it may take.
     given, made: further arguments with BENCH_DATA, and without. written: the file of its figures below its folder,
     where that is not FIGURES. bars: patterns of the figures that are drawn. pictures: those that it draws itself.
-    gpu: whether it needs one.
+    gpu: whether it needs one. saved: the file of what was measured before, that it draws; without it nothing is run.
     """
 
     question: str
@@ -56,6 +56,7 @@ class Entry:
     bars: tuple[str, ...] = ()
     pictures: tuple[str, ...] = ()
     gpu: bool = False
+    saved: str | None = None
 
 
 BOOKS = "{data}/corpus/books/books-00.jsonl.gz"
@@ -146,7 +147,36 @@ TABLE = {
     ),
     "rate_transfer": Entry(  # behind pretraining_curves, of which it takes the data
         "Best rates by width and parametrization: that they are found, not what they are",
-        ("rate_transfer.py", "--quick", "--data", "{all}/pretraining_curves/data", "--json", "FIGURES"),
+        ("rate_transfer.py", "--quick", "--data", "{all}/pretraining_curves/prepared/data", "--json", "FIGURES"),
+        300,
+    ),
+    "compute_curve": Entry(
+        "BLiMP over FLOPs, fitted and drawn: that it is measured, not what it is",
+        ("compute_curve.py", "--quick", "--output", "{folder}", "--draw", "{folder}/curve.svg", "--json", "FIGURES"),
+        300,
+        pictures=("curve.svg",),
+    ),
+    "compute_curve_measured": Entry(
+        "BLiMP over FLOPs, as the runs of days have measured it; nothing is measured",
+        ("compute_curve.py", "--json", "docs/compute.json", "--draw", "{folder}/compute.svg"),
+        120,
+        pictures=("compute.svg",),
+        saved="docs/compute.json",
+    ),
+    "against_run_mlm": Entry(
+        "The same text and time by transformers' run_mlm: that it is measured, not what it is worth",
+        (
+            "against_run_mlm.py",
+            "--quick",
+            "--output",
+            "{folder}",
+            "--only",
+            "cloze",
+            "defaults-256",
+            "paper-256",
+            "--json",
+            "FIGURES",
+        ),
         300,
     ),
     "adapting": Entry(
@@ -376,6 +406,9 @@ def main() -> int:
     facts, outcomes, began = about(data), {}, time.monotonic()
     entries = {name: entry for name, entry in TABLE.items() if not options.only or name in options.only}
     left_out = {name: "no GPU" for name, entry in entries.items() if entry.gpu and not has_gpu()}
+    for name, entry in entries.items():
+        if entry.saved and not (ROOT / entry.saved).exists():
+            left_out[name] = f"no {entry.saved}"
     if data is None and "evidence" in entries:
         make_pairs(output / "made")
     for name, entry in entries.items():

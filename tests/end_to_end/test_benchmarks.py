@@ -12,8 +12,9 @@ import pytest
 
 from cloze.pipeline.shards.manifest import Manifest
 from tests.hostile_files import judge
+from tests.launch.evaluate.plain_scores import BAD, GOOD, plain_score
 from tests.launch.finetune.small import write_tsv
-from tests.launch.tiny_models import save_model
+from tests.launch.tiny_models import save_model, tokenizer
 from tests.launching import ROOT
 from tests.pipeline import corpus
 from tests.synthetic import make_shards
@@ -309,6 +310,7 @@ def test_every_benchmark_is_in_the_table_with_flags_that_it_has(monkeypatch):
     scripts = {path.name: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
     helpers = {"run_all.py", "evidence_transformers.py", "synthetic_batches.py"}
     helpers |= {"planned_and_measured.py", "qkv_gradients.py"}  # parts of gpu.py
+    scripts["against_run_mlm.py"] += scripts["compute_curve.py"]  # whose arguments it has
     assert {entry.arguments[0] for entry in TABLE.values()} == scripts.keys() - helpers
     for name, entry in TABLE.items():
         for data in (None, ROOT):
@@ -500,3 +502,178 @@ def test_best_rates_are_searched_on_both_sides_and_drawn(benchmark, monkeypatch,
     assert rate_transfer.best_rate({1.0: 2.0, 2.0: 1.0, 4.0: math.inf}) == 2.0, "diverged on one side"
     with pytest.raises(SystemExit, match=r"rates.json: found runs of 5 steps, expected 360"):
         benchmark("rate_transfer", *arguments[1:])
+
+
+def test_the_flops_of_a_budget_are_those_of_the_batches_of_its_run(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import compute_curve
+
+    from cloze.launch.commands import parse
+    from cloze.launch.pretrain.data import run_masking
+    from cloze.launch.pretrain.inputs import open_inputs
+    from cloze.model.flops import TokenCounts
+    from cloze.pipeline.loading.batches import BatchStream
+    from cloze.pipeline.shards.shards import ShardReader
+
+    data = make_shards(tmp_path / "data", mask_sets=0, pairs=False)
+    cost = compute_curve.cost_of(compute_curve.QUICK[0.0], data)
+    found = cost.of_budget(1e10)
+    run = open_inputs(parse("pretrain", compute_curve.command(found.options, str(data), str(tmp_path / "run"))), 1)
+    assert (run.config.train.max_steps, run.config.masking.final_rate) == (found.steps, 0.15) and found.steps > 20
+    stream = BatchStream(
+        ShardReader(data, "train"),
+        global_batch_size=16,
+        micro_batch_size=16,
+        rank=0,
+        world_size=1,
+        seed=1,
+        streams=run.config.data_streams,
+        masking=run_masking(run.config, run.data),
+    )
+    batches = [next(stream) for _ in range(found.steps)]
+    stream.close()
+    micro = [each for batch in batches for each in batch.micro_batches]
+    flops = sum(run.objective.flops(TokenCounts.of_micro_batch(each)) for each in micro)
+    assert found.flops == pytest.approx(flops, rel=0.01) and found.flops == pytest.approx(1e10, rel=0.02)
+    assert found.tokens == pytest.approx(sum(batch.num_tokens for batch in batches), rel=0.01)
+    assert found.epochs == found.steps * 16 / 200 and batches[-1].epoch == math.ceil(found.epochs) - 1
+    assert sum("causal" in each for each in micro) == pytest.approx(found.steps / 2, abs=1)
+    with pytest.raises(SystemExit, match="551 steps: found 44.1 epochs, expected at most 10"):
+        cost.of_budget(1e11 / 2)
+
+
+class Stopping:
+    """Stands in for what runs the commands of a comparison: writes what they would, and notes them."""
+
+    called: list[list[str]] = []
+    stops = 0
+
+    def run(self, words, log, used=lambda seconds: None, **variables):
+        self.called.append(words)
+        used(1800.0)
+        if Stopping.stops:
+            Stopping.stops -= 1
+            sys.exit(75)
+        if "--worker" in words:
+            made = json.loads(words[-1])
+            Path(made["folders"]["run"]).mkdir()
+            seconds = 0.5 if made["settings"].get("bf16") else 1.0
+            found = {"steps": made["steps"], "seconds": made["steps"] * seconds, "step_seconds": seconds}
+            text = json.dumps(found | {"tokens": 4096 * made["steps"], "parameters": 8_000_000})
+            Path(made["folders"]["run"], "trained.json").write_text(text)
+        elif "pretrain" in words:
+            steps, run = int(words[words.index("--train.max_steps") + 1]), Path(words[words.index("--output") + 1])
+            run.mkdir(parents=True)
+            lines = [
+                {"step": step, "speed/step_seconds": 2.0, "data/tokens": 100 * step} for step in (steps // 2, steps)
+            ]
+            (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        else:
+            assert words[words.index("evaluate") + 1].endswith("/run")
+            path = Path(words[words.index("--json") + 1])
+            budget = path.parent.name.split("-seed")[0]
+            score = 60.0 if "mlm" in str(path) else 100 - 50 * (float(budget) / 1e14) ** -0.1
+            blimp = {
+                "mean_of_paradigms": score,
+                "mean_of_phenomena": score + 2,
+                "phenomena": {},
+                "paradigms": {"a": score},
+            }
+            lines = {"log_likelihood_per_character": -1.5, "characters": 300}
+            path.write_text(json.dumps(blimp if "blimp" in words else lines))
+
+
+def test_runs_of_budgets_are_rows_that_are_fitted_and_drawn(benchmark, monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import compute_curve
+
+    recipe = compute_curve.RECIPES[0.0]
+    cost = compute_curve.Cost(1e8, 28.0, 100, 10**9, 5_000_000, recipe)
+    replaced = {"Commands": Stopping, "cost_of": lambda *_: cost}
+    monkeypatch.setattr(Stopping, "called", called := [])
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "manifest.json").write_text("{}")
+    (tmp_path / "results.md").write_text("before\n<!-- compute-curve -->\nold\n<!-- /compute-curve -->\nbehind\n")
+    drawn = ["--json", str(tmp_path / "curve.json"), "--draw", str(tmp_path / "curve.svg"), "--page", str(tmp_path)]
+    arguments = [*drawn, "--output", str(tmp_path), "--seeds", "1", "2"]
+    for name in ("data", "lines", "blimp"):
+        arguments += [f"--{name}", str(tmp_path / name)]
+    Stopping.stops = 1
+    with pytest.raises(SystemExit, match="75"):
+        benchmark("compute_curve", *arguments, "--budgets", "1e14", **replaced)
+    assert len(called) == 1, "what was stopped ends the command, and no other run begins"
+    assert benchmark("compute_curve", *arguments, "--budgets", "1e14", "1e15", **replaced) == 0
+    assert len(called) == 1 + 2 * 2 * 3 and "would give" not in capsys.readouterr().out, "two budgets have no fit"
+    assert benchmark("compute_curve", *arguments, "--budgets", "1e15", "3e15", **replaced) == 0
+    assert len(called) == 1 + 3 * 2 * 3, "what stands in the file is not run again"
+    rows = json.loads((tmp_path / "curve.json").read_text())["rows"]
+    assert [(row["budget"], row["seed"]) for row in rows] == [(b, s) for b in (1e14, 1e15, 3e15) for s in (1, 2)]
+    assert rows[0]["steps"] == 10_000 and rows[0]["seconds"] == 20_000 and rows[0]["tokens"] == 1_000_000
+    assert [row["processor_seconds"] for row in rows[:2]] == [3600, 1800], "with the part that was stopped"
+    assert "--seed 2" in rows[1]["command"] and str(tmp_path) not in json.dumps(rows)
+    assert "100 − score falls as FLOPs^(-0.1000 ± 0.0000); 1e+16 FLOPs would give 68.5 ± 0.0" in capsys.readouterr().out
+    with (tmp_path / "curve.json").open("r+") as file:  # a row of another recipe
+        file.write(json.dumps({"rows": [*rows, rows[0] | {"recipe": {}}]}))
+    picture = (tmp_path / "curve.svg").read_bytes()
+    assert benchmark("compute_curve", *drawn) == 0 and (tmp_path / "curve.svg").stat().st_size == len(picture)
+    assert "1 rows have other settings" in capsys.readouterr().out
+    page = (tmp_path / "results.md").read_text()
+    assert page.startswith("before\n<!-- compute-curve -->\n| FLOPs |") and page.endswith("-->\nbehind\n")
+    assert "| 1.00e+14 | 5.0 M | 10,000 | 1.0 M | 0.00 | 0.75 ± 0.35 | 1, 2 | 1.5000 ± 0.0000 | 50.00 ± 0.00 |" in page
+
+
+def test_run_mlm_has_as_many_minutes_as_ours(benchmark, monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import against_run_mlm
+    import compute_curve
+
+    cost = compute_curve.Cost(1e8, 28.0, 100, 10**9, 5_000_000, compute_curve.RECIPES[0.0])
+    replaced = {"Commands": Stopping, "cost_of": lambda *_: cost, "pack": lambda *_: None}
+    replaced["read_metrics"] = lambda _: [{"speed/step_seconds": each} for each in (9, 1, 1, 1, 9, 3, 3, 3)]
+    monkeypatch.setattr(Stopping, "called", called := [])
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "manifest.json").write_text("{}")
+    (tmp_path / "results.md").write_text("<!-- against-run-mlm -->\nold\n<!-- /against-run-mlm -->\n")
+    arguments = ["--json", str(tmp_path / "rows.json"), "--page", str(tmp_path), "--text", "x", "--minutes", "10"]
+    arguments += ["--output", str(tmp_path / "mlm"), "--only", "cloze", "defaults-256", "paper-256"]
+    for name in ("data", "lines", "blimp"):
+        arguments += [f"--{name}", str(tmp_path / name)]
+    for _ in range(2):  # the second finds all done
+        assert benchmark("against_run_mlm", *arguments, **replaced) == 0
+        assert len(called) == (2 + 2) + (2 + 2) + (3 + 2), "trials, the run and two suites of each"
+    ours, defaults, paper = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert ours["steps"] == 10 * 60 / 2 and defaults["steps"] == 10 * 60 and paper["steps"] == 2 * 10 * 60
+    assert defaults["settings"] == {} and paper["settings"] == against_run_mlm.PAPER | {"bf16": True}
+    page = (tmp_path / "results.md").read_text()
+    assert (
+        "| run_mlm, RoBERTa 8 × 256, its fastest, constants of the paper, bf16 | 8.0 M | 1,200 | 4.9 M | 10.0 |" in page
+    )
+    assert (
+        page.index("**`strict-small`** | 5.0 M | 300 ") < page.index("its defaults | 8.0 M | 600 ")
+        and "old" not in page
+    )
+
+
+def test_a_roberta_of_run_mlm_is_trained_and_scored_as_by_transformers(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import against_run_mlm
+    import datasets
+
+    from cloze.launch.evaluate.likelihood import pseudo_log_likelihoods
+    from cloze.launch.predict.predictor import Predictor
+
+    monkeypatch.setattr(against_run_mlm, "LENGTH", 32)
+    tokenizer().save(tmp_path / "tokenizer")
+    texts = [" ".join([*GOOD, *BAD])] * 20
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    against_run_mlm.pack(str(tmp_path / "text.jsonl"), tmp_path / "tokenizer", tmp_path / "packed")
+    packed = datasets.load_from_disk(tmp_path / "packed")
+    assert set(map(len, packed["input_ids"])) == {32} and "special_tokens_mask" in packed.column_names
+    folders = {name: str(tmp_path / name) for name in ("packed", "tokenizer", "run")}
+    against_run_mlm.train_theirs(against_run_mlm.QUICK_SHAPE, against_run_mlm.PAPER, 4, 1, folders)
+    found = json.loads((tmp_path / "run" / "trained.json").read_text())
+    assert found["steps"] == 4 and found["tokens"] == 4 * 8 * 32 and found["seconds"] > 3 * found["step_seconds"] > 0
+    loaded = Predictor.from_folder(tmp_path / "run").loaded
+    encodings = [loaded.encoder.encode(text, place="here") for text in GOOD + BAD]
+    plain = plain_score(tmp_path / "run")
+    assert pseudo_log_likelihoods(loaded, encodings) == pytest.approx([plain(text) for text in GOOD + BAD], abs=1e-4)
