@@ -513,7 +513,7 @@ def test_the_flops_of_a_budget_are_those_of_the_batches_of_its_run(monkeypatch, 
     from cloze.launch.pretrain.inputs import open_inputs
     from cloze.model.flops import TokenCounts
     from cloze.pipeline.loading.batches import BatchStream
-    from cloze.pipeline.shards.shards import ShardReader
+    from cloze.pipeline.shards.reader import ShardReader
 
     data = make_shards(tmp_path / "data", mask_sets=0, pairs=False)
     cost = compute_curve.cost_of(compute_curve.QUICK[0.0], data)
