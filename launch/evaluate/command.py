@@ -99,7 +99,7 @@ def _suite(config: EvaluateConfig, console: Console) -> tuple[list[str], Callabl
                 lines,
                 max_length=config.max_length,
                 bf16=config.precision == "bf16",
-                rest_of_word=config.rest_of_word,
+                hidden=config.hidden,
                 progress=_Progress(console),
             )
 
@@ -109,7 +109,7 @@ def _suite(config: EvaluateConfig, console: Console) -> tuple[list[str], Callabl
     def on_pairs(predictor: Predictor) -> Fields:
         predictor.require(Score())
         return accuracies(
-            pairs, score_pairs(predictor.loaded, pairs, config.precision, config.rest_of_word, _Progress(console))
+            pairs, score_pairs(predictor.loaded, pairs, config.precision, config.hidden, _Progress(console))
         )
 
     return [text for pair in pairs for text in (pair.paradigm, pair.phenomenon, pair.good, pair.bad)], on_pairs
@@ -141,8 +141,9 @@ def _every_checkpoint(
     """
     if not runs.is_pretraining(run):
         raise UserError(f"every_checkpoint: found {run}, which is no run of pretraining, expected one; leave it out")
-    folder = run / f"evaluate-{config.suite}"
-    settings = {name: getattr(config, name) for name in ("precision", "every_nth", "max_length", "rest_of_word")}
+    folder = run / (f"evaluate-{config.suite}" + ("-causal" if config.score == "causal" else ""))
+    settings = {name: getattr(config, name) for name in ("precision", "every_nth", "max_length")}
+    settings["rest_of_word"] = config.hidden == "rest_of_word"
     settings["data"] = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
     for step in run_steps(run):
         path = folder / f"step-{step:08d}.json"

@@ -24,7 +24,8 @@ class EvaluateConfig(ModelConfig):
     """Step of a run's checkpoint; best: the checkpoint of the best evaluation; null: the newest good one."""
     every_checkpoint: bool = False
     """Whether all checkpoints of a run that have not been evaluated yet are evaluated, also during training; their
-    results are written to RUN/evaluate-SUITE and as curves to TensorBoard."""
+    results are written to RUN/evaluate-SUITE (with a causal score RUN/evaluate-SUITE-causal) and as curves to
+    TensorBoard."""
     json: str | None = None
     """File for the results; null: none."""
     picture: str | None = None
@@ -38,9 +39,13 @@ class EvaluateConfig(ModelConfig):
     max_length: int = field(default=128, metadata=bounds(at_least=8))
     """lines: longest sequence in tokens, special tokens included; a longer line is split into consecutive windows that
     do not attend to each other."""
+    score: Literal["pseudo", "causal"] = "pseudo"
+    """How blimp and lines score a text. pseudo: by its pseudo-log-likelihood, each token given all others; causal: by
+    its log-likelihood, each token given those before it, for a model that was trained on next tokens
+    (train.causal_share)."""
     masked: Literal["token", "rest_of_word"] | None = None
-    """What is masked when a token is predicted: the token alone (arXiv 1910.14659), or also the later tokens of its
-    word (arXiv 2305.10588), by which vocabularies compare; null: rest_of_word for lines, token for blimp."""
+    """pseudo: what is masked when a token is predicted: the token alone (arXiv 1910.14659), or also the later tokens of
+    its word (arXiv 2305.10588), by which vocabularies compare; null: rest_of_word for lines, token for blimp."""
 
     seeds: int = field(default=5, metadata=bounds(at_least=1))
     """glue: runs per task."""
@@ -65,6 +70,12 @@ class EvaluateConfig(ModelConfig):
             raise UserError(f"picture: found {self.picture} with suite {self.suite}, expected none: only blimp has one")
         if self.suite == "glue" and self.output is None:
             raise UserError("output: found none with suite glue, expected a folder for the fine-tuning runs")
+        if self.score == "causal" and (self.masked or self.suite == "glue"):
+            name, found = ("masked", self.masked) if self.masked else ("suite", self.suite)
+            raise UserError(
+                f"score: found causal with {name} {found}, expected pseudo: nothing is masked for a causal score, and "
+                "glue has none"
+            )
         if self.random_weights and self.suite != "glue":
             raise UserError(
                 f"random_weights: found true with suite {self.suite}, expected false: only glue trains from them"
@@ -73,6 +84,8 @@ class EvaluateConfig(ModelConfig):
             raise UserError("every_checkpoint: found true with suite glue, expected false: name a checkpoint with step")
 
     @property
-    def rest_of_word(self) -> bool:
-        """Whether the rest of a token's word is masked with it."""
-        return self.masked == "rest_of_word" or (self.masked is None and self.suite == "lines")
+    def hidden(self) -> Literal["token", "rest_of_word", "later"]:
+        """What is hidden when a token is predicted: it alone, it and the rest of its word, or all from it on."""
+        if self.score == "causal":
+            return "later"
+        return self.masked or ("rest_of_word" if self.suite == "lines" else "token")

@@ -1,14 +1,16 @@
-"""Pseudo-log-likelihoods of many texts (arXiv 1910.14659): each token is masked in turn and predicted from all others.
+"""Log-likelihoods of many texts.
 
-Or with the rest of its word masked too (arXiv 2305.10588), so that vocabularies compare that cut words differently.
+Pseudo-log-likelihoods (arXiv 1910.14659): each token is masked in turn and predicted from all others, or with the rest
+of its word masked too (arXiv 2305.10588), so that vocabularies compare that cut words differently; in batches of
+sequences of one length, without padding (Salazar et al. 2020).
 
-Texts run in batches of sequences of one length, without padding (Salazar et al. 2020).
+Causal ones, for models trained on next tokens: each token is predicted from those before it, all in one forward.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -17,13 +19,80 @@ from cloze.launch.predict.blanks import hidden_log_probabilities
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import Encoding
-from cloze.model.bert import BertForPreTraining, PreTrainingOutput
+from cloze.model.bert import BertForPreTraining, PreTrainingOutput, encode_masked
+from cloze.pipeline import ragged
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.loading.collate import concatenated
 
 # Tokens of one forward. Of 2,048 to 16,384 the fastest on two cores for 8 layers of 256, in bf16 and in fp32.
 BATCH_TOKENS = 8192
+# The same for causal likelihoods, where each token has a row of the vocabulary's scores: 120 MB of them, if it has
+# 30,000 tokens.
+CAUSAL_TOKENS = 1024
 # Forwards at once on a CPU: each holds BATCH_TOKENS rows of the widest layer.
 _AT_ONCE = 8
+
+
+Hidden = Literal["token", "rest_of_word", "later"]
+"""What is hidden of a text when a token is predicted: it alone; it and the later tokens of its word; or it and all
+later tokens, by causal attention."""
+_Part = TypeVar("_Part")
+
+
+def log_likelihoods(
+    loaded: LoadedModel,
+    encodings: Sequence[Encoding],
+    hidden: Hidden,
+    *,
+    bf16: bool = False,
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> np.ndarray:
+    """Sum of the natural log-probabilities of each sequence's tokens, special tokens apart; (n,) float64.
+
+    Args:
+        bf16: whether the encoder's matrix products are made in bf16.
+        progress: called with the tokens processed since its last call.
+    """
+    if hidden == "later":
+        return causal_log_likelihoods(loaded, encodings, bf16=bf16, progress=progress)
+    rest = hidden == "rest_of_word"
+    return pseudo_log_likelihoods(loaded, encodings, bf16=bf16, rest_of_word=rest, progress=progress)
+
+
+def causal_log_likelihoods(
+    loaded: LoadedModel,
+    encodings: Sequence[Encoding],
+    *,
+    bf16: bool = False,
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> np.ndarray:
+    """`log_likelihoods` by causal attention. A sequence's first token, which none is before, has no probability."""
+    model = _EncoderInBf16(loaded.model) if bf16 else loaded.model
+    sums = np.zeros(len(encodings))
+
+    def score(numbers: list[int]) -> int:
+        batch = [encodings[number] for number in numbers]
+        ids = np.concatenate([each.ids for each in batch])
+        offsets = ragged.to_offsets(np.array([len(each) for each in batch]))
+        predicted = np.concatenate([each.parts for each in batch]) > 0
+        predicted[offsets[:-1]] = False
+        places = np.flatnonzero(predicted)
+        (inputs,) = concatenated(ids, offsets, np.diff(offsets), np.array([len(batch)]), loaded.config.segments)
+        with torch.inference_mode():
+            found = _log_probabilities(loaded, model, inputs | {"causal": True}, places - 1, ids[places])
+        sequence = np.searchsorted(offsets, places, side="right") - 1
+        sums[numbers] = np.bincount(sequence, found, minlength=len(batch))
+        return len(ids)
+
+    by_length = sorted(range(len(encodings)), key=lambda number: len(encodings[number]))
+    batches: list[list[int]] = []
+    for number in by_length:
+        if not batches or (len(batches[-1]) + 1) * len(encodings[number]) > CAUSAL_TOKENS:
+            batches.append([])
+        batches[-1].append(number)
+    for size in _on_each_core(score, batches, loaded.device):
+        progress(size)
+    return sums
 
 
 def pseudo_log_likelihoods(
@@ -34,13 +103,11 @@ def pseudo_log_likelihoods(
     rest_of_word: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> np.ndarray:
-    """Sum of the natural log-probabilities of each sequence's tokens, special tokens apart; (n,) float64.
+    """`log_likelihoods` by masks.
 
     Args:
-        bf16: whether the encoder's matrix products are made in bf16.
         rest_of_word: whether the later tokens of a token's word are masked with it (arXiv 2305.10588): the sum over a
             word is then its log-probability given the other words, and no piece is predicted from those after it.
-        progress: called with the tokens processed since its last call.
     """
     # positions of the special tokens -> numbers of the sequences
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -96,9 +163,7 @@ class _Alike:
         return self._ids[rows], columns, masked
 
 
-def _on_each_core(
-    score: Callable[[tuple[_Alike, range]], int], batches: Sequence[tuple[_Alike, range]], device: str
-) -> Iterator[int]:
+def _on_each_core(score: Callable[[_Part], int], batches: Sequence[_Part], device: str) -> Iterator[int]:
     """Results in order. On a CPU each core takes batches of its own: products of small models are too small to share
     (8 layers of 256 in bf16, two cores: 9 seconds where it took 12).
     """
@@ -115,8 +180,10 @@ def _on_each_core(
         torch.set_num_threads(cores)  # the last number set is also that of threads started later
 
 
-def num_tokens(encodings: Sequence[Encoding]) -> int:
-    """Tokens that the model processes: every sequence once for each of its ordinary tokens."""
+def num_tokens(encodings: Sequence[Encoding], hidden: Hidden = "token") -> int:
+    """Tokens that the model processes: every sequence once for each of its ordinary tokens, or once for all."""
+    if hidden == "later":
+        return sum(map(len, encodings))
     return sum(len(encoding) * int(np.count_nonzero(encoding.parts)) for encoding in encodings)
 
 
@@ -130,8 +197,8 @@ class _EncoderInBf16:
 
     def __call__(self, masked_positions: torch.Tensor, **inputs: Any) -> PreTrainingOutput:
         with torch.autocast(masked_positions.device.type, torch.bfloat16):
-            encoded = self.model.bert(read_tokens=masked_positions, **inputs)
-        return PreTrainingOutput(prediction_logits=self.model.masked_lm(encoded.last_hidden_state.float()))
+            _, hidden = encode_masked(self.model.bert, masked_positions, **inputs)
+        return PreTrainingOutput(prediction_logits=self.model.masked_lm(hidden.float()))
 
 
 def _hidden(
@@ -154,11 +221,20 @@ def _hidden(
         np.array([count]),
         loaded.config.segments,
     )
+    return _log_probabilities(loaded, model, inputs, np.arange(count) * length + columns, hidden)
+
+
+def _log_probabilities(
+    loaded: LoadedModel,
+    model: BertForPreTraining | _EncoderInBf16,
+    inputs: Fields,
+    positions: np.ndarray,
+    ids: np.ndarray,
+) -> np.ndarray:
+    """Log-probabilities (N,) float64 of `ids` (N,) by the model's predictions at `positions` (N,)."""
     there = to_device(
-        inputs
-        | {"positions": torch.from_numpy(np.arange(count) * length + columns), "hidden": torch.from_numpy(hidden)},
-        torch.device(loaded.device),
+        inputs | {"positions": torch.from_numpy(positions), "ids": torch.from_numpy(ids)}, torch.device(loaded.device)
     )
-    positions, hidden_there = there.pop("positions"), there.pop("hidden")
-    log_probabilities = hidden_log_probabilities(model, there, positions, hidden_there)
-    return log_probabilities.double().cpu().numpy()
+    positions_there, ids_there = there.pop("positions"), there.pop("ids")
+    found: torch.Tensor = hidden_log_probabilities(model, there, positions_there, ids_there)
+    return found.double().cpu().numpy()

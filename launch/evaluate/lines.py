@@ -1,9 +1,9 @@
-"""Suite `lines`: pseudo-log-likelihood per character of held-out text, comparable between different vocabularies."""
+"""Suite `lines`: (pseudo-)log-likelihood per character of held-out text, comparable between different vocabularies."""
 
 import re
 from collections.abc import Callable
 
-from cloze.launch.evaluate.likelihood import num_tokens, pseudo_log_likelihoods
+from cloze.launch.evaluate.likelihood import Hidden, log_likelihoods, num_tokens
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
@@ -35,7 +35,7 @@ def score_lines(
     *,
     max_length: int,
     bf16: bool,
-    rest_of_word: bool,
+    hidden: Hidden,
     progress: Callable[[int, int], None],
 ) -> Fields:
     """Total scores of all lines; repeated lines count each time but are scored once.
@@ -49,7 +49,7 @@ def score_lines(
         windows = list(loaded.encoder.windows(line, length=max_length, step=max_length, place=f"line {place + 1}"))
         pieces += windows
         owners += [place] * len(windows)
-    done, total = 0, num_tokens(pieces)
+    done, total = 0, num_tokens(pieces, hidden)
 
     def count(tokens: int) -> None:
         nonlocal done
@@ -60,7 +60,7 @@ def score_lines(
     for place, piece, value in zip(
         owners,
         pieces,
-        pseudo_log_likelihoods(loaded, pieces, bf16=bf16, rest_of_word=rest_of_word, progress=count),
+        log_likelihoods(loaded, pieces, hidden, bf16=bf16, progress=count),
         strict=True,
     ):
         sums[place] += float(value)

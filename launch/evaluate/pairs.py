@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cloze.launch.evaluate.likelihood import num_tokens, pseudo_log_likelihoods
+from cloze.launch.evaluate.likelihood import Hidden, log_likelihoods, num_tokens
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.devices import SLOW_BF16, bf16_slowdown
 from cloze.pipeline.errors import UserError
@@ -83,7 +83,7 @@ def score_pairs(
     loaded: LoadedModel,
     pairs: list[Pair],
     precision: str,
-    rest_of_word: bool,
+    hidden: Hidden,
     progress: Callable[[int, int], None],
 ) -> np.ndarray:
     """Log-probability of the good sentence minus that of the bad one, (n,) float64. Repeated sentences are scored once.
@@ -91,7 +91,7 @@ def score_pairs(
     Args:
         precision: fp32; bf16; or auto: bf16, and fp32 for pairs whose difference in bf16 is below `CLOSE`; all in fp32
             on a CPU whose products in bf16 are slow.
-        rest_of_word: whether the later tokens of a token's word are masked with it.
+        hidden: what is hidden when a token is predicted.
         progress: called with the tokens done and the tokens in all.
 
     Raises:
@@ -101,7 +101,7 @@ def score_pairs(
     number = {text: place for place, text in enumerate(texts)}
     encodings = [loaded.encoder.encode(text, place=place) for text, place in texts.items()]
     sides = np.array([[number[pair.good], number[pair.bad]] for pair in pairs])
-    done, total = 0, num_tokens(encodings)
+    done, total = 0, num_tokens(encodings, hidden)
 
     def count(tokens: int) -> None:
         nonlocal done
@@ -110,13 +110,13 @@ def score_pairs(
 
     if precision == "auto" and bf16_slowdown(torch.device(loaded.device)) >= SLOW_BF16:
         precision = "fp32"
-    score = partial(pseudo_log_likelihoods, loaded, rest_of_word=rest_of_word, progress=count)
+    score = partial(log_likelihoods, loaded, hidden=hidden, progress=count)
     scores = score(encodings, bf16=precision != "fp32")
     if precision == "auto":
         close = np.abs(scores[sides[:, 0]] - scores[sides[:, 1]]) < CLOSE
         again = np.unique(sides[close])
         chosen = [encodings[place] for place in again]
-        total += num_tokens(chosen)
+        total += num_tokens(chosen, hidden)
         exact = scores.copy()
         exact[again] = score(chosen)
         # Both sentences of a pair are scored in the same precision.

@@ -46,9 +46,15 @@ def write_pairs(folder):
     return folder
 
 
-def plain_score(folder):
-    """text -> pseudo-log-likelihood, by transformers alone, a masked sequence at a time."""
-    reference = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+def plain_score(folder, causal: bool = False, shift: int = 0):
+    """text -> (pseudo-)log-likelihood, by transformers alone, a token at a time.
+
+    Args:
+        causal: nothing is masked, a decoder reads what is before the token.
+        shift: how far before the token the vector is by which it is predicted.
+    """
+    kind = transformers.BertLMHeadModel if causal else transformers.AutoModelForMaskedLM
+    reference = kind.from_pretrained(folder, is_decoder=causal).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 
     def score(text: str, pieces: int | None = None, rest_of_word: bool = False) -> float:
@@ -61,9 +67,9 @@ def plain_score(folder):
                 while rest_of_word and tokenizer.convert_ids_to_tokens(whole[end]).startswith("##"):
                     end += 1
                 hidden = [tokenizer.mask_token_id] * (end - place)
-                masked = torch.tensor([[*whole[:place], *hidden, *whole[end:]]])
+                seen = whole[:place] if causal else [*whole[:place], *hidden, *whole[end:]]
                 with torch.no_grad():
-                    logits = reference(input_ids=masked).logits[0, place]
+                    logits = reference(input_ids=torch.tensor([seen])).logits[0, -1 if causal else place - shift]
                 total += float(logits.double().log_softmax(-1)[whole[place]])
         return total
 

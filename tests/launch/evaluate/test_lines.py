@@ -24,7 +24,7 @@ def test_lines_end_at_line_breaks_alone_and_other_bytes_are_one_line(tmp_path):
         read_pairs(tmp_path)
 
 
-@pytest.mark.parametrize("masked", [None, "token", "rest_of_word"])
+@pytest.mark.parametrize("masked", [None, "token", "rest_of_word", "causal"])
 def test_a_line_counts_by_its_characters_and_is_cut_where_it_is_long(model, tmp_path, capsys, masked):
     """By default a word's pieces are predicted from left to right, so that none tells those before it."""
     lines = [*GOOD[:3], "the man went to the store and bought a gallon of milk", GOOD[0], "newyork walkings playedab"]
@@ -44,12 +44,12 @@ def test_a_line_counts_by_its_characters_and_is_cut_where_it_is_long(model, tmp_
                 "8",
                 "--json",
                 str(tmp_path / "found.json"),
-                *(["--masked", masked] if masked else []),
+                *(["--score", masked] if masked == "causal" else ["--masked", masked] if masked else []),
             ]
         )
         == 0
     )
-    score = plain_score(model)
+    score = plain_score(model, causal=masked == "causal")
     expected = sum(score(line, pieces=6, rest_of_word=masked != "token") for line in lines)
     result = json.loads((tmp_path / "found.json").read_text())
     assert result["lines"] == 6 and result["characters"] == sum(map(len, lines))

@@ -17,13 +17,13 @@ from tests.launch.evaluate.plain_scores import BAD, GOOD, TERMS, plain_score, wr
 )
 def test_pairs_are_decided_as_by_a_plain_loop(model, tmp_path, capsys, monkeypatch, precision, slowdown, in_bf16):
     """With auto pairs that are close in bf16 are scored again; where bf16 is slow, all are in fp32 at once."""
-    scored, score_all = [], pairs.pseudo_log_likelihoods
+    scored, score_all = [], pairs.log_likelihoods
 
     def score(*given, bf16=False, **named):
         scored.append(bf16)
         return score_all(*given, bf16=bf16, **named)
 
-    monkeypatch.setattr(pairs, "pseudo_log_likelihoods", score)
+    monkeypatch.setattr(pairs, "log_likelihoods", score)
     monkeypatch.setattr(pairs, "bf16_slowdown", lambda device: slowdown)
     data, found = write_pairs(tmp_path / "pairs"), tmp_path / "new" / "found.json"
     assert (
