@@ -389,7 +389,8 @@ class BertForPreTraining(BertPreTrained):
 
         Args:
             masked_positions: (M,) indices into the concatenated tokens, or (B, P) positions in each padded sequence;
-                None predicts at every token.
+                None predicts at every token. With `causal` a position predicts the token after it, without it its own
+                token, which a model with `shifted_predictions` reads from the vector before it.
             labels: ids in the shape of the positions (or tokens), -100 has no loss.
             next_sentence_label: (B,) 0 follows, 1 random, -100 no loss.
         """
@@ -439,6 +440,15 @@ class BertForPreTraining(BertPreTrained):
         return output
 
 
+def _of_tokens_before(hidden: Tensor, offsets: Tensor | None) -> Tensor:
+    """For each token the vector of the one before it; for the first of a sequence, which has none, its own."""
+    if offsets is None:
+        return torch.cat((hidden[:, :1], hidden[:, :-1]), dim=1)
+    before = torch.arange(-1, len(hidden) - 1, device=hidden.device)
+    before[offsets[:-1]] += 1
+    return hidden.index_select(0, before)
+
+
 def pooled(encoded: BertOutput) -> Tensor:
     """(B, hidden) from the pooler, or the first tokens if the model has none."""
     return encoded.first_hidden_state if encoded.pooled_output is None else encoded.pooled_output
@@ -447,13 +457,17 @@ def pooled(encoded: BertOutput) -> Tensor:
 def encode_masked(
     bert: BertModel, positions: Tensor | None, input_ids: Tensor | None, **inputs: Unpack[Inputs]
 ) -> tuple[BertOutput, Tensor]:
-    """Encode, and select the vectors at the masked positions: (M,) of concatenated tokens, (B, P) of padded ones;
-    without positions those of all tokens.
+    """Encode, and select the vectors by which the masked positions are predicted: (M,) of concatenated tokens, (B, P)
+    of padded ones; without positions those of all tokens.
     """
+    offsets = inputs.get("sequence_offsets")
+    shifted = bert.config.shifted_predictions and not inputs.get("causal")  # causal: the next token anyway
     if positions is None:
         encoded = bert(input_ids, **inputs)
-        return encoded, encoded.last_hidden_state
-    offsets = inputs.get("sequence_offsets")
+        hidden = encoded.last_hidden_state
+        return encoded, _of_tokens_before(hidden, offsets) if shifted else hidden
+    if shifted:
+        positions = (positions - 1).clamp(min=0)
     if offsets is None:
         encoded = bert(input_ids, **inputs)
         hidden = encoded.last_hidden_state

@@ -209,6 +209,10 @@ class BertConfig:
     """bert: dense, activation, norm, vocabulary; d2l: the same with ReLU; linear: the vocabulary projection alone;
     deberta: as bert, under the names that a DeBERTa has with `legacy: false`.
     """
+    shifted_predictions: bool = False
+    """Whether the masked-LM head predicts a token from the vector of the token before it, as next tokens are predicted
+    (masked next-token prediction, arXiv 2410.24159); the first token of a sequence is then not predicted.
+    """
     tie_word_embeddings: bool = True
     """Whether the vocabulary projection shares the word embedding's weights."""
     local_attention_window: int = 0
@@ -352,6 +356,7 @@ class BertConfig:
                 and (self.norm_position != "post" or self.is_decoder or self.num_layer_groups is not None)
             ),
             "add_cross_attention: true needs is_decoder: true": self.add_cross_attention and not self.is_decoder,
+            "shifted_predictions: true needs is_decoder: false": self.shifted_predictions and self.is_decoder,
             "first_attention_norm: false needs norm_position: pre": (
                 not self.first_attention_norm and self.norm_position != "pre"
             ),

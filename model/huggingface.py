@@ -323,6 +323,8 @@ def save_pretrained(
                 f"{folder}: found {what} ({name}), expected a new folder, or a model's to write over; choose another"
             )
     architecture = architecture or architecture_of(state_dict)
+    if HEADS.get(architecture) != "masked_lm":  # what is left of the model has nothing to shift
+        config = dataclasses.replace(config, shifted_predictions=False)
     if not any(name.startswith("bert.") for name in state_dict):
         state_dict = {f"bert.{name}": tensor for name, tensor in state_dict.items()}
     own = _their_class(config, architecture, head) is None

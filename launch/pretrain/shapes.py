@@ -18,9 +18,9 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import StorePath, to_place
 from cloze.pipeline.stores.temporary_folders import temporary_folder
 
-# Model fields that may differ between phases, since no weight depends on them. A changed rotary base changes the
-# outputs and is reported; it is raised for longer sequences (ModernBERT's from 10,000 to 160,000, arXiv 2412.13663,
-# section 2.2.2).
+# Model fields that may differ between phases, since no weight depends on them. What has changed is reported. A changed
+# rotary base changes the outputs; it is raised for longer sequences (ModernBERT's from 10,000 to 160,000, arXiv
+# 2412.13663, section 2.2.2). So do shifted predictions, which a run may learn that begins from a model without them.
 _FREE = {
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
@@ -36,6 +36,7 @@ _FREE = {
     "base_num_layers",
     "rotary_theta",
     "local_rotary_theta",
+    "shifted_predictions",
 }
 # Model fields that a student (`init_layers`) may have otherwise than the source of its layers. A DistilBERT has no
 # segments, and its pooler is the first layer of a classifier, which fine-tuning draws.

@@ -383,3 +383,28 @@ def test_reading_some_tokens_of_padded_inputs_is_refused():
     inputs = {name: padded[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
     with pytest.raises(ModelError, match="read_tokens"):
         pretraining_model().bert(**inputs, read_tokens=torch.tensor([1]))
+
+
+def test_shifted_predictions_are_those_of_the_tokens_before():
+    """In both layouts, at given positions and at all; under causal attention a position predicts the next token."""
+    padded = batch()
+    flat = concatenate(padded)
+    plain = pretraining_model()
+    shifted = pretraining_model(dataclasses.replace(TINY, shifted_predictions=True))
+    shifted.load_state_dict(plain.state_dict())
+    given = [{name: padded[name] for name in INPUTS}, {name: flat[name] for name in FLAT}]
+    padded_logits, flat_logits = (plain(**inputs).prediction_logits for inputs in given)
+    found_padded, found_flat = (shifted(**inputs).prediction_logits for inputs in given)
+    torch.testing.assert_close(found_padded[:, 1:], padded_logits[:, :-1], **TOLERANCE)
+    starts = flat["sequence_offsets"][:-1].long()
+    later = torch.ones(len(found_flat), dtype=torch.bool).index_fill(0, starts, False).nonzero()[:, 0]
+    torch.testing.assert_close(found_flat[later], flat_logits[later - 1], **TOLERANCE)
+    chosen = shifted(**given[1], masked_positions=later).prediction_logits
+    torch.testing.assert_close(chosen, found_flat[later], **TOLERANCE)
+    columns = torch.arange(1, 3).expand(len(padded["input_ids"]), -1)
+    chosen = shifted(**given[0], masked_positions=columns).prediction_logits
+    torch.testing.assert_close(chosen, padded_logits[:, :2], **TOLERANCE)
+    causal = [model(**given[1], masked_positions=later - 1, causal=True) for model in (plain, shifted)]
+    assert torch.equal(causal[0].prediction_logits, causal[1].prediction_logits)
+    with pytest.raises(ModelError, match="shifted_predictions: true needs is_decoder: false"):
+        dataclasses.replace(TINY, shifted_predictions=True, is_decoder=True)

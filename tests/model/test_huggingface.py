@@ -422,3 +422,21 @@ def test_links_of_the_hubs_cache_are_followed_and_no_others(tmp_path):
             copy_pretrained(snapshot, tmp_path / "another")
         (snapshot / name).unlink()
     assert not (tmp_path / "another").exists()
+
+
+def test_a_head_with_shifted_predictions_is_kept_in_our_format_and_an_encoder_in_theirs(tmp_path):
+    """A BertForMaskedLM of transformers would predict each token from its own vector."""
+    config = dataclasses.replace(TINY, shifted_predictions=True)
+    model = pretraining_model(config).eval()
+    model.save(tmp_path / "whole")
+    assert json.loads((tmp_path / "whole" / "config.json").read_text())["model_type"] == "cloze"
+    again = BertForPreTraining.from_folder(tmp_path / "whole")
+    inputs = {key: batch()[key] for key in ("input_ids", "token_type_ids", "attention_mask")}
+    assert again.config == config
+    assert torch.equal(again(**inputs).prediction_logits, model(**inputs).prediction_logits)
+    BertModel.from_folder(tmp_path / "whole").save(tmp_path / "encoder")
+    theirs, report = transformers.AutoModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    expected = model.bert(**inputs).last_hidden_state
+    torch.testing.assert_close(theirs(**inputs).last_hidden_state, expected, **TOLERANCE)
+    assert not BertModel.from_folder(tmp_path / "encoder").config.shifted_predictions

@@ -14,6 +14,7 @@ from cloze.model.bert import BertForPreTraining, PreTrainingOutput, encode_maske
 from cloze.model.config import BertConfig
 from cloze.model.embeddings import encoder_norm
 from cloze.model.flops import TokenCounts
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.records import NO_LABEL
 
@@ -94,6 +95,11 @@ class SpanBoundary(MaskedTokens):
         super().__init__(config)
         check_option("longest", longest, 1, whole=True)
         check_option("boundary", boundary, 0)
+        if config.model.shifted_predictions:
+            raise UserError(
+                "model.shifted_predictions: found true with objective span_boundary, expected false: its spans are "
+                "predicted from the tokens around them"
+            )
         check_standard(config, "its head has scores of its own, which no multiplier reaches")
         self._longest, self.weights = longest, {"boundary": boundary}
 

@@ -42,6 +42,7 @@ MODELS = {
             "normalization": "rms_norm",
             "vocab_padding_multiple": 64,
             "hidden_act": "silu",
+            "shifted_predictions": True,
         },
     ),
     "sinusoids": (
