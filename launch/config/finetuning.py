@@ -175,6 +175,7 @@ class FinetuneConfig(RunConfig, HubConfig):
             ("train", "initial_global_batch_size", None),
             ("train", "batch_phases", []),
             ("train", "loss_reduction", "tokens"),
+            ("train", "causal_share", 0.0),
             ("train", "compile", None),
             ("train", "qkv_gradients", "parts"),
             ("train", "memory_limit_gib", None),

@@ -154,6 +154,11 @@ class PretrainConfig(RunConfig):
                 f"masking.{name}: found {value} in a run with a time budget or batches of several sizes, "
                 f"expected {instead}: how many samples it has is not known beforehand"
             )
+        if self.masking.next_tokens_until and self.train.causal_share:
+            raise UserError(
+                f"train.causal_share: found {self.train.causal_share} with masking.next_tokens_until "
+                f"{self.masking.next_tokens_until}, expected one of the two"
+            )
         if self.masking.next_tokens_until and self.evaluation.patience is not None:
             raise UserError(
                 f"evaluation.patience: found {self.evaluation.patience} with masking.next_tokens_until, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import ClassVar, Final, Literal, TypeVar
 
 from cloze.launch.config.changes_at_resume import FREE
@@ -13,6 +14,7 @@ from cloze.pipeline.bounds import POSITIVE_SHARE, bounds, check_bounds
 from cloze.pipeline.errors import UserError
 
 Train = TypeVar("Train", bound="TrainConfig")
+_WHOLE = 1e-6  # share of a step by which causal_share may miss a whole number of samples: 0.333333 is a third
 AUTO: Final = "auto"  # instead of a value: it is determined at the start
 
 
@@ -82,6 +84,10 @@ class TrainConfig:
     without rotary positions: by products of each of the three, or concatenated by one. `make gpu` measures both."""
     loss_reduction: Literal["tokens", "samples"] = "tokens"
     """tokens: mean over all masked tokens of the global batch; samples: mean of the means of the samples."""
+    causal_share: float = field(default=0.0, metadata=bounds(at_least=0, below=1))
+    """Share of each step's samples whose next tokens are predicted, with causal attention, in the place of masked ones,
+    and the weight of their mean loss beside the others' (arXiv 2410.24159); a micro-batch has one of both kinds; 0:
+    none."""
     log_every_steps: int = field(default=10, metadata=FREE | bounds(at_least=1))
     """Steps between two lines of metrics."""
     max_skipped_steps: int = field(default=20, metadata=FREE | bounds(at_least=1))
@@ -126,6 +132,13 @@ class TrainConfig:
                 f"train.initial_global_batch_size = {self.initial_global_batch_size} to "
                 f"train.global_batch_size = {self.global_batch_size}"
             )
+        for name, size in self.batch_sizes.items():
+            exact = abs(self.causal_share * size - self._causal(size)) <= _WHOLE * size
+            if self.causal_share and not (exact and 0 < self._causal(size) < size):
+                raise UserError(
+                    f"train.causal_share: found {self.causal_share} of train.{name} = {size}, expected a share of "
+                    f"whole samples, such as {max(1, min(self._causal(size), size - 1)) / size:g}"
+                )
 
     def for_size(self: Train, parameters: int) -> Train:
         """With the peak learning rate by the number of parameters of the encoder's layers, unless it is given."""
@@ -161,8 +174,24 @@ class TrainConfig:
         return self.batch_increment or self.initial_global_batch_size
 
     @property
+    def causal_part(self) -> Fraction:
+        """`causal_share` as the number of samples out of those of a step."""
+        return Fraction(self._causal(self.global_batch_size), self.global_batch_size)
+
+    def _causal(self, size: int) -> int:
+        """Samples with next tokens of a step with `size`."""
+        return round(self.causal_share * size)
+
+    @property
+    def common_size(self) -> int:
+        """The largest number of samples that divides every step, and every step's samples with next tokens: what
+        processes and micro-batches must divide."""
+        sizes = self.batch_sizes.values()
+        return math.gcd(*sizes, *map(self._causal, sizes))
+
+    @property
     def batch_sizes(self) -> dict[str, int]:
-        """The sizes that every micro-batch must divide, by field name."""
+        """The sizes of steps that occur, or whose sums do, by field name."""
         sizes = {"global_batch_size": self.global_batch_size}
         if self.initial_global_batch_size is not None and self.increment is not None:
             sizes |= {"initial_global_batch_size": self.initial_global_batch_size, "batch_increment": self.increment}
@@ -294,13 +323,19 @@ class BatchArithmetic:
             if size % world_size:
                 less = size - size % world_size
                 near = f"{less} or {less + world_size}" if less else world_size
-                dividing = _nearest_divisors(math.gcd(*train.batch_sizes.values()), world_size)
+                dividing = _nearest_divisors(train.common_size, world_size)
                 raise UserError(
                     f"train.{name}: found {size}, expected a multiple of the {world_size} processes; set "
                     f"it to {near} (a run that is resumed accepts that with --checkpoint.accept_changes true), or use "
                     "another number of processes: " + " or ".join(map(str, dividing))
                 )
-        share = math.gcd(*train.batch_sizes.values()) // world_size
+        if train.common_size % world_size:
+            raise UserError(
+                f"train.causal_share: found {train.causal_share} of train.global_batch_size = "
+                f"{train.global_batch_size}, expected samples that the {world_size} processes divide; change one of "
+                "the three"
+            )
+        share = train.common_size // world_size
         wished = train.micro_batch_size if isinstance(train.micro_batch_size, int) else 1
         micro_batch_size = next(size for size in range(min(wished, share), 0, -1) if share % size == 0)
         grows = train.initial_global_batch_size is not None

@@ -321,7 +321,7 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
             f"masking.next_tokens_until: found {chosen.next_tokens_until:,}, expected less than the "
             f"{data.mean_length * end:,.0f} tokens of the run; masked ones follow"
         )
-    return RunMasking(rate, chosen.strategy, until)
+    return RunMasking(rate, chosen.strategy, until, config.train.causal_part)
 
 
 def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | BatchPhases | None:

@@ -3,7 +3,6 @@
 A run that resumes on another device keeps these choices, or prints one line about the differences.
 """
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,7 +71,7 @@ def crowded(
         parameters: of the model, which every GPU updates.
         sheet: of the GPUs.
     """
-    layers, batch = config.model.num_hidden_layers, math.gcd(*config.train.batch_sizes.values())
+    layers, batch = config.model.num_hidden_layers, config.train.common_size
     micro_steps = config.train.global_batch_size // batch  # at least: a micro-batch divides the smallest batch, too
     fixed = micro_steps * layers * _LAYER_SECONDS + _UPDATE_BYTES * parameters / sheet.bandwidth
     seconds = config.train.global_batch_size * flops_of_sample / (_BEST_MFU * sheet.flops)  # of one GPU alone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -79,7 +78,7 @@ def resolve(
     """
     if config.train.micro_batch_size not in ("auto", None):
         return config
-    share = math.gcd(*config.train.batch_sizes.values()) // environment.world_size  # a remainder was refused before
+    share = config.train.common_size // environment.world_size  # a remainder was refused before
     candidates = [size for size in range(1, share + 1) if share % size == 0]
     saved = distributed.from_main(runs.saved_micro_batch_size(Path(config.output)) or 0, device)
     if saved:
@@ -269,12 +268,12 @@ class ProbeBatches:
     """The largest share of a sequence's tokens that the run masks."""
     device: torch.device
     next_tokens: bool = False
-    """Whether the run begins with every next token to predict, and causal attention."""
+    """Whether the run also has batches with every next token to predict, and causal attention."""
 
     def of(self, size: int) -> list[Fields]:
         """A batch of `size` sequences of maximum length, and MIXED_BATCHES batches of `size` with lengths drawn from
         the histogram; inputs of `BertForPreTraining.forward`. With `next_tokens` those with causal attention first, and
-        all of them again as they come later in the run.
+        all of them again with masked ones.
         """
         generator = torch.Generator().manual_seed(PROBE_SEED)
         histogram = torch.as_tensor(self.length_histogram, dtype=torch.float64)
@@ -315,7 +314,7 @@ def probe_batches(data: TrainingData, masking: RunMasking, device: torch.device)
         data.manifest.vocab_size,
         data.most_masked(masking),
         device,
-        next_tokens=masking.next_tokens_until > 0,
+        next_tokens=masking.next_tokens_until > 0 or masking.causal_share > 0,
     )
 
 
@@ -331,7 +330,12 @@ def build_probe(
     share = config.train.global_batch_size // environment.world_size
     # Two micro-steps per step if the run can have them: gradient accumulation takes additional memory.
     steady = replace(
-        config.train, initial_global_batch_size=None, batch_increment=None, batch_warmup_tokens=0, batch_phases=[]
+        config.train,
+        initial_global_batch_size=None,
+        batch_increment=None,
+        batch_warmup_tokens=0,
+        batch_phases=[],
+        causal_share=0.0,
     )
     alone = with_micro_batch_size(replace(config, train=steady), share // 2 if share % 2 == 0 else share)
     engine = Engine(model, config, deepspeed_config(alone, environment.world_size), device)

@@ -152,7 +152,8 @@ class Pretraining(Recipe):
         lengths = np.arange(len(histogram))
         size, squares = float(lengths @ histogram), float(lengths**2 @ histogram)
         masking = run_masking(config, self.data)
-        next_tokens = masking.next_tokens_until / (config.train.max_steps * config.train.global_batch_size)
+        samples = config.train.max_steps * config.train.global_batch_size
+        next_tokens = float(masking.causal_share) or masking.next_tokens_until / samples
         predicted = next_tokens + (1 - next_tokens) * self.data.most_masked(masking)
         return self.objective.flops(TokenCounts(size, squares, predicted * size)) / size
 

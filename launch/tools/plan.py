@@ -144,7 +144,7 @@ def _too_small_from(estimator: Estimator, stage: int) -> int | None:
 
     Counted without the share of states that more GPUs save at stages 1 to 3, which is little beside activations.
     """
-    batch = math.gcd(*estimator.config.train.batch_sizes.values())
+    batch = estimator.config.train.common_size
     divisors = [each for each in range(1, batch + 1) if batch % each == 0]
     place = bisect_left(divisors, True, key=lambda gpus: estimator.holds(stage, 2 * batch // gpus))
     return divisors[place] if place < len(divisors) else None
@@ -193,7 +193,8 @@ def _lengths(config: PlanConfig) -> tuple[PlanConfig, Lengths]:
         steps = math.ceil(config.tokens / (config.train.global_batch_size * found.mean))
         config = replace(config, train=replace(config.train, max_steps=steps))
     tokens = config.train.max_steps * config.train.global_batch_size * found.mean
-    return config, replace(found, next_tokens=min(1.0, config.masking.next_tokens_until / tokens))
+    next_tokens = config.train.causal_share or min(1.0, config.masking.next_tokens_until / tokens)
+    return config, replace(found, next_tokens=next_tokens)
 
 
 def _masked_lengths(config: PlanConfig) -> Lengths:
@@ -402,7 +403,7 @@ def _limited_by_batch(config: PlanConfig, estimator: Estimator, figures: MicroBa
     None.
     """
     gpus, stage = estimator.cluster.processes, config.zero.stage
-    share = math.gcd(*config.train.batch_sizes.values()) // gpus
+    share = config.train.common_size // gpus
     reached = gpus > 1 and figures["largest_micro_batch_size"] == share
     if not reached or not estimator.holds(stage, 2 * share):
         return None

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from cloze.pipeline.loading.streams import (
     masks_per_sample,
 )
 from cloze.pipeline.records import NO_LABEL
+from cloze.pipeline.samples.masking import KeyedDraws
 from cloze.pipeline.shards.reader import ShardReader, Window
 
 _PREFETCHED = 4  # groups of batches that are prefetched
@@ -33,6 +35,7 @@ _PREFETCHED = 4  # groups of batches that are prefetched
 _TOKENS_OF_STREAM = 1 << 13
 _TOKENS_READ = 1 << 17
 _TOKENS_COLLATED = 1 << 18
+_KINDS = 4  # purpose of the draw of which samples are causal (order.py and streams.py have others)
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,17 @@ class BatchPhases:
         return (*self.sizes, final)[bisect.bisect_right(self.ends, position)]
 
 
+def _drawn(share: Fraction, seed: int, positions: np.ndarray) -> np.ndarray:
+    """Which of the positions (n,), in whole groups of the share's denominator, are drawn, bool (n,): of each group as
+    many as its numerator says. A fixed pattern would go with the lengths, which alternate (`window_order`).
+    """
+    seed = int(np.random.SeedSequence((seed, _KINDS)).generate_state(1, np.uint64)[0])
+    numbers = KeyedDraws(seed, 0, positions).uniform(np.arange(len(positions)), 0).reshape(-1, share.denominator)
+    drawn = np.zeros(numbers.shape, bool)
+    np.put_along_axis(drawn, numbers.argsort(axis=1, kind="stable")[:, : share.numerator], True, axis=1)
+    return drawn.ravel()
+
+
 @dataclass(frozen=True)
 class RankBatch:
     """This rank's part of one global batch.
@@ -80,7 +94,7 @@ class RankBatch:
     samples by index, in the order of the micro-batches.
 
     Args:
-        micro_batches: as many as accumulation steps, each what `collate` returns.
+        micro_batches: as many as accumulation steps, each what `collate` returns; those with next tokens first.
         position: samples consumed before this batch.
         epoch: of the batch's first sample.
         num_samples: of the global batch.
@@ -111,11 +125,11 @@ class BatchStream:
 
     Args:
         segments: as in `collate`.
-        masking: rates of masks drawn at load time.
+        masking: rates of masks drawn at load time, and where next tokens are predicted.
 
     Raises:
         UserError: naming the argument, for a value below its minimum, and if a batch size isn't a multiple of
-            micro_batch_size × world_size, or of `streams`.
+            micro_batch_size × world_size, or of `streams`; with a causal share, also if either part of one isn't.
     """
 
     def __init__(
@@ -157,6 +171,11 @@ class BatchStream:
                 )
             if size % streams:
                 raise UserError(f"data_streams: found {streams}, expected a divisor of the global batch size {size}")
+            if masking and masking.causal_share * size % at_once:
+                raise UserError(
+                    f"causal_share: found {masking.causal_share} of {size} samples, expected a multiple of "
+                    f"micro_batch_size {micro_batch_size} × processes {world_size} = {at_once}; change one of them"
+                )
         self._samples: MixedStreams | SampleStreams = (
             MixedStreams(reader, streams, seed, masking)
             if isinstance(reader, Mixture)
@@ -164,7 +183,7 @@ class BatchStream:
         )
         self._size, self._micro, self._warmup = global_batch_size, micro_batch_size, warmup
         self._segments = segments
-        self._next_tokens_until = masking.next_tokens_until if masking else 0
+        self._seed, self._masking = seed, masking or RunMasking()
         self._rank, self._world_size = rank, world_size
         self._streams = range(rank * streams // world_size, -(-(rank + 1) * streams // world_size))
         mean = reader.mean_length
@@ -241,8 +260,8 @@ class BatchStream:
         while sizes:
             alike = next((place for place, size in enumerate(sizes) if size != sizes[0]), len(sizes))
             count, size = min(alike, self._together), sizes[0]
-            if position + done < self._next_tokens_until:
-                count = min(count, -(-(self._next_tokens_until - position - done) // size))
+            if (left := self._masking.next_tokens_until - position - done) > 0:
+                count = min(count, -(-left // size))
             yield self._make(position + done, size, count, done, total, read)
             done, sizes = done + count * size, sizes[count:]
 
@@ -259,41 +278,60 @@ class BatchStream:
         rows = chosen if read.rows is None else read.rows[chosen]
         lengths = read.samples.lengths.astype(np.uint16)  # as in `window_order`
         by_length = np.argsort(lengths[rows], axis=1, kind="stable")
+        causal = len(own) if position < self._masking.next_tokens_until else 0
+        if share := self._masking.causal_share:
+            causal = int(share * len(own))
+            positions = position + size * np.arange(count)[:, None] + own
+            first = _drawn(share, self._seed, positions.ravel()).reshape(positions.shape)
+            kinds = np.argsort(~np.take_along_axis(first, by_length, axis=1), axis=1, kind="stable")
+            by_length = np.take_along_axis(by_length, kinds, axis=1)
         rows = np.take_along_axis(rows, by_length, axis=1)
         micro_steps = len(own) // self._micro
-        part, part_masks = Window(read.samples, read.masks).take(rows.ravel())
-        assert part_masks is not None, "streams have masks, stored or drawn"
-        next_tokens = position < self._next_tokens_until
-        micro_batches = collate_several(
-            part, part_masks, np.full(count * micro_steps, self._micro), self._segments, next_tokens
-        )
-        lengths = part.lengths.reshape(count, micro_steps, self._micro)
-        tokens = lengths.sum(axis=(1, 2))
-        # sorted by length: the last one is the longest
-        padding = (lengths[:, :, -1] * self._micro).sum(axis=1) - tokens
-        masked = tokens - len(own) if next_tokens else np.diff(part_masks.offsets[:: len(own)])
-        pairs = (part.next_sentence_label.reshape(count, -1) != NO_LABEL).sum(axis=1)
-        if next_tokens:
-            pairs[:] = 0
+        made = [
+            self._collated(read, part, next_tokens)
+            for part, next_tokens in ((rows[:, :causal], True), (rows[:, causal:], False))
+            if part.size
+        ]
         epochs = self._samples.epochs(position + size * np.arange(count))
         sources: list[Sequence[torch.Tensor] | None] = [None] * count
         if read.sources is not None:
             places = np.take_along_axis(read.sources[chosen], by_length, axis=1).ravel().astype(np.int64)
             split = torch.from_numpy(places).split(self._micro)
             sources = [split[first : first + micro_steps] for first in range(0, len(split), micro_steps)]
-        columns = zip(
-            tokens.tolist(), masked.tolist(), pairs.tolist(), padding.tolist(), read.indices[rows], sources, strict=True
-        )
+        counts = np.sum([some for _, some in made], axis=0).tolist()
         return [
             RankBatch(
-                micro_batches[number * micro_steps : (number + 1) * micro_steps],
+                [micro_batch for batches, _ in made for micro_batch in batches[number]],
                 position + number * size,
                 epoch,
                 size,
                 *values,
             )
-            for number, (epoch, values) in enumerate(zip(epochs, columns, strict=True))
+            for number, (epoch, *values) in enumerate(zip(epochs, *counts, read.indices[rows], sources, strict=True))
         ]
+
+    def _collated(self, read: Portion, rows: np.ndarray, next_tokens: bool) -> tuple[list[list[Fields]], np.ndarray]:
+        """Micro-batches of samples of one kind, (count, n) rows of what was read, a list for each of `count` batches;
+        and int64 (4, count): tokens, tokens that are predicted, pairs, padding.
+        """
+        count, samples = rows.shape
+        part, part_masks = Window(read.samples, read.masks).take(rows.ravel())
+        assert part_masks is not None, "streams have masks, stored or drawn"
+        sizes = np.full(rows.size // self._micro, self._micro)
+        micro_batches = collate_several(part, part_masks, sizes, self._segments, next_tokens)
+        lengths = part.lengths.reshape(count, -1, self._micro)
+        tokens = lengths.sum(axis=(1, 2))
+        # sorted by length: the last one is the longest
+        padding = (lengths[:, :, -1] * self._micro).sum(axis=1) - tokens
+        if next_tokens:
+            masked, pairs = tokens - samples, np.zeros_like(tokens)
+        else:
+            masked = np.diff(part_masks.offsets[::samples])
+            pairs = (part.next_sentence_label.reshape(count, -1) != NO_LABEL).sum(axis=1)
+        steps = lengths.shape[1]
+        return [micro_batches[first : first + steps] for first in range(0, count * steps, steps)], np.stack(
+            [tokens, masked, pairs, padding]
+        )
 
 
 def evaluation_batches(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -26,11 +27,13 @@ class RunMasking:
         rate: masking rate by the position in the stream of samples.
         strategy: token, whole_word or span.
         next_tokens_until: position up to which next tokens are predicted instead of masked ones.
+        causal_share: share of each global batch's samples of which next tokens are predicted instead of masked ones.
     """
 
     rate: RateSchedule | RatePhases | None = None
     strategy: str | None = None
     next_tokens_until: int = 0
+    causal_share: Fraction = Fraction(0)
 
 
 def masks_per_sample(reader: ShardReader, strategy: str | None = None) -> DynamicMasking | None:

@@ -5,7 +5,7 @@ import inspect
 from pathlib import Path
 
 from cloze.launch.config import PretrainConfig
-from cloze.launch.pretrain.objectives.masked import MaskedTokens, NextTokensFirst
+from cloze.launch.pretrain.objectives.masked import MaskedAndNextTokens, MaskedTokens
 from cloze.launch.pretrain.objectives.objective import Objective
 from cloze.launch.pretrain.objectives.table import OBJECTIVES
 from cloze.launch.system.own_classes import make, own_class
@@ -28,18 +28,19 @@ def make_objective(config: PretrainConfig) -> Objective:
             f"objective: found {config.objective!r}, expected {' or '.join(OBJECTIVES)}, or the dotted "
             "name of a class of your own, as my_module.MyObjective"
         )
-    if until := config.masking.next_tokens_until:
+    for name, found in (
+        ("masking.next_tokens_until", config.masking.next_tokens_until),
+        ("train.causal_share", config.train.causal_share),
+    ):
+        if not found:
+            continue
         if kind is not MaskedTokens:
-            raise UserError(
-                f"masking.next_tokens_until: found {until} with objective {config.objective}, expected 0, "
-                "or objective masked"
-            )
+            raise UserError(f"{name}: found {found} with objective {config.objective}, expected 0, or objective masked")
         if size := config.model.convolution_size:
             raise UserError(
-                f"masking.next_tokens_until: found {until} with model.convolution_size {size}, which sees the next "
-                "token, expected 0"
+                f"{name}: found {found} with model.convolution_size {size}, which sees the next token, expected 0"
             )
-        kind = NextTokensFirst
+        kind = MaskedAndNextTokens  # the two are not given together: PretrainConfig
     return make("objective", config.objective, kind, config, config.objective_options)
 
 

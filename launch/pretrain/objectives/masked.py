@@ -1,11 +1,13 @@
 """The default objective: masked language modelling and next sentence prediction, as BERT (Devlin et al. 2019)."""
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.objectives.objective import Objective, Term
 from cloze.launch.training.objective import ModelOutput
 from cloze.pipeline.fields import MicroBatch
@@ -53,13 +55,23 @@ class MaskedTokens(Objective):
         return self.config.train.loss_reduction == "samples"
 
 
-class NextTokensFirst(MaskedTokens):
-    """MaskedTokens with batches of next tokens among those of masked ones (`masking.next_tokens_until`).
+class MaskedAndNextTokens(MaskedTokens):
+    """MaskedTokens with micro-batches of next tokens among those of masked ones: all of them at first
+    (`masking.next_tokens_until`), or a share in every step (`train.causal_share`), by which its mean is then weighted.
 
     Both have the same loss, over labels at given positions; next tokens have curves of their own.
     """
 
     TERMS = ("mlm", "next_sentence", "next_token")
+
+    def __init__(self, config: PretrainConfig) -> None:
+        super().__init__(config)
+        if share := config.train.causal_share:
+            self.weights = {"mlm": 1 - share, "next_token": share}
+
+    def total(self, means: Mapping[str, float]) -> float:
+        """As of MaskedTokens, without the weights: evaluations have masked tokens alone."""
+        return sum(means.get(f"{name}_loss", 0.0) for name in self.TERMS)
 
     def divisors(self, micro_batch: MicroBatch) -> dict[str, Tensor | float]:
         """Divisors: those of MaskedTokens, the first under the name of what is predicted."""

@@ -48,7 +48,7 @@ class Lengths:
     masked_share: float
     """Share of the tokens that are predicted."""
     next_tokens: float = 0.0
-    """Share of the run in which every token is predicted instead."""
+    """Share of the samples of which every token is predicted instead."""
 
     @classmethod
     def of_procedure(cls, longest: int, short_share: float, masked_share: float) -> Lengths:
@@ -112,7 +112,7 @@ def most_with_half(estimator: Estimator, stage: int) -> int:
     """The largest number of GPUs, of those that divide the batch, of which each still reaches half of the MFU of one
     alone.
     """
-    batch = math.gcd(*estimator.config.train.batch_sizes.values())
+    batch = estimator.config.train.common_size
     divisors = [each for each in range(1, batch + 1) if batch % each == 0]
     best = estimator.on(1).best_mfu(stage)
     place = bisect_left(divisors, True, key=lambda gpus: estimator.on(gpus).best_mfu(stage) < best / 2)
@@ -362,8 +362,8 @@ class Estimator:
 
     @property
     def _share(self) -> int:
-        """Sequences of a process in the smallest step."""
-        return math.gcd(*self.config.train.batch_sizes.values()) // self.cluster.processes
+        """Sequences of a process in the smallest step, of one kind."""
+        return self.config.train.common_size // self.cluster.processes
 
     def holds(self, stage: int, micro_batch_size: int) -> bool:
         """Whether a micro-batch fits, traced only where that is not clear from two others, which any number of GPUs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -12,7 +13,9 @@ import torch
 import transformers
 
 from cloze.launch.cli import main
+from cloze.launch.config import BatchArithmetic, PretrainConfig, TrainConfig
 from cloze.launch.predict.default_operation import operation_for
+from cloze.launch.pretrain.objectives.making import make_objective
 from cloze.launch.pretrain.objectives.masked import is_real
 from cloze.launch.pretrain.objectives.replaced_tokens import generator_config
 from cloze.launch.pretrain.objectives.span_boundary import spans
@@ -24,7 +27,9 @@ from cloze.model.config import BertConfig
 from cloze.model.huggingface import load_note, load_pretrained
 from cloze.model.sampling import token_bits
 from cloze.model.tasks import BertForReplacedTokenDetection
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.batches import BatchStream
+from cloze.pipeline.loading.streams import RunMasking
 from cloze.pipeline.shards.reader import ShardReader
 from tests.forked import ForkedRun
 from tests.launch.finetune.running import finetune
@@ -40,6 +45,7 @@ from tests.launching import (
     train,
     weights,
 )
+from tests.model.model_batches import TINY, assert_equal_gradients, pretraining_model, reference
 from tests.slowed import slow_from
 from tests.synthetic import make_shards
 from tests.tables import assert_same_names
@@ -260,13 +266,135 @@ def test_next_tokens_are_for_masked_tokens_alone_and_leave_sources_out(data, tmp
     ]
 
 
+HALF_CAUSAL = ("--train.causal_share", "0.5", "--model.shifted_predictions", "true")
+
+
+def first_step(objective, data, model, processes: int, micro: int) -> list[dict]:
+    """Gradients of the first global batch of 16, summed over the processes; returns the samples of each of them."""
+    config, parts = objective.config, []
+    for rank in range(processes):
+        stream = BatchStream(
+            ShardReader(data, "train"),
+            global_batch_size=16,
+            streams=16,
+            micro_batch_size=micro,
+            rank=rank,
+            world_size=processes,
+            seed=42,
+            masking=RunMasking(causal_share=config.train.causal_part),
+        )
+        parts.append(next(stream).micro_batches)
+        stream.close()
+    totals = torch.tensor([objective.counts(part) for part in parts], dtype=torch.float64).sum(0)
+    model.zero_grad()
+    for micro_batch in (each for part in parts for each in part):
+        objective(model(**micro_batch), micro_batch, totals)[0].backward()
+    return [each for part in parts for each in part]
+
+
+def mixed_loss(theirs, micro_batches, share: float) -> torch.Tensor:
+    """By transformers, a sample at a time: means over next and masked tokens, from the vector before, and pairs."""
+    following, masked, pairs = [], [], []
+    for each in micro_batches:
+        causal = each.get("causal", False)
+        for number, (low, high) in enumerate(each["sequence_offsets"].unfold(0, 2, 1).tolist()):
+            ids, length = each["input_ids"][None, low:high], high - low
+            hidden = torch.full((length, length), torch.finfo(torch.float32).min).triu(1) * causal
+            given = {"input_ids": ids, "token_type_ids": each["token_type_ids"][None, low:high]}
+            found = theirs(**given, attention_mask=hidden[None, None])
+            logits = found.prediction_logits[0]
+            if causal:
+                following.append(torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="none"))
+                continue
+            inside = (each["masked_positions"] >= low) & (each["masked_positions"] < high)
+            before, labels = each["masked_positions"][inside] - low - 1, each["labels"][inside]
+            masked.append(torch.nn.functional.cross_entropy(logits[before], labels, reduction="none"))
+            label = each["next_sentence_label"][number : number + 1]
+            pairs.append(torch.nn.functional.cross_entropy(found.seq_relationship_logits, label))
+    return share * torch.cat(following).mean() + (1 - share) * torch.cat(masked).mean() + torch.stack(pairs).mean()
+
+
+def test_masked_and_next_tokens_have_the_gradient_of_the_reference_for_any_split(data):
+    plain = dataclasses.replace(TINY, vocab_size=64)
+    config = PretrainConfig(
+        "",
+        "",
+        model=dataclasses.replace(plain, shifted_predictions=True),
+        train=TrainConfig(global_batch_size=16, causal_share=0.25),
+    )
+    objective, model = make_objective(config), pretraining_model(config.model)
+    unshifted = pretraining_model(plain)
+    unshifted.load_state_dict(model.state_dict())
+    theirs = reference(unshifted)
+    mixed_loss(theirs, first_step(objective, data, model, 1, 4), 0.25).backward()
+    for processes, micro in ((1, 4), (2, 2)):
+        first_step(objective, data, model, processes, micro)
+        for twin, parameter in zip(unshifted.parameters(), model.parameters(), strict=True):
+            twin.grad = parameter.grad  # transformers has names for it
+        assert_equal_gradients(unshifted, theirs)
+
+
+def test_a_run_of_masked_and_next_tokens_is_the_same_for_any_split_and_can_be_used(data, tmp_path, capsys):
+    arguments = (*NO_DROPOUT, *HALF_CAUSAL, "--train.max_steps", "3", "--evaluation.every_steps", "3")
+    for processes, micro in ((1, 16), (2, 2)):  # 8 of each kind
+        options = (*arguments, "--schedule.warmup_steps", "0", "--train.micro_batch_size", str(micro))
+        shown = train(data, tmp_path / f"{processes}", *options, processes=processes)
+    assert "16 = 2 micro x 4 accumulation x 2 processes" in shown
+    for line in read_metrics(tmp_path / "2"):
+        if "train/loss" in line:
+            halves = 0.5 * line["train/mlm_loss"] + 0.5 * line["train/next_token_loss"]
+            assert line["train/loss"] == pytest.approx(halves + line["train/next_sentence_loss"])
+        if "validation/loss" in line:
+            whole = line["validation/mlm_loss"] + line["validation/next_sentence_loss"]
+            assert line["validation/loss"] == pytest.approx(whole)
+    assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 2e-4)
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "2"), "--output", str(tmp_path / "exported")]) == 0
+    assert "transformers lacks this shape or head" in capsys.readouterr().err
+    (tmp_path / "held-out.txt").write_text("w1 w2 w3\n")
+    for score in ("pseudo", "causal"):
+        found = []
+        for model in ("2", "exported"):
+            lines = ["evaluate", str(tmp_path / model), "--suite", "lines", "--data", str(tmp_path / "held-out.txt")]
+            assert main([*lines, "--score", score, "--json", str(tmp_path / "found.json")]) == 0
+            found.append(json.loads((tmp_path / "found.json").read_text())["log_likelihood"])
+        assert found[0] == pytest.approx(found[1])
+
+
+def test_a_share_of_next_tokens_that_does_not_fit_is_refused_in_one_line(data, tmp_path):
+    for options, expected in (
+        (
+            ("0.3",),
+            "train.causal_share: found 0.3 of train.global_batch_size = 16, expected a share of whole samples, such ",
+        ),
+        (("1",), "train.causal_share: found 1.0, expected at least 0, below 1"),
+        (
+            ("0.5", "--masking.next_tokens_until", "100"),
+            "train.causal_share: found 0.5 with masking.next_tokens_until 100, expected one of the two",
+        ),
+        (("0.5", "--objective", "span_boundary"), "train.causal_share: found 0.5 with objective span_boundary"),
+        (("0.5", "--model.convolution_size", "3"), "train.causal_share: found 0.5 with model.convolution_size 3"),
+    ):
+        said = train(data, tmp_path / "refused", "--train.causal_share", *options, status=2).splitlines()
+        assert expected in said[-1] and said[-1].startswith("error: "), said
+    shifted = ("--model.shifted_predictions", "true", "--objective", "span_boundary")
+    said = train(data, tmp_path / "refused", *shifted, status=2).splitlines()
+    assert "model.shifted_predictions: found true with objective span_boundary, expected false" in said[-1]
+    assert not (tmp_path / "refused").exists()
+    with pytest.raises(
+        UserError, match="causal_share: found 0.25 of train.global_batch_size = 4, expected samples that"
+    ):
+        BatchArithmetic.of(TrainConfig(global_batch_size=4, causal_share=0.25), 2)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", [*OBJECTIVES, "next_tokens"])
+@pytest.mark.parametrize("objective", [*OBJECTIVES, "next_tokens", "half_causal"])
 def test_a_killed_run_resumes_exactly(data, teacher, tmp_path, objective):
     named = {
         "distillation": distilled(teacher),
         "replaced_tokens": ELECTRA,
         "next_tokens": next_tokens_until(data, 12),
+        "half_causal": HALF_CAUSAL,
     }.get(objective, ("--objective", objective))
     arguments = ("--train.max_steps", "24", "--checkpoint.every_steps", "8", "--zero.stage", "2", *named)
     whole, cut = (pretrain_arguments(data, tmp_path / name, *arguments) for name in ("whole", "cut"))

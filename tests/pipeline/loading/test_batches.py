@@ -4,6 +4,7 @@ import itertools
 import math
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ def take(
     warmup=None,
     rate=None,
     next_tokens_until=0,
+    causal_share=Fraction(0),
 ):
     stream = BatchStream(
         ShardReader(data),
@@ -50,7 +52,7 @@ def take(
         seed=seed,
         samples_consumed=start,
         warmup=warmup,
-        masking=RunMasking(rate=rate, next_tokens_until=next_tokens_until),
+        masking=RunMasking(rate=rate, next_tokens_until=next_tokens_until, causal_share=causal_share),
     )
     try:
         return [next(stream) for _ in range(count)]
@@ -150,6 +152,55 @@ def test_next_tokens_come_first_and_only_what_is_predicted_differs(folder, until
         assert all(
             torch.equal(a["labels"], b["labels"]) for a, b in zip(left.micro_batches, right.micro_batches, strict=True)
         )
+
+
+def test_a_share_of_samples_has_next_tokens_the_same_for_any_split_and_start(folder):
+    """Micro-batches have samples of one kind; those with masks have the ids and labels of a run without."""
+    data, share = dynamic(folder), Fraction(1, 4)
+    reader, plain, found = ShardReader(data), take(data, 6), []
+    masked_ids = []
+    for whole in plain:
+        ids = [each for micro_batch in whole.micro_batches for each in sequences(micro_batch)]
+        masked_ids.append(dict(zip(whole.indices.tolist(), ids, strict=True)))
+    for world_size, micro, first in ((1, 6, 0), (1, 2, 0), (2, 3, 0), (3, 2, 4)):
+        options = {"micro": micro, "start": 24 * first, "causal_share": share}
+        chosen = []
+        for number, parts in enumerate(parts_of(data, 6 - first, world_size, **options), first):
+            assert np.array_equal(together(parts), np.sort(plain[number].indices))
+            assert sum(part.num_tokens for part in parts) == plain[number].num_tokens
+            chosen.append(set())
+            for part in parts:
+                assert [micro_batch.get("causal", False) for micro_batch in part.micro_batches] == sorted(
+                    ("causal" in micro_batch for micro_batch in part.micro_batches), reverse=True
+                )
+                assert part.num_masked == sum(len(micro_batch["labels"]) for micro_batch in part.micro_batches)
+                pairs = sum(int((each["next_sentence_label"] != -100).sum()) for each in part.micro_batches)
+                assert part.num_pairs == pairs
+                for micro_batch, some in zip(part.micro_batches, part.indices.reshape(-1, micro), strict=True):
+                    lengths = micro_batch["sequence_offsets"].diff()
+                    assert (lengths.diff() >= 0).all(), "sorted by length"
+                    if "causal" not in micro_batch:
+                        assert sequences(micro_batch) == [masked_ids[number][index] for index in some.tolist()]
+                        continue
+                    chosen[-1] |= set(some.tolist())
+                    originals = corpus.rows(reader.take(some, None)[0])
+                    assert sequences(micro_batch) == [tuple(ids) for ids in originals]
+                    assert micro_batch["labels"].tolist() == [token for ids in originals for token in ids[1:]]
+            assert len(chosen[-1]) == 6
+        found.append(chosen)
+    assert found[0] == found[1] == found[2] and found[3] == found[0][4:]
+    with pytest.raises(UserError, match="causal_share: found 1/4 of 24 samples, expected a multiple of micro"):
+        take(data, 1, causal_share=share)
+
+
+def test_which_samples_have_next_tokens_has_nothing_to_do_with_their_lengths(data):
+    """Lengths alternate along a stream, so that every second sample would be a short one."""
+    lengths = ([], [])
+    for batch in take(data, 60, streams=1, micro=12, causal_share=Fraction(1, 2)):
+        for micro, longer in zip(batch.micro_batches, lengths, strict=True):
+            longer += micro["sequence_offsets"].diff().tolist()
+    means, deviation = [np.mean(each) for each in lengths], np.std(lengths[0] + lengths[1])
+    assert abs(means[0] - means[1]) < 3 * deviation * np.sqrt(2 / len(lengths[0]))
 
 
 @given(
