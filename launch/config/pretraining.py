@@ -142,28 +142,7 @@ class PretrainConfig(RunConfig):
                 f"ema.tail_share: found {self.ema.tail_share} with train.time_budget_hours, expected null: the "
                 "length of such a run is not known in steps; give ema.decay"
             )
-        shares = [phase.until_share for phase in self.masking.phases if phase.until_share is not None]
-        changes = self.masking.final_rate not in (None, self.masking.rate)
-        if (changes or shares) and (self.train.time_budget_hours is not None or self.train.batch_changes):
-            name, value, instead = (
-                ("phases", f"until_share {shares[0]}", "until_tokens")
-                if shares
-                else ("final_rate", self.masking.final_rate, "null")
-            )
-            raise UserError(
-                f"masking.{name}: found {value} in a run with a time budget or batches of several sizes, "
-                f"expected {instead}: how many samples it has is not known beforehand"
-            )
-        if self.masking.next_tokens_until and self.train.causal_share:
-            raise UserError(
-                f"train.causal_share: found {self.train.causal_share} with masking.next_tokens_until "
-                f"{self.masking.next_tokens_until}, expected one of the two"
-            )
-        if self.masking.next_tokens_until and self.evaluation.patience is not None:
-            raise UserError(
-                f"evaluation.patience: found {self.evaluation.patience} with masking.next_tokens_until, "
-                "expected null: masked tokens are measured, which get no better before they begin"
-            )
+        self._check_masking()
         if self.data_streams is not None:
             for name, size in self.train.batch_sizes.items():
                 if self.data_streams < 1 or size % self.data_streams:
@@ -187,6 +166,31 @@ class PretrainConfig(RunConfig):
             )
         if both := sorted(own & self.evaluation.sets.keys()):
             raise UserError(f"evaluation.sets: found {both[0]}, expected a name that no source of data has")
+
+    def _check_masking(self) -> None:
+        """Raise UserError for what is predicted when, where it does not fit the rest of the run."""
+        shares = [phase.until_share for phase in self.masking.phases if phase.until_share is not None]
+        changes = self.masking.final_rate not in (None, self.masking.rate)
+        if (changes or shares) and (self.train.time_budget_hours is not None or self.train.batch_changes):
+            name, value, instead = (
+                ("phases", f"until_share {shares[0]}", "until_tokens")
+                if shares
+                else ("final_rate", self.masking.final_rate, "null")
+            )
+            raise UserError(
+                f"masking.{name}: found {value} in a run with a time budget or batches of several sizes, "
+                f"expected {instead}: how many samples it has is not known beforehand"
+            )
+        if self.masking.next_tokens_until and self.train.causal_share:
+            raise UserError(
+                f"train.causal_share: found {self.train.causal_share} with masking.next_tokens_until "
+                f"{self.masking.next_tokens_until}, expected one of the two"
+            )
+        if self.masking.next_tokens_until and self.evaluation.patience is not None:
+            raise UserError(
+                f"evaluation.patience: found {self.evaluation.patience} with masking.next_tokens_until, "
+                "expected null: masked tokens are measured, which get no better before they begin"
+            )
 
     @property
     def streams(self) -> int:
