@@ -637,7 +637,8 @@ def main() -> int:
     if given.draw:
         draw(found, fit, given.draw)
     if given.page:
-        put(text, given.page / "results.md", MARKS)
+        picture = f"![BLiMP over FLOPs, ours and published]({given.draw.name})\n\n" if given.draw else ""
+        put(picture + text, given.page / "results.md", MARKS)
     return 0
 
 

@@ -618,7 +618,9 @@ def test_runs_of_budgets_are_rows_that_are_fitted_and_drawn(benchmark, monkeypat
     assert benchmark("compute_curve", *drawn) == 0 and (tmp_path / "curve.svg").stat().st_size == len(picture)
     assert "1 rows have other settings" in capsys.readouterr().out
     page = (tmp_path / "results.md").read_text()
-    assert page.startswith("before\n<!-- compute-curve -->\n| FLOPs |") and page.endswith("-->\nbehind\n")
+    assert page.startswith(
+        "before\n<!-- compute-curve -->\n![BLiMP over FLOPs, ours and published](curve.svg)"
+    ) and page.endswith("-->\nbehind\n")
     assert "| 1.00e+14 | 5.0 M | 10,000 | 1.0 M | 0.00 | 0.75 ± 0.35 | 1, 2 | 1.5000 ± 0.0000 | 50.00 ± 0.00 |" in page
 
 
