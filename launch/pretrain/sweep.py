@@ -16,7 +16,7 @@ from cloze.launch.parsing import parse
 from cloze.launch.pretrain.inputs import open_inputs
 from cloze.launch.pretrain.precheck import check_inputs
 from cloze.launch.pretrain.shapes import complete
-from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.metrics_file import iterate_metrics
 from cloze.launch.run.resume_check import check_folder
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweeps import Results, Run, arguments_of, combinations, command_of, part_of_name, written
@@ -45,8 +45,11 @@ class PretrainingRun(Run):
         """The last evaluation and the median speed of a complete run, or None."""
         if not self.complete:
             return None
-        lines = read_metrics(self.folder)
-        measured, speeds = ([line[name] for line in lines if name in line] for name in (self.metric, _SPEED))
+        measured: list[float | None] = []
+        speeds: list[float] = []
+        for line in iterate_metrics(self.folder):
+            measured += [line[self.metric]] if self.metric in line else []
+            speeds += [line[_SPEED]] if _SPEED in line else []
         values = {}
         if measured and measured[-1] is not None:
             values = {self.metric: measured[-1], _SPEED: statistics.median(speeds)}

@@ -6,9 +6,10 @@ import os
 import shlex
 import statistics
 import threading
+from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,13 +19,13 @@ from tensorboard.summary.writer import event_file_writer
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from cloze.launch.run.metrics_file import is_evaluation, kept_lines, lines_of
+from cloze.launch.run.metrics_file import is_evaluation, is_kept, parsed_lines
 from cloze.launch.run.runs import METRICS
 from cloze.launch.run.trackers import TRACKERS, Tracking, tracked
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import publish_text, readable_errors
+from cloze.pipeline.storage import publish_text, publishing, readable_errors
 from cloze.pipeline.untrusted import check_regular
 
 _EMBEDDINGS = "word_embeddings"
@@ -81,26 +82,23 @@ class MetricsWriter:
         num_lines: int | None = None,
     ) -> None:
         path = folder / METRICS
-        lines = _truncate(path, step, evaluated_step) if path.exists() else []
-        if num_lines is not None and len(lines) < num_lines:
+        # Steps of the lines, ascending: of evaluations, and of all others.
+        self._steps = {True: array("q"), False: array("q")}
+        self._losses: deque[float] = deque(maxlen=_SPIKE_WINDOW)
+        self._predicted: tuple[bool, ...] = ()
+        if path.exists():
+            _truncate(path, step, evaluated_step, self._take_up)
+        found = sum(map(len, self._steps.values()))
+        if num_lines is not None and found < num_lines:
             Console().warn(
-                f"{path}: found {len(lines)} lines up to step {step}, expected the {num_lines} that were there when "
+                f"{path}: found {found} lines up to step {step}, expected the {num_lines} that were there when "
                 "the checkpoint was saved; the curve goes on without those that are lost"
             )
-        # Steps of the lines, ascending: of evaluations, and of all others.
-        self._steps: dict[bool, list[int]] = {True: [], False: []}
-        for line in lines:
-            self._steps[is_evaluation(line)].append(line["step"])
         self._folder = folder
         shown = dict.fromkeys((*_OVERVIEW[:4], f"validation/{metric}", *_OVERVIEW[4:]))
         self._overview = {
             name: f"0_overview/{number}_{name.replace('/', '_')}" for number, name in enumerate(shown, start=1)
         }
-        self._losses: deque[float] = deque(maxlen=_SPIKE_WINDOW)
-        self._predicted: tuple[bool, ...] = ()
-        for line in lines:
-            if line.get("train/loss") is not None:
-                self._keep_for_spikes(line)
         threading.excepthook = _report_thread
         with readable_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -138,6 +136,12 @@ class MetricsWriter:
         for tracker in self._tracking:
             tracker.write(step, scalars)
         return scalars
+
+    def _take_up(self, line: Fields) -> None:
+        """Note a line that an earlier start has written."""
+        self._steps[is_evaluation(line)].append(line["step"])
+        if line.get("train/loss") is not None:
+            self._keep_for_spikes(line)
 
     def _keep_for_spikes(self, scalars: Mapping[str, float]) -> float | None:
         """Add a line's loss to those that later ones are compared with.
@@ -262,15 +266,20 @@ def _spike(loss: float, before: deque[float]) -> float | None:
     return loss / median if above > max(_SPIKE_DEVIATIONS * deviation, _SPIKE_SHARE * median) else None
 
 
-def _truncate(path: Path, step: int, evaluated_step: int) -> list[Fields]:
+def _truncate(path: Path, step: int, evaluated_step: int, take_up: Callable[[Fields], None]) -> None:
     """Remove the lines of a metrics.jsonl after the step that the run resumes from; damaged lines are reported.
 
-    Returns: the remaining lines.
+    Args:
+        take_up: called with each line that stays; one is in memory at a time.
     """
     check_regular(path)
-    lines, damaged = lines_of(path.read_bytes())
+    damaged = 0
+    with open(path, "rb") as file, publishing(path) as aside, open(aside, "w", encoding="utf-8") as kept:
+        for line in parsed_lines(file):
+            if line is None:
+                damaged += 1
+            elif is_kept(line, step, evaluated_step):
+                kept.write(json.dumps(line) + "\n")
+                take_up(line)
     if damaged:
         Console().warn(f"{path}: found {damaged} damaged lines, expected the figures of a step in each; left them out")
-    kept = kept_lines(lines, step, evaluated_step)
-    publish_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-    return kept

@@ -131,7 +131,7 @@ class StoredRun:
         aside = self.scratch / f"{self._own.name}.{runs.METRICS}"
         if metrics.exists() and not aside.exists():
             metrics.replace(aside)
-        before = lines_of(aside.read_bytes())[0] if aside.exists() else []
+        before = lines_of(aside.read_bytes()) if aside.exists() else []
         named = self.scratch / f"{self._own.name}.{_ATTEMPT}"
         if named.is_file():
             send_rest(self.folder, self.place / LOG, named.read_text())

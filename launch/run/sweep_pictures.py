@@ -11,7 +11,7 @@ from typing import Any
 
 from cloze.launch.config.metrics import measure_of
 from cloze.launch.run import runs
-from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.metrics_file import iterate_metrics
 from cloze.launch.run.sweeps import Run, shown
 from cloze.launch.system.pictures import colours, new_figure, save
 from cloze.pipeline.fields import Fields
@@ -42,7 +42,7 @@ class DrawnSetting:
         for run in self.runs:
             failed = self.measured is None or run.name not in self.measured["values"]
             if (run.folder / runs.METRICS).is_file():
-                lines = read_metrics(run.folder)
+                lines = iterate_metrics(run.folder)
                 curves[failed].append({line["step"]: line[metric] for line in lines if line.get(metric) is not None})
         return curves
 

@@ -175,7 +175,7 @@ def add_unsent(path: Path, before: list[Fields]) -> list[Fields]:
     Returns:
         The lines that are in the store.
     """
-    arrived = lines_of(path.read_bytes())[0] if path.exists() else []
+    arrived = lines_of(path.read_bytes()) if path.exists() else []
     last = arrived[-1]["step"] if arrived else 0
     known = {(line["step"], "validation/loss" in line) for line in arrived}
     unsent = [
@@ -256,7 +256,7 @@ class LogReader:
         for files in attempts.values():
             if START in files:
                 lines = kept_lines(lines, *_read_start(self._place.at(files[START][-1])))
-            lines += lines_of(b"".join(self._texts.get(key, b"") for key in files.get(METRICS, ())))[0]
+            lines += lines_of(b"".join(self._texts.get(key, b"") for key in files.get(METRICS, ())))
         if lines:
             publish_text(folder / METRICS, "".join(json.dumps(line) + "\n" for line in lines), durable=False)
 

@@ -10,7 +10,7 @@ import yaml
 from cloze.launch.config import DataSource
 from cloze.launch.pretrained.loading import load_vectors
 from cloze.launch.run import runs
-from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.metrics_file import iterate_metrics
 from cloze.launch.system.console import figure
 from cloze.launch.system.software import software
 from cloze.launch.texts.encoding import TRUNCATION
@@ -172,7 +172,7 @@ def _measured(run: Path) -> str:
         return ""
     best: dict[str, float] = {}
     step = 0
-    for line in read_metrics(run):
+    for line in iterate_metrics(run):
         if any(name.startswith("validation/") for name in line):
             best, step = {name: value for name, value in line.items() if name.startswith("validation/")}, line["step"]
     rows = [

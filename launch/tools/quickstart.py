@@ -12,8 +12,7 @@ from pathlib import Path
 
 from cloze.launch.config import QuickstartConfig
 from cloze.launch.run.metrics import tensorboard_command
-from cloze.launch.run.metrics_file import read_metrics
-from cloze.launch.run.runs import METRICS
+from cloze.launch.run.metrics_file import newest_metrics
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system.console import Console, clock
 from cloze.launch.system.environment import device_type
@@ -169,9 +168,9 @@ class Quickstart:
         process = self.children.start(self._resolve(command))
         while process.poll() is None:
             time.sleep(0.2)
-            lines = read_metrics(run) if (run / METRICS).exists() else []
-            if self.children.heard is None and lines and lines[-1]["step"] >= step:
-                self.console.say(f"-- SIGTERM at step {lines[-1]['step']}")
+            line = newest_metrics(run)
+            if self.children.heard is None and line and line["step"] >= step:
+                self.console.say(f"-- SIGTERM at step {line['step']}")
                 process.send_signal(signal.SIGTERM)
                 process.wait()
         self._check_signal(shell_status(process.returncode))

@@ -29,6 +29,7 @@ from cloze.pipeline.untrusted import check_regular, read_json
 
 _NEWEST_PIECES = 64  # of metrics.jsonl in a store: half an hour of them
 _TAIL_BYTES = 1 << 16  # of metrics.jsonl: hundreds of its lines
+_MOST_NEW_BYTES = 1 << 26  # of metrics.jsonl at once, as after a long pause: hours of its lines
 _LINES_BEFORE = 10  # number of existing lines shown first, as in `tail`
 _LONG_PHASE_SECONDS = 30.0
 # Phases of heartbeats (launch/run/heartbeat.py) in words.
@@ -261,7 +262,7 @@ class _Tail:
             with open(self._path, "rb") as file:
                 state = os.fstat(file.fileno())
                 replaced = state.st_ino != self._file and not (self._made_anew and self._seen)
-                new = replaced or state.st_size < self._seen
+                new = replaced or not 0 <= state.st_size - self._seen <= _MOST_NEW_BYTES
                 start = max(0, state.st_size - _TAIL_BYTES) if new else self._seen
                 file.seek(start)
                 content = file.read()
@@ -270,7 +271,7 @@ class _Tail:
         whole = content[: content.rfind(b"\n") + 1]
         self._file, self._seen = state.st_ino, start + len(whole)
         # Without the first one, if it was met in its middle.
-        lines = lines_of(whole)[0]
+        lines = lines_of(whole)
         return lines[-_LINES_BEFORE:] if new else lines
 
 
@@ -322,6 +323,6 @@ def _last_lines(path: Path) -> list[Fields]:
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            return lines_of(file.read())[0]  # without the first one, if the reading began in its middle
+            return lines_of(file.read())  # without the first one, if the reading began in its middle
     except FileNotFoundError:
         return []

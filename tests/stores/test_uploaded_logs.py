@@ -18,7 +18,7 @@ def lines(*steps):
 
 
 def parsed(*steps: int) -> list[dict]:
-    return lines_of(lines(*steps).encode())[0]
+    return lines_of(lines(*steps).encode())
 
 
 def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
@@ -116,7 +116,7 @@ def test_what_a_killed_start_has_not_sent_is_sent_by_the_next_on_its_machine(buc
     before = parsed(1, 2, 3, 4, 5) + [{"step": 5, "validation/loss": 1.0}]
     LogReader(place).write(tmp_path)
     arrived = add_unsent(path, before)
-    assert arrived == parsed(1, 2, 3) and lines_of(path.read_bytes())[0] == before
+    assert arrived == parsed(1, 2, 3) and lines_of(path.read_bytes()) == before
     path.write_text(lines(1, 2, 3, 4))  # as the writer of metrics does, of a run that goes on from step 4
     shipper = Shipper(tmp_path, place / "log/0002-b", 0, 1000, print)
     shipper.begin(4, -1, arrived)
