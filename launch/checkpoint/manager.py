@@ -29,6 +29,7 @@ from cloze.launch.checkpoint.state import TrainState, damage, describe, read_sta
 from cloze.launch.checkpoint.weight_averages import whole_average
 from cloze.launch.checkpoint.writing import BackgroundWriter
 from cloze.launch.engine.engine import Engine
+from cloze.launch.run.runs import check_own
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
@@ -429,7 +430,7 @@ def read_weights(
         ema: whether to read their moving average instead.
 
     Raises:
-        UserError: there is no such checkpoint, or it is damaged.
+        UserError: there is no such checkpoint, or it is damaged or another run's.
     """
     manager = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu"), warn=warn)
     wanted = step
@@ -441,13 +442,15 @@ def read_weights(
                 "pretrain` wrote; train first, or give the run's folder"
             )
         if wanted == "best":
-            step = read_state(manager.path(step))["best_step"]
+            check_own(run, manager.path(step), newest := read_state(manager.path(step)))
+            step = newest["best_step"]
     if step not in manager.steps() or (step not in manager._good and damage(manager.path(step))):
         found = ", ".join(map(str, manager.steps())) or "none"
         raise UserError(
             f"{run}: no good checkpoint of step {step}; the run has {found}"
             + ("; train with --evaluation.keep_best true to keep the best" if wanted == "best" else "")
         )
+    check_own(run, manager.path(step), read_state(manager.path(step)))
     weights = whole_weights(manager.path(step))
     return step, whole_average(manager.path(step), weights) if ema else weights
 

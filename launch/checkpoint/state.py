@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from cloze.launch.run.runs import RUN
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, sha256_of
 from cloze.pipeline.untrusted import read_json
@@ -62,6 +63,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "data_streams": (int, type(None)),
     "shaping": (dict,),
     "trackers": (dict,),
+    RUN: (str, type(None)),
 }
 
 
@@ -132,7 +134,8 @@ def hash_of_files(checksums: dict[str, tuple[int, str]]) -> str:
 def read_state(folder: Path) -> Fields:
     """state.json of a checkpoint: the fields of TrainState, `world_size`, `zero_stage`, `sharding_stage`,
     `config_hash`, `files_hash` and `shaping` (what shapes the result, by dotted name: fields, and hashes of what was
-    read), `metrics_lines` (lines of metrics.jsonl up to the state) and `trackers`, if there are any; of a pretraining
+    read), `run` (the configuration's hash at the run's beginning), `metrics_lines` (lines of metrics.jsonl up to the
+    state) and `trackers`, if there are any; of a pretraining
     `manifest_hash`, `tokenizer_fingerprint` and `data_streams` as well."""
     state: Fields = read_json(folder / STATE)
     return state

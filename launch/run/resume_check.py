@@ -22,6 +22,7 @@ from cloze.launch.run.runs import (
     TRAINED_LENGTH,
     VALIDATION_HASH,
     Facts,
+    check_own,
     flatten,
     has_checkpoints,
     read_fields,
@@ -119,6 +120,8 @@ def check_checkpoint(folder: Path, state: Fields, config: RunConfig, facts: Fact
     _refuse_another(
         f"{folder}: found a checkpoint of another run", before, config, facts, "remove it to resume from an older one"
     )
+    if not config.checkpoint.accept_changes:
+        check_own(Path(config.output), folder, state)
 
 
 def shaping_of(config: RunConfig, facts: Facts) -> dict[str, object]:

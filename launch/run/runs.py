@@ -21,7 +21,7 @@ CONFIG = "config.yaml"
 DATA = "data.json"
 DEVICE = "device.json"  # what was chosen by the device at the first start
 DEEPSPEED = "deepspeed.json"
-SOFTWARE = "software.json"  # versions of the newest start, and the number of starts
+SOFTWARE = "software.json"  # versions of the newest start, the number of starts, and which run this is
 STATUS = "status.json"
 PREDICTIONS = "predictions"  # of a fine-tuning run: the folder of what it predicts for the rows of its files
 METRICS = "metrics.jsonl"
@@ -34,6 +34,8 @@ CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 HEARTBEATS = "heartbeats"
 STARTS = "starts"  # in software.json
+# In software.json, and in state.json of each checkpoint: the hash of the configuration with which the run was begun.
+RUN = "run"
 TRAINED_LENGTH = "max_length"  # in data.json
 VALIDATION_HASH = "validation_hash"
 
@@ -61,8 +63,18 @@ def data_facts(manifest: Manifest) -> dict[str, str | int]:
 
 
 def trained_length(folder: Path) -> int | None:
-    """Length in tokens of the longest samples of a pretraining run; None if an earlier version wrote it."""
-    return _number_in(folder / DATA, TRAINED_LENGTH)
+    """Length in tokens of the longest samples of a pretraining run; None if an earlier version wrote it.
+
+    Raises:
+        UserError: the file has a length that the model cannot have been trained on.
+    """
+    length = _number_in(folder / DATA, TRAINED_LENGTH)
+    if length is not None and length > (most := model_config(folder).max_position_embeddings):
+        raise UserError(
+            f"{folder / DATA}: {TRAINED_LENGTH}: found {length!s:.60}, expected at most {most}, the model's positions; "
+            "restore the file"
+        )
+    return length
 
 
 def _number_in(path: Path, *names: str) -> int | None:
@@ -206,18 +218,25 @@ def has_checkpoints(folder: Path) -> bool:
 
 
 def describe(
-    folder: Path, config: RunConfig, facts: Facts, saves: Mapping[str, Callable[[Path], object]], deepspeed: Fields
+    folder: Path,
+    config: RunConfig,
+    facts: Facts,
+    saves: Mapping[str, Callable[[Path], object]],
+    deepspeed: Fields,
+    run: str | None = None,
 ) -> None:
     """Write what is needed to understand, repeat and export the run: the configurations, and the folders of `saves`.
 
     Args:
         saves: name of a folder -> function that writes the folder, or leaves it out.
+        run: the value of RUN; None: an earlier version has begun it.
     """
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
     # The file that marks the folder as a run comes after the files that a resume compares; after an interruption the
     # next start writes the rest.
     publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
-    publish_text(folder / SOFTWARE, json.dumps(software() | {STARTS: num_starts(folder) + 1}, indent=1) + "\n")
+    starts = {STARTS: num_starts(folder) + 1, **({} if run is None else {RUN: run})}
+    publish_text(folder / SOFTWARE, json.dumps(software() | starts, indent=1) + "\n")
     publish_text(folder / DEEPSPEED, json.dumps(deepspeed, indent=1) + "\n")
     for name, save in saves.items():
         aside = folder / f"{name}.tmp"
@@ -236,6 +255,27 @@ def num_starts(folder: Path) -> int:
         return int(read_json(folder / SOFTWARE).get(STARTS, 0))
     except (OSError, ValueError, AttributeError, TypeError):
         return 0
+
+
+def check_own(folder: Path, checkpoint: Path, state: Fields) -> None:
+    """Refuse a checkpoint of another run, which may have been copied into this one's folder.
+
+    Args:
+        folder: of the run; without a readable record there nothing is compared.
+        state: content of the checkpoint's state.json.
+
+    Raises:
+        UserError: it is another run's.
+    """
+    try:
+        expected = read_json(folder / SOFTWARE).get(RUN)
+    except (OSError, ValueError, AttributeError):
+        return
+    if expected is not None and (found := state.get(RUN)) != expected:
+        raise UserError(
+            f"{checkpoint}: found a checkpoint of another run ({RUN} is {str(found):.12} in its state.json), expected "
+            f"{str(expected):.12}, as in {folder / SOFTWARE}; move away the one of the two that is not this run's"
+        )
 
 
 def check_there(folder: Path) -> None:

@@ -110,11 +110,13 @@ class Training:
             process.console.say(f"resumed from step {step} of {config.train.max_steps}")
         self.kept: Fields = {} if step is None else self.checkpoints.state(step)
         """The content of state.json of the checkpoint that the run goes on from."""
+        self.run: str | None = self.kept.get(runs.RUN) if self.kept else config_hash(config)
+        """Which run this is; None: an earlier version has begun it."""
         self.measure = recipe.make_evaluation(self.engine, process, step is not None)
         if process.environment.is_main:
             shown = process.shown(config)
             saves = {runs.ORIGIN: recipe.save_origin, runs.TOKENIZER: recipe.save_tokenizer}
-            runs.describe(Path(config.output), shown, recipe.facts, saves, settings)
+            runs.describe(Path(config.output), shown, recipe.facts, saves, settings, self.run)
 
     def loop(self, metrics: MetricsWriter | None, stop: StopRequest) -> Loop:
         """The loop with all that watches it, in this order after a step and in reverse order at the end. Each line says
@@ -132,6 +134,7 @@ class Training:
         facts = {
             "zero_stage": self.engine.stage,
             "sharding_stage": self.engine.sharding_stage,
+            runs.RUN: self.run,
             "config_hash": config_hash(config),
             "shaping": shaping_of(config, recipe.facts),
             **recipe.facts,

@@ -267,7 +267,7 @@ def test_a_checkpoint_knows_by_hashes_what_it_is_of(data, undisturbed):
     assert known == {(manifest.hash, manifest.tokenizer_fingerprint, hashes[0])} and len(set(hashes)) == 2
 
 
-def test_a_checkpoint_of_another_run_is_not_gone_on_with(data, tmp_path):
+def test_a_checkpoint_of_another_run_is_neither_gone_on_with_nor_exported(data, tmp_path, capsys):
     """Of the same shape, with another seed, in the run's own folder: refused; what changes how a run goes is not."""
     run, other = tmp_path / "run", tmp_path / "other"
     short = (*RUN, "--train.max_steps", "4", "--checkpoint.every_steps", "0", "--evaluation.every_steps", "0")
@@ -278,8 +278,13 @@ def test_a_checkpoint_of_another_run_is_not_gone_on_with(data, tmp_path):
     output = train(data, run, *short, status=2)
     assert "step-00000004: found a checkpoint of another run, whose seed is 43, expected 42; remove it" in output
     assert json.loads((run / "status.json").read_text())["state"] == "failed", "not the `complete` of before"
+    for step in ("best", "4"):
+        assert main(["export", str(run), "--output", str(tmp_path / "model"), "--step", step]) == 2
+        assert "step-00000004: found a checkpoint of another run (run is " in capsys.readouterr().err
     longer = ("--train.max_steps", "5", "--train.micro_batch_size", "2", "--checkpoint.accept_changes", "true")
     assert "resumed from step 4 of 5" in train(data, other, *short, "--seed", "43", *longer)
+    for step in ("4", "5"):  # it is the same run after the change
+        assert main(["export", str(other), "--output", str(tmp_path / f"model-{step}"), "--step", step]) == 0
 
 
 def test_damaged_checkpoints_are_skipped_with_a_warning(data, undisturbed, tmp_path):

@@ -26,3 +26,13 @@ def test_numbers_come_back_and_what_an_earlier_version_lacks_is_none(tmp_path):
     assert runs.trained_length(tmp_path) is None
     (tmp_path / runs.CONFIG).write_text("train: null\n")
     assert runs.saved_micro_batch_size(tmp_path) is None
+
+
+def test_a_length_above_the_models_positions_is_refused(tmp_path):
+    (tmp_path / runs.CONFIG).write_text("model: {max_position_embeddings: 64}\n")
+    for length in (64, 10**9):
+        (tmp_path / runs.DATA).write_text(f'{{"max_length": {length}}}')
+        if length == 64:
+            assert runs.trained_length(tmp_path) == 64
+    with pytest.raises(UserError, match="data.json: max_length: found 1000000000, expected at most 64"):
+        runs.trained_length(tmp_path)
