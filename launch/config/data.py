@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -58,13 +60,14 @@ class MixtureConfig:
         if not self.sources:
             raise UserError("data.sources: found none, expected a list of prepared folders, each with a path")
         labels = [source.label for source in self.sources]
+        times = Counter(labels)
         for label in labels:
             if not re.fullmatch(r"[\w.-]+", label):
                 raise UserError(
                     f"data.sources: found the name {label!r}, expected letters, digits, dots, dashes and "
                     "underscores; give the source another name"
                 )
-            if labels.count(label) > 1:
+            if times[label] > 1:
                 raise UserError(
                     f"data.sources: found two that are called {label}, expected a name for each; give them names"
                 )
@@ -87,9 +90,9 @@ class MixtureConfig:
             raise UserError(f"data: found {found}, expected one of them: each says all shares")
         if self.temperature is not None and not 0 < self.temperature < math.inf:
             raise UserError(f"data.temperature: found {self.temperature}, expected a number above 0")
-        self._check_phases(labels)
+        self._check_phases(times.keys())
 
-    def _check_phases(self, labels: list[str]) -> None:
+    def _check_phases(self, labels: Collection[str]) -> None:
         for phase in self.phases:
             for name, weight in phase.weights.items():
                 if name not in labels:

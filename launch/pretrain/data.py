@@ -189,11 +189,18 @@ def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:
     """
     model = config.model
     manifests: list[Manifest] = []
+    tokenizer: Tokenizer | None = None
+    before: list[bytes | None] | None = None
     for source in config.sources:
         manifest = Manifest.load(source.path)
         if manifests:
             check_alike(manifests, manifest, "data.sources")
-        model = check_manifest(manifest, model, config.train.sequence_length)
+        # A large one takes a tenth of a second, and the sources of a mixture, of which there may be thousands, have
+        # copies of one.
+        contents = _tokenizer_files(manifest)
+        if tokenizer is None or contents is None or contents != before:
+            tokenizer, before = Tokenizer.from_folder(manifest.folder / runs.TOKENIZER), contents
+        model = check_manifest(manifest, model, config.train.sequence_length, tokenizer)
         manifests.append(manifest)
     if not isinstance(config.data, MixtureConfig):
         return TrainingData((), tuple(manifests), (Phase(0, (1.0,)),)), model
@@ -204,6 +211,14 @@ def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:
             )
     names = tuple(source.label for source in config.sources)
     return TrainingData(names, tuple(manifests), _phases(config.data, names, tuple(manifests))), model
+
+
+def _tokenizer_files(manifest: Manifest) -> list[bytes | None] | None:
+    """Contents of the files of a folder's tokenizer; None: it is in a store."""
+    if isinstance(manifest.folder, StorePath):
+        return None
+    paths = [manifest.folder / runs.TOKENIZER / name for name in FETCHED]
+    return [path.read_bytes() if path.is_file() else None for path in paths]
 
 
 def check_alike(manifests: list[Manifest], manifest: Manifest, field: str) -> None:
@@ -220,10 +235,9 @@ def check_alike(manifests: list[Manifest], manifest: Manifest, field: str) -> No
                 f"{field}: found {what} {_short(found)} in {folder}, expected {_short(expected)}, that "
                 f"of {first.folder}; prepare them with one --tokenizer"
             )
-    for other in manifests:
-        kinds = {other.objective, manifest.objective}
-        # folders without pairs have no label and can be mixed with any
-        if kinds <= set(PAIR_OBJECTIVES) and len(kinds) > 1:
+    if manifest.objective in PAIR_OBJECTIVES:  # folders without pairs have no label and can be mixed with any
+        paired = (other for other in manifests if other.objective in PAIR_OBJECTIVES)
+        if (other := next(paired, manifest)).objective != manifest.objective:  # those before it are alike
             raise UserError(
                 f"{field}: found objective {manifest.objective} in {folder}, expected "
                 f"{other.objective}, that of {other.folder}, or one without pairs: next_sentence_label "
@@ -246,7 +260,8 @@ def _phases(config: MixtureConfig, names: tuple[str, ...], manifests: tuple[Mani
         weights, ends = [[source.weight for source in config.sources if source.weight is not None]], []
         if not weights[0]:
             sizes = [_counts(manifest)[0 if by_tokens else 1] / manifest.pair_sets for manifest in manifests]
-            weights = [[(size / max(sizes)) ** (1 / (config.temperature or 1.0)) for size in sizes]]
+            largest = max(sizes)
+            weights = [[(size / largest) ** (1 / (config.temperature or 1.0)) for size in sizes]]
     phases: tuple[Phase, ...] = ()
     for number, row in enumerate(weights):
         shares = np.array(row) / (lengths if by_tokens else 1.0)
@@ -255,11 +270,14 @@ def _phases(config: MixtureConfig, names: tuple[str, ...], manifests: tuple[Mani
     return phases
 
 
-def check_manifest(manifest: Manifest, model: BertConfig, longest: int | None) -> BertConfig:
+def check_manifest(
+    manifest: Manifest, model: BertConfig, longest: int | None, tokenizer: Tokenizer | None = None
+) -> BertConfig:
     """The model's configuration with the fields that the data decides.
 
     Args:
         longest: maximum length in tokens that the run expects; None: any.
+        tokenizer: that of the shards' folder; None: it is read there.
 
     Raises:
         UserError: vocabulary, length or tokenizer of the shards do not match the model.
@@ -270,7 +288,7 @@ def check_manifest(manifest: Manifest, model: BertConfig, longest: int | None) -
             f"model.vocab_size: found {model.vocab_size}, expected {manifest.vocab_size}, the vocabulary "
             f"of the shards in {data}; leave it at 0 to take theirs"
         )
-    if fault := Tokenizer.from_folder(data / runs.TOKENIZER).fault_in(manifest):
+    if fault := (tokenizer or Tokenizer.from_folder(data / runs.TOKENIZER)).fault_in(manifest):
         raise UserError(f"{fault}; prepare the data again")
     if longest is not None and manifest.max_length > longest:
         raise UserError(
