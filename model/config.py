@@ -24,8 +24,14 @@ AFTER_PADDING = (*ROBERTAS, "mpnet")  # families whose positions begin in the ro
 
 
 _LARGEST = 1 << 24  # upper bound of any size: larger values are mistakes, which would exhaust the memory
-# Upper bounds of sizes that no weight's shape confirms.
-_MOST = {"max_position_embeddings": 1 << 20, "relative_distances": 1 << 20, "vocab_padding_multiple": 1 << 12}
+# Upper bounds of numbers that no weight's shape confirms.
+_MOST = {
+    "max_position_embeddings": 1 << 20,
+    "relative_distances": 1 << 20,
+    "vocab_padding_multiple": 1 << 12,
+    "rotary_theta": 1 << 40,
+    "local_rotary_theta": 1 << 40,
+}
 
 
 def check_kinds(section: str, config: Any) -> None:
@@ -279,6 +285,8 @@ class BertConfig:
             ("relative_distances", 1),
             ("relative_buckets", 0),
             ("convolution_size", 0),
+            ("rotary_theta", 1),
+            ("local_rotary_theta", 1),
             ("base_hidden_size", 1),
             ("base_num_layers", 1),
             ("vocab_padding_multiple", 1),

@@ -100,6 +100,7 @@ def config_from_huggingface(values: Json) -> BertConfig:
     Raises:
         ModelError: for unsupported architectures.
     """
+    _check_unquantized(values)
     kind = values.get("model_type")
     if kind == OWN_MODEL_TYPE:
         known = {field.name for field in dataclasses.fields(BertConfig)}
@@ -107,3 +108,18 @@ def config_from_huggingface(values: Json) -> BertConfig:
     if not isinstance(kind, str) or kind not in BY_TYPE:
         raise ModelError(f"config.json: found model_type {kind!r}, expected {', '.join(BY_TYPE)} or {OWN_MODEL_TYPE}")
     return BY_TYPE[kind].read(values)
+
+
+def _check_unquantized(values: Json) -> None:
+    """Raise ModelError for a config.json whose weights are to be read as codes of a method, or are to be quantized when
+    they are loaded; `bitsandbytes` with neither of its formats does nothing.
+    """
+    for field in ("quantization_config", "compression_config"):  # the second is llm-compressor's name
+        given = values.get(field)
+        method = given.get("quant_method") if isinstance(given, dict) else None
+        if not given or (method == "bitsandbytes" and not (given.get("load_in_8bit") or given.get("load_in_4bit"))):
+            continue
+        raise ModelError(
+            f"config.json: found {field} with quant_method {method!r}, expected none: quantised models cannot be read; "
+            "take the model as it was trained"
+        )

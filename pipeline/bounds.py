@@ -53,6 +53,10 @@ def bounds(
 
 SHARE = bounds(at_least=0, at_most=1)
 POSITIVE_SHARE = bounds(above=0, at_most=1)
+MOST_SECONDS = 1 << 30
+"""34 years: the system's clocks and waits raise errors some way above."""
+MOST_PROCESSES = 1024
+"""On one machine."""
 SEED = bounds(at_least=0, at_most=MOST)  # torch's generators take signed 64-bit integers
 
 

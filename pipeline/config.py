@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from cloze.pipeline.bounds import POSITIVE_SHARE, SEED, SHARE, bounds, check_bounds
+from cloze.pipeline.bounds import MOST_PROCESSES, POSITIVE_SHARE, SEED, SHARE, bounds, check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
@@ -147,7 +147,7 @@ class SamplesConfig:
     single_share: float = field(default=0.0, metadata=SHARE)
     """full_sentences with cross_documents false: probability that each sentence of a document becomes a sample of its
     own instead; a share."""
-    pair_sets: int = field(default=1, metadata=bounds(at_least=1))
+    pair_sets: int = field(default=1, metadata=bounds(at_least=1, at_most=1 << 16))
     """Number of times that samples are built anew, with new cuts and partners; epochs cycle through them, and 1 where
     nothing is random: single_sentences, full_sentences with single_share 0, given_pairs with random_share 0."""
     min_document_tokens: int = field(default=1, metadata=bounds(at_least=1))
@@ -276,7 +276,7 @@ class PrepareConfig:
     vocab replaces an existing vocabulary."""
     tokenizer: str | None = None
     """For prepare: folder of a tokenizer, its tokenizer.json, or a vocab.txt; or its URL."""
-    vocab_size: int = field(default=30522, metadata=bounds(at_least=6))
+    vocab_size: int = field(default=30522, metadata=bounds(at_least=6, at_most=1 << 24))
     """For vocab: number of entries, special tokens included."""
     extend: str | None = None
     """For vocab: folder of a tokenizer, a model or a run whose vocabulary gets the words of the input that it cuts into
@@ -289,7 +289,7 @@ class PrepareConfig:
     """Number of precomputed mask sets, through which epochs cycle (unused if masking.mode is dynamic)."""
     seed: int = field(default=42, metadata=SEED)
     """Seed of every random draw."""
-    workers: int = field(default=1, metadata=bounds(at_least=1, at_most=1024))
+    workers: int = field(default=1, metadata=bounds(at_least=1, at_most=MOST_PROCESSES))
     """Processes on this machine. The output does not depend on their number."""
     executor: Literal["local", "dask"] = "local"
     """local: processes on this machine; dask: the workers of a Dask cluster."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cloze.pipeline.bounds import bounds, check_bounds
+from cloze.pipeline.bounds import MOST_PROCESSES, MOST_SECONDS, bounds, check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import is_url
 
@@ -47,7 +47,7 @@ class QuickstartConfig:
 
     output: str = "runs/quickstart"
     """Folder for all results; steps whose result exists already are not repeated."""
-    processes: int = field(default=2, metadata=bounds(at_least=1))
+    processes: int = field(default=2, metadata=bounds(at_least=1, at_most=MOST_PROCESSES))
     """Number of training processes."""
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class DoctorConfig:
     recipe: str | None = None
     """Configuration of `cloze pretrain`, by name or file, for which the check computes what share of a step the sum of
     gradients takes on this network; null: none."""
-    timeout_seconds: float = field(default=60.0, metadata=bounds(at_least=1))
+    timeout_seconds: float = field(default=60.0, metadata=bounds(at_least=1, at_most=MOST_SECONDS))
     """Seconds after which a check without a result counts as hanging."""
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class StatusConfig:
     follow: bool = False
     """Whether to show the last lines of the run's metrics, and every new one until the run ends; the exit status is
     that of the run."""
-    interval_seconds: float = field(default=2.0, metadata=bounds(at_least=0.1))
+    interval_seconds: float = field(default=2.0, metadata=bounds(at_least=0.1, at_most=MOST_SECONDS))
     """Seconds between two reads of the run's files with follow."""
     curves: str | None = None
     """Folder to which metrics.jsonl and the TensorBoard events of a run in an object store are written, each curve

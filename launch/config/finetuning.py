@@ -13,8 +13,8 @@ from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, S
 from cloze.launch.config.run import RunConfig, check_sections, check_warmup
 from cloze.launch.config.sections import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.tasks import Task
-from cloze.launch.config.training import AUTO, TrainConfig
-from cloze.pipeline.bounds import SEED, bounds, check_bounds
+from cloze.launch.config.training import AUTO, BATCH, TrainConfig
+from cloze.pipeline.bounds import MOST_PROCESSES, SEED, bounds, check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
@@ -30,7 +30,7 @@ class FinetuneTrainConfig(TrainConfig):
     # `for_units` counts them before anything reads them
     max_steps: int | None = field(default=None, metadata=bounds(at_least=1))  # type: ignore[assignment]
     """Optimizer steps of the whole run, overriding `epochs`; null: as many as `epochs` gives."""
-    global_batch_size: int = field(default=32, metadata=bounds(at_least=1))
+    global_batch_size: int = field(default=32, metadata=BATCH)
     """Examples in one optimizer step over all processes; a multiple of the world size."""
     micro_batch_size: int = field(default=32, metadata=FREE)
     """Maximum examples in one forward and backward pass of one process: the largest such divisor of its share of a
@@ -120,12 +120,12 @@ class FinetuneConfig(RunConfig, HubConfig):
     """Epochs between two evaluations; null: evaluation.every_steps applies."""
     glue_submission: bool = False
     """Whether each test file's predictions are also written in the format of gluebenchmark.com."""
-    seeds: int = field(default=1, metadata=FREE | bounds(at_least=1))
+    seeds: int = field(default=1, metadata=FREE | bounds(at_least=1, at_most=1000))
     """Runs of each setting, with `seed` and the numbers after it, each in its own subfolder of `output`."""
     grid: list[str] = field(default_factory=list, metadata=FREE)
     """Settings to try, each `FIELD=VALUE,VALUE`, such as learning_rate=2e-5,3e-5 (`train.` may be omitted); every
     combination is run."""
-    processes: int | Literal["auto"] = field(default=1, metadata=FREE | bounds(at_least=1))
+    processes: int | Literal["auto"] = field(default=1, metadata=FREE | bounds(at_least=1, at_most=MOST_PROCESSES))
     """Processes that the command starts on this machine; auto: one per GPU. On several machines, or under torchrun,
     srun, deepspeed or mpirun, the launcher starts them."""
     seed: int = field(default=42, metadata=SEED)

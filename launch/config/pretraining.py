@@ -12,7 +12,7 @@ from cloze.launch.config.run import RunConfig, check_sections, check_warmup
 from cloze.launch.config.sections import CheckpointConfig, DataCacheConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.training import EmaConfig, MaskingConfig, TrainConfig
 from cloze.model.config import BertConfig
-from cloze.pipeline.bounds import POSITIVE_SHARE, SEED, bounds, check_bounds
+from cloze.pipeline.bounds import MOST_PROCESSES, POSITIVE_SHARE, SEED, bounds, check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
@@ -52,7 +52,7 @@ class PretrainConfig(RunConfig):
     store, such as s3://bucket/runs/name."""
     seed: int = field(default=42, metadata=SEED)
     """Seed of initial weights, sample order and dropout."""
-    processes: int | Literal["auto"] = field(default=1, metadata=FREE | bounds(at_least=1))
+    processes: int | Literal["auto"] = field(default=1, metadata=FREE | bounds(at_least=1, at_most=MOST_PROCESSES))
     """Processes that the command starts on this machine; auto: one per GPU. On several machines, or under torchrun,
     srun, deepspeed or mpirun, the launcher starts them."""
     data_streams: int | None = None
@@ -232,5 +232,5 @@ class DeepSpeedConfig(PretrainConfig):
     """Ignored."""
     output: str = field(default="", metadata=FREE)
     """Ignored."""
-    processes: int = field(default=1, metadata=FREE | bounds(at_least=1))
+    processes: int = field(default=1, metadata=FREE | bounds(at_least=1, at_most=1 << 20))
     """Processes of the run (world size)."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cloze.launch.config.metrics import measure_of
-from cloze.pipeline.bounds import bounds, check_bounds
+from cloze.pipeline.bounds import MOST_SECONDS, bounds, check_bounds
 from cloze.pipeline.errors import UserError
 
 # Seconds. A lease lasts a fifth longer, and others wait half an hour for rank 0 (launch/system/distributed.py).
@@ -91,11 +91,11 @@ class MonitorConfig:
     """Whether each evaluation saves a snapshot of the word embeddings for TensorBoard's projector."""
     profile_steps: list[int] = field(default_factory=list)
     """First and last step, counted from 0, that torch.profiler records into RUN/profile; empty: none."""
-    store_seconds: float = field(default=30.0, metadata=bounds(above=0))
+    store_seconds: float = field(default=30.0, metadata=bounds(above=0, at_most=MOST_SECONDS))
     """Seconds between two uploads of curves, events, status and heartbeats to an output in an object store."""
-    heartbeat_seconds: float = field(default=10.0, metadata=bounds(above=0))
+    heartbeat_seconds: float = field(default=10.0, metadata=bounds(above=0, at_most=MOST_SECONDS))
     """Seconds between two writes of each process's heartbeat file."""
-    hang_seconds: float = 600.0
+    hang_seconds: float = field(default=600.0, metadata=bounds(at_most=MOST_SECONDS))
     """Seconds without progress after which a process reports where it is, with stack traces; above heartbeat_seconds.
     With several processes 1800 or more gives a warning, since collectives time out first."""
 

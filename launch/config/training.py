@@ -10,19 +10,20 @@ from typing import ClassVar, Final, Literal, TypeVar
 from cloze.launch.config.changes_at_resume import FREE
 from cloze.launch.config.default_rates import PRETRAINING, Rates, peak_rate
 from cloze.launch.config.phases import check_ends
-from cloze.pipeline.bounds import POSITIVE_SHARE, bounds, check_bounds
+from cloze.pipeline.bounds import MOST_SECONDS, POSITIVE_SHARE, bounds, check_bounds
 from cloze.pipeline.errors import UserError
 
 Train = TypeVar("Train", bound="TrainConfig")
 _WHOLE = 1e-6  # share of a step by which causal_share may miss a whole number of samples: 0.333333 is a third
 AUTO: Final = "auto"  # instead of a value: it is determined at the start
+BATCH = bounds(at_least=1, at_most=1 << 24)  # LAMB's largest had 65,536 samples (arXiv 1904.00962)
 
 
 @dataclass(frozen=True)
 class BatchPhase:
     """A global batch size for a part of the run, such as one with shorter sequences."""
 
-    global_batch_size: int = field(metadata=bounds(at_least=1))
+    global_batch_size: int = field(metadata=BATCH)
     """Samples in one optimizer step over all processes; a multiple of the world size."""
     until_tokens: int
     """Tokens since the start of the run at which the phase ends, counted with the data's mean sample length."""
@@ -38,9 +39,9 @@ class TrainConfig:
     """Optimizer steps of the whole run; with a time budget the maximum."""
     time_budget_hours: float | None = field(default=None, metadata=bounds(above=0))
     """Hours of training after which the run is complete: the schedule follows the clock; null: none."""
-    global_batch_size: int = field(default=256, metadata=bounds(at_least=1))
+    global_batch_size: int = field(default=256, metadata=BATCH)
     """Samples in one optimizer step over all processes; a multiple of the world size."""
-    initial_global_batch_size: int | None = field(default=None, metadata=bounds(at_least=1))
+    initial_global_batch_size: int | None = field(default=None, metadata=BATCH)
     """Global batch size of the first steps, from which it grows; also a multiple of the world size; null: it does not
     grow."""
     batch_increment: int | None = field(default=None, metadata=bounds(at_least=1))
@@ -93,10 +94,10 @@ class TrainConfig:
     max_skipped_steps: int = field(default=20, metadata=FREE | bounds(at_least=1))
     """Consecutive steps with an infinite or NaN loss or gradient, each skipped, after which the run ends with an
     error."""
-    stop_before_seconds: float | None = field(default=None, metadata=FREE | bounds(at_least=0))
+    stop_before_seconds: float | None = field(default=None, metadata=FREE | bounds(at_least=0, at_most=MOST_SECONDS))
     """Seconds before the job's time limit, as the scheduler reports it, at which the run saves a checkpoint and stops;
     null: never."""
-    grace_seconds: float | None = field(default=None, metadata=FREE | bounds(at_least=0))
+    grace_seconds: float | None = field(default=None, metadata=FREE | bounds(at_least=0, at_most=MOST_SECONDS))
     """Seconds from a stop signal to the end of the job, as set in the job files: Slurm's --signal, Kubernetes'
     terminationGracePeriodSeconds. A run in an object store warns if its checkpoints take longer; null: unknown."""
 

@@ -47,7 +47,7 @@ class EvaluateConfig(ModelConfig):
     """pseudo: what is masked when a token is predicted: the token alone (arXiv 1910.14659), or also the later tokens of
     its word (arXiv 2305.10588), by which vocabularies compare; null: rest_of_word for lines, token for blimp."""
 
-    seeds: int = field(default=5, metadata=bounds(at_least=1))
+    seeds: int = field(default=5, metadata=bounds(at_least=1, at_most=1000))
     """glue: runs per task."""
     random_weights: bool = False
     """glue: whether models of the same shape with random weights are evaluated too, as a baseline."""

@@ -55,6 +55,7 @@ class LoadedModel:
                 f"{source}: found a tokenizer of {tokenizer.vocab_size} tokens, expected at most "
                 f"{self.config.vocab_size}, the model's vocab_size; take the tokenizer it was trained with"
             )
+        check_padding(tokenizer, self.config, source)
         head = getattr(model, "head", None)
         pieces = (head.piece_length, head.piece_step) if head and head.pieces != "none" else None
         positions = self.config.max_position_embeddings
@@ -70,4 +71,17 @@ class LoadedModel:
             f"{self.source}: found a pair of texts for a model whose tokenizer puts {between} special tokens between "
             "them, expected single texts: Cloze puts one, with which its answers would be others; fine-tune it first, "
             "with cloze finetune"
+        )
+
+
+def check_padding(tokenizer: Tokenizer, config: BertConfig, source: object) -> None:
+    """Raise UserError for a tokenizer with another padding token than the model's, if that is where its positions
+    begin: what is padding for one is a word for the other.
+    """
+    found = tokenizer.special_tokens.pad
+    if config.first_position and found != config.pad_token_id:
+        raise UserError(
+            f"{source}: found {tokenizer.names['pad']!r}, id {found}, as the tokenizer's padding token, expected id "
+            f"{config.pad_token_id}, the model's pad_token_id, after which its positions begin; name that one in "
+            "tokenizer_config.json (pad_token), or fix config.json"
         )

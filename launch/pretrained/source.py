@@ -11,6 +11,7 @@ import yaml
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.hub import fetch_model
+from cloze.launch.pretrained.loaded import check_padding
 from cloze.launch.pretrained.loading import load_truncation, load_vectors, read_run_weights
 from cloze.launch.pretrained.precheck import check_model, named_shape
 from cloze.launch.run import runs
@@ -124,6 +125,7 @@ def _check_vocabulary(tokenizer: Tokenizer, shape: BertConfig, path: Path) -> No
             f"tokenizer: found {tokenizer.vocab_size} tokens in {tokenizer.folder}, expected at most "
             f"{shape.vocab_size}, the vocabulary of {path}; take the tokenizer it was trained with"
         )
+    check_padding(tokenizer, shape, path)
 
 
 def warn_of_own_format(folder: Path, console: Console) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from cloze.launch.config.model import ModelConfig
-from cloze.pipeline.bounds import bounds, check_bounds
+from cloze.pipeline.bounds import MOST_SECONDS, bounds, check_bounds
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class ServeConfig(ModelConfig):
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0: all networks, which needs api_key_file or no_auth."""
-    port: int = field(default=8000, metadata=bounds(at_least=0))
+    port: int = field(default=8000, metadata=bounds(at_least=0, at_most=65_535))
     """Port to listen on; 0: a free one, which is printed."""
     api_key_file: str | None = None
     """File of API keys, one per line, of which each request must send one (Authorization: Bearer KEY); null: no key is
@@ -41,11 +41,11 @@ class ServeConfig(ModelConfig):
     their clients, of those that hold as much as a new one, are closed."""
     max_connections: int = field(default=1000, metadata=bounds(at_least=1))
     """Maximum simultaneous connections; beyond it, the one that has waited longest for its client is closed."""
-    read_seconds: float = field(default=30.0, metadata=bounds(above=0))
+    read_seconds: float = field(default=30.0, metadata=bounds(above=0, at_most=MOST_SECONDS))
     """Seconds to receive a request's headers, from the connection or the last response on, and again for its body."""
-    write_seconds: float = field(default=30.0, metadata=bounds(above=0))
+    write_seconds: float = field(default=30.0, metadata=bounds(above=0, at_most=MOST_SECONDS))
     """Seconds within which a client must read a part of its response."""
-    grace_seconds: float = field(default=30.0, metadata=bounds(above=0))
+    grace_seconds: float = field(default=30.0, metadata=bounds(above=0, at_most=MOST_SECONDS))
     """Seconds that accepted requests have to finish after a stop signal."""
 
     def __post_init__(self) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
+from cloze.pipeline.bounds import bounds, check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -58,14 +59,17 @@ class Truncation:
     use.
     """
 
-    max_length: int
+    max_length: int = field(metadata=bounds(at_least=1))
     """Tokens of a sequence, special tokens included."""
     keep: Literal["head", "tail", "head_tail"] = "head"
     """What stays of a text: its head, its tail, or head_tail: the first `head_tokens`, and as many of the last as there
     is room for (Sun et al. 2019, arXiv 1905.05583)."""
-    head_tokens: int = 128
+    head_tokens: int = field(default=128, metadata=bounds(at_least=1))
     words: Literal["characters"] | None = None
     """characters: each is a word of its own, as in what a tagger of Chinese has learned from; None: the tokenizer's."""
+
+    def __post_init__(self) -> None:
+        check_bounds(TRUNCATION, self)
 
     def ends(self, lengths: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Number of tokens kept at the beginning and at the end, of texts or of both sides of pairs, with (N,) tokens

@@ -31,6 +31,8 @@ PRESETS = Path(__file__).parents[2] / "configs" / "model"
         dict(pad_token_id=500),
         dict(add_cross_attention=True),
         dict(position_embedding="rotary", hidden_size=36, num_attention_heads=4),
+        dict(rotary_theta=0),  # with which all rotations are NaN
+        dict(local_rotary_theta=-10.0),
         dict(first_attention_norm=False),
         dict(gate_bias=False),
         dict(gate_bias=False, gated_feed_forward=True, linear_bias=False),

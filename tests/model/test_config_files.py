@@ -5,7 +5,7 @@ import os
 import pytest
 
 from cloze.model.config import BertConfig, ModelError
-from cloze.model.config_files import read_object, read_shape
+from cloze.model.config_files import config_from_huggingface, read_object, read_shape
 from cloze.model.huggingface import load_pretrained, save_pretrained
 from tests.model.model_batches import TINY, pretraining_model
 
@@ -51,3 +51,19 @@ def test_a_value_of_another_kind_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": "wide"}')
     with pytest.raises(ModelError, match="hidden_size"):
         read_shape(tmp_path)
+
+
+def test_a_quantised_model_is_refused_also_if_its_weights_look_like_others(tmp_path):
+    values = {"model_type": "bert", "vocab_size": 99}
+    unused = {"quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": False}
+    for given in (None, {}, unused):
+        assert config_from_huggingface(values | {"quantization_config": given}).vocab_size == 99
+    for name, given in (
+        ("quantization_config", unused | {"load_in_4bit": True}),
+        ("quantization_config", {"quant_method": "gptq", "bits": 4}),
+        ("quantization_config", {"bits": 4}),
+        ("quantization_config", "int8"),
+        ("compression_config", {"format": "dense"}),
+    ):
+        with pytest.raises(ModelError, match=f"found {name} with quant_method"):
+            config_from_huggingface(values | {name: given})

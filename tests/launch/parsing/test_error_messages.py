@@ -126,6 +126,19 @@ def test_fields_may_be_given_as_yaml_itself():
             "{weights:\u00a0{a:\u00a01}}]",
             "data.phases: found an end at 1e+30, expected one at 9223372036854775807 or before",
         ),
+        *(
+            (f"{words} {10**9}", f"{words.split(' --')[-1]}: found 1000000000, expected")
+            for words in (
+                "vocab --input i --output o --vocab_size",
+                "prepare --input i --output o --tokenizer t --samples.pair_sets",
+                "pretrain --output o --data d --processes",
+                "pretrain --output o --data d --train.global_batch_size",
+                "finetune sst2 --output o --model m --train t --validation v --seeds",
+                "serve m --port",
+                "serve m --read_seconds 1e10 --port",
+            )
+        ),
+        ("pretrain --output o --data d --monitor.heartbeat_seconds 1e300", "monitor.heartbeat_seconds: found 1e+300"),
         ("export r --step newest", "--step: found newest, expected a whole number or best or null"),
     ],
 )

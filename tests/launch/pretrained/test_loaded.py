@@ -1,5 +1,7 @@
 """Models that are loaded."""
 
+from contextlib import nullcontext
+
 import pytest
 from tokenizers.processors import TemplateProcessing
 
@@ -52,3 +54,15 @@ def test_a_pair_for_a_model_whose_tokenizer_joins_pairs_in_another_way_is_refuse
         theirs.encode("the cat", "the mat")
     put_around_texts(ours.backend, ours.names)
     assert len(LoadedModel(model, ours, "tuned").encoder.encode("the cat", "the mat")) == 7
+
+
+def test_positions_that_begin_after_another_padding_token_are_refused():
+    """Transformers counts positions by what is no padding: a text with that token would have others there."""
+    ours = tokenizer()
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    pad = ours.special_tokens.pad
+    for family, found in (("roberta", pad), ("bert", pad + 1), ("roberta", pad + 1)):
+        config = BertConfig(vocab_size=ours.vocab_size, family=family, pad_token_id=found, layer_norm_eps=1e-5, **shape)
+        refused = pytest.raises(UserError, match=f"folder: found .*, id {pad}, .* expected id {pad + 1}")
+        with refused if config.first_position not in (0, pad + 1) else nullcontext():
+            LoadedModel(BertForPreTraining(config), ours, "folder")
