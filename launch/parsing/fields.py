@@ -1,12 +1,13 @@
 """The fields of a configuration for help and messages: dotted names, descriptions, accepted values."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from docstring_parser import parse_from_object
+from jsonargparse import Namespace
 
 from cloze.pipeline.bounds import bounds_of
 
@@ -99,6 +100,25 @@ def _describe(config: Any, prefix: str) -> Iterator[Described]:
                     else (inner.default)
                 )
                 yield Described(inner.name, inner.kind, inner.sentence, value)
+
+
+def nulls(known: Mapping[str, Described], values: Any) -> Iterator[tuple[str, str]]:
+    """The fields that are null in a file although they do not take it, which the library lets through, and what they
+    take; those of sections in a list too.
+
+    Args:
+        values: the library's namespace of what was given.
+    """
+    for name, field in known.items():
+        value = values.get(name, MISSING)
+        if value is None and not field.nullable and not field.is_section:
+            yield name, field.expected
+        if not field.is_section:
+            inside = (*_members(field.kind), field.items)
+            sections = [describe(kind) for kind in inside if isinstance(kind, type) and is_dataclass(kind)]
+            for part in value if isinstance(value, list) else [value]:
+                for section in sections if isinstance(part, Namespace) else ():
+                    yield from ((f"{name}.{inner}", expected) for inner, expected in nulls(section, part))
 
 
 def _members(kind: object) -> tuple[object, ...]:

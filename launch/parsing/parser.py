@@ -19,7 +19,7 @@ import jsonargparse._typehints
 import yaml
 
 from cloze.launch.parsing.error_messages import check_file, explain
-from cloze.launch.parsing.fields import Described, describe
+from cloze.launch.parsing.fields import Described, describe, nulls
 from cloze.launch.parsing.given import Complete, Given, chunks, names_in_file
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import describe as cannot_be_read
@@ -179,6 +179,8 @@ def parse(
         given = parser.parse_args(arguments)
         if parser.complete:
             parser.complete(given)
+        if null := next(nulls({field: each for field, each in known.items() if field != words}, given), None):
+            raise UserError(f"cloze {name}: --{null[0]}: found null, expected {null[1]}; see cloze {name} --help")
         namespace = parser.instantiate(given)
     except BrokenPipeError:  # of --print_config
         raise

@@ -2,6 +2,7 @@
 
 import re
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -164,3 +165,28 @@ def test_the_time_to_read_sections_in_a_list_is_proportional_to_their_number(tmp
 
     seconds(1)  # whose imports and defaults are read once
     assert seconds(300) / seconds(75) < 7  # 4 if it is proportional, 12 before
+
+
+@pytest.mark.parametrize(
+    "file, expected",
+    [
+        ("seed: null", "--seed: found null, expected a whole number"),
+        ("train: {max_steps: ~}", "--train.max_steps: found null, expected a whole number"),
+        ("monitor.heartbeat_seconds:", "--monitor.heartbeat_seconds: found null, expected a number"),
+        ("data: {sources: [{path: s}], proportions: null}", "--data.proportions: found null, expected one of: tokens"),
+        ("train: {batch_phases: [{global_batch_size: null, until_tokens: 5}]}", "train.batch_phases.*expected"),
+        ("train: {sequence_length: null}", None),
+    ],
+)
+def test_null_in_a_file_is_refused_by_fields_that_do_not_take_it(tmp_path, file, expected):
+    """The library takes it for any: None went into the run, which ended with a traceback or went another way."""
+    (tmp_path / "c.yaml").write_text(file)
+    words = [
+        "--config",
+        str(tmp_path / "c.yaml"),
+        "--output",
+        "o",
+        *([] if file.startswith("data") else ["--data", "d"]),
+    ]
+    with nullcontext() if expected is None else pytest.raises(UserError, match=expected):
+        parse("pretrain", words)
