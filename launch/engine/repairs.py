@@ -14,6 +14,7 @@ import torch
 from cloze.launch.engine.fragments import base_optimizer
 from cloze.launch.engine.optimizers.groups import Group
 from cloze.launch.system import distributed
+from cloze.pipeline.errors import UserError
 
 
 def import_muon_without_compiler() -> None:
@@ -118,7 +119,10 @@ def kept_hyper_parameters(engine: deepspeed.DeepSpeedEngine, optimizer_steps: in
     if not engine.zero_optimization():  # at stage 0 a parameter may have begun to learn later than others
         steps = [max(steps)] if steps else []
     if set(steps) - {float(optimizer_steps)}:
-        raise RuntimeError(f"the optimizer was loaded at steps {sorted(set(steps))}, expected {optimizer_steps}")
+        raise UserError(
+            f"checkpoint: found optimizer states of step {min(steps):g} to {max(steps):g}, expected {optimizer_steps}, "
+            "as its state.json says: its files are of different checkpoints; remove it to resume from an older one"
+        )
 
 
 class _Padding:

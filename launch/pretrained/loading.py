@@ -12,6 +12,7 @@ from cloze.launch.pretrained.finding import checkpoint_room, fetched_run
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.pretrained.origin import check_tokenizer
 from cloze.launch.run import runs
+from cloze.launch.system.console import Console
 from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, Answering, Truncation
 from cloze.launch.texts.tables import COLUMNS, columns_of
@@ -42,7 +43,7 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     runs.check_holds_model(folder)
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
     if runs.is_pretraining(folder):
-        last, weights = read_run_weights(folder, step)
+        last, weights = read_run_weights(folder, step, Console().warn)
         detects = architecture_of(weights) == BertForReplacedTokenDetection.__name__
         model = (BertForReplacedTokenDetection if detects else BertForPreTraining)(runs.model_config(folder))
         check_finite(weights, f"step {last} of {folder}")
@@ -149,7 +150,7 @@ def _checked_finite(loaded: LoadedModel) -> LoadedModel:
 
 
 def read_run_weights(
-    run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print
+    run: Path, step: int | Literal["best"] | None, warn: Callable[[str], None]
 ) -> tuple[int, dict[str, torch.Tensor]]:
     """As `checkpoint.read_weights`, for programs that have not prepared the environment for DeepSpeed."""
     last, weights = checkpoint_room().read_weights(run, step, warn)
@@ -159,8 +160,8 @@ def read_run_weights(
 def read_run_average(
     run: Path,
     count: int,
-    step: int | Literal["best"] | None = None,
-    warn: Callable[[str], None] = print,
+    step: int | Literal["best"] | None,
+    warn: Callable[[str], None],
     *,
     part: str = "",
     ema: bool = False,

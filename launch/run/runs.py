@@ -1,5 +1,6 @@
 """The folder of a run: the names of its files, and its description (configuration, data, device, tokenizer)."""
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -258,24 +259,33 @@ def num_starts(folder: Path) -> int:
 
 
 def check_own(folder: Path, checkpoint: Path, state: Fields) -> None:
-    """Refuse a checkpoint of another run, which may have been copied into this one's folder.
+    """Refuse a checkpoint of another run, which may have been copied into this one's folder, and a configuration of
+    another one that lies there instead of its own.
 
     Args:
-        folder: of the run; without a readable record there nothing is compared.
+        folder: of the run; without a readable record there only the model's shape is compared.
         state: content of the checkpoint's state.json.
 
     Raises:
         UserError: it is another run's.
     """
-    try:
+    other = f"{checkpoint}: found a checkpoint of another run"
+    advice = "move away the one of the two that is not this run's"
+    expected = None
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         expected = read_json(folder / SOFTWARE).get(RUN)
-    except (OSError, ValueError, AttributeError):
-        return
     if expected is not None and (found := state.get(RUN)) != expected:
         raise UserError(
-            f"{checkpoint}: found a checkpoint of another run ({RUN} is {str(found):.12} in its state.json), expected "
-            f"{str(expected):.12}, as in {folder / SOFTWARE}; move away the one of the two that is not this run's"
+            f"{other} ({RUN} is {found!s:.12} in its state.json), expected {expected!s:.12}, as in "
+            f"{folder / SOFTWARE}; {advice}"
         )
+    shape, saved = fields_of(folder), state.get("shaping", {})
+    for name in sorted(shape.keys() & saved.keys()):
+        if name.startswith("model.") and shape[name] != saved[name]:
+            raise UserError(
+                f"{other}, whose {name} is {saved[name]!r:.60}, expected {shape[name]!r:.60}, as in "
+                f"{folder / CONFIG}; {advice}"
+            )
 
 
 def check_there(folder: Path) -> None:

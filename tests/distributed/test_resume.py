@@ -285,6 +285,13 @@ def test_a_checkpoint_of_another_run_is_neither_gone_on_with_nor_exported(data, 
     assert "resumed from step 4 of 5" in train(data, other, *short, "--seed", "43", *longer)
     for step in ("4", "5"):  # it is the same run after the change
         assert main(["export", str(other), "--output", str(tmp_path / f"model-{step}"), "--step", step]) == 0
+    path = other / "config.yaml"
+    path.write_text(path.read_text().replace("layer_norm_eps: 1.0e-12", "layer_norm_eps: 1.0e-05"))
+    assert main(["predict", "fill-mask", str(other), "w1 [MASK]"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "step-00000005: found a checkpoint of another run, whose model.layer_norm_eps is 1e-12, expected 1e-05" in said
+    )
 
 
 def test_damaged_checkpoints_are_skipped_with_a_warning(data, undisturbed, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cloze.launch.engine.repairs import kept_hyper_parameters
+from cloze.pipeline.errors import UserError
 
 
 def test_a_resume_after_skipped_fp16_steps_expects_fewer_optimizer_steps():
@@ -25,5 +26,8 @@ def test_a_resume_after_skipped_fp16_steps_expects_fewer_optimizer_steps():
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.01]
     first, second = (optimizer.state[parameter]["step"] for parameter in parameters)
     assert first is not second and first == second == 997
-    with pytest.raises(RuntimeError, match="expected 1000"), kept_hyper_parameters(engine, 1000):
+    with (
+        pytest.raises(UserError, match="optimizer states of step 997 to 997, expected 1000"),
+        kept_hyper_parameters(engine, 1000),
+    ):
         load()

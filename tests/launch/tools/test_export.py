@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import shutil
 from dataclasses import asdict
 
 import numpy as np
@@ -113,6 +114,15 @@ def test_a_card_says_what_the_model_is_from(trained, tmp_path):
     software = json.loads((trained / "software.json").read_text())
     assert software["torch"] == importlib.metadata.version("torch")
     assert software["commit"] is None or f"`{software['commit']}`" in card
+
+
+def test_a_damaged_checkpoint_is_not_named_among_results(trained, tmp_path, capsys):
+    run = shutil.copytree(trained, tmp_path / "run")
+    shutil.copytree(run / "checkpoints/step-00000002", run / "checkpoints/step-00000003")
+    assert main(["predict", "fill-mask", str(run), "w1 [MASK]"]) == 0
+    said = capsys.readouterr()
+    assert [json.loads(line)["text"] for line in said.out.splitlines()] == ["w1 [MASK]"]
+    assert "step-00000003: damaged (state.json is that of step 2); skipped" in " ".join(said.err.split())
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
