@@ -97,7 +97,7 @@ def contenders(shapes: dict[str, dict[str, int]]) -> dict[str, Contender]:
     """All ways of run_mlm by name."""
     found = {}
     for name, shape in shapes.items():
-        title = f"run_mlm, RoBERTa {'base' if name == 'base' else '8 × ' + name}"
+        title = f"run_mlm, RoBERTa {'8 × 256' if name == '256' else name}"
         found[f"defaults-{name}"] = Contender(f"{title}, its defaults", shape)
         found[f"fast-{name}"] = Contender(f"{title}, its fastest", shape, True)
         found[f"paper-{name}"] = Contender(f"{title}, its fastest, constants of the paper", shape, True, PAPER)
@@ -320,7 +320,7 @@ def main() -> int:
         train_theirs(**json.loads(sys.argv[sys.argv.index("--worker") + 1]))
         return 0
     given = parser.parse_args()
-    ways = contenders({"256": QUICK_SHAPE} if given.quick else SHAPES)
+    ways = contenders({"tiny": QUICK_SHAPE} if given.quick else SHAPES)
     if unknown := set(given.only or ()) - {OURS, *ways}:
         parser.error(f"--only: found {', '.join(sorted(unknown))}, expected of {', '.join([OURS, *ways])}")
     if given.data or given.quick:
