@@ -72,7 +72,8 @@ WARMUP_STEPS = 200  # of the recipe
 @dataclass(frozen=True)
 class Recipe:
     """How strict-small is changed for a budget. options: of `cloze pretrain`. next_tokens: the share of the run that
-    predicts next tokens. warmup: its share of the steps, up to the recipe's 200.
+    predicts next tokens, 0 where an option gives train.causal_share. warmup: its share of the steps, up to the
+    recipe's 200.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -204,7 +205,8 @@ def cost_of(recipe: Recipe, data: Path) -> Cost:
     wanted = np.maximum(1, np.rint(rates[:, None] * lengths))
     masked = float((np.minimum(wanted, np.maximum(0, lengths - SPECIAL_TOKENS)) @ histogram).mean())
     flops = [run.objective.flops(TokenCounts(tokens, squares, predicted)) for predicted in (tokens - 1, masked)]
-    mean = recipe.next_tokens * flops[0] + (1 - recipe.next_tokens) * flops[1]
+    causal = recipe.next_tokens or float(run.config.train.causal_part)  # of the run, or of each step
+    mean = causal * flops[0] + (1 - causal) * flops[1]
     return Cost(mean, tokens, batch, run.data.num_samples, num_parameters(build_model(run.config)), recipe)
 
 
