@@ -13,7 +13,8 @@ def rotary_bases(values: Json, bases: Mapping[str, float]) -> dict[str, float]:
         bases: those where neither `rope_scaling` nor `rope_parameters` has one.
 
     Raises:
-        ModelError: for scaled frequencies, and for heads of which a part is rotated.
+        ModelError: for scaled frequencies, for heads of which a part is rotated, and for both fields, of which
+            transformers reads the first alone.
     """
     for field in ("rope_scaling", "rope_parameters"):
         given = values.get(field) or {}
@@ -29,6 +30,11 @@ def rotary_bases(values: Json, bases: Mapping[str, float]) -> dict[str, float]:
                 raise ModelError(f"config.json: found partial_rotary_factor {share} in {field}, expected 1")
         shared = given.get("rope_theta")
         bases = {layer: layers[layer].get("rope_theta", shared or base) for layer, base in bases.items()}
+    if values.get("rope_scaling") and values.get("rope_parameters") not in (None, {}, values["rope_scaling"]):
+        raise ModelError(
+            "config.json: found rope_scaling beside other rope_parameters, expected one of the two; remove the one "
+            "with which the model was not trained"
+        )
     return dict(bases)
 
 

@@ -168,6 +168,11 @@ BAD = [
     ("eurobert", {"classifier_pooling": "eos"}, "found classifier_pooling 'eos', expected one of bos, mean, late"),
     ("eurobert", {"model_type": "nomic_bert"}, "found weights of modernbert, eurobert, expected those of nomic_bert"),
     ("nomic_bert", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "found rope_type 'dynamic'"),
+    (
+        "gte",
+        {"rope_scaling": {"factor": 2.0}, "rope_parameters": {"rope_type": "default", "rope_theta": 777.0}},
+        "found rope_scaling beside other rope_parameters",
+    ),
     ("nomic_bert", {"rope_parameters": {"rope_theta": 1e3, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
     ("nomic_bert", {"intermediate_size": 54}, "mlp.fc12.weight: found shape (53, 42), expected (54, 42)"),
     ("nomic_bert", {"model_type": "neobert"}, "found model_type 'neobert', expected bert,"),
