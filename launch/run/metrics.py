@@ -19,7 +19,7 @@ from tensorboard.summary.writer import event_file_writer
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from cloze.launch.run.metrics_file import is_evaluation, is_kept, parsed_lines
+from cloze.launch.run.metrics_file import BUFFER_BYTES, is_evaluation, is_kept, parsed_lines
 from cloze.launch.run.runs import METRICS
 from cloze.launch.run.trackers import TRACKERS, Tracking, tracked
 from cloze.launch.system.console import Console
@@ -274,7 +274,7 @@ def _truncate(path: Path, step: int, evaluated_step: int, take_up: Callable[[Fie
     """
     check_regular(path)
     damaged = 0
-    with open(path, "rb") as file, publishing(path) as aside, open(aside, "w", encoding="utf-8") as kept:
+    with open(path, "rb", BUFFER_BYTES) as file, publishing(path) as aside, open(aside, "w", encoding="utf-8") as kept:
         for line in parsed_lines(file):
             if line is None:
                 damaged += 1
