@@ -73,7 +73,7 @@ def _pair(line: bytes, name: str, place: str) -> Pair:
         ) from error
     for text in (good, bad):
         if not isinstance(text, str):
-            raise UserError(f"{place}: found {text!r}, expected a sentence")
+            raise UserError(f"{place}: found {text!r:.60}, expected a sentence")
     paradigm = str(content.get("UID") or name)
     term = str(content.get("linguistics_term") or paradigm)
     return Pair(good, bad, paradigm, _PHENOMENA.get(term, term), place)

@@ -186,7 +186,7 @@ def _find_columns(
 def _text(row: tables.Row, column: str) -> str:
     value = row.values.get(column)
     if not isinstance(value, str):
-        raise UserError(f"{row.place}: found {value!r} in column {column!r}, expected a text")
+        raise UserError(f"{row.place}: found {value!r:.60} in column {column!r}, expected a text")
     return value
 
 
@@ -195,7 +195,7 @@ def _choices(row: tables.Row, columns: Columns) -> tuple[str, ...]:
     if len(columns.choices) == 1:
         found = row.values.get(columns.choices[0])
         if not isinstance(found, list) or not all(isinstance(choice, str) for choice in found):
-            raise UserError(f"{row.place}: found {columns.choices[0]} = {found!r}, expected a list of texts")
+            raise UserError(f"{row.place}: found {columns.choices[0]} = {found!r:.60}, expected a list of texts")
         return tuple(found)
     return tuple(" ".join(_text(row, name) for name in (*columns.prefix, choice)) for choice in columns.choices)
 
@@ -255,8 +255,8 @@ def _from_json(line: str, place: str, kind: type[Operation]) -> Row:
     pair = content.get(fields[1])
     if kind.takes_choices:
         if not isinstance(pair, list) or not all(isinstance(choice, str) for choice in pair):
-            raise UserError(f"{place}: found {fields[1]} = {pair!r}, expected a list of texts")
+            raise UserError(f"{place}: found {fields[1]} = {pair!r:.60}, expected a list of texts")
         return Row(content[fields[0]], None, place, tuple(pair))
     if pair is not None and not isinstance(pair, str):
-        raise UserError(f"{place}: found {fields[1]} = {pair!r}, expected a text")
+        raise UserError(f"{place}: found {fields[1]} = {pair!r:.60}, expected a text")
     return Row(content[fields[0]], pair, place)

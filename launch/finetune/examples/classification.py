@@ -79,7 +79,7 @@ def _label_set(row: Row, column: str) -> list[str]:
         return [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list):
         raise UserError(
-            f"{row.place}: found {value!r} in column {column!r}, expected a list of labels, or labels with "
+            f"{row.place}: found {value!r:.60} in column {column!r}, expected a list of labels, or labels with "
             "commas between them; fix the row"
         )
     return [str(part) for part in value]
@@ -397,7 +397,7 @@ def predicted(row: Row, prediction: Fields) -> Fields:
 def text_of(row: Row, column: str) -> str:
     value = row.values.get(column)
     if not isinstance(value, str):
-        raise UserError(f"{row.place}: found {value!r} in column {column!r}, expected a text; fix the row")
+        raise UserError(f"{row.place}: found {value!r:.60} in column {column!r}, expected a text; fix the row")
     return value
 
 
@@ -432,7 +432,7 @@ def number_in(row: Row, column: str) -> float:
         number = float("nan")
     if not np.isfinite(number):
         raise UserError(
-            f"{row.place}: found {row.values.get(column)!r} in column {column!r}, expected a number; fix the row"
+            f"{row.place}: found {row.values.get(column)!r:.60} in column {column!r}, expected a number; fix the row"
         )
     return number
 
@@ -445,7 +445,9 @@ def _yes_or_no(row: Row, column: str) -> int:
     """
     value = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}.get(label_of(row, column).lower())
     if value is None:
-        raise UserError(f"{row.place}: found {row.values[column]!r} in column {column!r}, expected 0 or 1; fix the row")
+        raise UserError(
+            f"{row.place}: found {row.values[column]!r:.60} in column {column!r}, expected 0 or 1; fix the row"
+        )
     return value
 
 

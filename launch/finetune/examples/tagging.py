@@ -84,7 +84,7 @@ def read_conll(path: str | Path) -> Sentences:
             continue
         if fields_of and len(fields) != len(fields_of[0]) or not fields[0]:
             raise UserError(
-                f"{path}: row {number}: found {len(fields)} fields in {line.strip()!r}, expected "
+                f"{path}: row {number}: found {len(fields)} fields in {line.strip()!r:.60}, expected "
                 f"{len(fields_of[0]) if fields_of else 'a word'}, as in the first row; fix the line"
             )
         fields_of.append(fields)
