@@ -505,7 +505,7 @@ def _check_layers(weights: StateDict, config: BertConfig, folder: Path) -> None:
         )
 
 
-def _check_sizes(config: BertConfig, weights: StateDict, source: str) -> None:
+def check_sizes(config: BertConfig, weights: StateDict, source: str) -> None:
     """Check that the sizes in config.json are those of the weights, before a model of that size is made. (A model on
     the meta device would have all shapes, but imports torch's compiler, which takes seconds.)
     """
@@ -668,7 +668,7 @@ class InFolders(nn.Module):
                 if name.startswith(("masked_lm.dense.", "masked_lm.norm."))
             }
             weights = learned | weights
-        _check_sizes(config, weights, source)
+        check_sizes(config, weights, source)
         model = cls(config, **options)
         prefix = "" if hasattr(model, "bert") else "bert."
         wanted = {prefix + name: tensor.shape for name, tensor in model.state_dict().items()}

@@ -372,7 +372,7 @@ class CheckpointManager:
             rank 0, and none on other ranks.
 
         Raises:
-            UserError: it was saved at another ZeRO stage.
+            UserError: it was saved at another ZeRO stage, or holds the weights of another model.
         """
         folder = self.path(step)
         state = read_state(folder)
@@ -387,7 +387,15 @@ class CheckpointManager:
         source = self._universal(step) if self.is_elastic(step) else folder
         # Of converted files, which hold whole tensors, each process reads its part alone.
         with plain_path(source.parent) as place, _READING.patch("load.mmap", source != folder):
-            loaded = engine.load(place / source.name, self._read, restored.optimizer_steps)
+            try:
+                loaded = engine.load(place / source.name, self._read, restored.optimizer_steps)
+            except RuntimeError as error:  # of torch, for names and shapes of another model
+                if "loading state_dict" not in str(error):
+                    raise
+                raise UserError(
+                    f"{folder}: found the weights of another model ({str(error).splitlines()[-1].strip():.200}), "
+                    "expected this run's; remove the folder to continue from an older checkpoint"
+                ) from error
         if not loaded:
             raise UserError(
                 f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "

@@ -19,7 +19,7 @@ from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.launch.texts.vectors import VECTORS, Vectors
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import check_kinds
-from cloze.model.huggingface import architecture_of, check_finite, load_note
+from cloze.model.huggingface import architecture_of, check_finite, check_sizes, load_note
 from cloze.model.tasks import BertForReplacedTokenDetection, saved_class
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.collate import concatenated
@@ -45,8 +45,10 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     if runs.is_pretraining(folder):
         last, weights = read_run_weights(folder, step, Console().warn)
         detects = architecture_of(weights) == BertForReplacedTokenDetection.__name__
-        model = (BertForReplacedTokenDetection if detects else BertForPreTraining)(runs.model_config(folder))
-        check_finite(weights, f"step {last} of {folder}")
+        config, said = runs.model_config(folder), f"step {last} of {folder}"
+        check_sizes(config, weights, said)
+        model = (BertForReplacedTokenDetection if detects else BertForPreTraining)(config)
+        check_finite(weights, said)
         model.load_state_dict(weights)
         length = runs.trained_length(folder)
         check_tokenizer(tokenizer, folder)

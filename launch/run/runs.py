@@ -16,6 +16,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import publish_text, readable_errors
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from cloze.pipeline.untrusted import check_readable, load_json, load_yaml, read_json
 
 CONFIG = "config.yaml"
@@ -231,7 +232,18 @@ def describe(
     Args:
         saves: name of a folder -> function that writes the folder, or leaves it out.
         run: the value of RUN; None: an earlier version has begun it.
+
+    Raises:
+        UserError: the tokenizer that an earlier start has written there is not that of the run any more.
     """
+    expected = facts.get("tokenizer_fingerprint")
+    if expected is not None and (folder / TOKENIZER).exists():
+        found = Tokenizer.from_folder(folder / TOKENIZER).fingerprint
+        if found != expected:
+            raise UserError(
+                f"{folder / TOKENIZER}: found a tokenizer with fingerprint {found[:12]}, expected {expected!s:.12}, "
+                "the run's; remove the folder, and the same command writes it again"
+            )
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
     # The file that marks the folder as a run comes after the files that a resume compares; after an interruption the
     # next start writes the rest.

@@ -21,7 +21,7 @@ from cloze.launch.tools.card import card, write_pooling
 from cloze.launch.tools.exported_code import write_remote_code
 from cloze.launch.tools.onnx import check_installed, write_onnx
 from cloze.model.config import BertConfig
-from cloze.model.huggingface import cast_pretrained, check_finite, copy_pretrained, save_pretrained
+from cloze.model.huggingface import cast_pretrained, check_finite, check_sizes, copy_pretrained, save_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import ASIDE, readable_errors
@@ -88,6 +88,7 @@ def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Co
     said = f"the generator in {said}" if config.generator else said
     said = f"the average of the weights at {said}" if config.ema else said
     check_finite(weights, said)
+    check_sizes(model_config, weights, said)
     length = runs.trained_length(run)
     notes = {TRUNCATION: described(Truncation(length))} if length else {}
     save_pretrained(folder, model_config, weights, tokenizer_for_export(run), notes=notes, origin=read_origin(run))

@@ -69,3 +69,19 @@ def test_a_run_is_neither_asked_nor_exported_with_another_tokenizer(tmp_path, ca
         capsys.readouterr()
         assert main(command) == 2
         assert f"error: {run}/tokenizer: found a tokenizer with fingerprint" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_other_sizes_is_neither_asked_nor_exported(tmp_path, capsys, monkeypatch):
+    ours = tokenizer()
+    config = BertConfig(
+        vocab_size=ours.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
+    )
+    weights, run = BertForPreTraining(dataclasses.replace(config, hidden_size=16)).state_dict(), tmp_path / "run"
+    ours.save(run / "tokenizer")
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": dataclasses.asdict(config)}))
+    (run / "data.json").write_text("{}")
+    monkeypatch.setattr("cloze.launch.tools.export.read_run_average", lambda *_, **__: ([7], weights))
+    monkeypatch.setattr("cloze.launch.pretrained.loading.read_run_weights", lambda *_: (7, weights))
+    for command in (["predict", "fill-mask", str(run), "the [MASK]"], ["export", str(run)]):
+        assert main(command) == 2
+        assert f"step 7 of {run}: found bert.embeddings.word.weight of shape" in capsys.readouterr().err

@@ -1,9 +1,13 @@
 """Numbers that a start reads from the files of an earlier one: as the run wrote them, or refused."""
 
+from functools import partial
+
 import pytest
 
+from cloze.launch.config import PretrainConfig
 from cloze.launch.run import runs
 from cloze.pipeline.errors import UserError
+from tests.launch.tiny_models import tokenizer
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "0", "true", "1.5", "[2]"])
@@ -36,3 +40,20 @@ def test_a_length_above_the_models_positions_is_refused(tmp_path):
             assert runs.trained_length(tmp_path) == 64
     with pytest.raises(UserError, match="data.json: max_length: found 1000000000, expected at most 64"):
         runs.trained_length(tmp_path)
+
+
+def test_a_resume_refuses_a_tokenizer_that_is_not_the_runs_any_more(tmp_path):
+    """Before, the run was complete and its exports were refused."""
+    ours = tokenizer()
+    config = PretrainConfig(data="d", output=str(tmp_path))
+    facts = {"tokenizer_fingerprint": ours.fingerprint}
+    describe = partial(runs.describe, tmp_path, config, facts, {runs.TOKENIZER: ours.save}, {})
+    describe()
+    describe()
+    path = tmp_path / runs.TOKENIZER / "tokenizer.json"
+    path.write_text(path.read_text().replace('"cat"', '"cot"'))
+    with pytest.raises(UserError, match="tokenizer: found a tokenizer with fingerprint .*; remove the folder"):
+        describe()
+    path.write_text("")
+    with pytest.raises(UserError, match="can't be read as a tokenizer"):
+        describe()
