@@ -63,7 +63,6 @@ TESTED_IN = {
     "launch/evaluate/report.py": f"{L}/evaluate/test_command.py",
     "launch/pretrain/objectives/distillation.py": f"{L}/pretrain/test_objectives.py",
     "launch/pretrain/objectives/objective.py": f"{L}/pretrain/test_objectives.py",
-    "launch/pretrain/objectives/making.py": f"{L}/pretrain/test_objectives.py",
 }
 # Tests of what several modules do together.
 BEHAVIOURS = {
