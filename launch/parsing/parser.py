@@ -36,7 +36,8 @@ _TYPE_HINTS: Any = jsonargparse._typehints
 
 def _copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
     """As `copy.deepcopy`, for the library: for each element of a list it copies what it knows of the whole list, the
-    values before and as they were given, which it reads alone. With 3,000 sections that took 20 minutes.
+    values before and as they were given, which it reads alone. 200 sections took 6 s, and the time grew with their
+    square.
     """
     if type(value) is dict and {"prev_val", "orig_val"} <= value.keys():
         shared = {name: value[name] for name in ("prev_val", "orig_val")}

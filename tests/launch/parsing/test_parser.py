@@ -153,7 +153,7 @@ def test_a_fine_tuning_is_repeated_by_its_own_configuration(tmp_path):
 
 
 def test_the_time_to_read_sections_in_a_list_is_proportional_to_their_number(tmp_path):
-    """The library copied the whole list for each of them: 3,000 sources of a mixture took 20 minutes."""
+    """The library copied the whole list for each of them: 100 sources of a mixture took 2.2 s, 200 took 6.1."""
 
     def seconds(number: int) -> float:
         path = tmp_path / f"{number}.yaml"
