@@ -368,6 +368,7 @@ class Curve:
         self._given, self._recipes = given, recipes
         self._rows, self._commands = Rows(given.json), Commands()
         self._plans = plans(given, recipes)
+        self._ends = False
 
     def key(self, budget: float, seed: int) -> dict:
         """What a row is found by."""
@@ -381,7 +382,18 @@ class Curve:
         }
 
     def run(self, job: tuple[float, int]) -> None:
-        """Train, evaluate and write a row, unless it stands in the file."""
+        """Train, evaluate and write a row, unless it stands in the file. None begins after one that was stopped or has
+        failed.
+        """
+        if self._ends:
+            return
+        try:
+            self._run(job)
+        except BaseException:
+            self._ends = True
+            raise
+
+    def _run(self, job: tuple[float, int]) -> None:
         budget, seed = job
         key = self.key(*job)
         if self._rows.find(**key):

@@ -28,6 +28,7 @@ def make_shards(
     mask_sets: int = 2,
     pairs: bool = True,
     seed: int = 0,
+    pad_id: int = 0,
 ) -> Path:
     """A prepared folder whose words follow each other in cycles, so that a model can learn something.
 
@@ -35,7 +36,9 @@ def make_shards(
     drawn at load time, at the usual rate.
     """
     words = [f"w{number}" for number in range(vocab_size - len(NAMES))]
-    backend = wordpiece_backend({name: i for i, name in enumerate([*NAMES.values(), *words])}, NAMES, True, None)
+    special = [*NAMES.values()]
+    special[0], special[pad_id] = special[pad_id], special[0]
+    backend = wordpiece_backend({name: i for i, name in enumerate([*special, *words])}, NAMES, True, None)
     tokenizer = Tokenizer(backend, NAMES)
     tokenizer.save(folder / "tokenizer")
     rng = np.random.default_rng(seed)

@@ -115,7 +115,7 @@ def explain(message: str, known: Mapping[str, Described], words: list[str], flag
         # If an argument before it is missing, the library reports a list of words as missing too, even if given.
         names = [name for name in asked if known[name].default is MISSING]
         return f"expected {', '.join(flags.get(name, name.upper()) for name in names)}, found none"
-    for rule in (_wrong_value, _unknown, _no_value, _print_config):
+    for rule in (_wrong_value, _unknown, _no_value, _print_config, _no_values):
         if line := rule(message, known, words, flags):
             return line
     return "found a value that its field does not take, expected one that the help names"
@@ -156,6 +156,12 @@ def _print_config(
     if "print_config" not in message:
         return None
     return "--print_config: found a value that it doesn't take, expected none, or =skip_default for what differs"
+
+
+def _no_values(message: str, known: Mapping[str, Described], words: list[str], flags: Mapping[str, str]) -> str | None:
+    if not (found := re.match(r"Unexpected config: (.*)", message)):
+        return None
+    return f"--config: found {found[1][:60]!r}, expected fields with values, as in `name: value`"
 
 
 def _wrong_value(

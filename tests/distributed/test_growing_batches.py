@@ -118,7 +118,7 @@ def test_short_sequences_first_in_larger_batches(tmp_path):
         ),
         (
             ("--train.batch_phases", "[{global_batch_size: 0, until_tokens: 9}]"),
-            "train.batch_phases.global_batch_size: found 0, expected at least 1",
+            "train.batch_phases.global_batch_size: found 0, expected 1 to 16777216",
         ),
         (("--train.batch_phases", "[{global_batch_size: 8, until_tokens: 9}]", *RUN), "expected one of the two"),
         (

@@ -53,8 +53,11 @@ def plain_score(folder, causal: bool = False, shift: int = 0):
         causal: nothing is masked, a decoder reads what is before the token.
         shift: how far before the token the vector is by which it is predicted.
     """
-    kind = transformers.BertLMHeadModel if causal else transformers.AutoModelForMaskedLM
-    reference = kind.from_pretrained(folder, is_decoder=causal).eval()
+    reference = (
+        transformers.BertLMHeadModel.from_pretrained(folder, is_decoder=True)
+        if causal
+        else transformers.AutoModelForMaskedLM.from_pretrained(folder)
+    ).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 
     def score(text: str, pieces: int | None = None, rest_of_word: bool = False) -> float:

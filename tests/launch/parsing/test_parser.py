@@ -172,7 +172,8 @@ def test_the_time_to_read_sections_in_a_list_is_proportional_to_their_number(tmp
     [
         ("seed: null", "--seed: found null, expected a whole number"),
         ("train: {max_steps: ~}", "--train.max_steps: found null, expected a whole number"),
-        ("monitor.heartbeat_seconds:", "--monitor.heartbeat_seconds: found null, expected a number"),
+        ("seed: 1\nmonitor.heartbeat_seconds:", "--monitor.heartbeat_seconds: found null, expected a number"),
+        ("seed:", "--config: found 'seed:', expected fields with values"),
         ("data: {sources: [{path: s}], proportions: null}", "--data.proportions: found null, expected one of: tokens"),
         ("train: {batch_phases: [{global_batch_size: null, until_tokens: 5}]}", "train.batch_phases.*expected"),
         ("train: {sequence_length: null}", None),
