@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from cloze.model import amx
-from tests.model.model_batches import TINY, batch, concatenate, pretraining_model
+from tests.model.model_batches import TINY, TOLERANCE, batch, concatenate, pretraining_model
 
-TOLERANCE = dict(atol=1e-5, rtol=1e-6)
 LENGTHS = [(3, 48, 17, 9, 30), (48, 47, 45, 44, 9, 9)]
 
 

@@ -13,6 +13,7 @@ from tests.model.model_batches import (
     FLAT,
     INPUTS,
     TINY,
+    TOLERANCE,
     assert_equal_gradients,
     batch,
     concatenate,
@@ -21,7 +22,6 @@ from tests.model.model_batches import (
     reference,
 )
 
-TOLERANCE = dict(atol=1e-5, rtol=0)
 LENGTHS = [(3, 48, 17, 9, 30), (48, 48), (3,), (20, 3, 4, 48), (48, 47, 45, 44, 9, 9)]
 KERNELS = ["eager", "sdpa"]
 

@@ -7,9 +7,7 @@ import torch
 
 from cloze.model.bert import BertModel
 from cloze.model.config import ModelError
-from tests.model.model_batches import TINY, assert_equal_gradients, both_inputs, scramble, theirs_of
-
-TOLERANCE = dict(atol=1e-5, rtol=0)
+from tests.model.model_batches import TINY, TOLERANCE, assert_equal_gradients, both_inputs, scramble, theirs_of
 
 
 def weighted(*vectors):

@@ -25,9 +25,7 @@ from cloze.model.huggingface import (
 )
 from cloze.model.problems import HeadConfig
 from cloze.model.tasks import ARCHITECTURES, BertForSequenceClassification
-from tests.model.model_batches import TINY, batch, concatenate, pretraining_model, reference, scramble
-
-TOLERANCE = dict(atol=1e-5, rtol=0)
+from tests.model.model_batches import TINY, TOLERANCE, batch, concatenate, pretraining_model, reference, scramble
 
 
 def tokenizer_folder(folder, lowercase=True):

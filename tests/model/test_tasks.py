@@ -22,6 +22,7 @@ from tests.model.model_batches import (
     FLAT,
     INPUTS,
     TINY,
+    TOLERANCE,
     assert_equal_gradients,
     batch,
     both_inputs,
@@ -31,7 +32,6 @@ from tests.model.model_batches import (
     theirs_of,
 )
 
-TOLERANCE = dict(atol=1e-5, rtol=0)
 THREE = HeadConfig(labels=("a", "b", "c"))
 
 

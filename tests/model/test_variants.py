@@ -17,9 +17,8 @@ from cloze.model.families import family_of
 from cloze.model.huggingface import load_pretrained, to_huggingface
 from cloze.model.problems import HeadConfig
 from cloze.model.tasks import ARCHITECTURES, BertForMaskedLM
-from tests.model.model_batches import TINY, batch, concatenate, gradients, pretraining_model, scramble
+from tests.model.model_batches import TINY, TOLERANCE, batch, concatenate, gradients, pretraining_model, scramble
 
-TOLERANCE = dict(atol=1e-5, rtol=0)
 MODERN = dataclasses.replace(
     TINY,
     position_embedding="rotary",
