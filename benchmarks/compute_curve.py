@@ -2,7 +2,7 @@
 
     python benchmarks/compute_curve.py --json docs/compute.json --plan --data SHARDS
     python benchmarks/compute_curve.py --json docs/compute.json --data SHARDS --lines FILE --blimp DIR --output RUNS \\
-        [--budgets 1e14 3e14] [--seeds 1 2 3] [--processes 2]
+        [--budgets 1e14 3e14] [--seeds 1 2 3] [--processes 2] [--precision fp32]
     python benchmarks/compute_curve.py --json docs/compute.json --draw docs/compute.svg --page docs  # as measured
 
 For each budget in FLOPs and each seed a run of configs/pretrain/strict-small.yaml with the settings of RECIPES, whose
@@ -11,7 +11,8 @@ tokens and masked ones each with the tokens that they predict. More than ten epo
 2025. Then `cloze evaluate` on held-out lines and on BLiMP. FILE has a row for each run as soon as it has been
 evaluated, on any machine; the same command goes on behind the rows, and resumes a run that was stopped from its last
 checkpoint in RUNS. Rows with other settings or other data than a budget has now stay in FILE and are not drawn.
---plan: steps, tokens and epochs; nothing is run. --quick: tiny runs on made text, to see that it works.
+--precision: on a CPU without units for bf16, fp32 is the faster one. --plan: steps, tokens and epochs; nothing is run.
+--quick: tiny runs on made text, to see that it works.
 
 Each budget is a run of its own. With `wsd` a run could share its beginning with a longer one, and only the decay would
 be its own; but the recipe predicts next tokens in the first half of a run, which ends elsewhere for each budget.
@@ -404,12 +405,16 @@ class Curve:
         found = self._plans[budget]
         measured = self._train(found, seed, folder)
         scores = evaluate(folder / "run", folder, self._given, self._commands, self._given.threads)
-        shown = command(found.options | {"seed": seed}, "DATA", "RUN")
+        shown = command(found.options | self._own(seed), "DATA", "RUN")
         row = key | {"parameters": found.parameters, "steps": found.steps, "flops": float(f"{found.flops:.4g}")}
         row |= {"epochs": round(found.epochs, 3)} | measured | scores | measured_on()
         row |= {"processes": self._given.processes, "command": shlex.join(["cloze", "pretrain", *shown])}
         self._rows.add(row)
         print(f"{budget:g} FLOPs, seed {seed}: {described(row)}", flush=True)
+
+    def _own(self, seed: int) -> dict[str, Any]:
+        """Options of a run beside its budget's: the seed, and a precision that the machine is faster in."""
+        return {"seed": seed} | ({"train.precision": self._given.precision} if self._given.precision else {})
 
     def _train(self, found: Plan, seed: int, folder: Path) -> dict:
         """The run to its end. Its processor seconds are None if a part of it was killed, whose are not known."""
@@ -421,7 +426,7 @@ class Curve:
             def keep(seconds: float) -> None:
                 parts.write_text(json.dumps([*before, seconds]))
 
-            words = command(found.options | {"seed": seed}, str(self._given.data), str(run))
+            words = command(found.options | self._own(seed), str(self._given.data), str(run))
             threads = str(self._given.threads)
             self._commands.run(cloze("pretrain", *words), folder / "log.txt", keep, OMP_NUM_THREADS=threads)
             seconds, tokens = trained(run)
@@ -625,6 +630,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--processes", type=int, default=1, help="runs at once")
     parser.add_argument("--threads", type=int, default=1, help="of each run")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), help="of the steps, instead of the recipe's")
     parser.add_argument("--plan", action="store_true", help="say what would be run, and end")
     parser.add_argument("--draw", type=Path, metavar="FILE.svg")
     parser.add_argument("--page", type=Path, help="folder of a results.md with the marks, for the table")

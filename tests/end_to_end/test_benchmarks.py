@@ -610,13 +610,14 @@ def test_runs_of_budgets_are_rows_that_are_fitted_and_drawn(benchmark, monkeypat
     assert len(called) == 1, "what was stopped ends the command, and no other run begins"
     assert benchmark("compute_curve", *arguments, "--budgets", "1e14", "1e15", **replaced) == 0
     assert len(called) == 1 + 2 * 2 * 3 and "would give" not in capsys.readouterr().out, "two budgets have no fit"
-    assert benchmark("compute_curve", *arguments, "--budgets", "1e15", "3e15", **replaced) == 0
+    assert benchmark("compute_curve", *arguments, "--budgets", "1e15", "3e15", "--precision", "fp32", **replaced) == 0
     assert len(called) == 1 + 3 * 2 * 3, "what stands in the file is not run again"
     rows = json.loads((tmp_path / "curve.json").read_text())["rows"]
     assert [(row["budget"], row["seed"]) for row in rows] == [(b, s) for b in (1e14, 1e15, 3e15) for s in (1, 2)]
     assert rows[0]["steps"] == 10_000 and rows[0]["seconds"] == 20_000 and rows[0]["tokens"] == 1_000_000
     assert [row["processor_seconds"] for row in rows[:2]] == [3600, 1800], "with the part that was stopped"
     assert "--seed 2" in rows[1]["command"] and str(tmp_path) not in json.dumps(rows)
+    assert ["--train.precision fp32" in row["command"] for row in rows] == [row["budget"] == 3e15 for row in rows]
     assert "100 − score falls as FLOPs^(-0.1000 ± 0.0000); 1e+16 FLOPs would give 68.5 ± 0.0" in capsys.readouterr().out
     with (tmp_path / "curve.json").open("r+") as file:  # a row of another recipe
         file.write(json.dumps({"rows": [*rows, rows[0] | {"recipe": {}}]}))
