@@ -7,6 +7,8 @@ in each process.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -16,7 +18,9 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, arbitrary_address
+from unittest import mock
 
 from cloze.launch import cli
 from cloze.launch.system.environment import child_variables, fewer_imports
@@ -26,6 +30,41 @@ with fewer_imports():
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tests.preloaded"])  # one list for all tests: the last one that is set counts
+
+
+class _ServerWithCompiler(forkserver.ForkServer):
+    """One more server, forked from the first, for runs that import torch's compiler, as DeepSpeed does at stage 3: a
+    process of two steps takes 1.5 s of processor time instead of 3.9. No other run may have it.
+    """
+
+    def ensure_running(self) -> None:
+        if self._forkserver_address is not None:
+            return
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address := arbitrary_address("AF_UNIX"))
+            listener.listen()
+            until, alive = FORKSERVER.Pipe(duplex=False)
+            handed = Connection(os.dup(listener.fileno())), until
+            FORKSERVER.Process(target=_serve_with_compiler, args=handed, daemon=True).start()
+        self._forkserver_address, self._forkserver_alive_fd = address, os.dup(alive.fileno())
+
+    def forking(self) -> contextlib.AbstractContextManager:
+        """A context in which processes are forked from this server."""
+        self.ensure_running()  # from the other one
+        return mock.patch.object(forkserver, "connect_to_new_process", self.connect_to_new_process)
+
+
+def _serve_with_compiler(listener: Connection, until: Connection) -> None:
+    """Import the compiler as a run does, when the optimizers have lost their wrappers for it, and fork on request."""
+    with fewer_imports():
+        from cloze.launch.engine.optimizers.uncompiled import without_compiler
+
+        without_compiler()
+        importlib.import_module("torch._dynamo")
+    forkserver.main(listener.fileno(), until.fileno(), [])
+
+
+_WITH_COMPILER = _ServerWithCompiler()
 # A process that goes on when another has failed is asked to end, and made to after so long, as srun does.
 GRACE_SECONDS = 10
 
@@ -37,12 +76,20 @@ class ForkedRun:
         command: what follows `cloze`.
         main: what is called with it, as a test has changed it; a function of a module, which each process imports with
             all that it imports (transformers: 5 s).
+        compiler: the processes have torch's compiler imported; by default if DeepSpeed will import it.
         variables: further environment variables.
     """
 
     def __init__(
-        self, command: list[str], processes: int = 1, main: Callable[[list[str]], int] = cli.main, **variables: str
+        self,
+        command: list[str],
+        processes: int = 1,
+        main: Callable[[list[str]], int] = cli.main,
+        compiler: bool | None = None,
+        **variables: str,
     ) -> None:
+        if compiler is None:
+            compiler = ("--zero.stage", "3") in itertools.pairwise(command)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -51,7 +98,8 @@ class ForkedRun:
         self._process = FORKSERVER.Process(
             target=_launch, args=(partial(main, command), processes, port, theirs, child_variables(**variables))
         )
-        self._process.start()
+        with _WITH_COMPILER.forking() if compiler else contextlib.nullcontext():
+            self._process.start()
         theirs.close()
         self.pid = self._process.pid
 
@@ -144,3 +192,19 @@ def _become(rank: int, processes: int, port: int) -> None:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )
+
+
+def torchrun_main(processes: int, main: Callable[[list[str]], int], command: list[str]) -> int:
+    """What ForkedRun calls for `torchrun --standalone`: its agent, whose ranks are forked too."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    settings = LaunchConfig(
+        1, 1, processes, rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0, start_method="fork"
+    )
+    elastic_launch(settings, _rank_of_torchrun)(main, command)
+    return EXIT_COMPLETE
+
+
+def _rank_of_torchrun(main: Callable[[list[str]], int], command: list[str]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the agent's
+    sys.exit(main(command))

@@ -1,6 +1,5 @@
 """Cloze with steps that take long from some step on: who comes late to kill or stop the run still finds it at work."""
 
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -30,12 +29,3 @@ def slowed_main(step: int, command: list[str]) -> int:
 def slow_from(step: int) -> Callable[[list[str]], int]:
     """What ForkedRun calls for such a process."""
     return partial(slowed_main, step)
-
-
-def slow_program(step: int) -> tuple[str, ...]:
-    """What torchrun starts for it."""
-    return "-m", "tests.slowed", str(step)
-
-
-if __name__ == "__main__":
-    sys.exit(slowed_main(int(sys.argv[1]), sys.argv[2:]))

@@ -24,7 +24,7 @@ from cloze.launch.run.status_file import read_status
 from cloze.launch.training import loop
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import ASIDE
-from tests.forked import ForkedRun
+from tests.forked import ForkedRun, torchrun_main
 from tests.launching import (
     assert_same_weights,
     children,
@@ -32,14 +32,12 @@ from tests.launching import (
     finish,
     kill_when,
     pretrain_arguments,
-    pretrain_command,
     saved,
-    start,
     step_of,
     train,
     weights,
 )
-from tests.slowed import slow_from, slow_program
+from tests.slowed import slow_from
 from tests.synthetic import make_shards
 
 STEPS = 60
@@ -198,10 +196,9 @@ def test_stopped_and_killed_at_stage_2(data, undisturbed, tmp_path):
     command = pretrain_arguments(data, run, *options)
     for moment, number in ((10, signal.SIGTERM), (20, signal.SIGUSR1)):
         torchrun = number == signal.SIGTERM
+        slowed = slow_from(moment)
         process = (
-            start(pretrain_command(data, run, *options, processes=2, program=slow_program(moment)))
-            if torchrun
-            else ForkedRun(command, 2, slow_from(moment))
+            ForkedRun(command, 1, partial(torchrun_main, 2, slowed)) if torchrun else ForkedRun(command, 2, slowed)
         )
         while step_of(run) < moment:
             assert process.poll() is None

@@ -18,9 +18,9 @@ PATIENCE_SECONDS = 300
 ONE, SOME, ALL = 1, 200_000, 1 << 40  # bytes of a bucket: a parameter each, several, one for all
 
 
-def told(folder: Path, processes: int, main) -> list:
+def told(folder: Path, processes: int, main, compiler: bool = False) -> list:
     """What each rank has found."""
-    run = ForkedRun([], processes, main)
+    run = ForkedRun([], processes, main, compiler)
     output, _ = run.communicate(PATIENCE_SECONDS)
     assert run.returncode == 0, output
     return [torch.load(folder / f"{rank}.pt") for rank in range(processes)]
@@ -49,7 +49,7 @@ def test_the_engines_gradients_are_those_that_deepspeed_sums_after_backward(tmp_
     """Several micro-steps, a tied embedding, dropout, a head without gradient in the last micro-step or on a rank, and
     a step that is skipped."""
     both = [replace(variant, by_deepspeed=True), variant]
-    ranks = told(tmp_path, 2, partial(engine_main, both, tmp_path))
+    ranks = told(tmp_path, 2, partial(engine_main, both, tmp_path), variant.compiled)
     for expected, found in ranks:
         assert len(found["gradients"]) == STEPS
         for step, (one, other) in enumerate(zip(expected["gradients"], found["gradients"], strict=True)):

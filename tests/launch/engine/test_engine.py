@@ -21,7 +21,7 @@ def ranks(request, tmp_path_factory) -> tuple[list[dict], dict]:
     """What each rank has found at each stage, and what the plain loop did."""
     folder = tmp_path_factory.mktemp("contract")
     cases = [(stage, "fp32") for stage in STAGES] + ([(0, "bf16"), (2, "bf16")] if request.param == 2 else [])
-    run = ForkedRun([], request.param, partial(contract_main, cases, folder))
+    run = ForkedRun([], request.param, partial(contract_main, cases, folder), compiler=True)
     output, _ = run.communicate(300)
     assert run.returncode == 0, output
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)], plain(request.param)
