@@ -87,7 +87,7 @@ class Recipe:
 # other shapes than the recipe's were not tried.
 _SMALLER = {
     "model.hidden_size": 128,
-    "model.num_hidden_layers": 6,
+    "model.num_hidden_layers": 4,
     "model.num_attention_heads": 2,
     "model.intermediate_size": 352,
 }
