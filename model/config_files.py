@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from cloze.model.families.family import Json
 # Bounds of a JSON file: 4 million labels take 64 MB; a configuration is nested 5 deep.
 _MOST_BYTES = 64 << 20
 _MOST_LEVELS = 64
+# Of a tokenizer's file: the largest published tokenizer.json has 33 MB (Gemma 3's).
+_MOST_TOKENIZER_BYTES = 1 << 29
 OWN_MODEL_TYPE = "cloze"  # model_type in config.json of our own format
 FINGERPRINT = "tokenizer_fingerprint"  # entry of config.json of what was fine-tuned here
 # What `AutoTokenizer` needs, and what other tools read of the same tokenizer (the `VOCAB_FILES_NAMES` of its classes).
@@ -47,6 +50,19 @@ def read_object(path: Path) -> dict[str, Any]:
     if not _is_shallow(values):
         raise ModelError(f"{path}: found values nested more than {_MOST_LEVELS} deep; fetch or export the model again")
     return values
+
+
+def copy_tokenizer_file(path: Path, target: Path) -> None:
+    """Copy a file of a tokenizer.
+
+    Raises:
+        ModelError: it is larger than any, and would only fill the disk.
+    """
+    if (size := path.stat().st_size) > _MOST_TOKENIZER_BYTES:
+        raise ModelError(
+            f"{path}: found {size:,} bytes, expected at most {_MOST_TOKENIZER_BYTES:,}; replace it by the tokenizer's"
+        )
+    shutil.copyfile(path, target)
 
 
 def _is_shallow(value: object) -> bool:

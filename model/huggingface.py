@@ -29,6 +29,7 @@ from cloze.model.config_files import (
     SLOW_TOKENIZER_FILES,
     TOKENIZER_FILES,
     config_from_huggingface,
+    copy_tokenizer_file,
     read_object,
     read_shape,
     reading,
@@ -423,7 +424,7 @@ def _copy_tokenizer(source: Path, folder: Path, config: BertConfig) -> None:
     found += [name for name in SLOW_TOKENIZER_FILES if (source / name).is_file()]
     for name in found:
         if not (folder / name).exists() or not (folder / name).samefile(source / name):
-            shutil.copyfile(source / name, folder / name)
+            copy_tokenizer_file(source / name, folder / name)
     path = folder / "tokenizer_config.json"
     if path.exists() and not _is_of_like(source, config):
         values = read_object(path)
@@ -582,6 +583,11 @@ def _head(values: Json) -> HeadConfig | None:
     labels = HeadConfig.labels  # transformers leaves out default ones
     if "id2label" in values:
         labels = _labels(values["id2label"])
+        if values.get("num_labels") not in (None, len(labels)):
+            raise ModelError(
+                f"config.json: found num_labels {str(values['num_labels'])[:40]} with {len(labels)} labels in "
+                "id2label, expected as many; fix it, or leave it out"
+            )
     elif pooling == "pooler" and not values.get("problem_type"):
         return None
     problems = {

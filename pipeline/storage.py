@@ -190,7 +190,11 @@ def describe(error: OSError, path: Place | str) -> str:
 
 
 def sha256_of(*paths: Place | str) -> str:
-    """SHA-256 (hexadecimal) of a file, or of several concatenated files, read in pieces."""
+    """SHA-256 (hexadecimal) of a file, or of several concatenated files, read in pieces.
+
+    Raises:
+        UserError: one is no regular file.
+    """
     digest = hashlib.sha256()
     for path in paths:
         if isinstance(path, StorePath):
@@ -198,6 +202,7 @@ def sha256_of(*paths: Place | str) -> str:
             for start in range(0, size, _STORED_PIECE):
                 digest.update(path.read_range(start, min(start + _STORED_PIECE, size)))
             continue
+        check_regular(Path(path))
         with open(path, "rb", buffering=0) as file:
             while piece := file.read(1 << 20):
                 digest.update(piece)

@@ -27,6 +27,7 @@ from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.cache import Cache
 from cloze.pipeline.stores.places import Place, StorePath, to_place
 from cloze.pipeline.tokenization.tokenizer import FETCHED, Tokenizer
+from cloze.pipeline.untrusted import check_readable
 
 
 @dataclass(frozen=True)
@@ -214,10 +215,16 @@ def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:
 
 
 def _tokenizer_files(manifest: Manifest) -> list[bytes | None] | None:
-    """Contents of the files of a folder's tokenizer; None: it is in a store."""
+    """Contents of the files of a folder's tokenizer; None: it is in a store.
+
+    Raises:
+        UserError: one is no regular file, or too large.
+    """
     if isinstance(manifest.folder, StorePath):
         return None
     paths = [manifest.folder / runs.TOKENIZER / name for name in FETCHED]
+    for path in paths:
+        check_readable(path)
     return [path.read_bytes() if path.is_file() else None for path in paths]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
@@ -39,7 +38,7 @@ from cloze.model.parametrization import describe
 from cloze.pipeline.config import PAIR_OBJECTIVES
 from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.loading.batches import BatchStream
-from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from cloze.pipeline.tokenization.tokenizer import Tokenizer, copy_tokenizer
 
 
 @contextmanager
@@ -176,9 +175,7 @@ class Pretraining(Recipe):
             runs.keep_device_facts(output, decided)
 
     def save_tokenizer(self, folder: Path) -> None:
-        source = self._tokenizer.folder  # on this machine, fetched if necessary
-        assert isinstance(source, Path), source
-        shutil.copytree(source, folder)
+        copy_tokenizer(self._tokenizer, folder)
 
     def save_origin(self, folder: Path) -> None:
         if self._start:

@@ -6,11 +6,19 @@ import shutil
 from pathlib import Path
 
 from cloze.launch.run import runs
-from cloze.model.config_files import FINGERPRINT, SLOW_TOKENIZER_FILES, TOKENIZER_FILES, read_object
+from cloze.model.config_files import (
+    FINGERPRINT,
+    SLOW_TOKENIZER_FILES,
+    TOKENIZER_FILES,
+    copy_tokenizer_file,
+    read_object,
+)
 from cloze.model.families.family import Json
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.tokenization.backends import stand_around_texts
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, holds_tokenizer
+from cloze.pipeline.untrusted import MOST_BYTES
 
 _CONFIG = "config.json"
 
@@ -35,7 +43,7 @@ def keep_origin(source: Path, folder: Path, tokenizer: Tokenizer, *, pairs: bool
     if own.fingerprint == tokenizer.fingerprint and stand_around_texts(own.backend, own.names, pairs, segments):
         for name in (*TOKENIZER_FILES, *SLOW_TOKENIZER_FILES):
             if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
+                copy_tokenizer_file(source / name, folder / name)
 
 
 def origin_of(run: Path) -> Path | None:
@@ -63,8 +71,25 @@ def tokenizer_for_export(run: Path) -> Path:
     origin = origin_of(run)
     folder = origin if origin and holds_tokenizer(origin) else run / runs.TOKENIZER
     if (run / runs.DATA).is_file():
-        check_tokenizer(Tokenizer.from_folder(folder), run)
+        tokenizer = Tokenizer.from_folder(folder)
+        check_tokenizer(tokenizer, run)
+        if folder == run / runs.TOKENIZER:
+            check_vocab_txt(tokenizer, folder)
     return folder
+
+
+def check_vocab_txt(tokenizer: Tokenizer, folder: Path) -> None:
+    """Raise UserError for a vocab.txt with other tokens than a tokenizer that Cloze wrote: it is not read here, but
+    goes out with the model, and old classes of transformers read nothing else.
+    """
+    path = folder / "vocab.txt"
+    with readable_errors(path):
+        if path.is_file() and path.stat().st_size < MOST_BYTES and path.read_bytes() == tokenizer.vocab_txt().encode():
+            return
+    if path.exists():
+        raise UserError(
+            f"{path}: found other tokens than tokenizer.json has, expected the same; restore the file, or remove it"
+        )
 
 
 def check_tokenizer(tokenizer: Tokenizer, run: Path) -> None:

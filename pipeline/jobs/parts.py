@@ -19,6 +19,7 @@ from cloze.pipeline import ragged
 from cloze.pipeline.jobs.duplicates import distinct
 from cloze.pipeline.storage import publishing, readable_errors
 from cloze.pipeline.stores.places import Place, StorePath, to_place
+from cloze.pipeline.untrusted import check_regular
 
 Table = dict[str, np.ndarray]
 
@@ -179,6 +180,7 @@ def _open(path: Place) -> Iterator["int | _Stored"]:
         except FileNotFoundError as error:
             raise DamagedPart(str(path)) from error
         return
+    check_regular(path)
     with readable_errors(path):
         try:
             file = os.open(path, os.O_RDONLY)

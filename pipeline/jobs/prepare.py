@@ -39,7 +39,7 @@ from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInf
 from cloze.pipeline.storage import alone, publish_text, readable_errors, remove_tree, sha256_of
 from cloze.pipeline.stores.places import Place, StorePath, to_output, to_place
 from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokenizer, described_in_copy
-from cloze.pipeline.untrusted import load_json
+from cloze.pipeline.untrusted import check_readable, load_json
 
 # Version of the rules for words, sentences, samples and masks. Increased when the same input gives other ids or masks:
 # an interrupted run must not be finished with other rules.
@@ -350,6 +350,8 @@ def _has_no_errors(found: Fields, identity: Fields) -> bool:
 
 def _identity_of(work: Place) -> Fields | None:
     """What the run in a work folder is known by; None if that is missing or damaged."""
+    if isinstance(work, Path):
+        check_readable(work / _IDENTITY)
     try:
         found = load_json((work / _IDENTITY).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError):

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.places import Place
+from cloze.pipeline.untrusted import check_readable
 
 
 def save_report(path: Place, content: Fields) -> None:
@@ -17,6 +19,8 @@ def save_report(path: Place, content: Fields) -> None:
 
 def load_report(path: Place) -> Fields | None:
     """The content that `save_report` wrote; None if the file is missing or damaged."""
+    if isinstance(path, Path):
+        check_readable(path)
     try:
         digest, text = path.read_text(encoding="utf-8").splitlines()
     except (FileNotFoundError, ValueError):

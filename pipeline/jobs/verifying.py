@@ -9,6 +9,7 @@ from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.storage import readable_errors, sha256_of
 from cloze.pipeline.stores.places import Place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from cloze.pipeline.untrusted import check_readable
 
 
 def verify(config: VerifyConfig, progress: Progress | None = None) -> tuple[int, list[str]]:
@@ -107,6 +108,7 @@ def _check_tokenizer(manifest: Manifest) -> list[str]:
         if fault := tokenizer.fault_in(manifest):
             return [fault]
         with readable_errors(folder / "vocab.txt"):
+            check_readable(folder / "vocab.txt")
             listed = (folder / "vocab.txt").read_bytes()
         if listed != tokenizer.vocab_txt().encode():
             return [f"{folder / 'vocab.txt'}: found other tokens than tokenizer.json has"]

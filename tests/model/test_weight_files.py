@@ -131,6 +131,10 @@ def test_labels_without_names_or_numbers_are_refused(classifier, tmp_path, label
     refused(changed(classifier, tmp_path, id2label=labels), "id2label|'a' twice")
 
 
+def test_another_number_of_labels_than_there_are_is_refused(classifier, tmp_path):
+    refused(changed(classifier, tmp_path, num_labels=2), "found num_labels 2 with 3 labels in id2label")
+
+
 def test_labels_that_are_numbers_are_texts_here(classifier, tmp_path):
     assert load_head(changed(classifier, tmp_path, id2label={"0": 1, "1": 2, "2": 3})).labels == ("1", "2", "3")
 

@@ -7,6 +7,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from cloze.launch.pretrained.origin import keep_origin, read_origin, tokenizer_for_export
+from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.launch.tiny_models import tokenizer
@@ -75,3 +76,23 @@ def test_a_run_from_a_run_keeps_what_the_first_one_kept(released, tmp_path):
     (tmp_path / "random").mkdir()
     keep_origin(tmp_path / "random", tmp_path / "third/origin", own, pairs=False, segments=False)
     assert not (tmp_path / "third").exists() and read_origin(tmp_path / "third") is None
+
+
+def test_a_vocab_txt_of_other_words_does_not_go_out_with_the_model(tmp_path):
+    """Nothing here reads it beside a tokenizer.json, but old classes of transformers do."""
+    folder, ours = tmp_path / "tokenizer", tokenizer()
+    ours.save(folder)
+    (tmp_path / "data.json").write_text(json.dumps({"tokenizer_fingerprint": ours.fingerprint}))
+    words = (folder / "vocab.txt").read_text()
+    (folder / "vocab.txt").write_text(words.replace("\ncat\n", "\ncot\n"))
+    with pytest.raises(UserError, match="vocab.txt: found other tokens than tokenizer.json has"):
+        tokenizer_for_export(tmp_path)
+    (folder / "vocab.txt").unlink()
+    assert tokenizer_for_export(tmp_path) == folder
+
+
+def test_a_file_larger_than_any_tokenizers_is_not_copied(released, tmp_path):
+    with open(released / "spm.model", "r+b") as file:
+        file.truncate(2 << 30)
+    with pytest.raises(ModelError, match="spm.model: found 2,147,483,648 bytes, expected at most"):
+        keep_origin(released, tmp_path / "origin", Tokenizer.from_folder(released), pairs=False, segments=False)

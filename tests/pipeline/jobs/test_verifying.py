@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 
@@ -68,6 +69,13 @@ def test_verify_names_damage_beside_the_shards(data, name, old, new):
     if name == "manifest.json":
         with pytest.raises(UserError, match="manifest.json: found SHA-256 .*: it was changed after it was written"):
             Manifest.load(data)
+
+
+@pytest.mark.parametrize("name", ["tokenizer/vocab.txt", "tokenizer/tokenizer_config.json"])
+def test_verify_does_not_wait_for_a_pipe(data, name):
+    (data / name).unlink()
+    os.mkfifo(data / name)
+    assert verify(VerifyConfig(str(data)))[1] == [f"{data / name}: found no regular file, expected one; remove it"]
 
 
 def with_right_hash(data, place: tuple, value) -> None:
