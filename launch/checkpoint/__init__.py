@@ -1,6 +1,6 @@
 """Checkpoints: their state, their files, and the folder of a run that contains them."""
 
-from cloze.launch.checkpoint.deepspeed_files import ALLOWED_CLASSES, load_pickled
+from cloze.launch.checkpoint.deepspeed_files import ALLOWED_CLASSES, known_content, load_pickled
 from cloze.launch.checkpoint.fetching import fetch_run
 from cloze.launch.checkpoint.manager import CheckpointManager, checkpoint_steps, read_average, read_weights
 from cloze.launch.checkpoint.shared_reading import read_once
@@ -16,6 +16,7 @@ __all__ = [
     "checkpoint_steps",
     "damage",
     "fetch_run",
+    "known_content",
     "load_pickled",
     "read_average",
     "read_once",

@@ -18,6 +18,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
 from cloze.launch.checkpoint.state import read_state, sharding_stage
+from cloze.launch.system import distributed
 from cloze.launch.system.environment import forbid_pickled_code
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -46,6 +47,25 @@ def only_tensors(path: object) -> Iterator[None]:
         raise UserError(
             f"{path}: found something other than tensors or a damaged file, expected a checkpoint; it was "
             f"not loaded ({reason})"
+        ) from error
+
+
+@contextlib.contextmanager
+def known_content(folder: Path) -> Iterator[None]:
+    """Turn errors of what no run writes into a checkpoint into a UserError: other names, kinds and shapes of tensors
+    and values, in files whose hashes are right.
+    """
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and distributed.lost_others(error):
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+        raise UserError(
+            f"{folder}: found other content than this run's ({type(error).__name__}: {reason:.200}), expected what it "
+            "has saved; remove the folder to continue from an older checkpoint"
         ) from error
 
 

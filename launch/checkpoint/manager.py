@@ -20,6 +20,7 @@ from torch.utils import serialization
 from cloze.launch.checkpoint.converting import convert_to_universal
 from cloze.launch.checkpoint.deepspeed_files import (
     MODEL_FILE,
+    known_content,
     load_pickled,
     plain_path,
     whole_weights,
@@ -386,16 +387,12 @@ class CheckpointManager:
         restored = TrainState(**{name: state[name] for name in TrainState.__dataclass_fields__ if name in state})
         source = self._universal(step) if self.is_elastic(step) else folder
         # Of converted files, which hold whole tensors, each process reads its part alone.
-        with plain_path(source.parent) as place, _READING.patch("load.mmap", source != folder):
-            try:
-                loaded = engine.load(place / source.name, self._read, restored.optimizer_steps)
-            except RuntimeError as error:  # of torch, for names and shapes of another model
-                if "loading state_dict" not in str(error):
-                    raise
-                raise UserError(
-                    f"{folder}: found the weights of another model ({str(error).splitlines()[-1].strip():.200}), "
-                    "expected this run's; remove the folder to continue from an older checkpoint"
-                ) from error
+        with (
+            known_content(folder),
+            plain_path(source.parent) as place,
+            _READING.patch("load.mmap", source != folder),
+        ):
+            loaded = engine.load(place / source.name, self._read, restored.optimizer_steps)
         if not loaded:
             raise UserError(
                 f"{folder}: DeepSpeed found nothing to load there, expected its sharded files; "
@@ -407,7 +404,8 @@ class CheckpointManager:
                 shutil.rmtree(source, ignore_errors=True)  # leftovers are removed by the next save
         if world_size == self.environment.world_size:
             rank_states = [load_pickled(folder / self._rank_file(self.environment.rank))]
-            _set_rng_state(rank_states[0], self.device)
+            with known_content(folder):
+                _set_rng_state(rank_states[0], self.device)
         else:
             ranks = range(world_size) if self.environment.is_main else ()
             rank_states = [load_pickled(folder / self._rank_file(rank)) for rank in ranks]
@@ -459,8 +457,9 @@ def read_weights(
             + ("; train with --evaluation.keep_best true to keep the best" if wanted == "best" else "")
         )
     check_own(run, manager.path(step), read_state(manager.path(step)))
-    weights = whole_weights(manager.path(step))
-    return step, whole_average(manager.path(step), weights) if ema else weights
+    with known_content(manager.path(step)):
+        weights = whole_weights(manager.path(step))
+        return step, whole_average(manager.path(step), weights) if ema else weights
 
 
 def checkpoint_steps(run: Path) -> list[int]:
@@ -489,8 +488,15 @@ def read_average(
             f"{run}: found {len(steps)} checkpoints up to step {last}, expected the {count} that are to be "
             "averaged; train with a larger --checkpoint.keep_last, or average fewer"
         )
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
     sums = {name: tensor.double() for name, tensor in weights.items()}
     for earlier in steps[:-1]:
-        for name, tensor in read_weights(run, earlier, warn, ema=ema)[1].items():
+        found = read_weights(run, earlier, warn, ema=ema)[1]
+        if {name: tensor.shape for name, tensor in found.items()} != shapes:
+            raise UserError(
+                f"{run}: found other weights in the checkpoint of step {earlier} than in that of step {last}, expected "
+                "those of one model; leave --average out"
+            )
+        for name, tensor in found.items():
             sums[name] += tensor
     return steps, {name: (total / count).to(weights[name].dtype) for name, total in sums.items()}

@@ -1,5 +1,6 @@
 """Averages of the weights in checkpoints: each process saves its part; exports join the parts."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,9 +60,16 @@ def whole_average(folder: Path, weights: dict[str, torch.Tensor]) -> dict[str, t
         raise UserError(
             f"ema: found no average in {folder}, expected a run with --ema.decay or --ema.tail_share; leave --ema out"
         )
-    averaged = {name: tensor.clone() for name, tensor in weights.items()}
+    averaged, covered = {name: tensor.clone() for name, tensor in weights.items()}, Counter[str]()
     for name, start, part in read_parts(folder):
         averaged[name].view(-1)[start : start + len(part)] = part
+        covered[name] += len(part)
+    for name, count in covered.items():
+        if count != averaged[name].numel():
+            raise UserError(
+                f"{folder}: found the averages of {count:,} weights of {name}, expected those of all "
+                f"{averaged[name].numel():,}; leave --ema out, or take another checkpoint"
+            )
     names = average_file(None if read_state(folder)["zero_stage"] == 0 else 0)
     for name, first in load_pickled(folder / names)["tied"].items():
         if name in averaged:

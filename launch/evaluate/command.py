@@ -25,7 +25,7 @@ from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.stores.places import is_url
-from cloze.pipeline.untrusted import read_json
+from cloze.pipeline.untrusted import is_number, read_json
 
 _CHECKPOINT = re.compile(r"step-(\d+)")
 _PROGRESS_SECONDS = 30.0
@@ -146,8 +146,8 @@ def _every_checkpoint(
     settings["rest_of_word"] = config.hidden == "rest_of_word"
     settings["data"] = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
     for step in run_steps(run):
-        path = folder / f"step-{step:08d}.json"
-        if _saved(path, settings) is not None:
+        path = folder / _result_name(step)
+        if _saved(path, config.suite, settings) is not None:
             continue
         try:
             predictor = Predictor.from_folder(run, step)
@@ -176,15 +176,22 @@ def _write_curves(suite: str, folder: Path, settings: Fields) -> None:
         old.unlink()
     with SummaryWriter(str(folder)) as board:
         for path in sorted(folder.glob("step-*.json")):
-            if (content := _saved(path, settings)) is not None:
+            if (content := _saved(path, suite, settings)) is not None:
                 for name, value in scalars(suite, content["result"]).items():
                     board.add_scalar(name, value, content["step"])
 
 
-def _saved(path: Path, settings: Fields) -> Fields | None:
-    """A result with these settings; None if there is none or it is damaged."""
+def _result_name(step: int) -> str:
+    """Name of the file with the results of a checkpoint."""
+    return f"step-{step:08d}.json"
+
+
+def _saved(path: Path, suite: str, settings: Fields) -> Fields | None:
+    """A result of a suite with these settings; None if there is none or it is damaged."""
     try:
         content = read_json(path)
-        return content if content["settings"] == settings else None
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        figures = scalars(suite, content["result"]).values()
+        whole = path.name == _result_name(content["step"]) and all(map(is_number, figures))
+        return content if whole and content["settings"] == settings else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cloze.launch.checkpoint import CheckpointManager, StoredCheckpoints
+from cloze.launch.checkpoint import CheckpointManager, StoredCheckpoints, known_content
 from cloze.launch.checkpoint.state import saved_alike
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Engine
@@ -93,8 +93,9 @@ def resume(
 ) -> None:
     """Go on from a published checkpoint of the run: weights, optimizer states, progress and average. Collective."""
     state, rank_states = checkpoints.load(engine, step)
-    progress.resume(state, [saved["window"] for saved in rank_states])
-    if average:
-        alike = saved_alike(checkpoints.state(step), process.environment.world_size, engine.stage)
-        if not average.load(checkpoints.path(step), alike):
-            process.console.warn(f"step {step} holds no average of the weights: one begins with them here")
+    with known_content(checkpoints.path(step)):
+        progress.resume(state, [saved["window"] for saved in rank_states])
+        if average:
+            alike = saved_alike(checkpoints.state(step), process.environment.world_size, engine.stage)
+            if not average.load(checkpoints.path(step), alike):
+                process.console.warn(f"step {step} holds no average of the weights: one begins with them here")

@@ -15,15 +15,15 @@ import torch
 import yaml
 
 from cloze.launch.checkpoint import CheckpointManager
-from cloze.launch.checkpoint.state import hash_of_files
+from cloze.launch.checkpoint.deepspeed_files import MODEL_FILE
 from cloze.launch.cli import main
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system import endings
 from cloze.launch.system.environment import Environment, child_variables
 from cloze.launch.training import loop
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import sha256_of
 from tests.forked import ForkedRun
+from tests.launch.checkpoint.small_checkpoints import rewrite, sign
 from tests.launch.errors import error_of
 from tests.launching import ROOT, TINY, curve, finish, pretrain_arguments, train, weights
 from tests.pipeline.corpus import as_format_1
@@ -403,12 +403,7 @@ def test_a_malicious_pickle_in_any_file_is_refused(data, tmp_path, capsys, name)
     folder = run / "checkpoints" / "step-00000002"
     path = next(folder.glob("*optim_states.pt")) if name == "zero" else folder / name
     torch.save({"module": Malice(trap)}, path)
-    checksums = json.loads((folder / "checksums.json").read_text())
-    checksums[path.name] = [path.stat().st_size, sha256_of(path)]
-    state = json.loads((folder / "state.json").read_text()) | {"files_hash": hash_of_files(checksums)}
-    (folder / "state.json").write_text(json.dumps(state))
-    checksums["state.json"] = [(folder / "state.json").stat().st_size, sha256_of(folder / "state.json")]
-    (folder / "checksums.json").write_text(json.dumps(checksums))
+    sign(path)
     output = train(data, run, *fixed, status=2)
     assert "other than tensors" in output.splitlines()[-1]
     if not name.startswith("rank"):
@@ -422,3 +417,32 @@ def test_a_malicious_pickle_in_any_file_is_refused(data, tmp_path, capsys, name)
         )
         assert "other than tensors" in tried.stderr
     assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("rank-00000.pt", "rng_cpu"), ("rank-00000.pt", "window"), (MODEL_FILE, "module")]
+)
+def test_content_that_no_run_writes_is_a_line(data, finished, tmp_path, capsys, name, place):
+    """Tensors alone, and the hashes are right."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    rewrite(run / "checkpoints" / "step-00000004" / name, lambda content: content.update({place: 3}))
+    said = train(data, run, "--train.max_steps", "4", "--checkpoint.every_steps", "2", status=2)
+    expected = "step-00000004: found other content than this run's ("
+    assert expected in said.splitlines()[-1] and "Traceback" not in said
+    if name == MODEL_FILE:
+        assert expected in error_of(capsys, "export", run)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizers_file_without_end_is_neither_read_nor_copied(data, tmp_path, capsys, name):
+    """A link to a device, or gigabytes of nothing, which took the memory and filled the disk of the run."""
+    broken = shutil.copytree(data, tmp_path / "broken")
+    path = broken / "tokenizer" / name
+    with open(path, "r+b") as file:
+        file.truncate(2 << 30)
+    arguments = ("pretrain", *TINY, "--output", tmp_path / "run", "--data", broken)
+    assert f"{path}: found 2,147,483,648 bytes, expected at most" in error_of(capsys, *arguments)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert f"{path}: found no regular file, expected one" in error_of(capsys, *arguments)
+    assert not (tmp_path / "run").exists()

@@ -1,10 +1,13 @@
-"""Checkpoints that have only what makes them a checkpoint."""
+"""Checkpoints that have only what makes them a checkpoint, and such as no run writes."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
-from cloze.launch.checkpoint import CheckpointManager
+from cloze.launch.checkpoint import CHECKSUMS, CheckpointManager, load_pickled
+from cloze.launch.checkpoint.state import STATE, hash_of_files
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.storage import sha256_of
 
@@ -25,3 +28,22 @@ def publish(checkpoints: CheckpointManager, step: int, *contents: bytes, facts: 
     checkpoints._publish(
         aside, checkpoints.path(step), parts, {"step": step, "world_size": 1, "zero_stage": 0, **(facts or {})}
     )
+
+
+def rewrite(path: Path, change: Callable[[dict], object]) -> None:
+    """Change the content of a file of a checkpoint, and all hashes accordingly."""
+    content = load_pickled(path)
+    change(content)
+    torch.save(content, path)
+    sign(path)
+
+
+def sign(path: Path) -> None:
+    """Let the hashes of a checkpoint be those of a file in it."""
+    listed = path.with_name(CHECKSUMS)
+    checksums = json.loads(listed.read_text())
+    checksums[path.name] = [path.stat().st_size, sha256_of(path)]
+    state = path.with_name(STATE)
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"files_hash": hash_of_files(checksums)}))
+    checksums[STATE] = [state.stat().st_size, sha256_of(state)]
+    listed.write_text(json.dumps(checksums))

@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cloze.launch.checkpoint.deepspeed_files import MODEL_FILE
 from cloze.launch.cli import main
 from cloze.launch.predict.predictor import Predictor
+from tests.launch.checkpoint.small_checkpoints import rewrite
 from tests.launch.evaluate.plain_scores import write_pairs
 from tests.launching import train, weights
 from tests.synthetic import make_shards
@@ -80,7 +82,15 @@ def test_every_checkpoint_once_and_as_curves(run, capsys, tmp_path):
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["2", "4", "6"]
     assert main(arguments) == 0 and capsys.readouterr().out == "", "what has a result is not measured again"
     result = run / "run" / "evaluate-blimp" / "step-00000004.json"
-    for content in (None, b"", result.read_bytes()[:40], b"[]", b"[" * 100_000):
+    saved = json.loads(result.read_bytes())
+    for content in (
+        *(None, b"", result.read_bytes()[:40], b"[]", b"[" * 100_000),
+        *(
+            json.dumps(saved | change).encode()
+            for change in ({"step": 6}, {"step": "x"}, {"result": 3}, {"result": {}})
+        ),
+        json.dumps(saved | {"result": saved["result"] | {"mean_of_phenomena": float("nan")}}).encode(),
+    ):
         result.unlink()
         if content is not None:
             result.write_bytes(content)
@@ -116,6 +126,13 @@ def test_the_mean_of_the_last_checkpoints(run, tmp_path, capsys):
         vocabulary = exported[theirs].shape[0]  # our rows are padded
         assert torch.equal(exported[theirs], expected.float()[:vocabulary])
     assert Predictor.from_folder(tmp_path / "hf").score("w1 w2").log_probability < 0
+    other = shutil.copytree(run / "run", tmp_path / "other")
+    rewrite(
+        other / "checkpoints" / "step-00000004" / MODEL_FILE,
+        lambda content: content["module"].pop("bert.pooler.dense.bias"),
+    )
+    assert main(["export", str(other), "--output", str(tmp_path / "more"), "--average", "2"]) == 2
+    assert "found other weights in the checkpoint of step 4 than in that of step 6" in capsys.readouterr().err
     assert main(["export", str(run / "run"), "--output", str(tmp_path / "more"), "--average", "4"]) == 2
     assert "found 3 checkpoints up to step 6, expected the 4" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "hf"), "--output", str(tmp_path / "more"), "--average", "2"]) == 2
