@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -108,6 +109,13 @@ def read_json(path: Path) -> Any:
     """
     check_readable(path)
     return load_json(path.read_bytes())
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of JSON is a number to compute with: Python also reads NaN, 1e999 as infinity, and whole numbers
+    that no float holds.
+    """
+    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 
 def check_readable(path: Path) -> None:

@@ -65,8 +65,10 @@ def _parsed(path: StorePath, data: bytes) -> tuple[_Content, str]:
         saved = load_json(data)
         if saved["format"] == _FORMAT:
             commits = {int(step): Commit(**each) for step, each in saved["commits"].items()}
+            if not all(type(each.folder) is type(each.digest) is str for each in commits.values()):
+                raise TypeError
             return _Content(saved["owner"], int(saved["starts"]), commits), saved["mark"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(
             f"{path}: found no list of checkpoints ({type(error).__name__}), expected the one that `cloze "
             "pretrain` wrote; restore it, or choose another --output"

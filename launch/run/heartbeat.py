@@ -18,7 +18,7 @@ from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors
-from cloze.pipeline.untrusted import read_json
+from cloze.pipeline.untrusted import is_number, read_json
 
 # Phases of a step in their order.
 _ORDER = ("start", "evaluate", "save", "data", "collective", "compute", "ended", "failed")
@@ -214,6 +214,9 @@ class Heartbeat:
         if rank == self._environment.rank:
             self._write()
         try:
-            return read_json(self._path(rank))
-        except (OSError, ValueError):
+            found = read_json(self._path(rank))
+            numbers = is_number(found["time"]), is_number(found["since"]), type(found["step"]) is int
+            known = found["phase"] in _ORDER and found.keys() >= {"waiting", "host", "process"}
+            return found if known and all(numbers) else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None

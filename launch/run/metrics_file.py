@@ -8,7 +8,7 @@ from typing import BinaryIO
 from cloze.launch.run.runs import METRICS
 from cloze.pipeline.bounds import MOST
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.untrusted import check_regular, load_json
+from cloze.pipeline.untrusted import check_regular, is_number, load_json
 
 _NEWEST_BYTES = 1 << 16  # at the end of metrics.jsonl: some hundred lines
 # Of a line, which has some hundred figures, and with 3,000 sources several of each: half a megabyte.
@@ -71,7 +71,7 @@ def metrics_of(line: bytes) -> Fields | None:
         return None
     if not isinstance(values, dict) or type(step := values.get("step")) is not int or not 0 <= step <= MOST:
         return None
-    return values if all(value is None or isinstance(value, (int, float)) for value in values.values()) else None
+    return values if all(value is None or is_number(value) for value in values.values()) else None
 
 
 def kept_lines(lines: list[Fields], step: int, evaluated_step: int) -> list[Fields]:

@@ -250,8 +250,8 @@ def tracked(folder: Path) -> dict[str, Fields]:
     """State of a run's trackers by name: the tracker's id of the run, and the last step sent of each curve."""
     try:
         content = read_json(folder / TRACKING)
-        return content if isinstance(content, dict) else {}
-    except (OSError, ValueError):
+        return {name: state for name, state in content.items() if isinstance(state, dict)}
+    except (OSError, ValueError, AttributeError):
         return {}
 
 

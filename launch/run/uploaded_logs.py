@@ -267,7 +267,7 @@ def _read_start(path: StorePath) -> tuple[int, int]:
     try:
         start = load_json(data)
         return int(start["step"]), int(start["evaluated_step"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise UserError(
             f"{path}: found no step from which the run went on ({type(error).__name__}), expected the one that `cloze "
             "pretrain` wrote; restore it, or remove it to see the curves of all attempts"

@@ -17,7 +17,7 @@ from cloze.launch.system.environment import cache_folder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.storage import publish_text
-from cloze.pipeline.untrusted import read_json
+from cloze.pipeline.untrusted import is_number, read_json
 
 FLASH_ATTENTION_3 = "FA3"  # torch's name of flash attention 3
 
@@ -340,7 +340,7 @@ def saved_rates() -> dict[str, float]:
     """FLOP/s a GPU or a thread, by device and dtype, and bytes/s; empty where nothing was measured."""
     try:
         content = read_json(_file())
-        return {name: float(rate) for name, rate in content.items()}
+        return {name: float(rate) for name, rate in content.items() if is_number(rate) and rate > 0}
     # written by another version, or damaged: treated as missing
     except (OSError, ValueError, AttributeError, TypeError):
         return {}

@@ -8,18 +8,19 @@ from pathlib import Path
 import yaml
 
 from cloze.launch.config import DataSource
-from cloze.launch.pretrained.loading import load_vectors
+from cloze.launch.pretrained.loading import load_truncation, load_vectors
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import iterate_metrics
 from cloze.launch.system.console import figure
 from cloze.launch.system.software import software
-from cloze.launch.texts.encoding import TRUNCATION
 from cloze.launch.texts.vectors import Vectors
 from cloze.model.config import BertConfig
 from cloze.model.config_files import OWN_MODEL_TYPE
 from cloze.model.huggingface import load_head, load_note, load_pretrained
 from cloze.model.problems import PROBLEMS
 from cloze.model.tasks import saved_class
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.untrusted import is_number
 
 # Our class -> the hub's name of its task, and the Auto class of transformers.
 _TASKS = {
@@ -56,7 +57,8 @@ def write_pooling(folder: Path) -> None:
     if saved_class(folder).__name__ not in _ENCODERS:
         return
     config, _ = load_pretrained(folder)
-    longest = (load_note(folder, TRUNCATION) or {}).get("max_length", config.max_position_embeddings)
+    truncation = load_truncation(folder)
+    longest = truncation.max_length if truncation else config.max_position_embeddings
     vectors = load_vectors(folder) or Vectors()
     kinds = ("Transformer", ""), ("Pooling", "1_Pooling"), *([("Normalize", "2_Normalize")] * vectors.normalize)
     modules = [
@@ -144,13 +146,14 @@ def _use(name: str, own: bool, auto: str, encoder: bool) -> str:
 
 
 def _shape(config: BertConfig, folder: Path) -> str:
+    truncation = load_truncation(folder)
     rows = {
         "layers": config.num_hidden_layers,
         "hidden size": config.hidden_size,
         "heads": config.num_attention_heads,
         "vocabulary": config.vocab_size,
         "positions": config.max_position_embeddings,
-        "longest text in training (tokens)": (load_note(folder, TRUNCATION) or {}).get("max_length"),
+        "longest text in training (tokens)": truncation and truncation.max_length,
         "number format": load_note(folder, "dtype"),
     }
     return _table(("", ""), [(name, value) for name, value in rows.items() if value is not None])
@@ -165,7 +168,7 @@ def _measured(run: Path) -> str:
             (file, name, figure(value))
             for file, values in files.items()
             for name, value in values.items()
-            if name != "examples" and value is not None
+            if name != "examples" and is_number(value)
         ]
         return _table(("file", "metric", "value"), rows) if rows else ""
     if not (run / runs.CONFIG).is_file() or not (run / "metrics.jsonl").is_file():
@@ -199,12 +202,18 @@ def _training(run: Path) -> str:
     for name in ("objective_options", "deepspeed"):  # for fields of other versions
         if name in recipe:
             recipe[name] = _without_paths(recipe[name])
-    if isinstance(mixture := recipe.get("data"), dict):
-        mixture["sources"] = [
-            {**source, "path": None, "name": DataSource(**source).label} for source in mixture["sources"]
-        ]
-    if isinstance(sets := recipe.get("evaluation", {}).get("sets"), dict):
-        recipe["evaluation"]["sets"] = dict.fromkeys(sets)
+    try:
+        if isinstance(mixture := recipe.get("data"), dict):
+            mixture["sources"] = [
+                {**source, "path": None, "name": DataSource(**source).label} for source in mixture["sources"]
+            ]
+        if isinstance(sets := recipe.get("evaluation", {}).get("sets"), dict):
+            recipe["evaluation"]["sets"] = dict.fromkeys(sets)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{run / runs.CONFIG}: found sections that no run has ({error}), expected those that the run wrote; "
+            "restore the file"
+        ) from error
     return "\n".join([_table(("", ""), rows), "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```"])
 
 

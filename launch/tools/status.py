@@ -25,7 +25,7 @@ from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.temporary_folders import temporary_folder
-from cloze.pipeline.untrusted import check_regular, read_json
+from cloze.pipeline.untrusted import check_regular, is_number, read_json
 
 _NEWEST_PIECES = 64  # of metrics.jsonl in a store: half an hour of them
 _TAIL_BYTES = 1 << 16  # of metrics.jsonl: hundreds of its lines
@@ -300,7 +300,9 @@ def _heartbeats(folder: Path) -> list[Fields]:
     for path in (folder / runs.HEARTBEATS).glob("rank-*.json"):
         try:
             beat = read_json(path)
-            found.append({"time": float(beat["time"]), "phase": str(beat["phase"]), "since": float(beat["since"])})
+            times = {name: beat[name] for name in ("time", "since")}
+            if all(map(is_number, times.values())):
+                found.append({**times, "phase": str(beat["phase"])})
         except (OSError, ValueError, KeyError, TypeError):  # it is being replaced, or was cut short
             continue
     return found

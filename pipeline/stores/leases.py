@@ -17,10 +17,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from cloze.pipeline.bounds import MOST_SECONDS
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.stores.places import StorePath
-from cloze.pipeline.untrusted import load_json
+from cloze.pipeline.untrusted import is_number, load_json
 
 SECONDS = 30.0  # duration in seconds: a lease not renewed for that time counts as abandoned
 _RENEWALS, _RENEW_SECONDS = 6, 5.0  # renewals per duration, and their maximum interval in seconds
@@ -130,7 +131,7 @@ def _token_of(path: StorePath) -> str | None:
 
 
 def _read(path: StorePath) -> Fields:
-    """The fields of a lease; none if there is no lease, or no JSON.
+    """The fields of a lease; none if there is no lease, or what none has written.
 
     Raises:
         UserError: the store can't be used.
@@ -140,9 +141,11 @@ def _read(path: StorePath) -> Fields:
     except FileNotFoundError:
         return {}
     try:
-        return load_json(content)
+        found = load_json(content)
     except ValueError:
         return {}
+    seconds = found.get("seconds") if isinstance(found, dict) else None
+    return found if is_number(seconds) and 0 < seconds <= MOST_SECONDS else {}
 
 
 @contextmanager

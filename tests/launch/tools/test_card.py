@@ -1,6 +1,12 @@
 """The card of an exported model."""
 
-from cloze.launch.tools.card import _without_paths
+import json
+
+import pytest
+import yaml
+
+from cloze.launch.tools.card import _measured, _training, _without_paths
+from cloze.pipeline.errors import UserError
 
 
 def test_a_card_names_no_folder_of_options_that_are_not_ours():
@@ -9,3 +15,18 @@ def test_a_card_names_no_folder_of_options_that_are_not_ours():
         "soft": 5.0,
         "more": [None, "word"],
     }
+
+
+@pytest.mark.parametrize(
+    "changed", [{"evaluation": None}, {"data": {}}, {"data": {"sources": [3]}}, {"data": {"sources": [{"x": 1}]}}]
+)
+def test_sections_that_no_run_has_are_a_line(tmp_path, changed):
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"evaluation": {}} | changed))
+    with pytest.raises(UserError, match="config.yaml: found sections that no run has"):
+        _training(tmp_path)
+
+
+def test_figures_that_are_no_numbers_are_left_out(tmp_path):
+    values = {"examples": 3, "accuracy": 0.5, "f1": [1], "loss": float("nan"), "bits": "x"}
+    (tmp_path / "results.json").write_text(json.dumps({"validation": values}))
+    assert _measured(tmp_path).splitlines()[2:] == ["| validation | accuracy | 0.5000 |"]

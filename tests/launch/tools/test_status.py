@@ -90,6 +90,8 @@ def test_damaged_figures_are_left_out_with_a_warning(run, tmp_path, capsys):
         b'{"step": "2", "train/loss": 1}\n',
         b"[" * 100_000 + b"\n",
         b'{"step": 2, "train/loss": {}}\n',
+        b'{"step": 2, "train/loss": NaN}\n',
+        b'{"step": 2, "train/loss": 1e999}\n',
         b'{"step": 2, "train/loss": null}\n',
     )
     (copy / runs.METRICS).write_bytes(first + b"".join(garbage) + b"".join(others))
@@ -98,11 +100,14 @@ def test_damaged_figures_are_left_out_with_a_warning(run, tmp_path, capsys):
     state = read_run(copy)
     assert (state.state, state.step, state.restarts, state.phase) == ("new", 4, None, None)
     assert main(["status", str(copy)]) == 0 and main(["runs", str(copy)]) == 0
+    for name in ("heartbeats/rank-00000.json", runs.SOFTWARE):
+        (copy / name).write_text('{"time": -1e999, "since": 0, "phase": "data", "starts": 1e999}')
+    assert main(["status", str(copy)]) == 0 and read_run(copy).heartbeat_seconds is None
     (copy / runs.SOFTWARE).write_bytes(b"\x80")
     assert main(["export", str(copy), "--output", str(tmp_path / "model")]) == 2
     assert "software.json: found what is no JSON" in capsys.readouterr().err and not (tmp_path / "model").exists()
     (copy / runs.SOFTWARE).unlink()
-    assert f"{runs.METRICS}: found 5 damaged lines, expected the figures of a step in each" in go_on(copy, "5")
+    assert f"{runs.METRICS}: found 7 damaged lines, expected the figures of a step in each" in go_on(copy, "5")
     assert (
         read_metrics(copy)[: 2 + len(others)]
         == read_metrics(run)[:1] + [{"step": 2, "train/loss": None}] + read_metrics(run)[1:]
@@ -110,7 +115,7 @@ def test_damaged_figures_are_left_out_with_a_warning(run, tmp_path, capsys):
 
 
 def test_a_folder_in_the_place_of_figures_is_one_line(run, tmp_path, capsys):
-    """For the run that would go on, and for who looks at it."""
+    """And a link to itself: for the run that would go on, and for who looks at it."""
     copy = tmp_path / "runs" / "a"
     shutil.copytree(run, copy)
     shutil.copytree(run.parents[1] / "data", tmp_path / "data")
@@ -121,6 +126,11 @@ def test_a_folder_in_the_place_of_figures_is_one_line(run, tmp_path, capsys):
     assert capsys.readouterr().err == f"error: {expected}\n"
     said = train(tmp_path / "data", copy, "--train.max_steps", "5", "--checkpoint.accept_changes", "true", status=2)
     assert f"error: {expected}" in said and "Traceback" not in said
+    (copy / runs.METRICS).rmdir()
+    (copy / runs.METRICS).symlink_to(runs.METRICS)
+    assert main(["status", str(copy)]) == 2 and main(["runs", str(copy)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and all("metrics.jsonl: Too many levels of symbolic links; fix this" in line for line in said)
 
 
 @pytest.mark.parametrize(
