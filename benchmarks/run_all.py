@@ -156,6 +156,11 @@ TABLE = {
         300,
         pictures=("curve.svg",),
     ),
+    "ngram_baseline": Entry(
+        "BLiMP by the n-grams of a text: that it is measured, not what it is",
+        ("ngram_baseline.py", "--quick", "--json", "FIGURES"),
+        120,
+    ),
     "compute_curve_measured": Entry(
         "BLiMP over FLOPs, as the runs of days have measured it; nothing is measured",
         ("compute_curve.py", "--json", "docs/compute.json", "--draw", "{folder}/compute.svg"),

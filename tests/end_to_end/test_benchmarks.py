@@ -4,10 +4,12 @@ import json
 import math
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from cloze.pipeline.shards.manifest import Manifest
@@ -332,6 +334,42 @@ def test_what_stands_in_for_a_task_has_its_form(monkeypatch, tmp_path):
         assert header == ["index", "sentence1", "sentence2", "label"] and len(rows) == count
         assert {row[3] for row in rows} == {"entailment", "not_entailment"}
         assert all((row[2] in row[1]) == (row[3] == "entailment") for row in rows)
+
+
+def test_ngrams_have_the_probabilities_of_their_formula(monkeypatch):
+    """Interpolated Kneser-Ney, written out with sets and dictionaries."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from ngram_baseline import KneserNey
+
+    generator = np.random.default_rng(0)
+    text = [generator.integers(1, 6, size).tolist() for size in generator.integers(1, 9, 40)]
+    words, order = 8, 3  # 6 and 7 are in no sequence
+    places = [tuple([0, 0, *each][end - order : end]) for each in text for end in range(order, len(each) + order)]
+    counts = {order: Counter(places)}
+    for n in (2, 1):
+        counts[n] = Counter(longer[1:] for longer in counts[n + 1])
+
+    def probability(gram: tuple[int, ...]) -> float:
+        if not gram:
+            return 1 / (words - 1)
+        own = counts[len(gram)]
+        size = Counter(own.values())
+        discount = (size[1] + 1) / (size[1] + 2 * size[2] + 2)
+        same = {each: count for each, count in own.items() if each[:-1] == gram[:-1]}
+        total, shorter = sum(same.values()), probability(gram[1:])
+        if not same:
+            return shorter
+        return max(own[gram] - discount, 0) / total + discount * len(same) / total * shorter
+
+    model = KneserNey(text, words, order)
+    for sequence in ([1, 2, 3], [5, 5, 5, 5], [4, 7, 1, 2], [6, 6]):
+        whole = [0, 0, *sequence]
+        expected = sum(math.log(probability(tuple(whole[end - 3 : end]))) for end in range(3, len(whole) + 1))
+        assert model.log_probabilities([[1], sequence])[1] == pytest.approx(expected, rel=1e-12)
+    each = np.exp(
+        model.log_probabilities([[1, 2, word] for word in range(1, words)]) - model.log_probabilities([[1, 2]])
+    )
+    assert each.sum() == pytest.approx(1, rel=1e-12)
 
 
 def test_objectives_are_compared_at_equal_flops(benchmark, monkeypatch, tmp_path, capsys):
