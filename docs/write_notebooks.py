@@ -71,9 +71,11 @@ def build(text: str) -> Any:
     return notebook
 
 
-def run(notebook: Any, folder: Path) -> None:
-    """Run all cells in a kernel of their own, in a folder, with the `cloze` of this Python.
+def run(notebook: Any, folder: Path, scripts: Path = Path(sys.executable).parent) -> None:
+    """Run all cells in a kernel of their own, in a folder.
 
+    Args:
+        scripts: the folder of the `cloze` that they call.
     Raises:
         nbclient.exceptions.CellExecutionError: a cell failed.
     """
@@ -84,7 +86,6 @@ def run(notebook: Any, folder: Path) -> None:
         resources={"metadata": {"path": str(folder)}},
         record_timing=False,
     )
-    scripts = Path(sys.executable).parent
     client.execute(env={**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"})
 
 

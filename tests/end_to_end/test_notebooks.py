@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tests.commands import forked_cloze
 from tests.launching import ROOT
 
 SPECIFICATION = importlib.util.spec_from_file_location("write_notebooks", ROOT / "docs" / "write_notebooks.py")
@@ -57,6 +58,8 @@ _CHECKS = {"tutorial": _check_tutorial, "continue": _check_continue}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", writing.NAMES)
 def test_a_notebook_runs_in_an_empty_folder(name, tmp_path):
-    notebook = writing.build(writing.page(name))
-    writing.run(notebook, tmp_path)
+    notebook, folder = writing.build(writing.page(name)), tmp_path / "empty"
+    folder.mkdir()
+    with forked_cloze(tmp_path / "scripts") as program:
+        writing.run(notebook, folder, program.parent)
     _CHECKS[name]("\n".join(writing.outputs(cell)[0] for cell in writing.code(notebook)))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 
 from cloze.launch.cli import main
+from tests.commands import forked_cloze
 from tests.launch.tiny_models import save_model
 
 TEXTS = ["the man went to the store", "a cat sat on the mat .", "who ate an apple ?", "the sky is blue"] * 4
 
 
 @pytest.mark.slow
-def test_fine_tuning_with_seeds(tmp_path, capsys):
+def test_fine_tuning_with_seeds(tmp_path, capsys, monkeypatch):
     model = save_model(tmp_path / "hf")
     rows = [(text, number % 2) for number, text in enumerate(TEXTS)]
     for name in ("train", "dev"):
@@ -45,7 +47,9 @@ def test_fine_tuning_with_seeds(tmp_path, capsys):
         "--json",
         str(tmp_path / "found.json"),
     ]
-    assert main(arguments) == 0, capsys.readouterr().out
+    with forked_cloze(tmp_path / "programs") as program:
+        monkeypatch.setattr(sys, "executable", str(program))
+        assert main(arguments) == 0, capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())
     for start, folder in (("tasks", tmp_path / "runs"), ("random_weights", tmp_path / "runs" / "random-weights")):
         result, own = (

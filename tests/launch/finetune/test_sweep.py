@@ -4,12 +4,14 @@ import json
 import signal
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cloze.launch.cli import main
 from cloze.launch.run import runs
+from tests.commands import forked_cloze, main_of_python
 from tests.forked import ForkedRun
 from tests.launch.finetune.running import arguments
 from tests.launching import finish, kill_when, step_of
@@ -35,8 +37,15 @@ def result(folder: Path, run: str) -> dict:
     return json.loads((folder / run / "results.json").read_text())
 
 
+@pytest.fixture
+def forking(tmp_path):
+    """The main of a sweep whose runs are forked."""
+    with forked_cloze(tmp_path / "programs") as program:
+        yield partial(main_of_python, program)
+
+
 @pytest.mark.slow
-def test_killed_and_started_again_it_repeats_no_finished_run_and_sums_all_up(model, files, tmp_path, capsys):
+def test_killed_and_started_again_it_repeats_no_finished_run_and_sums_all_up(model, files, tmp_path, capsys, forking):
     """Two seeds of a setting that learns and of one that hardly moves, whose constant answers count as failed.
 
     Finished runs are no results of a sweep with another dropout.
@@ -45,10 +54,11 @@ def test_killed_and_started_again_it_repeats_no_finished_run_and_sums_all_up(mod
     words = arguments("sst2", model, *files, folder, "--seeds", 2, "--epochs", 3, "--grid", "learning_rate=3e-3,1e-12")
     names = [f"learning_rate={rate}/seed-{seed}" for rate in ("3e-3", "1e-12") for seed in (42, 43)]
     kill_when(
-        ForkedRun(words), lambda: (folder / names[0] / "results.json").exists() and step_of(folder / names[1]) >= 5
+        ForkedRun(words, main=forking),
+        lambda: (folder / names[0] / "results.json").exists() and step_of(folder / names[1]) >= 5,
     )
     written = (folder / names[0] / "results.json").stat().st_mtime_ns
-    said = finish(ForkedRun(words))
+    said = finish(ForkedRun(words, main=forking))
     assert "1 of 4 runs are complete already" in said
     assert (folder / names[0] / "results.json").stat().st_mtime_ns == written
     summary = json.loads((folder / "results.json").read_text())
@@ -72,9 +82,10 @@ def test_killed_and_started_again_it_repeats_no_finished_run_and_sums_all_up(mod
     assert "dropout" in error and "seed-42" in error
 
 
-def test_a_stop_is_passed_on_and_the_sweep_asks_to_be_queued_again(model, files, tmp_path):
+def test_a_stop_is_passed_on_and_the_sweep_asks_to_be_queued_again(model, files, tmp_path, forking):
     folder = tmp_path / "sweep"
-    process = ForkedRun(arguments("sst2", model, *files, folder, "--seeds", 2, "--epochs", 200))
+    words = arguments("sst2", model, *files, folder, "--seeds", 2, "--epochs", 200)
+    process = ForkedRun(words, main=forking)
     while step_of(folder / "seed-42") < 5:
         assert process.poll() is None
         time.sleep(0.01)

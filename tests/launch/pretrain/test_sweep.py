@@ -3,12 +3,14 @@
 import json
 import signal
 import time
+from functools import partial
 
 import pytest
 
 from cloze.launch.cli import main
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.status_file import read_status
+from tests.commands import forked_cloze, main_of_python
 from tests.forked import ForkedRun
 from tests.launching import finish, kill_when, pretrain_arguments, step_of
 from tests.synthetic import make_shards
@@ -45,11 +47,18 @@ def test_what_is_wrong_with_a_grid_is_said_before_anything_runs(data, tmp_path, 
     assert not any(path.is_dir() for path in (tmp_path / "sweep").glob("*"))
 
 
+@pytest.fixture
+def forking(tmp_path):
+    """The main of a sweep whose runs are forked."""
+    with forked_cloze(tmp_path / "programs") as program:
+        yield partial(main_of_python, program)
+
+
 @pytest.mark.slow
-def test_a_killed_sweep_goes_on_and_shows_what_all_reach(data, tmp_path):
+def test_a_killed_sweep_goes_on_and_shows_what_all_reach(data, tmp_path, forking):
     """One run is made as a job of an array, another is cut short with the sweep; a third asks for a change."""
     folder = tmp_path / "sweep"
-    array = ForkedRun(words(data, folder, *GRID, "--run", "3", "--train.max_steps", "4000"))
+    array = ForkedRun(words(data, folder, *GRID, "--run", "3", "--train.max_steps", "4000"), main=forking)
     while step_of(folder / NAMES[3]) < 3:
         assert array.poll() is None
         time.sleep(0.01)
@@ -67,14 +76,15 @@ def test_a_killed_sweep_goes_on_and_shows_what_all_reach(data, tmp_path):
                 "true",
                 "--train.max_steps",
                 str(step_of(folder / NAMES[3]) + 2),
-            )
+            ),
+            main=forking,
         )
     )
     assert read_status(folder / NAMES[3])["state"] == "complete"
     again = words(data, folder, *GRID, "--checkpoint.accept_changes", "true")
-    kill_when(ForkedRun(again), lambda: read_status(folder / NAMES[0]).get("state") == "complete")
+    kill_when(ForkedRun(again, main=forking), lambda: read_status(folder / NAMES[0]).get("state") == "complete")
     written = (folder / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns
-    said = finish(ForkedRun(again))
+    said = finish(ForkedRun(again, main=forking))
     assert "runs are complete already" in said and (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns == written
     found = json.loads((folder / "results.json").read_text())
