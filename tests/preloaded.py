@@ -8,7 +8,6 @@ import pytest  # noqa: F401
 
 import tests.forked  # noqa: F401
 from cloze.launch.commands import parse
-from cloze.launch.engine.repairs import import_muon_without_compiler
 from cloze.launch.system.environment import fewer_imports
 
 LATER = (
@@ -17,13 +16,14 @@ LATER = (
     "deepspeed.module_inject.auto_ep_layer",
     "rich._emoji_codes",
     "tensorboard.plugins.hparams.plugin_data_pb2",
-    "sympy",  # a third of the compiler's imports, which DeepSpeed makes at stage 3 and no process may have before
     "cloze.launch.pretrain.command",
     "cloze.launch.finetune.command",
     "cloze.launch.serve.app",
 )
 
-with fewer_imports():
+with fewer_imports():  # mlflow alone would take a quarter of the time
+    from cloze.launch.engine.repairs import import_muon_without_compiler
+
     for module in LATER:
         importlib.import_module(module)
     import_muon_without_compiler()
