@@ -107,7 +107,7 @@ def plain_path(folder: Path) -> Iterator[Path]:
 
 
 def whole_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Whole fp32 weights of a checkpoint of any ZeRO stage."""
+    """Whole fp32 weights of a checkpoint of any ZeRO stage. For use in `known_content`."""
     stage = sharding_stage(read_state(folder))
     # At stage 3 a process has a part of each tensor; below, whole ones, but at stages 1 and 2 in the run's precision.
     weights = {} if stage == 3 else load_pickled(folder / MODEL_FILE)["module"]
@@ -115,6 +115,8 @@ def whole_weights(folder: Path) -> dict[str, torch.Tensor]:
         with only_tensors(folder), _silence(), plain_path(folder.parent) as source:
             # At stage 1 DeepSpeed leaves out frozen parameters.
             weights |= get_fp32_state_dict_from_zero_checkpoint(str(source), tag=folder.name)
+    if not all(isinstance(name, str) for name in weights):
+        raise TypeError("a name of a tensor is no text")
     return {name: tensor.float() for name, tensor in weights.items()}
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cloze.launch.checkpoint import ALLOWED_CLASSES, load_pickled
+from cloze.launch.checkpoint.deepspeed_files import MODEL_FILE, known_content, whole_weights
 from cloze.launch.checkpoint.weight_averages import average_content, average_file, whole_average
 from cloze.pipeline.errors import UserError
 
@@ -20,6 +21,13 @@ def test_only_deepspeeds_own_classes_are_allowed(tmp_path):
     torch.save({"path": Path("x")}, tmp_path / "file.pt")
     with pytest.raises(UserError, match="other than tensors"):
         load_pickled(tmp_path / "file.pt")
+
+
+def test_names_that_are_no_texts_are_other_content(tmp_path):
+    (tmp_path / "state.json").write_text('{"zero_stage": 0}')
+    torch.save({"module": {"weight": torch.ones(3), 3: torch.ones(3)}}, tmp_path / MODEL_FILE)
+    with pytest.raises(UserError, match="found other content than this run's .*no text"), known_content(tmp_path):
+        whole_weights(tmp_path)
 
 
 def test_an_average_of_some_of_a_tensors_weights_is_refused(tmp_path):
