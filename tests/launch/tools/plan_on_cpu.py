@@ -6,7 +6,6 @@ slows both.
 
 import json
 import statistics
-import sys
 import time
 from dataclasses import astuple, replace
 
@@ -80,7 +79,13 @@ def make_step(objective: Objective, lengths: tuple[int, ...], masked: int):
     return step
 
 
-def main(shape: str, count: int, longest: int, dropout: float, objective: str) -> None:
+def main(command: list[str]) -> int:
+    """Measure and estimate.
+
+    Args:
+        command: shape, sequences of a micro-batch, tokens of the longest, dropout, objective.
+    """
+    (shape, objective), (count, longest), dropout = command[::4], map(int, command[1:3]), float(command[3])
     keep_freed_pages()
     bound_primitive_caches()
     torch.set_num_threads(1)
@@ -117,7 +122,4 @@ def main(shape: str, count: int, longest: int, dropout: float, objective: str) -
             }
         )
     )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5])
+    return 0

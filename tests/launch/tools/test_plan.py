@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -16,13 +14,14 @@ from cloze.launch.pretrain.micro_batch_size import SPARE_SHARE
 from cloze.launch.pretrain.objectives.making import make_objective
 from cloze.launch.pretrained.loading import load_model
 from cloze.launch.system import devices
-from cloze.launch.system.environment import child_variables
 from cloze.launch.tools import plan
 from cloze.launch.tools.planning.config import PlanConfig
 from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths
 from cloze.launch.tools.planning.machines import find_machine
 from cloze.model.config import BertConfig
-from tests.launching import ROOT
+from tests.forked import ForkedRun
+from tests.launch.tools import plan_on_cpu
+from tests.launching import finish
 from tests.synthetic import make_shards
 
 SMALL = BertConfig(
@@ -353,24 +352,7 @@ def test_the_largest_micro_batch_is_the_last_that_fits():
 )
 def test_the_estimate_of_a_step_on_this_cpu_comes_true(shape, count, longest, dropout, objective):
     """Within a quarter, in time and in memory, of what is measured in the same process."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.launch.tools.plan_on_cpu",
-            shape,
-            str(count),
-            str(longest),
-            str(dropout),
-            objective,
-        ],
-        cwd=ROOT,
-        env=child_variables(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu"),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    command = [shape, str(count), str(longest), str(dropout), objective]
+    found = json.loads(finish(ForkedRun(command, main=plan_on_cpu.main)).splitlines()[-1])
     assert found["estimated_seconds"] == pytest.approx(found["seconds"], rel=0.25)
     assert found["estimated_bytes"] == pytest.approx(found["bytes"], rel=0.25)
