@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -111,7 +111,7 @@ def read_json(path: Path) -> Any:
     return load_json(path.read_bytes())
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value of JSON is a number to compute with: Python also reads NaN, 1e999 as infinity, and whole numbers
     that no float holds.
     """
