@@ -116,7 +116,10 @@ def whole_weights(folder: Path) -> dict[str, torch.Tensor]:
             # At stage 1 DeepSpeed leaves out frozen parameters.
             weights |= get_fp32_state_dict_from_zero_checkpoint(str(source), tag=folder.name)
     if not all(isinstance(name, str) for name in weights):
-        raise TypeError("a name of a tensor is no text")
+        raise UserError(
+            f"{folder}: found a tensor whose name is no text, expected this run's weights; remove the folder to "
+            "continue from an older checkpoint"
+        )
     return {name: tensor.float() for name, tensor in weights.items()}
 
 

@@ -61,21 +61,27 @@ def read_commits(path: StorePath) -> dict[int, Commit]:
 
 def _parsed(path: StorePath, data: bytes) -> tuple[_Content, str]:
     """The content, and the unique mark of the write that made it."""
+    found = None
     try:
         saved = load_json(data)
         if saved["format"] == _FORMAT:
             commits = {int(step): Commit(**each) for step, each in saved["commits"].items()}
-            if not all(type(each.folder) is type(each.digest) is str for each in commits.values()):
-                raise TypeError
-            return _Content(saved["owner"], int(saved["starts"]), commits), saved["mark"]
+            found = _Content(saved["owner"], int(saved["starts"]), commits), saved["mark"]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(
             f"{path}: found no list of checkpoints ({type(error).__name__}), expected the one that `cloze "
             "pretrain` wrote; restore it, or choose another --output"
         ) from error
-    raise UserError(
-        f"{path}: found format {saved['format']}, expected {_FORMAT}; take the version of Cloze that wrote it"
-    )
+    if found is None:
+        raise UserError(
+            f"{path}: found format {saved['format']}, expected {_FORMAT}; take the version of Cloze that wrote it"
+        )
+    if not all(type(each.folder) is type(each.digest) is str for each in found[0].commits.values()):
+        raise UserError(
+            f"{path}: found a checkpoint whose folder or hash is no text, expected the list that `cloze pretrain` "
+            "wrote; restore it, or choose another --output"
+        )
+    return found
 
 
 class CommitLog:
