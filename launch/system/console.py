@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-_AGES = 100 * 365 * 86400.0  # seconds; nobody waits so long
+_CENTURY = 100 * 365 * 86400.0  # seconds
 
 
 def figure(value: float) -> str:
@@ -21,8 +21,8 @@ def figure(value: float) -> str:
 
 def clock(seconds: float) -> str:
     """Seconds as h:mm:ss."""
-    if not seconds < _AGES:  # as of a rate that is hardly above 0
-        return "ages"
+    if not seconds < _CENTURY:  # as of a rate that is hardly above 0
+        return "over 100 years"
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
