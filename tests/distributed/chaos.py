@@ -72,8 +72,10 @@ class Strike:
     """Steps after the resume at which a moment in training comes; a moment in a save comes at the first save then."""
 
     @classmethod
-    def draw(cls, rng: random.Random, most_steps: int) -> Strike:
-        moment = rng.choices(("start", "training", "save"), (1, 5, 4))[0]
+    def draw(cls, rng: random.Random, most_steps: int, struck: Counter) -> Strike:
+        """One more. Less than a third of all hit the start, in which there is little to lose."""
+        early = 3 * (struck["while starting"] + 1) < struck.total() + 1
+        moment = rng.choices(("start", "training", "save"), (int(early), 5, 4))[0]
         number = rng.choices((signal.SIGKILL, signal.SIGTERM), (7, 3))[0]
         # A launcher that is killed alone leaves its ranks behind, at work; no scheduler does that.
         target = rng.choice(("rank", "ranks", "run") if number == signal.SIGKILL else ("rank", "ranks", "launcher"))
@@ -299,7 +301,7 @@ def endure(folder: Path, seed: int, kills: int, seconds: float, say: Callable[[s
 
 def strike(begin, run, disk, rng, kills, say) -> None:
     """One round: start, hit, see that nothing hangs, that what is published is whole, and what a stop leaves."""
-    blow = Strike.draw(rng, STRIDE)
+    blow = Strike.draw(rng, STRIDE, kills)
     damaged_before = damaged_checkpoints(run)
     process = begin()
     blow.wait(process, run)

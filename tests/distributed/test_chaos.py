@@ -28,5 +28,4 @@ def test_a_run_through_chaos_ends_with_the_same_bits(tmp_path, capsys):
     seed = int(os.environ.get("CHAOS_SEED", random.SystemRandom().randrange(10**6)))
     say(f"\nCHAOS_SEED={seed}")
     struck = chaos.endure(tmp_path, seed, KILLS, SECONDS, say)
-    # A tenth of them is drawn to hit the start: of eight, six once in 40,000 times.
-    assert struck["while starting"] < 0.75 * struck.total(), "kills must hit training or saving"
+    assert struck["while starting"] < struck.total() / 3, "most kills must hit training or saving"
