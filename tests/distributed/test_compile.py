@@ -1,7 +1,4 @@
-"""Compiled layers in real runs: the same curve within rounding, and bit for bit after a kill.
-
-On one process: test_summing.py has compiled layers on two.
-"""
+"""Compiled layers in real runs: the same curve within rounding, and bit for bit after a kill."""
 
 from functools import partial
 
@@ -32,9 +29,9 @@ def test_a_compiled_run_is_the_plain_one_within_rounding_and_resumes_bit_for_bit
 
     def compiled(name: str) -> partial[ForkedRun]:
         command = pretrain_arguments(data, tmp_path / name, *RUN, "--train.compile", "true")
-        return partial(ForkedRun, command, compiler=True)
+        return partial(ForkedRun, command, 2, compiler=True)
 
-    train(data, tmp_path / "plain", *RUN)
+    train(data, tmp_path / "plain", *RUN, processes=2)
     finish(compiled("compiled")())
     for ours, plain in zip(curve(tmp_path / "compiled"), curve(tmp_path / "plain"), strict=True):
         assert ours.keys() == plain.keys()
