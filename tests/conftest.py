@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -24,6 +25,22 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 _NOBODY = 65534
+# What a command that runs in the process of the tests leaves there for DeepSpeed, and any launcher sets.
+_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def no_rank():
+    """No test begins as a rank of an earlier one's run, which transformers' Trainer would join; none leaves a process
+    group, in which the next run of this process would fail.
+    """
+    for name in _LAUNCHERS:
+        os.environ.pop(name, None)
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+        pytest.fail("found a process group after the test, expected that the test ends it")
 
 
 @pytest.fixture

@@ -93,7 +93,13 @@ def joined(
             device = distributed.initialize(environment)
             choose_kernels(device, tf32=config.train.tf32, deterministic=config.train.deterministic)
             heartbeat.beat(0, "start")
-            yield Process(environment, device, console, heartbeat, stored), StopRequest(deadline, console.say)
+            try:
+                yield Process(environment, device, console, heartbeat, stored), StopRequest(deadline, console.say)
+            except BaseException:
+                # The next run of this process would find the group; several ranks end with their own lines first.
+                if environment.world_size == 1:
+                    distributed.shutdown()
+                raise
         distributed.shutdown()
 
 
