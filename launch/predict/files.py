@@ -3,9 +3,9 @@
 import csv
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,8 @@ from cloze.pipeline.storage import publishing
 _CHUNK = 4096  # number of rows that determine the columns of a table and their types
 
 Results = Iterable[tuple[Row, Result]]
+Write = Callable[[list[Fields]], None]
+"""Writes some rows of a table."""
 
 
 def write_results(path: Path, operation: Operation, loaded: LoadedModel | None, results: Results) -> int:
@@ -41,47 +43,48 @@ def write_results(path: Path, operation: Operation, loaded: LoadedModel | None, 
                 written = (file.write(encoded(as_json(operation, *pair)) + "\n") for pair in results)
                 return sum(1 for _ in written)
         rows = (beside(operation, row, operation.columns(loaded, result)) for row, result in results)
-        if path.suffix == ".parquet":
-            return _write_parquet(path, aside, rows)
-        with open(aside, "w", encoding="utf-8", newline="") as file:
-            return _write_separated(path, file, rows)
+        return _write_table(path, aside, rows)
 
 
-def _write_separated(path: Path, file: IO[str], rows: Iterator[Fields]) -> int:
-    """Write CSV or TSV; lists and objects are JSON in their cell, null is an empty cell."""
+def _write_table(path: Path, aside: Path, rows: Iterator[Fields]) -> int:
+    """Write rows in the columns of the first ones, by which a file begins."""
     columns: tuple[str, ...] = ()
     number = 0
-    for chunk in _chunks(rows):
-        if not columns:
-            columns = _columns(chunk)
-            writer = csv.DictWriter(
-                file, columns, delimiter="\t" if path.suffix == ".tsv" else ",", lineterminator="\n"
-            )
-            writer.writeheader()
-        _check(path, columns, chunk)
-        writer.writerows({name: _cell(value) for name, value in row.items()} for row in chunk)
-        number += len(chunk)
+    with ExitStack() as opened:
+        while chunk := list(itertools.islice(rows, _CHUNK)):
+            if not columns:
+                columns = _columns(chunk)
+                begin = _parquet if path.suffix == ".parquet" else _separated
+                write = opened.enter_context(begin(path, aside, chunk))
+            if late := [name for name in _columns(chunk) if name not in columns]:
+                raise UserError(
+                    f"output: {path}: found the column {late[0]!r}, which none of the first {_CHUNK:,} rows has, "
+                    "expected theirs; write *.jsonl"
+                )
+            write(chunk)
+            number += len(chunk)
     return number
+
+
+@contextmanager
+def _separated(path: Path, aside: Path, first: list[Fields]) -> Iterator[Write]:
+    """CSV or TSV; lists and objects are JSON in their cell, null is an empty cell."""
+    with open(aside, "w", encoding="utf-8", newline="") as file:
+        delimiter = "\t" if path.suffix == ".tsv" else ","
+        writer = csv.DictWriter(file, _columns(first), delimiter=delimiter, lineterminator="\n")
+        writer.writeheader()
+        yield lambda chunk: writer.writerows({name: _cell(value) for name, value in row.items()} for row in chunk)
 
 
 def _cell(value: object) -> object:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict | bool) else value
 
 
-def _write_parquet(path: Path, aside: Path, rows: Iterator[Fields]) -> int:
-    writer, number = None, 0
-    try:
-        for chunk in _chunks(rows):
-            if writer is None:
-                schema = _schema(path, chunk)
-                writer = parquet.ParquetWriter(aside, schema)
-            _check(path, schema.names, chunk)
-            writer.write_table(_table(path, chunk, schema))
-            number += len(chunk)
-    finally:
-        if writer:
-            writer.close()
-    return number
+@contextmanager
+def _parquet(path: Path, aside: Path, first: list[Fields]) -> Iterator[Write]:
+    schema = _schema(path, first)
+    with parquet.ParquetWriter(aside, schema) as writer:
+        yield lambda chunk: writer.write_table(_table(path, chunk, schema))
 
 
 def _schema(path: Path, chunk: list[Fields]) -> pa.Schema:
@@ -107,19 +110,5 @@ def _table(path: Path, chunk: list[Fields], schema: pa.Schema | None) -> pa.Tabl
         ) from error
 
 
-def _chunks(rows: Iterator[Fields]) -> Iterator[list[Fields]]:
-    while chunk := list(itertools.islice(rows, _CHUNK)):
-        yield chunk
-
-
 def _columns(chunk: list[Fields]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for row in chunk for name in row))
-
-
-def _check(path: Path, columns: Iterable[str], chunk: list[Fields]) -> None:
-    """Raise UserError for a new column after the first rows, which are written already."""
-    if late := [name for name in _columns(chunk) if name not in columns]:
-        raise UserError(
-            f"output: {path}: found the column {late[0]!r}, which none of the first {_CHUNK:,} rows has, "
-            "expected theirs; write *.jsonl"
-        )
