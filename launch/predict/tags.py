@@ -1,8 +1,8 @@
 """The operation `tag`: classes of words, with their characters in the text."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
 from cloze.launch.texts.windows import counts_once
 
+_Item = TypeVar("_Item")
 _Named = tuple[str, float, int, int]  # label, score, first character, end (exclusive)
 
 
@@ -69,10 +70,10 @@ class TagWords(Operation):
         ]
         pieces = _pieces(encodings, values, continues)
         if self.aggregation not in ("none", "simple"):
-            words = [_word(group, self.aggregation) for group in _words(pieces)]
+            words = [_word(group, self.aggregation) for group in _groups(pieces, lambda piece, _: not piece.continues)]
             pieces = [word for word in words if word.end > word.start]  # a piece without characters is white space
         named = [(labels[piece.shares.argmax()], float(piece.shares.max()), piece.start, piece.end) for piece in pieces]
-        tags = named if self.aggregation == "none" else [_entity(group) for group in _entities(named)]
+        tags = named if self.aggregation == "none" else [_entity(group) for group in _groups(named, _begins_entity)]
         return [
             Tag(label, score, start, end, row.text[start:end])
             for label, score, start, end in tags
@@ -108,13 +109,14 @@ def _pieces(
     return [piece for piece, counts in zip(pieces, counts_once(inside), strict=True) if counts]
 
 
-def _words(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
-    group: list[_Piece] = []
-    for piece in pieces:
-        if group and not piece.continues:
+def _groups(items: Iterable[_Item], begins: Callable[[_Item, _Item], bool]) -> Iterator[list[_Item]]:
+    """Consecutive items in groups; `begins` says of an item and the one before it whether it begins a new group."""
+    group: list[_Item] = []
+    for item in items:
+        if group and begins(item, group[-1]):
             yield group
             group = []
-        group.append(piece)
+        group.append(item)
     if group:
         yield group
 
@@ -129,16 +131,9 @@ def _word(group: list[_Piece], aggregation: str) -> _Piece:
     return _Piece(group[0].start, group[-1].end, shares, False)
 
 
-def _entities(named: list[_Named]) -> Iterator[list[_Named]]:
-    """Groups of consecutive words of one kind; a B- tag begins a new group."""
-    group: list[_Named] = []
-    for tag in named:
-        if group and (tag[0].startswith("B-") or _kind(tag[0]) != _kind(group[-1][0])):
-            yield group
-            group = []
-        group.append(tag)
-    if group:
-        yield group
+def _begins_entity(tag: _Named, before: _Named) -> bool:
+    """Whether a word begins an entity: by a B- tag, or since the word before it is of another kind."""
+    return tag[0].startswith("B-") or _kind(tag[0]) != _kind(before[0])
 
 
 def _entity(group: list[_Named]) -> _Named:
