@@ -1,6 +1,6 @@
 """`cloze predict`: reads texts, runs an operation, prints or writes the results."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from cloze.launch.predict.blanks import ScoreConfig
 from cloze.launch.predict.config import Input
 from cloze.launch.predict.files import write_results
 from cloze.launch.predict.operation import Result, Row, plain
-from cloze.launch.predict.output import as_json, encoded, print_table, wants_table
+from cloze.launch.predict.output import encoded, print_results, print_table, wants_table
 from cloze.launch.predict.pictures import Points, draw_attention
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.rows import read_rows
@@ -44,7 +44,9 @@ def predict(config: Input) -> int:
             for _ in results:
                 done()
     else:
-        _print(config, results)
+        if isinstance(config, ScoreConfig) and wants_table(config):
+            results = iter(sorted(results, key=lambda pair: -pair[1].log_probability))
+        print_results(config, results)
     if points:
         console.say(points.draw())
     if tokens := cut.total():
@@ -69,28 +71,9 @@ def _answered(predictor: Predictor, config: Input, cut: Counter[str]) -> Iterato
     Args:
         cut: counts truncated tokens.
     """
-    seen: deque[Row] = deque()
-
-    def noting() -> Iterator[Row]:
-        for row in read_rows(config, predictor.loaded.columns):
-            seen.append(row)
-            yield row
-
-    for result in predictor.map(config, noting()):
+    for row, result in predictor.map_rows(config, read_rows(config, predictor.loaded.columns)):
         cut["tokens"] += getattr(result, "cut_tokens", 0)
-        yield seen.popleft(), result
-
-
-def _print(config: Input, results: Iterator[tuple[Row, Result]]) -> None:
-    """Print each result when it is ready, or a table at the end."""
-    if not wants_table(config):
-        for row, result in results:
-            print(encoded(as_json(config, row, result)), flush=True)
-        return
-    ranked = list(results)
-    if isinstance(config, ScoreConfig):
-        ranked.sort(key=lambda item: -item[1].log_probability)
-    print_table(line for row, result in ranked for line in config.table_lines(row, result))
+        yield row, result
 
 
 def _print_features(predictor: Predictor, config: FeaturesConfig) -> int:

@@ -69,6 +69,19 @@ def wants_table(config: Any) -> bool:
     return config.format == "table" or (config.format is None and sys.stdout.isatty())
 
 
+def print_results(config: Any, results: Iterable[tuple[Row, Result]]) -> None:
+    """Print each result as JSON when it is ready, or all of them as a table at the end.
+
+    Args:
+        config: the operation, with the field `format`.
+    """
+    if wants_table(config):
+        print_table(line for row, result in results for line in config.table_lines(row, result))
+        return
+    for row, result in results:
+        print(encoded(as_json(config, row, result)), flush=True)
+
+
 def print_table(lines: Iterable[dict[str, str]]) -> None:
     """Print lines as a table."""
     lines = list(lines)

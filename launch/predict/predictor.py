@@ -200,10 +200,17 @@ class Predictor:
         Raises:
             UserError: the model lacks the head, or a text is refused; results of earlier chunks have been yielded.
         """
+        return (result for _, result in self.map_rows(operation, texts))
+
+    def map_rows(
+        self, operation: Operation, texts: Iterable[str | tuple[str, str] | Row]
+    ) -> Iterator[tuple[Row, Result]]:
+        """As `map`, each result behind the text or pair that it is of."""
         self.require(operation)
         rows = given_rows(texts)
         while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
-            yield from self.run(operation, [(row, list(self.prepare(operation, row))) for row in chunk])
+            results = self.run(operation, [(row, list(self.prepare(operation, row))) for row in chunk])
+            yield from zip(chunk, results, strict=True)
 
     def require(self, operation: Operation) -> None:
         """Raise UserError if this model does not support the operation with its options."""

@@ -2,7 +2,7 @@
 model's tokenizer and imports no torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,11 +10,12 @@ from typing import Literal
 from cloze.launch.predict.config import PairInput
 from cloze.launch.predict.files import write_results
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
-from cloze.launch.predict.output import as_json, encoded, print_table, wants_table
+from cloze.launch.predict.output import print_results
 from cloze.launch.predict.rows import read_rows
 from cloze.launch.pretrained.finding import model_path
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run import runs
+from cloze.launch.system.console import Console
 from cloze.launch.texts.encoding import TRUNCATION, Encoder, Encoding, Truncation
 from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -45,6 +46,17 @@ class Tokenize(Operation):
 
     def read(self, model: Model, batch: Batch) -> list[Value]:
         return [None] * len(batch.encodings)  # the model is not run
+
+    def table_lines(self, row: Row, result: Tokens) -> Iterator[dict[str, str]]:
+        columns = zip(result.tokens, result.input_ids, result.token_type_ids, result.offsets, strict=True)
+        for token, number, segment, (start, end) in columns:
+            yield {
+                "token": token,
+                "id": str(number),
+                "segment": str(segment),
+                "mask": "1",
+                "characters": f"{start}-{end}",
+            }
 
     def finish(self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]) -> Tokens:
         return tokens_of(loaded.tokenizer, encodings[0], loaded.config.segments)
@@ -97,24 +109,8 @@ def tokenize(config: TokenizeConfig) -> int:
     rows = read_rows(config, columns_of(notes.get(COLUMNS)))
     results = ((row, tokens_of(tokenizer, encode_whole(tokenizer, row, words))) for row in rows)
     if config.output:
-        print(f"wrote {write_results(Path(config.output), config, None, results):,} results to {config.output}")
-        return 0
-    table = []
-    for row, shown in results:
-        if wants_table(config):
-            columns = zip(shown.tokens, shown.input_ids, shown.token_type_ids, shown.offsets, strict=True)
-            table += [
-                {
-                    "token": token,
-                    "id": str(number),
-                    "segment": str(segment),
-                    "mask": "1",
-                    "characters": f"{offset[0]}-{offset[1]}",
-                }
-                for token, number, segment, offset in columns
-            ]
-        else:
-            print(encoded(as_json(config, row, shown)))
-    if table:
-        print_table(table)
+        number = write_results(Path(config.output), config, None, results)
+        Console().say(f"wrote {number:,} results to {config.output}")
+    else:
+        print_results(config, results)
     return 0
