@@ -12,6 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.evaluate.glue import find_tasks, fine_tune
+from cloze.launch.evaluate.likelihood import Progress
 from cloze.launch.evaluate.lines import read_lines, score_lines
 from cloze.launch.evaluate.pairs import accuracies, read_pairs, score_pairs
 from cloze.launch.evaluate.report import draw, print_result, print_tasks, scalars, write_json
@@ -20,7 +21,7 @@ from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.finding import model_path
 from cloze.launch.pretrained.loading import run_steps
 from cloze.launch.run import runs
-from cloze.launch.system.console import Console, clock
+from cloze.launch.system.console import Console, clock, doing
 from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -28,7 +29,6 @@ from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.untrusted import is_number, read_json
 
 _CHECKPOINT = re.compile(r"step-(\d+)")
-_PROGRESS_SECONDS = 30.0
 
 
 def evaluate(config: EvaluateConfig) -> int:
@@ -41,7 +41,7 @@ def evaluate(config: EvaluateConfig) -> int:
     folder, step = _model(config)
     if config.suite == "glue":
         return _fine_tune(config, folder, step, console)
-    texts, measure = _suite(config, console)
+    texts, measure = _suite(config)
     if config.every_checkpoint:
         return _every_checkpoint(config, folder, texts, measure, console)
     began = time.monotonic()
@@ -87,48 +87,33 @@ def _model(config: EvaluateConfig) -> tuple[Path, int | Literal["best"] | None]:
     return folder.resolve().parents[1], int(match[1])
 
 
-def _suite(config: EvaluateConfig, console: Console) -> tuple[list[str], Callable[[Predictor], Fields]]:
+def _suite(config: EvaluateConfig) -> tuple[list[str], Callable[[Predictor], Fields]]:
     """Read the suite's texts; returns them, and what measures a model on them."""
     if config.suite == "lines":
         lines = read_lines(config.data, config.every_nth)
 
         def on_lines(predictor: Predictor) -> Fields:
             predictor.require(Score())
-            return score_lines(
-                predictor.loaded,
-                lines,
-                max_length=config.max_length,
-                bf16=config.precision == "bf16",
-                hidden=config.hidden,
-                progress=_Progress(console),
-            )
+            with doing() as tell:
+                return score_lines(
+                    predictor.loaded,
+                    lines,
+                    max_length=config.max_length,
+                    bf16=config.precision == "bf16",
+                    hidden=config.hidden,
+                    progress=Progress(tell),
+                )
 
         return lines, on_lines
     pairs = read_pairs(Path(config.data), config.every_nth)
 
     def on_pairs(predictor: Predictor) -> Fields:
         predictor.require(Score())
-        return accuracies(
-            pairs, score_pairs(predictor.loaded, pairs, config.precision, config.hidden, _Progress(console))
-        )
+        with doing() as tell:
+            scores = score_pairs(predictor.loaded, pairs, config.precision, config.hidden, Progress(tell))
+        return accuracies(pairs, scores)
 
     return [text for pair in pairs for text in (pair.paradigm, pair.phenomenon, pair.good, pair.bad)], on_pairs
-
-
-class _Progress:
-    """Prints a line at intervals: tokens done and the time left."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._began = self._said = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._said < _PROGRESS_SECONDS:
-            return
-        self._said = now
-        left = (now - self._began) / done * (total - done)
-        self.console.say(f"scored {done:,} of {total:,} tokens  {clock(left)} left")
 
 
 def _every_checkpoint(

@@ -7,6 +7,7 @@ sequences of one length, without padding (Salazar et al. 2020).
 Causal ones, for models trained on next tokens: each token is predicted from those before it, all in one forward.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,9 @@ import numpy as np
 import torch
 
 from cloze.launch.predict.blanks import hidden_log_probabilities
+from cloze.launch.predict.predictor import batches
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.system.console import clock
 from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import Encoding
 from cloze.model.bert import BertForPreTraining, PreTrainingOutput, encode_masked
@@ -37,6 +40,28 @@ Hidden = Literal["token", "rest_of_word", "later"]
 """What is hidden of a text when a token is predicted: it alone; it and the later tokens of its word; or it and all
 later tokens, by causal attention."""
 _Part = TypeVar("_Part")
+
+
+class Progress:
+    """Tells how many tokens have been scored and the time left.
+
+    Args:
+        tell: as of `console.doing`.
+    """
+
+    def __init__(self, tell: Callable[[Callable[[], str]], None]) -> None:
+        self._tell, self._began, self._done = tell, time.monotonic(), 0
+        self.total = 0
+        """Tokens in all, as far as is known yet."""
+
+    def __call__(self, tokens: int) -> None:
+        """Count tokens that have been scored since the last call."""
+        self._done += tokens
+        self._tell(self._line)
+
+    def _line(self) -> str:
+        left = (time.monotonic() - self._began) / self._done * (self.total - self._done)
+        return f"scored {self._done:,} of {self.total:,} tokens, {clock(left)} left"
 
 
 def log_likelihoods(
@@ -84,13 +109,7 @@ def causal_log_likelihoods(
         sums[numbers] = np.bincount(sequence, found, minlength=len(batch))
         return len(ids)
 
-    by_length = sorted(range(len(encodings)), key=lambda number: len(encodings[number]))
-    batches: list[list[int]] = []
-    for number in by_length:
-        if not batches or (len(batches[-1]) + 1) * len(encodings[number]) > CAUSAL_TOKENS:
-            batches.append([])
-        batches[-1].append(number)
-    for size in _on_each_core(score, batches, loaded.device):
+    for size in _on_each_core(score, list(batches([*map(len, encodings)], CAUSAL_TOKENS)), loaded.device):
         progress(size)
     return sums
 

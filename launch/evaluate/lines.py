@@ -1,9 +1,8 @@
 """Suite `lines`: (pseudo-)log-likelihood per character of held-out text, comparable between different vocabularies."""
 
 import re
-from collections.abc import Callable
 
-from cloze.launch.evaluate.likelihood import Hidden, log_likelihoods, num_tokens
+from cloze.launch.evaluate.likelihood import Hidden, Progress, log_likelihoods, num_tokens
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
@@ -36,7 +35,7 @@ def score_lines(
     max_length: int,
     bf16: bool,
     hidden: Hidden,
-    progress: Callable[[int, int], None],
+    progress: Progress,
 ) -> Fields:
     """Total scores of all lines; repeated lines count each time but are scored once.
 
@@ -49,18 +48,12 @@ def score_lines(
         windows = list(loaded.encoder.windows(line, length=max_length, step=max_length, place=f"line {place + 1}"))
         pieces += windows
         owners += [place] * len(windows)
-    done, total = 0, num_tokens(pieces, hidden)
-
-    def count(tokens: int) -> None:
-        nonlocal done
-        done += tokens
-        progress(done, total)
-
+    progress.total = num_tokens(pieces, hidden)
     sums, tokens = [0.0] * len(number), [0] * len(number)
     for place, piece, value in zip(
         owners,
         pieces,
-        log_likelihoods(loaded, pieces, hidden, bf16=bf16, progress=count),
+        log_likelihoods(loaded, pieces, hidden, bf16=bf16, progress=progress),
         strict=True,
     ):
         sums[place] += float(value)

@@ -2,7 +2,6 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cloze.launch.evaluate.likelihood import Hidden, log_likelihoods, num_tokens
+from cloze.launch.evaluate.likelihood import Hidden, Progress, log_likelihoods, num_tokens
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.devices import SLOW_BF16, bf16_slowdown
 from cloze.pipeline.errors import UserError
@@ -84,7 +83,7 @@ def score_pairs(
     pairs: list[Pair],
     precision: str,
     hidden: Hidden,
-    progress: Callable[[int, int], None],
+    progress: Progress,
 ) -> np.ndarray:
     """Log-probability of the good sentence minus that of the bad one, (n,) float64. Repeated sentences are scored once.
 
@@ -92,7 +91,6 @@ def score_pairs(
         precision: fp32; bf16; or auto: bf16, and fp32 for pairs whose difference in bf16 is below `CLOSE`; all in fp32
             on a CPU whose products in bf16 are slow.
         hidden: what is hidden when a token is predicted.
-        progress: called with the tokens done and the tokens in all.
 
     Raises:
         UserError: a sentence is empty, or longer than the model's positions.
@@ -101,27 +99,21 @@ def score_pairs(
     number = {text: place for place, text in enumerate(texts)}
     encodings = [loaded.encoder.encode(text, place=place) for text, place in texts.items()]
     sides = np.array([[number[pair.good], number[pair.bad]] for pair in pairs])
-    done, total = 0, num_tokens(encodings, hidden)
-
-    def count(tokens: int) -> None:
-        nonlocal done
-        done += tokens
-        progress(done, total)
-
+    progress.total = num_tokens(encodings, hidden)
     if precision == "auto" and bf16_slowdown(torch.device(loaded.device)) >= SLOW_BF16:
         precision = "fp32"
-    score = partial(log_likelihoods, loaded, hidden=hidden, progress=count)
+    score = partial(log_likelihoods, loaded, hidden=hidden, progress=progress)
     scores = score(encodings, bf16=precision != "fp32")
+    differences = scores[sides[:, 0]] - scores[sides[:, 1]]
     if precision == "auto":
-        close = np.abs(scores[sides[:, 0]] - scores[sides[:, 1]]) < CLOSE
+        close = np.abs(differences) < CLOSE
         again = np.unique(sides[close])
         chosen = [encodings[place] for place in again]
-        total += num_tokens(chosen, hidden)
-        exact = scores.copy()
-        exact[again] = score(chosen)
+        progress.total += num_tokens(chosen, hidden)
+        scores[again] = score(chosen)
         # Both sentences of a pair are scored in the same precision.
-        return np.where(close, exact[sides[:, 0]] - exact[sides[:, 1]], scores[sides[:, 0]] - scores[sides[:, 1]])
-    return scores[sides[:, 0]] - scores[sides[:, 1]]
+        differences = np.where(close, scores[sides[:, 0]] - scores[sides[:, 1]], differences)
+    return differences
 
 
 def accuracies(pairs: list[Pair], differences: np.ndarray) -> Fields:
