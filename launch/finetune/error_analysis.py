@@ -1,8 +1,7 @@
 """Error analysis: which classes are confused, and the errors with the highest confidence."""
 
 from cloze.launch.finetune.examples.base import Examples
-from cloze.launch.finetune.examples.predicted import markdown
-from cloze.launch.system.console import figure
+from cloze.launch.system.console import figure, markdown
 from cloze.pipeline.fields import Fields
 
 _WORST = 20

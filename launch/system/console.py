@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
@@ -25,6 +25,13 @@ def clock(seconds: float) -> str:
         return "over 100 years"
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown, a line for each row."""
+    lines = [header, ["---"] * len(header), *rows]
+    cells = [[" ".join(str(cell).split()).replace("|", "\\|") for cell in line] for line in lines]
+    return "".join("| " + " | ".join(line) + " |\n" for line in cells)
 
 
 # Seconds between two lines on what a long command does, where the output is no terminal; `prepare`'s bars have as many.

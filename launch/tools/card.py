@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -11,7 +10,7 @@ from cloze.launch.config import DataSource
 from cloze.launch.pretrained.loading import load_truncation, load_vectors
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import iterate_metrics
-from cloze.launch.system.console import figure
+from cloze.launch.system.console import figure, markdown
 from cloze.launch.system.software import software
 from cloze.launch.texts.vectors import Vectors
 from cloze.model.config import BertConfig
@@ -114,10 +113,10 @@ def card(run: Path, folder: Path, name: str, said: str) -> str:
         _shape(load_pretrained(folder)[0], folder),
     ]
     if measured := _measured(run):
-        parts += ["", "## Measured", "", measured]
+        parts += ["## Measured", "", measured]
     if (run / runs.CONFIG).is_file():
-        parts += ["", "## Training", "", _training(run)]
-    return "\n".join(parts) + "\n"
+        parts += ["## Training", "", _training(run)]
+    return "\n".join(parts).rstrip() + "\n"
 
 
 def _use(name: str, own: bool, auto: str, encoder: bool) -> str:
@@ -156,7 +155,7 @@ def _shape(config: BertConfig, folder: Path) -> str:
         "longest text in training (tokens)": truncation and truncation.max_length,
         "number format": load_note(folder, "dtype"),
     }
-    return _table(("", ""), [(name, value) for name, value in rows.items() if value is not None])
+    return markdown(("", ""), [(name, value) for name, value in rows.items() if value is not None])
 
 
 def _measured(run: Path) -> str:
@@ -170,7 +169,7 @@ def _measured(run: Path) -> str:
             for name, value in values.items()
             if name != "examples" and is_number(value)
         ]
-        return _table(("file", "metric", "value"), rows) if rows else ""
+        return markdown(("file", "metric", "value"), rows) if rows else ""
     if not (run / runs.CONFIG).is_file() or not (run / "metrics.jsonl").is_file():
         return ""
     best: dict[str, float] = {}
@@ -183,7 +182,7 @@ def _measured(run: Path) -> str:
         for name, value in best.items()
         if isinstance(value, float)
     ]
-    return _table(("evaluation", "metric", "value"), rows) if rows else ""
+    return markdown(("evaluation", "metric", "value"), rows) if rows else ""
 
 
 def _training(run: Path) -> str:
@@ -214,7 +213,7 @@ def _training(run: Path) -> str:
             f"{run / runs.CONFIG}: found sections that no run has ({error}), expected those that the run wrote; "
             "restore the file"
         ) from error
-    return "\n".join([_table(("", ""), rows), "", "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```"])
+    return "\n".join([markdown(("", ""), rows), "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```"])
 
 
 def _without_paths(value: object) -> object:
@@ -224,8 +223,3 @@ def _without_paths(value: object) -> object:
     if isinstance(value, list):
         return [_without_paths(part) for part in value]
     return None if isinstance(value, str) and ("/" in value or os.sep in value) else value
-
-
-def _table(header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
-    lines = [header, tuple("---" for _ in header), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)

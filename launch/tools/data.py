@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from cloze.launch.system.console import Output
+from cloze.launch.system.console import Output, markdown
 from cloze.pipeline.config import InspectConfig, PrepareConfig, VerifyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.extending import ADDED, Extension
@@ -198,8 +198,7 @@ def _write_tensorboard(inspection: Inspection, config: InspectConfig) -> None:
                 bucket_limits=(sizes + 0.5).tolist(),
                 bucket_counts=lengths.tolist(),
             )
-        rows = "\n".join(f"| {name} | {value} |" for name, value in inspection.facts)
-        writer.add_text("data/facts", f"| | |\n|---|---|\n{rows}")
+        writer.add_text("data/facts", markdown(("", ""), inspection.facts))
         for number, sample in enumerate(inspection.samples):
             pieces = [p.text if p.original is None else f"**{p.text}**{{{p.original}}}" for p in sample.pieces]
             writer.add_text("data/samples", f"sample {sample.index}\n\n    {' '.join(pieces)}", number)

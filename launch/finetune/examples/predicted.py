@@ -6,6 +6,7 @@ kind.
 
 from collections import Counter
 
+from cloze.launch.system.console import markdown
 from cloze.pipeline.fields import Fields
 
 MOST_CLASSES = 30  # a larger confusion matrix is unreadable: its largest cells are listed instead
@@ -178,10 +179,3 @@ class Ranks(Prediction):
     @classmethod
     def error_size(cls, each: Fields) -> float | None:
         return each["rank_error"] or None
-
-
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    """A table."""
-    lines = [header, ["---"] * len(header), *rows]
-    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
-    return "".join("| " + " | ".join(line) + " |\n" for line in cells)
