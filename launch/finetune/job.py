@@ -1,16 +1,15 @@
-"""Reads the task, model, tokenizer and examples of a fine-tuning run."""
+"""Checks the fields of a fine-tuning run, and reads its task, model, tokenizer and examples."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloze.launch.config import FinetuneConfig
+from cloze.launch.config import EmbeddingConfig, FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.glue import submission_names
 from cloze.launch.finetune.kind import Kind
-from cloze.launch.finetune.reading import check_fields, read_examples
 from cloze.launch.finetune.tasks import KINDS, find_task
 from cloze.launch.pretrained.source import Source, find_source
 from cloze.launch.run import runs
@@ -19,7 +18,9 @@ from cloze.launch.training.start_table import origin_of_rate
 from cloze.model.bert import BertPreTrained
 from cloze.model.flops import encoder_weights
 from cloze.model.problems import HeadConfig
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,69 @@ def _hash(path: Path) -> str:
     return json.dumps({file.name: sha256_of(file) for file in sorted(path.iterdir()) if file.is_file()})
 
 
+# Fields that only some kinds of task read (`Kind.fields`), with their defaults: other values are refused, not ignored.
+_USUAL = {
+    "pooling": "pooler",
+    "keep": "head",
+    "read_layers": "last",
+    "embedding": EmbeddingConfig(),
+    "text_columns": [],
+    "label_columns": [],
+    "skip_malformed_rows": False,
+    "choice_columns": [],
+    "labels": [],
+    "answer_softmax": "window",
+    "answer_units": "words",
+}
+
+
+def _check_fields(config: FinetuneConfig, task: Task, kind: Kind) -> None:
+    """Raise UserError for fields that the task does not read, or that contradict each other; reads nothing."""
+    names = [Path(path).name.split(".")[0] for path in config.test]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"test: found {names.count(name)} files named {name}, expected names that differ, by which "
+                "the results go; rename one"
+            )
+    for name, usual in _USUAL.items():
+        # null in a user's configuration, a name in that of a run.
+        plain = name == "pooling" and config.pooling is None or getattr(config, name) == usual
+        if not plain and name not in kind.fields:
+            expected = "none" if usual == [] else "its defaults" if name == "embedding" else str(usual).lower()
+            readers = [each for each, entry in KINDS.items() if name in entry.load().fields]
+            raise UserError(
+                f"{name}: found {getattr(config, name)} with the task {config.task}, expected {expected}: "
+                f"it is for {', '.join(readers)}"
+            )
+    if len(set(config.labels)) < len(config.labels):
+        raise UserError(f"labels: found {', '.join(config.labels)}, expected each once")
+    kind.check(config, task)
+
+
+def read_examples(
+    config: FinetuneConfig, task: Task, tokenizer: Tokenizer, segments: tuple[int, int] = (0, 1), hidden_size: int = 0
+) -> tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, list[Examples]]:
+    """The model's class, its head, and the examples of the training, validation and test files.
+
+    Args:
+        segments, hidden_size: those of the model.
+
+    Raises:
+        UserError: a file does not hold what the task needs.
+    """
+    kind: Kind = KINDS[task.kind].load()
+    architecture, head, train, read_file = kind.read(config, task, tokenizer, hidden_size)
+    validation, *test = [read_file(path) for path in (config.validation, *config.test)]
+    paths = (config.train_file, config.validation, *config.test)
+    for examples, path in zip((train, validation, *test), paths, strict=True):
+        examples.name, examples.segments = Path(path).name.split(".")[0], segments
+    for examples, path in zip((train, validation), paths, strict=False):
+        if not examples.labelled:
+            raise UserError(f"{path}: found no labels, expected a file that holds what is to be predicted")
+    return architecture, head, train, validation, test
+
+
 def read_job(config: FinetuneConfig) -> Job:
     """Read the model, the tokenizer and every file.
 
@@ -66,7 +130,7 @@ def read_job(config: FinetuneConfig) -> Job:
     task = find_task(config.task)
     submission_names(config)  # errors in the columns are raised before anything is read
     kind: Kind = KINDS[task.kind].load()
-    check_fields(config, task)
+    _check_fields(config, task, kind)
     kind.check_columns(config, task)
     task = kind.measured(config, task)
     source = find_source(config)

@@ -1,6 +1,6 @@
 """The interface of kinds of tasks: which fields they read, what their files hold, what is trained, saved and said."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal
 
@@ -18,8 +18,8 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Examples, Sequence[Examples]]
-"""The model's class, its head, and the examples of the training, validation and test files."""
+Read = tuple[type[BertPreTrained], HeadConfig | None, Examples, Callable[[str], Examples]]
+"""The model's class, its head, the examples of the training file, and what reads those of another file."""
 TABLE_FIELDS = ("text_columns", "label_columns", "skip_malformed_rows")
 """Fields that all kinds read whose files are tables."""
 
@@ -28,7 +28,7 @@ class Kind:
     """A kind of task: one instance for all runs."""
 
     fields: ClassVar[tuple[str, ...]] = ()
-    """The fields that it reads among those that only some kinds read (`reading.py`)."""
+    """The fields that it reads among those that only some kinds read (`job.py`)."""
     question: ClassVar[str]
     """The command for a prediction of the run `{run}`, without `cloze`."""
 
@@ -115,9 +115,7 @@ def _check_columns(config: FinetuneConfig, task: Task, columns: Columns) -> None
     targets = tuple(config.label_columns) or task.targets
     lacking: dict[tuple[Any, Any], list[str]] = {}  # files by their missing columns
     for path in (config.train_file, config.validation, *config.test):
-        reading = open_table(path, columns.header, columns.texts[0], config.skip_malformed_rows)
-        first = next(reading.rows)
-        found = reading.columns or tuple(first.values)
+        found = open_table(path, columns.header, columns.texts[0], config.skip_malformed_rows).columns
         if path in config.test and task.diagnostic and set(task.diagnostic) <= set(found):
             continue
         needed = {
@@ -127,7 +125,7 @@ def _check_columns(config: FinetuneConfig, task: Task, columns: Columns) -> None
         }
         missing = {field: [name for name in names if name not in found] for field, names in needed.items()}
         if any(missing.values()):
-            finding = tuple(found), tuple((field, tuple(names)) for field, names in missing.items() if names)
+            finding = found, tuple((field, tuple(names)) for field, names in missing.items() if names)
             lacking.setdefault(finding, []).append(str(path))
     if lacking:
         raise UserError(

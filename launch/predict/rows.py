@@ -1,7 +1,6 @@
 """Input texts: from the command line, a file, standard input or Python."""
 
 import codecs
-import itertools
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -139,11 +138,10 @@ def listed(name: str, given: Iterable[_Item]) -> Iterable[_Item]:
 def _from_table(path: Path, asked: tuple[str, ...], learned: Columns | None, kind: type[Operation]) -> Iterator[Row]:
     """A Row for each row of a table, with all of its columns."""
     reading = tables.open_table(path, *((learned.header, learned.texts[0]) if learned else ()))
-    first = next(reading.rows)
-    columns = _find_columns(path, reading.columns or tuple(first.values), asked, learned, kind)
+    columns = _find_columns(path, reading.columns, asked, learned, kind)
     # With the operation's own field names the second text is optional in JSON objects.
     optional = kind.takes_pair == "maybe" and columns.texts == kind.fields and not asked
-    for row in itertools.chain([first], reading.rows):
+    for row in reading.rows:
         if kind.takes_choices:
             shared = " ".join(_text(row, name) for name in columns.texts)
             yield Row(shared, None, row.place, _choices(row, columns), row.values)

@@ -88,8 +88,8 @@ class Reading:
 
     path: Path
     rows: Iterator[Row] = field(init=False)
-    columns: tuple[str, ...] | None = None
-    """Names of the columns; None for JSON lines, in which each row has its own."""
+    columns: tuple[str, ...] = ()
+    """Names of the columns; of JSON lines, in which each row may have others, those of the first row."""
     malformed: int = 0
     """Malformed rows (number of fields differs from the columns) skipped so far."""
 
@@ -103,6 +103,11 @@ class Table:
     rows: list[Row]
     malformed: int = 0
     """Malformed rows (number of fields differs from the columns) that were skipped."""
+
+    @property
+    def left_out(self) -> str:
+        """The end of a line about the table: how many malformed rows were skipped, if any."""
+        return f", {self.malformed:,} malformed rows left out" if self.malformed else ""
 
     def need(self, columns: tuple[str, ...], field: str) -> None:
         """Raise UserError if columns are missing.
@@ -139,7 +144,7 @@ def read_table(
     """Read a table whole; arguments and errors as of `open_table`."""
     reading = open_table(path, header, mark, skip_malformed, labels)
     rows = list(reading.rows)
-    columns = reading.columns or tuple(dict.fromkeys(name for row in rows for name in row.values))
+    columns = tuple(dict.fromkeys(name for row in rows for name in row.values))
     return Table(reading.path, columns, rows, reading.malformed)
 
 
@@ -168,23 +173,23 @@ def open_table(
     kind = ending(path)
     reading = Reading(path)
     if path.is_dir():
-        reading.columns, reading.rows = _read_dataset(path, labels)
+        rows = _read_dataset(path, labels)
     elif kind in (".parquet", ".pq"):
-        reading.columns, reading.rows = _read_parquet(path, labels)
+        rows = _read_parquet(path, labels)
     elif kind in (".jsonl", ".json", ".ndjson"):
-        reading.rows = _read_json_lines(path)
+        rows = _read_json_lines(path)
     elif kind in (".tsv", ".txt", ".csv"):
         records = _records(path) if kind == ".csv" else _tabbed(path)
-        reading.rows = _separated(reading, records, header, mark, skip_malformed)
+        rows = _separated(reading, records, header, mark, skip_malformed)
     else:
         raise UserError(
             f"{path}: found the ending {kind!r}, expected .tsv, .csv, .jsonl or .parquet, or the folder of "
             "a saved data set"
         )
-    first = next(reading.rows, None)  # reading the first row determines the columns of separated text
+    first = next(rows, None)
     if first is None:
         raise UserError(f"{path}: found no rows, expected examples")
-    reading.rows = itertools.chain([first], reading.rows)
+    reading.columns, reading.rows = tuple(first.values), itertools.chain([first], rows)
     return reading
 
 
@@ -297,7 +302,6 @@ def _separated(
         elif not fields:  # an empty line; "" in a table of one column is an empty cell
             continue
         elif len(fields) == len(columns):
-            reading.columns = columns
             yield Row(dict(zip(columns, fields, strict=True)), f"{path}: {place}")
         elif skip_malformed:
             reading.malformed += 1
@@ -324,7 +328,7 @@ def _read_json_lines(path: Path) -> Iterator[Row]:
         yield Row(values, f"{path}: row {number}")
 
 
-def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str, ...], Iterator[Row]]:
+def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[Row]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -342,13 +346,13 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
 
     with readable():
         file = parquet.ParquetFile(path, page_checksum_verification=True)
-        names = tuple(file.schema_arrow.names)
+        names = file.schema_arrow.names
     if len(set(names)) < len(names):
         raise UserError(f"{path}: found the columns {_on_a_line(names)}, expected names that differ; rename one")
-    return names, _rows(path, file.schema_arrow, values(), labels)
+    return _rows(path, file.schema_arrow, values(), labels)
 
 
-def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str, ...], Iterator[Row]]:
+def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> Iterator[Row]:
     try:
         import datasets
     except ImportError as error:
@@ -359,7 +363,6 @@ def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
         raise UserError(f"{path}: can't be read as a saved data set: {' '.join(str(error).split())}") from error
     if isinstance(data, datasets.DatasetDict):
         raise UserError(f"{path}: found the splits {', '.join(data)}, expected one of them; give {path}/SPLIT")
-    schema = data.features.arrow_schema
     file = saved_file(str(path), data, 0, 0, SourceConfig())
 
     def values() -> Iterator[Fields]:
@@ -370,7 +373,7 @@ def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> tuple[tuple[str
                 raise UserError(f"{path}: can't be read as a saved data set: {error}") from error
             yield from rows
 
-    return tuple(schema.names), _rows(path, schema, values(), labels)
+    return _rows(path, data.features.arrow_schema, values(), labels)
 
 
 def _rows(path: Path, schema: pa.Schema, values: Iterator[Fields], labels: tuple[str, ...] | None) -> Iterator[Row]:

@@ -619,7 +619,7 @@ LAWS: dict[Law, tuple[tuple[str, str], ...]] = {
         ("launch/config/planted.py", "from cloze.launch.system import memory"),
         (
             "launch/predict/planted.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from cloze.launch.finetune.reading import Read",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from cloze.launch.finetune.kind import Read",
         ),
         ("launch/serve/planted.py", "f = 'cloze.launch.tools.export:export'"),
         ("launch/attic/planted.py", "import os"),

@@ -1,7 +1,6 @@
 """Extractive question answering: overlapping windows over long texts, and the best span over all of them."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -55,10 +54,9 @@ class AnswerExamples(Examples):
     in the one window where it counts. A question that may have no answer has every window's [CLS] for it.
     """
 
-    width, kind = 2, Answer
+    width, by_token, kind = 2, True, Answer
 
     def __init__(self, path: str, config: FinetuneConfig, tokenizer: Tokenizer, version_2: bool) -> None:
-        self.name = Path(path).name.split(".")[0]
         self._contexts, self._questions, self.labelled = read_squad(path)
         self._longest_answer, self._version_2 = config.max_answer_tokens, version_2
         self._units = normalized_characters if config.answer_units == "characters" else normalized_words
@@ -77,7 +75,6 @@ class AnswerExamples(Examples):
         self._offsets = [np.array(each.offsets, np.int64).reshape(-1, 2) for each in encoded]
         ids = [np.array(each.ids, np.int64) for each in encoded]
         self._windows, self._sequences, cut = self._build(tokenizer, ids, config, path)
-        self.num_places = len(self._sequences.input_ids)
         self._of_question = ragged.to_offsets(
             np.bincount([window.question for window in self._windows], minlength=len(self._questions))
         )
@@ -167,12 +164,8 @@ class AnswerExamples(Examples):
                     right[places[tokens == token], side] = True
         return candidates, right
 
-    def _rows(self, units: np.ndarray) -> np.ndarray:
-        """Indices of the sequences of some units."""
+    def sequences(self, units: np.ndarray) -> np.ndarray:
         return ragged.ranges(self._of_unit[:-1][units], np.diff(self._of_unit)[units])
-
-    def batch(self, units: np.ndarray) -> MicroBatch:
-        return self._sequences.batch(self._rows(units), self.segments)
 
     def targets(self, units: np.ndarray) -> Fields:
         if self._shared:
@@ -200,9 +193,6 @@ class AnswerExamples(Examples):
 
     def outputs(self, output: SpanOutput) -> torch.Tensor:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
-
-    def places(self, units: np.ndarray) -> np.ndarray:
-        return self._sequences.tokens(self._rows(units))
 
     def _answer(self, number: int, outputs: np.ndarray) -> tuple[str, int, float, float]:
         """Text, first character and probability of the best span over all windows of a question, and the minimum over
@@ -305,8 +295,7 @@ class QuestionAnswering(Kind):
         def examples(path: str) -> AnswerExamples:
             return AnswerExamples(path, config, tokenizer, config.task == "squad2")
 
-        train, validation, *test = [examples(path) for path in (config.train_file, config.validation, *config.test)]
-        return BertForQuestionAnswering, None, train, validation, test
+        return BertForQuestionAnswering, None, examples(config.train_file), examples
 
     def notes(self, config: FinetuneConfig, task: Task, train: AnswerExamples) -> Fields:
         """How answers are found, too."""

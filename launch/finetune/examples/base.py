@@ -11,6 +11,7 @@ import torch
 from cloze.launch.finetune.examples.predicted import Prediction
 from cloze.launch.system import distributed
 from cloze.launch.system.devices import to_device
+from cloze.launch.texts.sequences import Sequences
 from cloze.launch.training.objective import ModelOutput
 from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.loading import order
@@ -33,10 +34,13 @@ class Examples(ABC):
     """Whether the file says what is to be predicted."""
     lengths: np.ndarray
     """Tokens of each unit: (units,)."""
-    num_places: int
     width: int
+    by_token: bool = False
+    """Whether the model's output has a row for each token; else for each unit."""
     segments: tuple[int, int] = (0, 1)
     """The model's types of segments A and B."""
+    _sequences: Sequences
+    """Of all units."""
     kind: type[Prediction]
     """What its predictions are."""
     facts: str
@@ -44,7 +48,7 @@ class Examples(ABC):
     measured: str
     """The metrics, each with what it is averaged over where its name does not say, in one line."""
     features: torch.Tensor | None = None
-    """What a frozen encoder has made of the ids, if it ran once for all (`features.py`): (rows, ...) on the host, by
+    """Outputs of a frozen encoder for all units, if it ran once for all (`features.py`): (rows, ...) on the host, by
     `feature_rows`."""
 
     def __len__(self) -> int:
@@ -58,11 +62,20 @@ class Examples(ABC):
     @property
     def longest(self) -> int:
         """Length in tokens of the longest sequence."""
-        return int(self.lengths.max())
+        return int(self._sequences.lengths.max())
 
-    @abstractmethod
+    @property
+    def num_places(self) -> int:
+        """Number of rows of the model's output for all units."""
+        return len(self._sequences.input_ids) if self.by_token else len(self)
+
+    def sequences(self, units: np.ndarray) -> np.ndarray:
+        """Indices of the sequences of some units; by default one for each unit."""
+        return units
+
     def batch(self, units: np.ndarray) -> MicroBatch:
         """Inputs of forward for some units, without targets."""
+        return self._sequences.batch(self.sequences(units), self.segments)
 
     def inputs(self, units: np.ndarray) -> MicroBatch:
         """As `batch`, with features, if they are kept, instead of what only the encoder reads."""
@@ -91,14 +104,14 @@ class Examples(ABC):
         return output.logits
 
     def places(self, units: np.ndarray) -> np.ndarray:
-        """Places of the output rows of some units: (rows,) int64; by default one for each unit."""
-        return units
+        """Places of the output rows of some units: (rows,) int64."""
+        return self._sequences.tokens(self.sequences(units)) if self.by_token else units
 
     def feature_rows(self, units: np.ndarray) -> np.ndarray:
         """Indices of the feature vectors that the head reads for some units (one per sequence or per token):
         (rows,).
         """
-        return self.places(units)
+        return self.places(units) if self.by_token else self.sequences(units)
 
     @abstractmethod
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:

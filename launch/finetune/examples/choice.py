@@ -1,33 +1,28 @@
 """Multiple choice: which of several texts continues another."""
 
 import numpy as np
-import torch
-from torch.nn import functional
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
-from cloze.launch.finetune.examples.base import Examples
-from cloze.launch.finetune.examples.classification import has_labels, label_of, number_of, predicted, text_of
-from cloze.launch.finetune.examples.predicted import OneClass
+from cloze.launch.finetune.examples.classification import ClassExamples, has_labels, label_of, number_of, text_of
 from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_sequences
 from cloze.launch.texts.tables import Columns, Table, read_table
+from cloze.model.problems import HeadConfig
 from cloze.model.tasks import BertForMultipleChoice
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.fields import Fields, MicroBatch
+from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
-class ChoiceExamples(Examples):
-    """A sequence `[CLS] shared [SEP] choice [SEP]` for each choice, with one score each.
+class ChoiceExamples(ClassExamples):
+    """A sequence `[CLS] shared [SEP] choice [SEP]` for each choice, with one score each; the classes are the choices.
 
     Args:
         shared: columns whose texts are joined to the first segment.
         choices: columns of the choices; `task.choice_prefix` names one whose text each of them begins with.
     """
-
-    kind = OneClass
 
     def __init__(
         self,
@@ -41,16 +36,16 @@ class ChoiceExamples(Examples):
         truncation: Truncation | None,
     ) -> None:
         prefix = (task.choice_prefix,) if task.choice_prefix else ()
-        table.need((*shared, *prefix, *choices), "text_columns")
-        self.name, self._rows, self._labels = table.path.name.split(".")[0], table.rows, labels
-        self._shared, self._choices = (*shared, *prefix), choices
+        self._texts = (*shared, *prefix, *choices)
+        table.need(self._texts, "text_columns")
+        self._rows, self._task, self._head = table.rows, task, HeadConfig(labels)
         first = [" ".join(text_of(row, column) for column in shared) for row in table.rows for _ in choices]
         second = [
             " ".join(text_of(row, column) for column in (*prefix, choice)) for row in table.rows for choice in choices
         ]
         assert truncation is not None, "only texts are read in pieces"
         self._sequences, cut = build_sequences(tokenizer, first, second, truncation)
-        self.num_places, self.width = len(table.rows), len(choices)
+        self.width = len(choices)
         self.lengths = self._sequences.lengths.reshape(-1, self.width).sum(1)
         self.labelled = has_labels(table, (target,))
         if self.labelled:
@@ -59,43 +54,11 @@ class ChoiceExamples(Examples):
         self.measured = "accuracy"
         self.facts = f"{len(self):,} rows of {self.width} choices, {self.lengths.sum():,} tokens, {cut}"
 
-    @property
-    def longest(self) -> int:
-        return int(self._sequences.lengths.max())
-
-    def batch(self, units: np.ndarray) -> MicroBatch:
-        return self._sequences.batch(self.feature_rows(units), self.segments) | {"num_choices": self.width}
-
-    def feature_rows(self, units: np.ndarray) -> np.ndarray:
+    def sequences(self, units: np.ndarray) -> np.ndarray:
         return (units[:, None] * self.width + np.arange(self.width)).reshape(-1)
 
-    def targets(self, units: np.ndarray) -> Fields:
-        return {"labels": torch.from_numpy(self._true[units])}
-
-    def metrics(self, outputs: np.ndarray) -> dict[str, float]:
-        loss = functional.cross_entropy(torch.from_numpy(outputs), torch.from_numpy(self._true)).item()
-        return {"loss": loss, "accuracy": float(np.mean(outputs.argmax(1) == self._true))}
-
-    def majority(self) -> dict[str, float]:
-        return {"accuracy": float(np.bincount(self._true).max() / len(self._true))}
-
-    def text(self, number: int) -> str:
-        row = self._rows[number]
-        return " / ".join(text_of(row, column) for column in (*self._shared, *self._choices))
-
-    def predictions(self, outputs: np.ndarray) -> list[Fields]:
-        chances = torch.from_numpy(outputs).double().softmax(-1).tolist()
-        described = []
-        for number, row in enumerate(self._rows):
-            entry = predicted(
-                row,
-                {
-                    "prediction": self._labels[int(outputs[number].argmax())],
-                    "probabilities": dict(zip(self._labels, chances[number], strict=True)),
-                },
-            )
-            described.append(entry | ({"label": self._labels[self._true[number]]} if self.labelled else {}))
-        return described
+    def batch(self, units: np.ndarray) -> MicroBatch:
+        return super().batch(units) | {"num_choices": self.width}
 
 
 class MultipleChoice(Kind):
@@ -130,8 +93,7 @@ class MultipleChoice(Kind):
             table = read_table(path, (), "", config.skip_malformed_rows, labels)
             return ChoiceExamples(table, task, shared, choices, target, labels, tokenizer, self.truncation(config))
 
-        train, validation, *test = [examples(path) for path in (config.train_file, config.validation, *config.test)]
-        return BertForMultipleChoice, None, train, validation, test
+        return BertForMultipleChoice, None, examples(config.train_file), examples
 
 
 CHOICE = MultipleChoice()

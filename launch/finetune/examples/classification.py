@@ -118,7 +118,6 @@ class TextExamples(Examples):
         truncation: Truncation | None,
     ) -> None:
         table.need(texts, "text_columns")
-        self.name = table.path.name.split(".")[0]
         self._rows, self._head, self._task = table.rows, head, task
         self._texts, self._columns = texts, targets
         sides = [[text_of(row, column) for row in table.rows] for column in texts]
@@ -131,13 +130,12 @@ class TextExamples(Examples):
             self._sequences, self._of_row = build_pieces(tokenizer, sides[0], head.piece_length, head.piece_step)
             said = f"{len(self._sequences):,} pieces, none cut"
         self.lengths = np.diff(self._sequences.offsets[self._of_row])
-        self.num_places, self.width = len(table.rows), head.num_outputs
+        self.width = head.num_outputs
         self.labelled = has_labels(table, targets)
         self._true = np.array([self._target(row) for row in self._rows]) if self.labelled else np.empty(0)
         self.measured = scoring.explained(task.metrics, dict(self.averaged))
-        left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
         self.facts = (
-            f"{len(self):,} rows, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {said}{left_out}"
+            f"{len(self):,} rows, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {said}{table.left_out}"
         )
 
     @staticmethod
@@ -179,12 +177,12 @@ class TextExamples(Examples):
         return {"probabilities": named if self._head.columns else named[None]}
 
     def batch(self, units: np.ndarray) -> MicroBatch:
-        batch = self._sequences.batch(self.feature_rows(units), self.segments)
+        batch = super().batch(units)
         if self._head.pieces == "none":
             return batch
         return batch | {"piece_offsets": torch.from_numpy(ragged.to_offsets(np.diff(self._of_row)[units]))}
 
-    def feature_rows(self, units: np.ndarray) -> np.ndarray:
+    def sequences(self, units: np.ndarray) -> np.ndarray:
         return ragged.ranges(self._of_row[:-1][units], np.diff(self._of_row)[units])
 
     def targets(self, units: np.ndarray) -> Fields:
@@ -539,8 +537,7 @@ class Texts(Kind):
         head = replace(head, layers=config.read_layers)
         if config.keep == "pieces":
             head = replace(head, pieces=config.piece_pooling, piece_length=length, piece_step=step)
-        test = [examples(table(path)) for path in config.test]
-        return BertForSequenceClassification, head, examples(train), examples(table(config.validation)), test
+        return BertForSequenceClassification, head, examples(train), lambda path: examples(table(path))
 
 
 CLASSIFICATION = Texts(ClassExamples, "labels")

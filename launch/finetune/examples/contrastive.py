@@ -8,7 +8,7 @@ from cloze.launch.finetune.examples.classification import text_of
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import Cut, Sequences, build_sequences
 from cloze.launch.texts.tables import Table
-from cloze.pipeline.fields import Fields, MicroBatch
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
@@ -41,12 +41,9 @@ class ContrastiveExamples(Examples):
     labelled, measured = True, ""
 
     def __init__(self, table: Table, columns: tuple[str, ...], tokenizer: Tokenizer, truncation: Truncation) -> None:
-        self.name = table.path.name.split(".")[0]
         self._texts, found, self._sequences, cut = distinct_texts(table, columns, tokenizer, truncation)
         self._groups = found if len(columns) > 1 else np.repeat(found, 2, axis=1)
         self.lengths = self._sequences.lengths[self._groups].sum(1)
-        self.num_places, self.width = 0, 0  # no outputs are collected
-        left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
         kinds = (
             "each text with itself"
             if len(columns) == 1
@@ -56,7 +53,7 @@ class ContrastiveExamples(Examples):
         )
         self.facts = (
             f"{len(table.rows):,} rows ({kinds}), {len(self._texts):,} different texts of at most "
-            f"{self.longest} tokens, {cut}{left_out}"
+            f"{self.longest} tokens, {cut}{table.left_out}"
         )
 
     @property
@@ -64,15 +61,11 @@ class ContrastiveExamples(Examples):
         """Number of texts in a row."""
         return self._groups.shape[1]
 
-    @property
-    def longest(self) -> int:
-        return int(self._sequences.lengths.max())
-
-    def batch(self, units: np.ndarray) -> MicroBatch:
-        return self._sequences.batch(self._groups[units].reshape(-1), self.segments)
+    def sequences(self, units: np.ndarray) -> np.ndarray:
+        return self._groups[units].reshape(-1)
 
     def targets(self, units: np.ndarray) -> Fields:
-        return {"texts": torch.from_numpy(self._groups[units].reshape(-1))}
+        return {"texts": torch.from_numpy(self.sequences(units))}
 
     def metrics(self, outputs: np.ndarray) -> dict[str, float]:
         raise NotImplementedError("rows are learned from, not measured")

@@ -1,7 +1,7 @@
 """Evaluation of text vectors: correlation of cosines with scores, or retrieval of the positives of pairs."""
 
 from abc import abstractmethod
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +25,7 @@ from cloze.model.config import BertConfig
 from cloze.model.sentence_vectors import POOLINGS, SentenceEncoder, SentenceOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.fields import Fields, MicroBatch
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 # Column names by which files with scores are recognized: STS-B as in GLUE, SICK as SemEval distributes it.
@@ -34,20 +34,16 @@ _SCORED = (("sentence1", "sentence2"), ("sentence_A", "sentence_B"))
 _SCORED_METRICS = ("spearman", "pearson")
 
 
-@dataclass(frozen=True)
-class FileColumns:
-    """The columns of a file for the evaluation of vectors.
-
-    Args:
-        score: None for pairs (retrieval).
-    """
-
-    texts: tuple[str, ...]
-    score: str | None
+def _columns(config: FinetuneConfig, path: str) -> tuple[str, ...]:
+    """Names of a file's columns; in JSON lines those of the first row."""
+    return open_table(path, (), "", config.skip_malformed_rows).columns
 
 
-def columns_of_file(config: FinetuneConfig, task: Task, path: str, found: tuple[str, ...]) -> FileColumns:
-    """The columns to read from a file with the columns `found`.
+def columns_of_file(
+    config: FinetuneConfig, task: Task, path: str, found: tuple[str, ...]
+) -> tuple[tuple[str, ...], str | None]:
+    """The columns of the texts to read from a file with the columns `found`, and that of their score; None: they are
+    pairs (retrieval).
 
     Raises:
         UserError: it has neither two texts with a score nor pairs.
@@ -72,63 +68,41 @@ def columns_of_file(config: FinetuneConfig, task: Task, path: str, found: tuple[
         flag = "embedding.scored_columns"
     if missing := [name for name in texts if name not in found]:
         raise missing_columns(path, found, {flag: missing})
-    return FileColumns(texts, score)
-
-
-def columns_in(config: FinetuneConfig, task: Task, path: str) -> FileColumns:
-    """The columns to read from a file, by its first row."""
-    return columns_of_file(config, task, path, _names(config, path))
-
-
-def check_files(config: FinetuneConfig, task: Task) -> None:
-    """Raise UserError for the first file whose first row lacks a needed column."""
-    found, texts = _names(config, config.train_file), tuple(config.text_columns) or task.texts
-    if missing := [name for name in texts if name not in found]:
-        raise missing_columns(config.train_file, found, {"text_columns": missing})
-    for path in (config.validation, *config.test):
-        columns_in(config, task, path)
-
-
-def _names(config: FinetuneConfig, path: str) -> tuple[str, ...]:
-    """Names of a file's columns; in JSON lines those of the first row."""
-    reading = open_table(path, (), "", config.skip_malformed_rows)
-    first = next(reading.rows)
-    return reading.columns or tuple(first.values)
+    return texts, score
 
 
 class VectorExamples(Examples):
     """The distinct texts of a file; each is a unit whose output is its vector.
 
-    width: size of the model's vectors; set by the caller, which has the model.
-
     Args:
+        columns: of the texts.
         sizes: smaller sizes of vectors that are evaluated too.
+        width: size of the model's vectors.
     """
 
     labelled = True
-    width = 0
     kind = Ranks
 
     def __init__(
-        self, table: Table, columns: FileColumns, tokenizer: Tokenizer, truncation: Truncation, sizes: list[int]
+        self,
+        table: Table,
+        columns: tuple[str, ...],
+        tokenizer: Tokenizer,
+        truncation: Truncation,
+        sizes: list[int],
+        width: int,
     ) -> None:
-        self.name = table.path.name.split(".")[0]
-        self._rows, self._columns, self._sizes = table.rows, columns, sizes
-        self._texts, self._found, self._sequences, cut = distinct_texts(table, columns.texts, tokenizer, truncation)
+        self._rows, self._sizes, self.width = table.rows, sizes, width
+        self._texts, self._found, self._sequences, cut = distinct_texts(table, columns, tokenizer, truncation)
         self.lengths = self._sequences.lengths
-        self.num_places = len(self._texts)
-        left_out = f", {table.malformed:,} malformed rows left out" if table.malformed else ""
         self.facts = (
-            f"{len(table.rows):,} rows, {self.num_places:,} different texts, {self.lengths.sum():,} tokens, "
-            f"at most {self.lengths.max()}, {cut}{left_out}"
+            f"{len(table.rows):,} rows, {len(self):,} different texts, {self.lengths.sum():,} tokens, "
+            f"at most {self.lengths.max()}, {cut}{table.left_out}"
         )
 
     @property
     def num_examples(self) -> int:
         return len(self._rows)
-
-    def batch(self, units: np.ndarray) -> MicroBatch:
-        return self._sequences.batch(units, self.segments)
 
     def targets(self, units: np.ndarray) -> Fields:
         raise NotImplementedError("texts are measured, not learned from")
@@ -150,14 +124,16 @@ class VectorExamples(Examples):
 
 
 class ScoredPairs(VectorExamples):
-    """Pairs of texts with a score each: the cosines of their vectors should rank them in the same order."""
+    """Pairs of texts with a score each: the cosines of their vectors should rank them in the same order.
+
+    Args:
+        score: column of the scores.
+    """
 
     measured = ", ".join(_SCORED_METRICS) + " (of cosines with scores)"
 
-    def __init__(self, table: Table, columns: FileColumns, *reading: Any) -> None:
-        super().__init__(table, columns, *reading)
-        score = columns.score
-        assert score is not None, "read_vectors makes such files another kind"
+    def __init__(self, score: str, table: Table, *reading: Any) -> None:
+        super().__init__(table, *reading)
         self._true = np.array([number_in(row, score) for row in table.rows])
 
     def _cosines(self, vectors: np.ndarray) -> np.ndarray:
@@ -190,8 +166,8 @@ class HeldOutPairs(VectorExamples):
 
     measured = scoring.explained(scoring.RETRIEVAL, dict.fromkeys(scoring.RETRIEVAL[-1:], "of the texts of the file"))
 
-    def __init__(self, table: Table, columns: FileColumns, *reading: Any) -> None:
-        super().__init__(table, columns, *reading)
+    def __init__(self, table: Table, *reading: Any) -> None:
+        super().__init__(table, *reading)
         self._queries, number = np.unique(self._found[:, 0], return_inverse=True)
         self._documents, place = np.unique(self._found[:, 1:], return_inverse=True)
         wanted = np.unique(np.stack([number, place.reshape(len(table.rows), -1)[:, 0]], 1), axis=0)
@@ -236,24 +212,6 @@ class HeldOutPairs(VectorExamples):
                 }
             )
         return described
-
-
-def read_vectors(
-    table: Table, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, truncation: Truncation
-) -> VectorExamples:
-    """The texts of a validation or test file.
-
-    Raises:
-        UserError: a row lacks a text, or its score is no number.
-    """
-    columns = columns_of_file(config, task, str(table.path), table.columns)
-    kind = HeldOutPairs if columns.score is None else ScoredPairs
-    return kind(table, columns, tokenizer, truncation, config.embedding.dimensions)
-
-
-def metrics_of(columns: FileColumns) -> tuple[str, ...]:
-    """Metrics of a file with these columns; the first one selects the best checkpoint."""
-    return scoring.RETRIEVAL if columns.score is None else _SCORED_METRICS
 
 
 class Embedding(Kind):
@@ -310,10 +268,15 @@ class Embedding(Kind):
             )
 
     def check_columns(self, config: FinetuneConfig, task: Task) -> None:
-        check_files(config, task)
+        found, texts = _columns(config, config.train_file), tuple(config.text_columns) or task.texts
+        if missing := [name for name in texts if name not in found]:
+            raise missing_columns(config.train_file, found, {"text_columns": missing})
+        for path in (config.validation, *config.test):
+            columns_of_file(config, task, path, _columns(config, path))
 
     def measured(self, config: FinetuneConfig, task: Task) -> Task:
-        return replace(task, metrics=metrics_of(columns_in(config, task, config.validation)))
+        _, score = columns_of_file(config, task, config.validation, _columns(config, config.validation))
+        return replace(task, metrics=scoring.RETRIEVAL if score is None else _SCORED_METRICS)
 
     def pooling(self, learned: Literal["cls", "mean", "max"] | None) -> Literal["cls", "mean", "max"]:
         return learned or "mean"
@@ -327,12 +290,14 @@ class Embedding(Kind):
 
         columns = tuple(config.text_columns) or task.texts
         train = ContrastiveExamples(table(config.train_file), columns, tokenizer, truncation)
-        validation, *test = [
-            read_vectors(table(path), config, task, tokenizer, truncation) for path in (config.validation, *config.test)
-        ]
-        for examples in (train, validation, *test):
-            examples.width = hidden_size
-        return SentenceEncoder, None, train, validation, test
+
+        def examples(path: str) -> VectorExamples:
+            read = table(path)
+            texts, score = columns_of_file(config, task, path, read.columns)
+            given = read, texts, tokenizer, truncation, config.embedding.dimensions, hidden_size
+            return HeldOutPairs(*given) if score is None else ScoredPairs(score, *given)
+
+        return SentenceEncoder, None, train, examples
 
     def objective(self, config: FinetuneConfig, train: ContrastiveExamples, rank: int) -> TrainingObjective:
         return ContrastiveObjective(config.embedding, train.group_size, rank)

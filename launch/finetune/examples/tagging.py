@@ -23,7 +23,7 @@ from cloze.model.problems import HeadConfig
 from cloze.model.tasks import BertForTokenClassification
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.fields import Fields, MicroBatch
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.records import NO_LABEL
 from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -150,7 +150,7 @@ class TagExamples(Examples):
         by_character: whether the words of the training file are single characters, between which texts have no space.
     """
 
-    kind = Tags
+    kind, by_token = Tags, True
 
     def __init__(
         self,
@@ -161,12 +161,11 @@ class TagExamples(Examples):
         max_length: int,
         by_character: bool = False,
     ) -> None:
-        self.name = sentences.path.name.split(".")[0]
         self.by_character = by_character
         self._sentences, self._head, self._task = sentences, head, task
         self._words = self._build(tokenizer, max_length - 2)
         self.lengths = self._sequences.lengths
-        self.num_places, self.width = len(self._sequences.input_ids), len(head.labels)
+        self.width = len(head.labels)
         self.labelled = sentences.tags is not None
         if self.labelled:
             self._true = self._numbers()
@@ -223,14 +222,8 @@ class TagExamples(Examples):
                 raise unknown_label(f"{self._sentences.path}: row {line}", tag, self._head.labels)
         return np.array([labels[tag] for tag in tags])
 
-    def batch(self, units: np.ndarray) -> MicroBatch:
-        return self._sequences.batch(units, self.segments)
-
     def targets(self, units: np.ndarray) -> Fields:
         return {"labels": torch.from_numpy(self._labels[self._sequences.tokens(units)])}
-
-    def places(self, units: np.ndarray) -> np.ndarray:
-        return self._sequences.tokens(units)
 
     def _tags(self, numbers: np.ndarray) -> list[list[str]]:
         """Names of tags (W,), one list per sentence."""
@@ -312,8 +305,7 @@ class Tagging(Kind):
         def examples(read: Sentences) -> TagExamples:
             return TagExamples(read, task, head, tokenizer, config.lengths[0], sentences.by_character)
 
-        test = [examples(read_file(path)) for path in config.test]
-        return BertForTokenClassification, head, examples(sentences), examples(read_file(config.validation)), test
+        return BertForTokenClassification, head, examples(sentences), lambda path: examples(read_file(path))
 
     def notes(self, config: FinetuneConfig, task: Task, train: TagExamples) -> Fields:
         """What texts are cut into, too: characters where the training file has one a line."""

@@ -15,8 +15,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.finetune.features import encode_once
+from cloze.launch.finetune.job import read_examples
 from cloze.launch.finetune.models import start_model, unfreezing
-from cloze.launch.finetune.reading import read_examples
 from cloze.launch.finetune.tasks import find_task
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.source import find_source
@@ -27,7 +27,7 @@ from tests.forked import ForkedRun
 from tests.launch.finetune.examples.test_tagging import conll
 from tests.launch.finetune.running import arguments, finetune, lines
 from tests.launch.finetune.small import make_model, squad
-from tests.launch.finetune.test_reading import _order
+from tests.launch.finetune.test_objective import _order
 from tests.launching import assert_same_weights, curve, finish, kill_when, step_of, weights
 from tests.slowed import slow_from
 

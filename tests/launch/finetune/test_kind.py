@@ -4,8 +4,8 @@ import pytest
 
 from cloze.launch.commands import COMMANDS
 from cloze.launch.config import FinetuneConfig
+from cloze.launch.finetune.job import _USUAL
 from cloze.launch.finetune.kind import Kind
-from cloze.launch.finetune.reading import _USUAL
 from cloze.launch.finetune.tasks import KINDS, TASKS
 from tests.tables import assert_same_names
 
@@ -15,7 +15,7 @@ def test_a_kind_reads_known_fields_has_a_task_and_is_predicted_by_a_command(name
     kind = KINDS[name].load()
     assert isinstance(kind, Kind), f"KINDS in launch/finetune/tasks.py: {name} names {kind!r}, expected a Kind"
     unknown = {*kind.fields} - {*_USUAL}
-    assert not unknown, f"_USUAL in launch/finetune/reading.py has no default of {unknown}, fields of the kind {name}"
+    assert not unknown, f"_USUAL in launch/finetune/job.py has no default of {unknown}, fields of the kind {name}"
     of_tasks = {task.kind for task in TASKS.values()}
     assert name in of_tasks, f"TASKS in launch/finetune/tasks.py has no task of the kind {name}"
     for task in ("classification", "pair-classification"):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cloze.launch.commands import parse
+from cloze.launch.finetune.job import read_examples
 from cloze.launch.finetune.models import start_model
-from cloze.launch.finetune.reading import read_examples
 from cloze.launch.finetune.tasks import find_task
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.metrics_file import read_metrics

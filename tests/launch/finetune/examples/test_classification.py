@@ -17,7 +17,7 @@ from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.finetune.examples.classification import _label_set, predicted
-from cloze.launch.finetune.reading import read_examples
+from cloze.launch.finetune.job import read_examples
 from cloze.launch.finetune.tasks import TASKS, find_task
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.metrics_file import read_metrics
