@@ -55,19 +55,27 @@ _BERT_BASE_BYTES = 4 * 110e6
 _MOST_OF_A_STEP = 0.25
 
 
+Verdict = Literal["skipped", "ok", "warning", "problem"]
+
+
 @dataclass(frozen=True)
 class Finding:
     """One line of the table."""
 
     check: str
     found: str
-    verdict: Literal["skipped", "ok", "warning", "problem"] = "ok"
+    verdict: Verdict = "ok"
     advice: str = ""
     """What to do about a warning or a problem."""
     uniform: bool = False
     """Whether all ranks must find the same."""
     measure: float = 0.0
     """Orders equal verdicts: that of the rank with the lowest measure is shown."""
+
+
+def advised(check: str, found: str, advice: str, verdict: Verdict = "warning", measure: float = 0.0) -> Finding:
+    """A finding with a verdict if there is anything to advise; else it is ok."""
+    return Finding(check, found, verdict if advice else "ok", advice, measure=measure)
 
 
 def versions() -> list[Finding]:
@@ -108,20 +116,12 @@ def device(device: torch.device) -> list[Finding]:
         room = "" if free is None else f", {free / _GIB:.1f} GiB memory free"
         return [Finding("device", f"CPU, {torch.get_num_threads()} threads{room}", measure=free or 0)]
     free, total = torch.cuda.mem_get_info(device)
-    found = f"{device_name(device)}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
+    found, advice = f"{device_name(device)}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free", ""
     if free < 0.9 * total:
-        return [Finding("device", found, "warning", "another process holds memory of this GPU; end it", measure=free)]
-    if not torch.cuda.is_bf16_supported():
-        return [
-            Finding(
-                "device",
-                found,
-                "warning",
-                "it has no bf16; train with --train.precision fp16 --zero.stage 1",
-                measure=free,
-            )
-        ]
-    return [Finding("device", found, measure=free)]
+        advice = "another process holds memory of this GPU; end it"
+    elif not torch.cuda.is_bf16_supported():
+        advice = "it has no bf16; train with --train.precision fp16 --zero.stage 1"
+    return [advised("device", found, advice, measure=free)]
 
 
 def matrix_product(device: torch.device, keep: bool) -> list[Finding]:
@@ -140,17 +140,11 @@ def matrix_product(device: torch.device, keep: bool) -> list[Finding]:
                 "the most that was ever measured"
             )
         )
-        if bf16 * SLOW_BF16 < fp32:
-            return [Finding("matrix product", found, "warning", "train with --train.precision fp32", measure=bf16)]
-        return [Finding("matrix product", found, measure=bf16)]
-    found += f"; {bf16 / sheet:.0%} of the data sheet"
-    if bf16 < 0.5 * sheet:
-        return [
-            Finding(
-                "matrix product", found, "warning", "the GPU is shared, hot or held down; see nvidia-smi", measure=bf16
-            )
-        ]
-    return [Finding("matrix product", found, measure=bf16)]
+        advice = "train with --train.precision fp32" if bf16 * SLOW_BF16 < fp32 else ""
+    else:
+        found += f"; {bf16 / sheet:.0%} of the data sheet"
+        advice = "the GPU is shared, hot or held down; see nvidia-smi" if bf16 < 0.5 * sheet else ""
+    return [advised("matrix product", found, advice, measure=bf16)]
 
 
 def memory_bandwidth(device: torch.device, keep: bool) -> list[Finding]:
@@ -191,17 +185,9 @@ def shared_memory(device: torch.device | None, world_size: int) -> list[Finding]
         return []  # macOS has none
     free = shutil.disk_usage(folder).free
     found = f"{free / _GIB:.2f} GiB free in {folder}"
-    if free < _SHARED_MEMORY_BYTES and world_size > 1 and device is not None and device.type == "cuda":
-        return [
-            Finding(
-                "shared memory",
-                found,
-                "problem",
-                "give the container at least 1 GiB: docker run --shm-size, or an emptyDir of medium Memory at /dev/shm",
-                measure=free,
-            )
-        ]
-    return [Finding("shared memory", found, measure=free)]
+    short = free < _SHARED_MEMORY_BYTES and world_size > 1 and device is not None and device.type == "cuda"
+    advice = "give the container at least 1 GiB: docker run --shm-size, or an emptyDir of medium Memory at /dev/shm"
+    return [advised("shared memory", found, advice * short, "problem", free)]
 
 
 def output(folder: Path, rank: int) -> list[Finding]:
@@ -233,18 +219,8 @@ def output(folder: Path, rank: int) -> list[Finding]:
     found = f"{free / _GIB:,.0f} GiB free in {folder}, writes {speeds[0]:,.0f} MB/s, reads {speeds[1]:,.0f} MB/s"
     if not same:
         return [Finding("output", found, "problem", "it gave back other bytes than were written; check the disk")]
-    if free < _ROOM_BYTES:
-        return [
-            Finding(
-                "output",
-                found,
-                "warning",
-                f"three checkpoints of BERT-large take {_ROOM_BYTES / _GIB:.0f} "
-                "GiB; of smaller models proportionally less",
-                measure=speeds[0],
-            )
-        ]
-    return [Finding("output", found, measure=speeds[0])]
+    advice = f"three checkpoints of BERT-large take {_ROOM_BYTES / _GIB:.0f} GiB; of smaller models proportionally less"
+    return [advised("output", found, advice * (free < _ROOM_BYTES), measure=speeds[0])]
 
 
 def data(folder: Place, rank: int, world_size: int, seconds: float) -> list[Finding]:
@@ -305,14 +281,9 @@ def clock(device: torch.device, world_size: int) -> list[Finding]:
         now = torch.tensor([time.time()], dtype=torch.float64, device=device)
         times = distributed.gather(now)[:, 0]
         skews.append(float(times.max() - times.min()))
+    advice = "set the machines' clocks (NTP): heartbeats and time limits compare them"
     found = f"within {min(skews):.3f} s of each other"
-    if min(skews) > _SKEW_SECONDS:
-        return [
-            Finding(
-                "clock", found, "warning", "set the machines' clocks (NTP): heartbeats and time limits compare them"
-            )
-        ]
-    return [Finding("clock", found)]
+    return [advised("clock", found, advice * (min(skews) > _SKEW_SECONDS))]
 
 
 def collective(device: torch.device, world_size: int, recipe: str | None = None) -> list[Finding]:
@@ -370,15 +341,11 @@ def share_of_step(recipe: str, world_size: int, seconds_a_byte: float, device: s
         f"the sum of {recipe}'s gradients, {4 * estimator.parameters / 1e9:.2f} GB, takes {seconds:.3g} s: "
         f"{seconds / alone:.0%} of a planned step of {alone:.3g} s without it"
     )
-    if seconds <= _MOST_OF_A_STEP * alone:
-        return Finding("all-reduce of the run", found)
-    return Finding(
-        "all-reduce of the run",
-        found,
-        "warning",
+    advice = (
         "backward cannot hide so much: take a larger global batch, fewer machines or a faster network (NCCL_DEBUG=INFO "
-        "says which one NCCL uses)",
+        "says which one NCCL uses)"
     )
+    return advised("all-reduce of the run", found, advice * (seconds > _MOST_OF_A_STEP * alone))
 
 
 def shared_folder(folder: Path, environment: Environment) -> list[Finding]:
