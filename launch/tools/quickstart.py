@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import sysconfig
 import time
@@ -91,9 +92,7 @@ class Quickstart:
         self.console.say(f"\n== {title}" + (" (done before)" if done and done.exists() else ""))
         if done and done.exists():
             return
-        self._say(command)
-        self._check_signal(0)
-        status = shell_status(self.children.start(self._resolve(command)).wait())
+        status = shell_status(self._start(command).wait())
         self._check_signal(status)
         if status:
             raise UserError(f"quickstart: {title} ended with status {status}, expected 0; its message stands above")
@@ -103,13 +102,11 @@ class Quickstart:
         if self.children.heard is not None:
             raise _Stopped(status or shell_status(-self.children.heard))
 
-    def _say(self, command: tuple[str, ...]) -> None:
+    def _start(self, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        """Print a command and start it by the `cloze` of this environment, whether it is activated or not."""
         self.console.say("$ " + shlex.join(command))
-
-    @staticmethod
-    def _resolve(command: tuple[str, ...]) -> list[str]:
-        """Use the `cloze` of this environment, whether it is activated or not."""
-        return [sys.executable, "-m", *command]
+        self._check_signal(0)
+        return self.children.start([sys.executable, "-m", *command])
 
     def corpus(self) -> str:
         """Write the documentation as JSON lines, a document per topic or module."""
@@ -153,19 +150,18 @@ class Quickstart:
             "--checkpoint.every_steps",
             "300",
         )
-        if self._status(run) == "complete":
+        state = read_status(run).get("state")
+        if state == "complete":
             self.console.say("\n== pretraining (done before)")
             return
-        if self._status(run) is None:
+        if state is None:
             self.console.say("\n== pretraining, to be stopped half-way")
-            self._say(command)
             self._run_until(command, run, MAX_STEPS // 2)
         self.step("the same command again: pretraining resumes", None, *command)
 
     def _run_until(self, command: tuple[str, ...], run: Path, step: int) -> None:
         """Start a command and send it SIGTERM once the run has logged `step`."""
-        self._check_signal(0)
-        process = self.children.start(self._resolve(command))
+        process = self._start(command)
         while process.poll() is None:
             time.sleep(0.2)
             line = newest_metrics(run)
@@ -174,15 +170,11 @@ class Quickstart:
                 process.send_signal(signal.SIGTERM)
                 process.wait()
         self._check_signal(shell_status(process.returncode))
-        if self._status(run) != "requeue":
+        if (state := read_status(run).get("state")) != "requeue":
             raise UserError(
-                f"quickstart: pretraining ended as {self._status(run)!r}, expected `requeue` after the "
+                f"quickstart: pretraining ended as {state!r}, expected `requeue` after the "
                 "signal; see its messages above"
             )
-
-    @staticmethod
-    def _status(run: Path) -> str | None:
-        return read_status(run).get("state")
 
     def processes(self) -> int:
         """The number of processes in the configuration, at most the number of GPUs if there are any."""
