@@ -87,7 +87,7 @@ def read_run(folder: Path, now: float | None = None, shown: str | None = None) -
     if state == "running" and (silence is None or silence > SILENT_SECONDS):
         state = "silent"
     last: Fields = {}
-    for line in _last_lines(folder / runs.METRICS):
+    for line in _Tail(folder / runs.METRICS, most=None).lines():
         last |= line
         step = max(step, line.get("step", 0))
     budgeted = fields.get("train.time_budget_hours") is not None
@@ -124,7 +124,7 @@ class _Stored:
         self.place, self.folder, self._curves = place, temporary_folder(), curves
         self._reader = LogReader(place, None if curves else _NEWEST_PIECES)
 
-    def look(self) -> None:
+    def look(self) -> RunState:
         """Copy the run's state and curves."""
         fetch_objects(self.place, (runs.CONFIG, runs.SOFTWARE), self.folder)
         if not (self.folder / runs.CONFIG).exists():
@@ -137,6 +137,7 @@ class _Stored:
                 self._reader.write_events(self._curves)
                 if (self.folder / runs.METRICS).exists():
                     shutil.copyfile(self.folder / runs.METRICS, self._curves / runs.METRICS)
+        return read_run(self.folder, shown=str(self.place))
 
 
 def _find_stored(place: StorePath) -> list[StorePath]:
@@ -144,12 +145,6 @@ def _find_stored(place: StorePath) -> list[StorePath]:
     if {runs.CONFIG, runs.DATA} <= {path.name for path in place.iterdir()}:
         return [place]
     return [found for name in place.client.folders(place.key) for found in _find_stored(place / name)]
-
-
-def _read_stored(place: StorePath) -> RunState:
-    stored = _Stored(place)
-    stored.look()
-    return read_run(stored.folder, shown=str(place))
 
 
 def _read_all(folder: str) -> list[RunState]:
@@ -165,7 +160,7 @@ def _read_all(folder: str) -> list[RunState]:
     found = _find_stored(place)
     if not found:
         raise UserError(f"folder: found no run below {folder}, expected runs of `cloze pretrain`")
-    return [_read_stored(each) for each in found]
+    return [_Stored(each).look() for each in found]
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -213,9 +208,7 @@ def show_status(config: StatusConfig) -> int:
     folder = stored.folder if stored else Path(config.run)
 
     def look() -> RunState:
-        if stored:
-            stored.look()
-        return read_run(folder)
+        return stored.look() if stored else read_run(folder)
 
     state = look()
     console.facts(
@@ -245,18 +238,19 @@ def show_status(config: StatusConfig) -> int:
 
 
 class _Tail:
-    """Follows a growing metrics.jsonl; of a file that is new or was replaced by a resume it returns the last few lines.
+    """Follows a growing metrics.jsonl; of a file that is new or was replaced by a resume it returns the last lines.
 
     Args:
         made_anew: whether the file is rewritten each time with the same beginning.
+        most: how many lines of a file that is new; None: those of its last bytes.
     """
 
-    def __init__(self, path: Path, made_anew: bool) -> None:
-        self._path, self._made_anew = path, made_anew
+    def __init__(self, path: Path, made_anew: bool = False, most: int | None = _LINES_BEFORE) -> None:
+        self._path, self._made_anew, self._most = path, made_anew, most
         self._file, self._seen = -1, 0
 
     def lines(self) -> list[Fields]:
-        """New lines. An incomplete last line is left for later."""
+        """New lines; none where there is no file yet. An incomplete last line is left for later."""
         check_regular(self._path)
         try:
             with open(self._path, "rb") as file:
@@ -272,7 +266,7 @@ class _Tail:
         self._file, self._seen = state.st_ino, start + len(whole)
         # Without the first one, if it was met in its middle.
         lines = lines_of(whole)
-        return lines[-_LINES_BEFORE:] if new else lines
+        return lines[-self._most :] if new and self._most else lines
 
 
 def _row(state: RunState, folder: str) -> tuple[str, ...]:
@@ -317,14 +311,3 @@ def _phase(beats: list[Fields], now: float) -> str | None:
     shown = ", ".join(f"{phase} ({count})" if len(counts) > 1 else phase for phase, count in counts)
     since = now - min((beat["since"] for beat in beats), default=now)
     return (shown + (f" for {clock(since)}" if since > _LONG_PHASE_SECONDS else "")) or None
-
-
-def _last_lines(path: Path) -> list[Fields]:
-    """The last lines of metrics.jsonl, whatever its length; none where there is no file yet."""
-    check_regular(path)
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            return lines_of(file.read())  # without the first one, if the reading began in its middle
-    except FileNotFoundError:
-        return []
