@@ -343,8 +343,6 @@ class Batch:
     """Number of tokens to predict in all sequences."""
     padded: bool = False
     """Whether the model is given (B, S) with a mask, as other codes do, and not concatenated tokens."""
-    everywhere: bool = False
-    """Whether the vocabulary is projected at every token, as other codes do, and not at masked ones alone."""
 
     @property
     def tokens(self) -> int:
@@ -361,26 +359,13 @@ class Batch:
         def ids(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=torch.int64)
 
-        common: Fields = {"next_sentence_label": ids(count), "dropout_seed": 1}
-        if self.padded:
-            tokens = (count, longest)
-            places = tokens if self.everywhere else (count, self.masked // count)
-            common |= {"attention_mask": torch.empty(tokens, dtype=torch.bool), "labels": ids(*places)}
-            return common | {
-                "input_ids": ids(*tokens),
-                "token_type_ids": ids(*tokens),
-                "position_ids": ids(*tokens),
-                "masked_positions": None if self.everywhere else ids(*places),
-            }
-        flat = self.tokens
-        return common | {
-            "input_ids": ids(flat),
-            "token_type_ids": ids(flat),
-            "position_ids": ids(flat),
-            "max_sequence_length": longest,
-            "masked_positions": ids(self.masked),
-            "labels": ids(self.masked),
-        }
+        tokens, places = [count, longest], [count, self.masked // count]
+        only: Fields = {"attention_mask": torch.empty(tokens, dtype=torch.bool)}
+        if not self.padded:
+            tokens, places, only = [self.tokens], [self.masked], {"max_sequence_length": longest}
+        of_tokens = {name: ids(*tokens) for name in ("input_ids", "token_type_ids", "position_ids")}
+        of_places = {name: ids(*places) for name in ("masked_positions", "labels")}
+        return only | of_tokens | of_places | {"next_sentence_label": ids(count), "dropout_seed": 1}
 
     @property
     def counts(self) -> TokenCounts:
