@@ -36,13 +36,8 @@ def request_model(operation: type[Operation], config: ServeConfig) -> type[BaseM
     """Model of an operation's request: inputs, and options with their descriptions. A single text becomes an object."""
     strict = ConfigDict(extra="forbid")
     text = Annotated[str, StringConstraints(max_length=config.max_characters)]
-    name = operation.__name__
-    first, second = operation.fields
-    parts: Fields = {first: (text, ...)}
-    if operation.takes_choices:
-        parts[second] = (Annotated[list[text], Field(max_length=config.max_texts)], ...)
-    elif operation.takes_pair != "never":
-        parts[second] = (text, ...) if operation.takes_pair == "always" else (text | None, None)
+    name, first = operation.__name__, operation.fields[0]
+    parts = _texts(operation, text, Annotated[list[text], Field(max_length=config.max_texts)])
     entry: Any = create_model(f"{name}Input", __config__=strict, __validators__=_of_few(parts), **parts)
     if operation.takes_pair != "always" and not operation.takes_choices:
         entry = Annotated[
@@ -80,17 +75,21 @@ def _of_few(known: Fields) -> Fields:
 
 def answer_model(operation: type[Operation]) -> type[BaseModel]:
     """Model of an operation's response: `results`, each with its texts and the result."""
-    name, (first, second) = operation.__name__, operation.fields
-    parts: Fields = {first: (str, ...)}
-    if operation.takes_choices:
-        parts[second] = (list[str], ...)
-    elif operation.takes_pair != "never":
-        parts[second] = (str, ...) if operation.takes_pair == "always" else (str | None, None)
+    name, parts = operation.__name__, _texts(operation, str, list[str])
     kind = get_type_hints(operation.finish)["return"]
     parts |= _fields(kind) if dataclasses.is_dataclass(kind) else {operation.key: (_as_json(kind), ...)}
     result: Any = create_model(f"{name}Result", **parts)
     fields: Fields = {"results": (list[result], ...)}
     return create_model(f"{name}Answer", **fields)
+
+
+def _texts(operation: type[Operation], text: Any, choices: Any) -> Fields:
+    """The fields of an operation's one or two texts, of these types."""
+    first, second = operation.fields
+    if operation.takes_choices:
+        return {first: (text, ...), second: (choices, ...)}
+    seconds: Fields = {"never": {}, "maybe": {second: (text | None, None)}, "always": {second: (text, ...)}}
+    return {first: (text, ...)} | seconds[operation.takes_pair]
 
 
 def _as_json(kind: object) -> object:
