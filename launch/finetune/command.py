@@ -5,7 +5,6 @@ from functools import partial
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.finetune import scoring
 from cloze.launch.finetune.finetuning_run import open_finetuning
-from cloze.launch.finetune.job import read_job
 from cloze.launch.finetune.sweep import sweep
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.start import train
@@ -32,4 +31,4 @@ def finetune(config: FinetuneConfig, environment: Environment) -> int:
             f"seeds, grid: found them in a run of {environment.world_size} processes, expected one "
             "process, which starts a run on each GPU; leave torchrun out"
         )
-    return sweep(config, read_job)
+    return sweep(config)

@@ -211,17 +211,14 @@ def _without_nan(results: Fields) -> Fields:
     }
 
 
-def _json(prediction: Fields) -> str:
-    """A prediction as JSON; dates and other values of a table's columns as text."""
-    return json.dumps(prediction, ensure_ascii=False, default=str)
-
-
 def _write_predictions(folder: Path, name: str, examples: Examples, outputs: np.ndarray) -> list[Fields]:
     """Write one JSON object per line; if the examples have labels, also a page with confusions and the worst errors,
     and with matplotlib pictures of the confusions.
     """
     predictions = examples.predictions(outputs)
-    publish_text(folder / f"{name}.jsonl", "".join(_json(each) + "\n" for each in predictions))
+    # Dates and other values of a table's columns become text.
+    lines = (json.dumps(each, ensure_ascii=False, default=str) + "\n" for each in predictions)
+    publish_text(folder / f"{name}.jsonl", "".join(lines))
     if examples.labelled:
         publish_text(folder / f"{name}-mistakes.md", error_analysis.page(examples, predictions))
         if can_draw():

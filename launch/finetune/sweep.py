@@ -1,6 +1,6 @@
 """Fine-tuning sweeps: a run for each seed and combination of settings; results as a table and a picture."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from cloze.launch.config import FinetuneConfig
-from cloze.launch.finetune.job import Job
+from cloze.launch.finetune.job import read_job
 from cloze.launch.parsing import parse
 from cloze.launch.run.resume_check import check_folder
 from cloze.launch.run.sweep_results import Sweep
@@ -24,14 +24,11 @@ from cloze.pipeline.untrusted import load_yaml
 _NO_SETTINGS = ("task", "output", "seed", "seeds", "grid", "evaluation.metric")
 
 
-def sweep(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> int:
+def sweep(config: FinetuneConfig) -> int:
     """Run every combination with every seed, each in a process of its own.
 
     One run at a time on each visible GPU; one after another on a CPU. Complete runs are not repeated; interrupted ones
     are resumed.
-
-    Args:
-        read_job: reads all inputs of a run, and raises UserError for wrong ones (finetune/command.py).
 
     Returns:
         The exit status.
@@ -41,16 +38,16 @@ def sweep(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> 
     """
     check_library("seeds")
     facts = {"task": config.task, "model": config.model}
-    done = Sweep(Path(config.output), plan(config, read_job), "at the best checkpoint", facts)
+    done = Sweep(Path(config.output), plan(config), "at the best checkpoint", facts)
     return EXIT_COMPLETE if done.reach_end(visible_gpus() or [""], Console()) else EXIT_REQUEUE
 
 
-def plan(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> list[Run]:
+def plan(config: FinetuneConfig) -> list[Run]:
     """All runs; the configuration of each is written beside its folder after all inputs were read."""
-    return written(_planned(config, read_job))
+    return written(_planned(config))
 
 
-def _planned(config: FinetuneConfig, read_job: Callable[[FinetuneConfig], Job]) -> Iterator[tuple[Run, FinetuneConfig]]:
+def _planned(config: FinetuneConfig) -> Iterator[tuple[Run, FinetuneConfig]]:
     folder, base = Path(config.output), yaml.safe_dump(asdict(replace(config, seeds=1, grid=[])))
     parsed: list[tuple[dict[str, str], FinetuneConfig]] = []
     steps: dict[str, int | None] = {}  # the checkpoint of each model: the newest one may change

@@ -26,7 +26,7 @@ def test_all_runs_start_from_one_checkpoint_of_a_pretraining_that_goes_on(files,
     )
     newest.rename(hidden)
     finish(ForkedRun(single))
-    planned = plan(parse("finetune", words[1:]), read_job)
+    planned = plan(parse("finetune", words[1:]))
     hidden.rename(newest)
     said = finish(ForkedRun(single))
     assert f"{tmp_path / 'old'}, step 2; initialized" in " ".join(said.replace("│", " ").split())
@@ -38,13 +38,13 @@ def test_all_runs_start_from_one_checkpoint_of_a_pretraining_that_goes_on(files,
         ]
 
     assert steps(planned) == [2, 2]
-    assert steps(plan(parse("finetune", words[1:]), read_job)) == [2, 2], "of the same one started again"
+    assert steps(plan(parse("finetune", words[1:]))) == [2, 2], "of the same one started again"
     grid = [*words[1:], "--grid", "model_step=2,null"]
-    asked = steps(plan(parse("finetune", grid), read_job))
+    asked = steps(plan(parse("finetune", grid)))
     assert asked == [2, 2, 4, 4], "a step that is asked for is that setting's own"
     shutil.copytree(tmp_path / "old", tmp_path / "other")
     other = [word.replace(str(tmp_path / "old"), str(tmp_path / "other")) for word in words[1:]]
-    assert steps(plan(parse("finetune", other), read_job)) == [4, 4], "nor does another model begin where that one did"
+    assert steps(plan(parse("finetune", other))) == [4, 4], "nor does another model begin where that one did"
 
 
 def test_all_missing_columns_are_said_before_anything_is_loaded(tmp_path):
