@@ -18,8 +18,7 @@ from cloze.launch.evaluate.pairs import accuracies, read_pairs, score_pairs
 from cloze.launch.evaluate.report import draw, print_result, print_tasks, scalars, write_json
 from cloze.launch.predict.blanks import Score
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.pretrained.finding import model_path
-from cloze.launch.pretrained.loading import run_steps
+from cloze.launch.pretrained.finding import checkpoint_room, model_path
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console, clock, doing
 from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
@@ -130,14 +129,14 @@ def _every_checkpoint(
     settings = {name: getattr(config, name) for name in ("precision", "every_nth", "max_length")}
     settings["rest_of_word"] = config.hidden == "rest_of_word"
     settings["data"] = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
-    for step in run_steps(run):
+    for step in checkpoint_room().checkpoint_steps(run):
         path = folder / _result_name(step)
         if _saved(path, config.suite, settings) is not None:
             continue
         try:
             predictor = Predictor.from_folder(run, step)
         except (UserError, OSError):
-            if step in run_steps(run):
+            if step in checkpoint_room().checkpoint_steps(run):
                 raise
             console.warn(f"{run}: the checkpoint of step {step} has been removed by the run since; skipped")
             continue

@@ -58,30 +58,39 @@ class EvaluateConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         check_bounds("", self)
-        if not self.data:
-            raise UserError("data: found none, expected what the suite is made of; give --data FOLDER")
-        if self.every_checkpoint and (self.step is not None or self.json or self.picture):
-            raise UserError(
-                "every_checkpoint: found true with step, json or picture, expected it alone: results are "
-                "written to RUN/evaluate-SUITE"
-            )
         check_ending("picture", self.picture)
-        if self.picture and self.suite != "blimp":
-            raise UserError(f"picture: found {self.picture} with suite {self.suite}, expected none: only blimp has one")
-        if self.suite == "glue" and self.output is None:
-            raise UserError("output: found none with suite glue, expected a folder for the fine-tuning runs")
-        if self.score == "causal" and (self.masked or self.suite == "glue"):
-            name, found = ("masked", self.masked) if self.masked else ("suite", self.suite)
-            raise UserError(
-                f"score: found causal with {name} {found}, expected pseudo: nothing is masked for a causal score, and "
-                "glue has none"
-            )
-        if self.random_weights and self.suite != "glue":
-            raise UserError(
-                f"random_weights: found true with suite {self.suite}, expected false: only glue trains from them"
-            )
-        if self.suite == "glue" and self.every_checkpoint:
-            raise UserError("every_checkpoint: found true with suite glue, expected false: name a checkpoint with step")
+        glue, causal = self.suite == "glue", self.score == "causal"
+        for wrong, said in (
+            (not self.data, "data: found none, expected what the suite is made of; give --data FOLDER"),
+            (
+                self.every_checkpoint and (self.step is not None or self.json or self.picture),
+                "every_checkpoint: found true with step, json or picture, expected it alone: results are "
+                "written to RUN/evaluate-SUITE",
+            ),
+            (
+                self.picture and self.suite != "blimp",
+                f"picture: found {self.picture} with suite {self.suite}, expected none: only blimp has one",
+            ),
+            (
+                glue and self.output is None,
+                "output: found none with suite glue, expected a folder for the fine-tuning runs",
+            ),
+            (
+                causal and self.masked,
+                f"score: found causal with masked {self.masked}, expected pseudo: nothing is masked for a causal score",
+            ),
+            (causal and glue, "score: found causal with suite glue, expected pseudo: glue has none"),
+            (
+                self.random_weights and not glue,
+                f"random_weights: found true with suite {self.suite}, expected false: only glue trains from them",
+            ),
+            (
+                glue and self.every_checkpoint,
+                "every_checkpoint: found true with suite glue, expected false: name a checkpoint with step",
+            ),
+        ):
+            if wrong:
+                raise UserError(said)
 
     @property
     def hidden(self) -> Literal["token", "rest_of_word", "later"]:

@@ -182,8 +182,3 @@ def read_run_average(
 def _of_model(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The weights of BERT and its heads, without parameters that an objective added."""
     return {name: value for name, value in weights.items() if name.startswith(_PARTS)}
-
-
-def run_steps(run: Path) -> list[int]:
-    """As `checkpoint.checkpoint_steps`, for programs that have not prepared the environment for DeepSpeed."""
-    return checkpoint_room().checkpoint_steps(run)
