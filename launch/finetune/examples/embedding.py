@@ -222,31 +222,34 @@ class Embedding(Kind):
 
     def check(self, config: FinetuneConfig, task: Task) -> None:
         """Raise UserError for settings by which a headless encoder has nothing to train, or no vector."""
-        if config.pooling == "pooler":
-            raise UserError(
-                f"pooling: found pooler with the task {config.task}, expected one of {', '.join(POOLINGS)}: "
-                "sentence-transformers has no pooler"
-            )
-        if config.freeze in ("encoder", "below_0"):
-            raise UserError(
-                f"freeze: found {config.freeze} with the task {config.task}, expected none or below_1 and "
-                "more: there is no head that could learn instead"
-            )
-        if config.unfreeze_every_epochs is not None:
-            raise UserError(
-                f"unfreeze_every_epochs: found {config.unfreeze_every_epochs:g} with the task {config.task}, "
-                "expected null: there is no head that learns at first"
-            )
-        if len(config.label_columns) > 1:
-            raise UserError(
-                f"label_columns: found {', '.join(config.label_columns)} with the task {config.task}, expected "
-                "one: that of the scores"
-            )
-        if config.train.global_batch_size < 2:
-            raise UserError(
-                f"train.global_batch_size: found {config.train.global_batch_size} with the task {config.task}, "
-                "expected at least 2: the other rows of a batch are what a row is distinguished from"
-            )
+        found, batch = f"with the task {config.task}, expected", config.train.global_batch_size
+        for wrong, said in (
+            (
+                config.pooling == "pooler",
+                f"pooling: found pooler {found} one of {', '.join(POOLINGS)}: sentence-transformers has no pooler",
+            ),
+            (
+                config.freeze in ("encoder", "below_0"),
+                f"freeze: found {config.freeze} {found} none or below_1 and more: there is no head that could learn "
+                "instead",
+            ),
+            (
+                config.unfreeze_every_epochs is not None,
+                f"unfreeze_every_epochs: found {config.unfreeze_every_epochs or 0:g} {found} null: there is no head "
+                "that learns at first",
+            ),
+            (
+                len(config.label_columns) > 1,
+                f"label_columns: found {', '.join(config.label_columns)} {found} one: that of the scores",
+            ),
+            (
+                batch < 2,
+                f"train.global_batch_size: found {batch} {found} at least 2: the other rows of a batch are what a row "
+                "is distinguished from",
+            ),
+        ):
+            if wrong:
+                raise UserError(said)
 
     def check_model(self, config: FinetuneConfig, shape: BertConfig) -> None:
         """Raise UserError for sizes not below that of the model's vectors, and for dropout pairs without dropout."""
