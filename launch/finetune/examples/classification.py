@@ -1,5 +1,6 @@
 """Classification, regression and multi-label classification of texts and pairs of texts."""
 
+import math
 import unicodedata
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -102,10 +103,8 @@ class TextExamples(Examples):
     several_columns = True
     """Whether there may be several columns of targets."""
 
-    @staticmethod
-    def are_numbers(targets: tuple[str, ...]) -> bool:
-        """Whether the columns hold numbers, and no labels."""
-        return False
+    numbers_from: float = math.inf
+    """How many columns of targets there must be at least for them to hold numbers, and not labels."""
 
     def __init__(
         self,
@@ -225,7 +224,6 @@ class ClassExamples(TextExamples):
     def find_head(
         task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
     ) -> HeadConfig:
-        table.need(targets, "label_columns")
         labels = tuple(listed) or task.labels or _sorted((label_of(row, targets[0]) for row in table.rows), table.path)
         if len(labels) < 2:
             if listed:
@@ -260,7 +258,6 @@ class ColumnExamples(TextExamples):
     def find_head(
         task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
     ) -> HeadConfig:
-        table.need(targets, "label_columns")
         columns = tuple((name, _sorted((label_of(row, name) for row in table.rows), table.path)) for name in targets)
         names = tuple(f"{name}: {label}" for name, labels in columns for label in labels)
         return HeadConfig(names, "columns", columns, pooling)
@@ -298,7 +295,7 @@ class _OfNumbers(TextExamples):
 class LabelExamples(_OfNumbers):
     """Independent labels: a column with a list of them, or a column of 0 and 1 for each."""
 
-    kind = Labels
+    kind, numbers_from = Labels, 2  # a column of 0 and 1 for each label
     averaged: Mapping[str, str] = {
         "f1_micro": "over all labels together",
         "f1_macro": "mean over labels",
@@ -306,14 +303,9 @@ class LabelExamples(_OfNumbers):
     }
 
     @staticmethod
-    def are_numbers(targets: tuple[str, ...]) -> bool:
-        return len(targets) > 1  # a column of 0 and 1 for each label
-
-    @staticmethod
     def find_head(
         task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
     ) -> HeadConfig:
-        table.need(targets, "label_columns")
         if len(targets) > 1:
             if listed:
                 raise UserError(
@@ -342,6 +334,8 @@ class LabelExamples(_OfNumbers):
 class NumberExamples(_OfNumbers):
     """A number, or one for each of several columns."""
 
+    numbers_from = 1
+
     @property
     def kind(self) -> type[Prediction]:  # type: ignore[override]  # depends on the columns
         return NumberOfEachColumn if len(self._columns) > 1 else Number
@@ -351,14 +345,9 @@ class NumberExamples(_OfNumbers):
         return dict.fromkeys(self._task.metrics, "mean over columns") if len(self._columns) > 1 else {}
 
     @staticmethod
-    def are_numbers(targets: tuple[str, ...]) -> bool:
-        return True
-
-    @staticmethod
     def find_head(
         task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
     ) -> HeadConfig:
-        table.need(targets, "label_columns")
         return HeadConfig(targets, "regression", pooling=pooling)
 
     def _target(self, row: Row) -> list[float]:
@@ -520,7 +509,8 @@ class Texts(Kind):
                 f"label_columns: found {len(targets)} columns, expected one; label-columns is the task of several"
             )
 
-        labels = None if self.examples.are_numbers(targets) else tuple(config.labels) or task.labels
+        are_numbers = len(targets) >= self.examples.numbers_from
+        labels = None if are_numbers else tuple(config.labels) or task.labels
 
         def table(path: str) -> Table:
             return read_table(path, task.header, texts[0], config.skip_malformed_rows, labels)
@@ -533,6 +523,7 @@ class Texts(Kind):
             return self.examples(read, measured, *columns, head, tokenizer, self.truncation(config))
 
         train = table(config.train_file)
+        train.need(targets, "label_columns")
         head = self.examples.find_head(task, targets, train, config.labels, config.pooling or "pooler")
         head = replace(head, layers=config.read_layers)
         if config.keep == "pieces":
