@@ -22,7 +22,6 @@ from cloze.launch.finetune.glue import submission, submission_names
 from cloze.launch.finetune.job import Job
 from cloze.launch.finetune.kind import Kind
 from cloze.launch.finetune.models import head_options
-from cloze.launch.finetune.pictures import draw_confusion
 from cloze.launch.pretrained.origin import read_origin, tokenizer_for_export
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import runs
@@ -224,7 +223,7 @@ def _write_predictions(folder: Path, name: str, examples: Examples, outputs: np.
         if can_draw():
             for title, matrix in examples.kind.matrices(predictions).items():
                 file = re.sub(r"[^\w.-]", "_", title.replace(" ", "-", 1))
-                draw_confusion(matrix, f"{name}: {title}", folder / f"{name}-{file}.png")
+                error_analysis.draw_confusion(matrix, f"{name}: {title}", folder / f"{name}-{file}.png")
     return predictions
 
 
