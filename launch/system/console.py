@@ -106,18 +106,18 @@ class Console:
         if self.is_main:
             print(f"warning: {line}\n", end="", file=sys.stderr, flush=True)
 
-    def facts(self, title: str, rows: list[tuple[str, str]]) -> None:
+    def facts(self, title: str, rows: Sequence[tuple[str, ...]]) -> None:
         """A table of names and values."""
         if self.is_main:
-            table = Table(title=title, show_header=False, title_justify="left")
+            table = Table(title=escape(title), show_header=False, title_justify="left")
             for row in rows:
-                table.add_row(*row)
+                table.add_row(*map(escape, row))
             self._rich.print(table)
 
     def table(self, title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
         """A table with a line of column names."""
         if self.is_main:
-            table = Table(*header, title=title, title_justify="left", show_lines=True)
+            table = Table(*header, title=escape(title), title_justify="left", show_lines=True)
             for row in rows:
                 table.add_row(*map(escape, row))
             self._rich.print(table)

@@ -7,13 +7,11 @@ import time
 from datetime import timedelta
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
-from cloze.launch.system.console import Output, markdown
+from cloze.launch.system.console import Console, Output, markdown
 from cloze.pipeline.config import InspectConfig, PrepareConfig, VerifyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.extending import ADDED, Extension
@@ -22,7 +20,6 @@ from cloze.pipeline.jobs.inspecting import inspect as inspect_data
 from cloze.pipeline.jobs.prepare import prepare as prepare_data
 from cloze.pipeline.jobs.verifying import verify as verify_data
 from cloze.pipeline.jobs.vocabulary import extend_vocabulary, train_vocabulary
-from cloze.pipeline.shards.manifest import Manifest
 
 _SECONDS_A_LINE = 30  # seconds between lines if no progress bar can be drawn
 _ADDED_SHOWN = 20
@@ -33,7 +30,7 @@ class Bars:
     """Progress on stderr: a bar for each stage on a terminal, else a line every half minute; and remarks."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = RichConsole(stderr=True, highlight=False)
         self._bars: Progress | None = None
         self._task: TaskID | None = None
         self._total = self._done = self._documents = self._tokens = 0
@@ -113,13 +110,11 @@ def vocab(config: PrepareConfig) -> None:
 
 def _show_extension(extension: Extension, config: PrepareConfig) -> None:
     shown = extension.added[:_ADDED_SHOWN]
-    table = Table(title=f"{len(extension.added):,} tokens added, the best {len(shown)}", title_justify="left")
-    for name in ("token", "saved tokens", "count", "was cut into"):
-        table.add_column(name, justify="right" if name in ("saved tokens", "count") else "left")
-    for added in shown:
-        table.add_row(escape(added.token), f"{added.saved:,}", f"{added.count:,}", escape(" ".join(added.pieces)))
-    output = Output()
-    output.print(table)
+    Console().table(
+        f"{len(extension.added):,} tokens added, the best {len(shown)}",
+        ("token", "saved tokens", "count", "was cut into"),
+        [(added.token, f"{added.saved:,}", f"{added.count:,}", " ".join(added.pieces)) for added in shown],
+    )
     before, after = (tokens / extension.words for tokens in (extension.tokens_before, extension.tokens_after))
     print(f"tokens per word of the text: {before:.3f} before, {after:.3f} after; all tokens: {config.output}/{ADDED}")
 
@@ -130,12 +125,13 @@ def prepare(config: PrepareConfig) -> None:
     with Bars() as bars:
         manifest = prepare_data(config, bars)
     seconds = time.monotonic() - began
-    table = _facts_table(f"{config.output}: prepared", manifest)
-    for name, took, documents, tokens in bars.stages:
-        table.add_row(f"stage {name}", ", ".join(filter(None, [f"{took:.1f} s", _rates(took, documents, tokens)])))
     tokens = manifest.counts["tokens"]
-    table.add_row("in all", f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s")
-    Output().print(table)
+    stages = [
+        (f"stage {name}", ", ".join(filter(None, [f"{took:.1f} s", _rates(took, *counts)])))
+        for name, took, *counts in bars.stages
+    ]
+    in_all = "in all", f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s"
+    Console().facts(f"{config.output}: prepared", [*facts(manifest), *stages, in_all])
 
 
 def inspect(config: InspectConfig) -> None:
@@ -143,9 +139,13 @@ def inspect(config: InspectConfig) -> None:
     inspection = inspect_data(config)
     if inspection.manifest.remark:
         print(f"note: {inspection.manifest.remark}", file=sys.stderr)
+    most = max((count for _, _, count in inspection.histogram), default=0) or 1
+    bars = [
+        (f"{low}-{high}", f"{count:,}", "█" * round(40 * count / most)) for low, high, count in inspection.histogram
+    ]
+    Console().facts(config.data, inspection.facts)
+    Console().facts(f"lengths of {config.split} samples", bars)
     console = Output()
-    console.print(_facts_table(config.data, inspection.manifest))
-    console.print(_histogram_table(inspection, config.split))
     for sample in inspection.samples:
         console.print(_sample_text(sample), soft_wrap=True)
     if inspection.samples:
@@ -202,21 +202,6 @@ def _write_tensorboard(inspection: Inspection, config: InspectConfig) -> None:
         for number, sample in enumerate(inspection.samples):
             pieces = [p.text if p.original is None else f"**{p.text}**{{{p.original}}}" for p in sample.pieces]
             writer.add_text("data/samples", f"sample {sample.index}\n\n    {' '.join(pieces)}", number)
-
-
-def _facts_table(title: str, manifest: Manifest) -> Table:
-    table = Table(title=escape(title), show_header=False, title_justify="left")
-    for row in facts(manifest):
-        table.add_row(*map(escape, row))
-    return table
-
-
-def _histogram_table(inspection: Inspection, split: str) -> Table:
-    table = Table(title=f"lengths of {split} samples", title_justify="left", show_header=False)
-    most = max((count for _, _, count in inspection.histogram), default=0) or 1
-    for first, last, count in inspection.histogram:
-        table.add_row(f"{first}-{last}", f"{count:,}", "█" * round(40 * count / most))
-    return table
 
 
 def _sample_text(sample: DecodedSample) -> Text:
