@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -289,6 +290,15 @@ def efficient_sdpa(
     return result.transpose(1, 2), None
 
 
+# Sizes that are read by whether a tensor is on a GPU.
+_SIZES_BY_DEVICE = (
+    (heads, "_CHUNK_ELEMENTS"),
+    (dropout, "_CHUNK_PAIRS"),
+    (sampling, "_CHUNK_ELEMENTS"),
+    (embeddings, "_BLOCK_ELEMENTS"),
+)
+
+
 @contextlib.contextmanager
 def _as_on_gpu(has_flash: bool) -> Iterator[None]:
     """Let the model do what it does on a GPU: patches the places where it asks for its device."""
@@ -298,39 +308,14 @@ def _as_on_gpu(has_flash: bool) -> Iterator[None]:
         return choose(name, config, seen, *rest)
 
     choose = attention.select_kernel
-    chunks = (
-        (heads, "_CHUNK_ELEMENTS"),
-        (dropout, "_CHUNK_PAIRS"),
-        (sampling, "_CHUNK_ELEMENTS"),
-        (embeddings, "_BLOCK_ELEMENTS"),
-    )
-    kept = bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"]
-    sizes = [getattr(module, name) for module, name in chunks]
-    patched: Any = bert
-    patched.select_kernel = select
-    patched = attention
-    patched._has_flash = lambda device: has_flash
-    attention.KERNELS["sdpa"] = efficient_sdpa
-    for (module, name), size in zip(chunks, sizes, strict=True):
-        setattr(module, name, dict.fromkeys((False, True), size[True]))
-    try:
+    with contextlib.ExitStack() as patched:
+        patched.enter_context(patch.object(bert, "select_kernel", select))
+        patched.enter_context(patch.object(attention, "_has_flash", lambda device: has_flash))
+        patched.enter_context(patch.dict(attention.KERNELS, sdpa=efficient_sdpa))
+        for module, name in _SIZES_BY_DEVICE:
+            on_gpu = getattr(module, name)[True]
+            patched.enter_context(patch.object(module, name, {False: on_gpu, True: on_gpu}))
         yield
-    finally:
-        bert.select_kernel, attention._has_flash, attention.KERNELS["sdpa"] = kept
-        for (module, name), size in zip(chunks, sizes, strict=True):
-            setattr(module, name, size)
-
-
-@contextlib.contextmanager
-def _row_counts_as_they_are() -> Iterator[None]:
-    """Context in which a CPU adds no rows (model/amx.py): added rows would make the offsets of the sequences fake
-    tensors, and the groups of attention need their values."""
-    patched: Any = amx
-    kept, patched._SIZES_PER_OCTAVE = patched._SIZES_PER_OCTAVE, dict.fromkeys((False, True))
-    try:
-        yield
-    finally:
-        patched._SIZES_PER_OCTAVE = kept
 
 
 @dataclass(frozen=True)
@@ -435,10 +420,13 @@ def trace_micro_step(run: ModelRun, batch: Batch) -> Trace:
     beyond weights and gradients.
     """
     offsets = batch.offsets()
+    # A CPU adds no rows here: added rows would make the offsets of the sequences fake tensors, and the groups of
+    # attention need their values.
+    rows_as_they_are = patch.object(amx, "_SIZES_PER_OCTAVE", dict.fromkeys((False, True)))
     place = _as_on_gpu(run.has_flash) if run.on_gpu else contextlib.nullcontext()
     for model in run.objective.frozen if run.objective else ():
         model.to(run.weights)  # as the run does; under FakeTensorMode its weights would be lost
-    with FakeTensorMode(allow_non_fake_inputs=True), place, _row_counts_as_they_are():
+    with FakeTensorMode(allow_non_fake_inputs=True), place, rows_as_they_are:
         model = run.build()
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter)
