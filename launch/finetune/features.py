@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from cloze.launch.finetune.examples.base import Examples, rounds
+from cloze.launch.finetune.examples.base import Examples, longest_first, rounds
 from cloze.launch.system import distributed
 from cloze.launch.system.devices import to_device
 from cloze.launch.system.environment import Environment, processes_on_this_machine
@@ -33,7 +33,7 @@ def encode_once(
     rank, world_size = environment.rank, environment.world_size
     kept: torch.Tensor | None = None
     num_rows = len(examples.feature_rows(np.arange(len(examples))))
-    for everyone in rounds(examples.lengths, micro_batch_size, world_size):
+    for everyone in rounds(longest_first(examples.lengths), micro_batch_size, world_size):
         mine = everyone[rank::world_size]
         # A rank without units repeats one, at least to get the shape.
         outputs = features(**to_device(examples.batch(mine if len(mine) else np.zeros(1, np.int64)), device))

@@ -139,7 +139,7 @@ class Finetuning(Recipe):
             keep_origin(job.source.folder, folder, job.source.tokenizer, pairs=pairs, segments=segments)
 
     def make_show(self, engine: Engine, metrics: MetricsWriter | None) -> Callable[[int], None]:
-        return self._evaluation.showing(metrics)
+        return partial(self._evaluation.show, metrics)
 
     def kept_facts(self) -> Fields:
         """The step of the checkpoint whose weights the run began from."""

@@ -69,22 +69,16 @@ class Evaluation:
         engine.model.train()
         return self._examples.metrics(self._outputs)
 
-    def showing(self, metrics: MetricsWriter | None) -> Callable[[int], None]:
-        """A function that shows the last evaluation: confused classes, worst errors, the precision-recall curve of two
-        classes.
-        """
-
-        def show(step: int) -> None:
-            if not metrics:
-                return
-            predictions = self._examples.predictions(self._outputs)
-            for name, table in error_analysis.tables(self._examples, predictions).items():
-                metrics.text(f"validation/{name}", step, table)
-            if scores := self._examples.kind.binary_scores(predictions):
-                name, labels, probabilities = scores
-                metrics.precision_recall(f"validation/precision and recall of {name}", step, labels, probabilities)
-
-        return show
+    def show(self, metrics: MetricsWriter | None, step: int) -> None:
+        """Show the last evaluation: confused classes, worst errors, the precision-recall curve of two classes."""
+        if not metrics:
+            return
+        predictions = self._examples.predictions(self._outputs)
+        for name, table in error_analysis.tables(self._examples, predictions).items():
+            metrics.text(f"validation/{name}", step, table)
+        if scores := self._examples.kind.binary_scores(predictions):
+            name, labels, probabilities = scores
+            metrics.precision_recall(f"validation/precision and recall of {name}", step, labels, probabilities)
 
 
 def _why_no_best(metric: str, best: int) -> str:

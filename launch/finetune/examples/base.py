@@ -152,15 +152,12 @@ class ExampleStream:
             epochs, places = np.divmod(np.arange(position, position + size), len(self.examples))
             first = int(epochs[0])
             orders = {
-                epoch: orders[epoch] if epoch in orders else self._order(epoch)
+                epoch: orders[epoch] if epoch in orders else order.row_order(len(self.examples), self.seed, epoch, 0)
                 for epoch in range(first, int(epochs[-1]) + 1)
             }
             units = np.array([orders[epoch][place] for epoch, place in zip(epochs.tolist(), places, strict=True)])
             yield self._batch(position, first, units)
             position += size
-
-    def _order(self, epoch: int) -> np.ndarray:
-        return order.row_order(len(self.examples), self.seed, epoch, 0)
 
     def _batch(self, position: int, epoch: int, units: np.ndarray) -> RankBatch:
         lengths = self.examples.lengths[units]
@@ -193,7 +190,7 @@ def predict(
 ) -> np.ndarray:
     """Outputs of all units, fp32 (num_places, width), on every rank; each unit is computed once. Collective."""
     outputs = torch.zeros(examples.num_places, examples.width, device=device)
-    for everyone in rounds(examples.lengths, micro_batch_size, world_size):
+    for everyone in rounds(longest_first(examples.lengths), micro_batch_size, world_size):
         mine = everyone[rank::world_size]
         # A forward is collective if parameters are partitioned: a rank without units repeats one and ignores the
         # result.
@@ -205,13 +202,17 @@ def predict(
     return distributed.reduce_sum(outputs).cpu().numpy()
 
 
-def rounds(lengths: np.ndarray, micro_batch_size: int, world_size: int) -> Iterator[np.ndarray]:
-    """The units of each round (one micro-batch per rank; rank r takes every `world_size`-th unit from r on), the
-    longest first, so that a lack of memory shows at once.
+def rounds(order: np.ndarray, micro_batch_size: int, world_size: int) -> Iterator[np.ndarray]:
+    """The units of each round in the given order: one micro-batch per rank, of which rank r takes every
+    `world_size`-th unit from r on.
     """
-    by_length = np.argsort(-lengths, kind="stable")
     step = micro_batch_size * world_size
-    return (by_length[start : start + step] for start in range(0, len(lengths), step))
+    return (order[start : start + step] for start in range(0, len(order), step))
+
+
+def longest_first(lengths: np.ndarray) -> np.ndarray:
+    """Units in an order by which a lack of memory shows at once."""
+    return np.argsort(-lengths, kind="stable")
 
 
 def deal(lengths: np.ndarray, micro_batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:
@@ -220,5 +221,4 @@ def deal(lengths: np.ndarray, micro_batch_size: int, rank: int, world_size: int)
     Rows are sorted by length, so that in each micro-step all ranks have similar lengths: little padding, no stragglers.
     """
     by_length = np.argsort(lengths, kind="stable")
-    step = micro_batch_size * world_size
-    return [by_length[start : start + step][rank::world_size] for start in range(0, len(lengths), step)]
+    return [everyone[rank::world_size] for everyone in rounds(by_length, micro_batch_size, world_size)]
