@@ -1,14 +1,12 @@
 """The source of a fine-tuned model: a Cloze run, a Hugging Face folder or hub name, or random weights of a shape."""
 
-import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
 from cloze.launch.config import FinetuneConfig
+from cloze.launch.parsing import parse
 from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.hub import fetch_model
 from cloze.launch.pretrained.loaded import check_padding
@@ -23,7 +21,6 @@ from cloze.model.problems import HeadConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, holds_tokenizer
-from cloze.pipeline.untrusted import load_yaml
 
 REMOTE_CODE = "modeling_cloze.py"  # of an export
 
@@ -98,23 +95,13 @@ def _from_shape(config: FinetuneConfig, path: Path) -> Source:
         )
     assert config.tokenizer is not None, "check_model asks for it"
     tokenizer = Tokenizer.from_folder(config.tokenizer)
-    known = {field.name for field in dataclasses.fields(BertConfig)}
     try:
-        values = load_yaml(path.read_text(encoding="utf-8"), name=str(path)) or {}
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise UserError(f"model: {path} can't be read as YAML ({error}); expected a file of configs/model/") from error
-    if not isinstance(values, dict) or set(values) - known:
-        raise UserError(f"model: found {path} with other fields than a model's, expected a file of configs/model/")
-    values["vocab_size"] = values.get("vocab_size") or tokenizer.vocab_size
-    try:  # YAML 1.1 reads 1e-5, without a decimal point, as a string
-        values |= {
-            field.name: float(values[field.name])
-            for field in dataclasses.fields(BertConfig)
-            if field.type == "float" and field.name in values
-        }
-        shape = BertConfig(**values | {"pad_token_id": tokenizer.special_tokens.pad})
-    except (TypeError, ValueError) as error:
-        raise UserError(f"model: {path}: found a value of another kind than the field's ({error})") from error
+        shape = parse("pretrain", BertConfig, ["--config", str(path)])  # whose help describes the fields
+    except UserError as error:
+        raise UserError(f"model: {path}: {str(error).removeprefix('cloze pretrain: ')}") from error
+    shape = replace(
+        shape, vocab_size=shape.vocab_size or tokenizer.vocab_size, pad_token_id=tokenizer.special_tokens.pad
+    )
     _check_vocabulary(tokenizer, shape, path)
     return Source(shape, {}, None, tokenizer)
 

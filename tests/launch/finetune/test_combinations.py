@@ -87,7 +87,8 @@ def test_a_field_of_another_kind_is_refused(model, files, tmp_path, capsys):
         ]
     )
     error = capsys.readouterr().err.strip()
-    assert status == 2 and f"model: {shape}: found a value of another kind" in error and "\n" not in error
+    assert status == 2 and f"model: {shape}: --hidden_size: found wide, expected a whole number" in error
+    assert "\n" not in error
 
 
 def test_layers_of_a_shape_are_not_drawn_twice(model, files, tmp_path, capsys):
