@@ -178,7 +178,7 @@ class Divided:
 
 
 # Cached attributes of an Estimator that are the same on every cluster; traces are keyed by the objective among them.
-_OF_THE_RUN = "objective", "buckets", "parameters", "frozen_parameters", "flops_of_sequence", "_tensors", "_optimizer"
+_OF_THE_RUN = "objective", "_gradients", "parameters", "frozen_parameters", "flops_of_sequence", "_optimizer"
 
 
 @dataclass(frozen=True)
@@ -236,18 +236,17 @@ class Estimator:
         return sum(self.buckets)
 
     @cached_property
-    def buckets(self) -> list[int]:
-        """Number of gradients in each bucket of stage 0, in the order in which the buckets are sent."""
+    def _gradients(self) -> list[list[int]]:
+        """Number of elements of each gradient in each bucket of stage 0, in the order in which the buckets are sent."""
         objective = self.objective  # which loads a teacher: not there
         with torch.device("meta"):
             parameters = list(objective.build_model().parameters())
-        return [sum(each.numel() for each in group) for group in reversed(groups(parameters, BUCKET_BYTES))]
+        return [[each.numel() for each in group] for group in reversed(groups(parameters, BUCKET_BYTES))]
 
-    @cached_property
-    def _tensors(self) -> int:
-        """Number of trained tensors."""
-        with torch.device("meta"):
-            return len(list(self.objective.build_model().parameters()))
+    @property
+    def buckets(self) -> list[int]:
+        """Number of elements in each bucket of stage 0."""
+        return [sum(sizes) for sizes in self._gradients]
 
     @cached_property
     def frozen_parameters(self) -> int:
@@ -437,14 +436,14 @@ class Estimator:
         cluster, machine = self.cluster, self.cluster.machine
         if machine.is_cpu:
             return 0.0
-        seconds = 0.0
+        seconds, tensors = 0.0, sum(map(len, self._gradients))
         if cluster.processes > 1:
             seconds += cluster.collective_seconds(assumptions.COUNTS_BYTES, 1)
             ahead = micro.seconds - micro.host_seconds  # of the host, in a micro-step
-            seconds += max(0.0, assumptions.HOOK_SECONDS * self._tensors - ahead)
+            seconds += max(0.0, assumptions.HOOK_SECONDS * tensors - ahead)
         if every := self.config.monitor.inspect_every_steps:
             share = cluster.processes if stage else 1
-            host = assumptions.INSPECTION_LAUNCHES * assumptions.HOST_SECONDS * self._tensors
+            host = assumptions.INSPECTION_LAUNCHES * assumptions.HOST_SECONDS * tensors
             moved = assumptions.INSPECTION_BYTES * self.parameters / machine.bandwidth / share
             seconds += max(host, moved) / every
         return seconds

@@ -112,14 +112,14 @@ def divided_memory(
 
 def _bucket(stage: int, count: int, activations: int, halved: bool) -> int:
     """Bytes of the buffers from which gradients are sent, beyond the bytes of activations that are freed by then."""
-    flat = 4 * min(count, BUCKET_ELEMENTS)
-    if stage == 0:  # gradients move into the buffers, which are smaller than what backward has freed by then
-        return 0
-    if stage == 1:  # made after the last backward
-        return max(0, flat - activations)
-    if stage == 2:  # and in their own dtype, from which they are cast
-        return flat + (2 * min(count, BUCKET_ELEMENTS) if halved else 0)
-    return 4 * BUCKET_ELEMENTS  # whatever the model (stage3.py, reduce_bucket_size)
+    largest = min(count, BUCKET_ELEMENTS)
+    by_stage = (
+        0,  # gradients move into the buffers, which are smaller than what backward has freed by then
+        max(0, 4 * largest - activations),  # made after the last backward
+        (6 if halved else 4) * largest,  # and in their own dtype, from which they are cast
+        4 * BUCKET_ELEMENTS,  # whatever the model (stage3.py, reduce_bucket_size)
+    )
+    return by_stage[stage]
 
 
 def traffic(stage: int, count: int, processes: int, micro_steps: int, *, precision: str) -> tuple[float, int]:
@@ -133,10 +133,11 @@ def traffic(stage: int, count: int, processes: int, micro_steps: int, *, precisi
     ring = (processes - 1) / processes
     weights = count * (2 if weights_are_16_bit(precision, stage) else 4)
     buckets = share(count, BUCKET_ELEMENTS)
-    if stage == 0:
-        return ring * 2 * 4 * count, buckets
-    if stage == 1:
-        return ring * (2 * 4 * count + weights), 2 * buckets
-    if stage == 2:
-        return ring * (micro_steps * 4 * count + weights), (micro_steps + 1) * buckets
-    return ring * micro_steps * (4 * count + 2 * weights), 3 * micro_steps * buckets
+    by_stage = (
+        (2 * 4 * count, 1),
+        (2 * 4 * count + weights, 2),
+        (micro_steps * 4 * count + weights, micro_steps + 1),
+        (micro_steps * (4 * count + 2 * weights), 3 * micro_steps),
+    )
+    sent, collectives = by_stage[stage]
+    return ring * sent, collectives * buckets
