@@ -72,7 +72,7 @@ def read_conll(path: str | Path) -> Sentences:
     lines: list[int] = []
     ends = [0]
     separator = None
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+    for number, line in enumerate([*read_text(path).split("\n"), ""], 1):  # the last sentence ends too
         if not line.strip():
             if ends[-1] != len(lines):
                 ends.append(len(lines))
@@ -89,8 +89,6 @@ def read_conll(path: str | Path) -> Sentences:
             )
         fields_of.append(fields)
         lines.append(number)
-    if ends[-1] != len(lines):
-        ends.append(len(lines))
     if not lines:
         raise UserError(f"{path}: found no rows, expected a word with its tag a line")
     tags = [fields[-1] for fields in fields_of] if len(fields_of[0]) > 1 else None
