@@ -6,9 +6,8 @@ from pathlib import Path
 
 from cloze.launch.predict.blanks import ScoreConfig
 from cloze.launch.predict.config import Input
-from cloze.launch.predict.files import write_results
 from cloze.launch.predict.operation import Result, Row, plain
-from cloze.launch.predict.output import encoded, print_results, print_table, wants_table
+from cloze.launch.predict.output import encoded, print_results, print_table, wants_table, write_results
 from cloze.launch.predict.pictures import Points, draw_attention
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.rows import read_rows

@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from numbers import Integral
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from cloze.launch.predict.arguments import check_options
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoder, Encoding
@@ -84,6 +85,48 @@ def plain(value: object) -> object:
     if isinstance(value, np.ndarray):
         return value.tolist()
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+_NAMES = {int: "a whole number", str: "text", NoneType: "None"}
+
+
+def check_options(options: object) -> None:
+    """Raise UserError for the first field of a dataclass whose value is not of the declared type, or not one of its
+    names.
+    """
+    for name, kinds in _kinds(type(options)).items():
+        value = getattr(options, name)
+        if not any(_is_of(value, kind) for kind in kinds):
+            expected = [
+                f"one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else _NAMES.get(kind) or str(kind)
+                for kind in kinds
+            ]
+            raise UserError(f"{name}: found {shown(value)}, expected {' or '.join(expected)}")
+
+
+def _kinds(options: type) -> dict[str, tuple[Any, ...]]:
+    """Types of values that each field may have."""
+    hints = get_type_hints(options)
+    return {
+        field.name: get_args(hints[field.name])
+        if get_origin(hints[field.name]) in (Union, UnionType)
+        else (hints[field.name],)
+        for field in dataclasses.fields(options)
+    }
+
+
+def _is_of(value: object, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if kind is int:  # numpy's integers count as whole numbers
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(value, get_origin(kind) or kind)
+
+
+def shown(value: object) -> str:
+    """A value as one short line."""
+    text = " ".join(repr(value).splitlines())
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 class Operation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,11 +16,10 @@ import torch
 
 from cloze.launch.config.model import ModelConfig
 from cloze.launch.predict.answers import AnswerQuestion, Span
-from cloze.launch.predict.arguments import model_name
 from cloze.launch.predict.blanks import FillMask, Guess, Score, SentenceScore
 from cloze.launch.predict.choices import Choice, Choose
 from cloze.launch.predict.labels import Classify, Label
-from cloze.launch.predict.operation import Batch, Operation, Result, Row, Value
+from cloze.launch.predict.operation import Batch, Operation, Result, Row, Value, shown
 from cloze.launch.predict.rows import given_rows, listed
 from cloze.launch.predict.table import OPERATIONS
 from cloze.launch.predict.tags import Tag, TagWords
@@ -311,6 +311,21 @@ class Predictor:
         if cut_tokens:
             longest = self.loaded.encoder.truncation.max_length
             warnings.warn(f"{cut_tokens} tokens beyond the {longest} that the model reads were truncated", stacklevel=3)
+
+
+def model_name(model: object) -> str:
+    """The path, URL or name of a model as text, with ~ replaced by the home folder.
+
+    Raises:
+        UserError: it is empty, or neither text nor path.
+    """
+    if not isinstance(model, str | os.PathLike) or not str(model).strip():
+        raise UserError(
+            f"model: found {shown(model)}, expected the folder of a Cloze run or a Hugging Face folder, or "
+            "the name of a hub model"
+        )
+    text = str(model)
+    return str(Path(text).expanduser()) if text.startswith("~") else text
 
 
 def batches(lengths: Sequence[int], batch_tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from cloze.launch.predict.arguments import shown
 from cloze.launch.predict.config import Input
-from cloze.launch.predict.operation import Operation, Row
+from cloze.launch.predict.operation import Operation, Row, shown
 from cloze.launch.system.console import Console
 from cloze.launch.texts import tables
 from cloze.launch.texts.tables import Columns

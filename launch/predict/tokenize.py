@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from cloze.launch.predict.config import PairInput
-from cloze.launch.predict.files import write_results
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
-from cloze.launch.predict.output import print_results
+from cloze.launch.predict.output import print_results, write_results
 from cloze.launch.predict.rows import read_rows
 from cloze.launch.pretrained.finding import model_path
 from cloze.launch.pretrained.loaded import LoadedModel

@@ -6,9 +6,8 @@ Imports no torch, since the operations that refer to it are parsed without torch
 from typing import Any
 
 from cloze.launch.system.environment import device_type
-from cloze.launch.texts.encoding import Answering, Encoder, Truncation
+from cloze.launch.texts.encoding import Answering, Encoder, Truncation, Vectors
 from cloze.launch.texts.tables import Columns
-from cloze.launch.texts.vectors import Vectors
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer

@@ -14,9 +14,8 @@ from cloze.launch.pretrained.origin import check_tokenizer
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import to_device
-from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, Answering, Truncation
+from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, VECTORS, Answering, Truncation, Vectors
 from cloze.launch.texts.tables import COLUMNS, columns_of
-from cloze.launch.texts.vectors import VECTORS, Vectors
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import check_kinds
 from cloze.model.huggingface import architecture_of, check_finite, check_sizes, load_note

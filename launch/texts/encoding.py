@@ -1,4 +1,6 @@
-"""Encodes single texts and pairs: truncation, and the place of each token in the text."""
+"""Encodes single texts and pairs: truncation, and the place of each token in the text; and what a model saves of how it
+was trained to read texts.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 BLANK = "[MASK]"
 TRUNCATION = "cloze_truncation"  # entry of a model's config.json: the fields of a Truncation that are not None
 ANSWERING = "cloze_answering"  # another one: those of an Answering
+VECTORS = "cloze_vectors"  # and those of a Vectors
 # Of a text, whose tokens with their places take some 230 bytes a character: War and Peace has 3.2 million.
 _MOST_CHARACTERS = 1 << 22
 _HALF = re.compile("[\ud800-\udfff]")  # halves of surrogate pairs: JSON can escape them, UTF-8 cannot represent them
@@ -137,6 +140,23 @@ class Answering:
     """Longest answer."""
     allow_no_answer: bool = False
     """Whether a question may have none."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """How the vectors of the tokens are pooled to the vector of a text: saved with the model, the same in training and
+    in use.
+    """
+
+    pooling: Literal["cls", "mean", "max"] = "mean"
+    """The vector of [CLS], or mean or maximum over all tokens, special ones included."""
+    normalize: bool = False
+    """Whether it is divided by its length."""
+
+
+def normalized(vectors: np.ndarray) -> np.ndarray:
+    """Vectors (..., size) divided by their norms; zero vectors stay zero."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
 class Encoder:

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cloze.launch.texts.encoding import ANSWERING, TRUNCATION
-from cloze.launch.texts.vectors import VECTORS
+from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, VECTORS
 from cloze.model.huggingface import InFolders, load_note
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError

@@ -46,12 +46,9 @@ TESTED_IN = {
     # Parts of fine-tuning, through runs of it.
     "launch/finetune/command.py": f"{L}/finetune/test_combinations.py",
     "launch/finetune/finetuning_run.py": f"{L}/finetune/test_combinations.py",
-    "launch/finetune/examples/embedding.py": f"{L}/finetune/examples/test_contrastive.py",
     "launch/pretrained/finding.py": f"{L}/pretrained/test_hub.py",
     # Operations, each against transformers, by Python and by the command.
     "launch/predict/choices.py": f"{L}/finetune/test_predict_what_was_trained.py",
-    "launch/predict/operation.py": f"{L}/predict/test_predictor.py",
-    "launch/texts/vectors.py": f"{L}/finetune/examples/test_contrastive.py",
     "launch/system/software.py": f"{L}/tools/test_export.py",
     # Parts of preparation, through the whole job.
     "pipeline/jobs/reports.py": f"{P}/jobs/test_prepare.py",

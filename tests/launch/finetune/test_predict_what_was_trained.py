@@ -14,7 +14,7 @@ from cloze.launch.finetune.tasks import KINDS, TASKS
 from cloze.launch.predict.operation import Row
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.tags import TagWords, _entities, _entity
-from tests.launch.finetune.examples import test_contrastive
+from tests.launch.finetune.examples import test_embedding
 from tests.launch.finetune.running import finetune, lines
 from tests.launch.finetune.small import GOOD, OTHERS, sentence, write_tsv
 from tests.launch.serve.serving import server
@@ -79,7 +79,7 @@ PREDICTED = {
 
 def test_every_kind_is_predicted():
     assert_same_names(KINDS, PREDICTED, "PREDICTED in this file, the test that predicts with a kind of task")
-    missing = {*PREDICTED.values()} - globals().keys() - {*dir(test_contrastive)}
+    missing = {*PREDICTED.values()} - globals().keys() - {*dir(test_embedding)}
     assert not missing, f"PREDICTED names {missing}, which are no tests"
 
 
