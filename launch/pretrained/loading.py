@@ -61,10 +61,10 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
             saved_class(folder).from_folder(folder),
             tokenizer,
             str(folder),
-            load_truncation(folder),
-            _load_note(folder, ANSWERING, Answering),
+            load_settings(folder, Truncation),
+            load_settings(folder, Answering),
             columns_of(load_note(folder, COLUMNS)),
-            load_vectors(folder),
+            load_settings(folder, Vectors),
             revision,
         )
     )
@@ -89,33 +89,17 @@ def _check_step(step: object) -> None:
         raise UserError(f"step: found {step!r}, expected a whole number, 'best', or None for the newest good one")
 
 
-def load_truncation(folder: Path) -> Truncation | None:
-    """How long texts were truncated in the training of a model; None if it is not saved.
+_Note = TypeVar("_Note", Answering, Truncation, Vectors)
+_NOTES: dict[type, str] = {Answering: ANSWERING, Truncation: TRUNCATION, Vectors: VECTORS}
+
+
+def load_settings(folder: Path, kind: type[_Note]) -> _Note | None:
+    """The settings of one kind that a model was trained with, as saved in its config.json; None if they are not.
 
     Raises:
         UserError, ModelError: the entry does not fit.
     """
-    return _load_note(folder, TRUNCATION, Truncation)
-
-
-def load_vectors(folder: Path) -> Vectors | None:
-    """How vectors were pooled in the training of a model; None if it is not saved.
-
-    Raises:
-        UserError, ModelError: the entry does not fit.
-    """
-    return _load_note(folder, VECTORS, Vectors)
-
-
-_Note = TypeVar("_Note")
-
-
-def _load_note(folder: Path, name: str, kind: type[_Note]) -> _Note | None:
-    """An entry of config.json as a dataclass.
-
-    Raises:
-        UserError, ModelError: for one that does not fit.
-    """
+    name = _NOTES[kind]
     fields = load_note(folder, name)
     if fields is None:
         return None

@@ -7,12 +7,12 @@ from pathlib import Path
 import yaml
 
 from cloze.launch.config import DataSource
-from cloze.launch.pretrained.loading import load_truncation, load_vectors
+from cloze.launch.pretrained.loading import load_settings
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import iterate_metrics
 from cloze.launch.system.console import figure, markdown
 from cloze.launch.system.software import software
-from cloze.launch.texts.encoding import Vectors
+from cloze.launch.texts.encoding import Truncation, Vectors
 from cloze.model.config import BertConfig
 from cloze.model.config_files import OWN_MODEL_TYPE
 from cloze.model.huggingface import load_head, load_note, load_pretrained
@@ -56,9 +56,9 @@ def write_pooling(folder: Path) -> None:
     if saved_class(folder).__name__ not in _ENCODERS:
         return
     config, _ = load_pretrained(folder)
-    truncation = load_truncation(folder)
+    truncation = load_settings(folder, Truncation)
     longest = truncation.max_length if truncation else config.max_position_embeddings
-    vectors = load_vectors(folder) or Vectors()
+    vectors = load_settings(folder, Vectors) or Vectors()
     kinds = ("Transformer", ""), ("Pooling", "1_Pooling"), *([("Normalize", "2_Normalize")] * vectors.normalize)
     modules = [
         {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -89,7 +89,7 @@ def card(run: Path, folder: Path, name: str, said: str) -> str:
     own, kind = load_note(folder, "model_type") == OWN_MODEL_TYPE, saved_class(folder).__name__
     task, auto = _TASKS.get(kind, ("feature-extraction", "AutoModel"))
     encoder = (folder / "modules.json").exists()
-    task = "sentence-similarity" if load_vectors(folder) else task
+    task = "sentence-similarity" if load_settings(folder, Vectors) else task
     tags = ["cloze"] + ["sentence-transformers"] * encoder
     head = {"library_name": "transformers", "pipeline_tag": task, "tags": tags}
     labels = load_head(folder) if kind == "BertForSequenceClassification" else None
@@ -145,7 +145,7 @@ def _use(name: str, own: bool, auto: str, encoder: bool) -> str:
 
 
 def _shape(config: BertConfig, folder: Path) -> str:
-    truncation = load_truncation(folder)
+    truncation = load_settings(folder, Truncation)
     rows = {
         "layers": config.num_hidden_layers,
         "hidden size": config.hidden_size,
