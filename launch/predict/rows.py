@@ -142,14 +142,14 @@ def _from_table(path: Path, asked: tuple[str, ...], learned: Columns | None, kin
     optional = kind.takes_pair == "maybe" and columns.texts == kind.fields and not asked
     for row in reading.rows:
         if kind.takes_choices:
-            shared = " ".join(_text(row, name) for name in columns.texts)
+            shared = " ".join(row.text(name) for name in columns.texts)
             yield Row(shared, None, row.place, _choices(row, columns), row.values)
             continue
         first_text, *others = columns.texts
         pair = None
         if others and not (optional and row.values.get(others[0]) is None):
-            pair = _text(row, others[0])
-        yield Row(_text(row, first_text), pair, row.place, values=row.values)
+            pair = row.text(others[0])
+        yield Row(row.text(first_text), pair, row.place, values=row.values)
 
 
 def _find_columns(
@@ -180,13 +180,6 @@ def _find_columns(
     return wanted
 
 
-def _text(row: tables.Row, column: str) -> str:
-    value = row.values.get(column)
-    if not isinstance(value, str):
-        raise UserError(f"{row.place}: found {value!r:.60} in column {column!r}, expected a text")
-    return value
-
-
 def _choices(row: tables.Row, columns: Columns) -> tuple[str, ...]:
     """The choices of a row: one column each, or one column with a list."""
     if len(columns.choices) == 1:
@@ -194,7 +187,7 @@ def _choices(row: tables.Row, columns: Columns) -> tuple[str, ...]:
         if not isinstance(found, list) or not all(isinstance(choice, str) for choice in found):
             raise UserError(f"{row.place}: found {columns.choices[0]} = {found!r:.60}, expected a list of texts")
         return tuple(found)
-    return tuple(" ".join(_text(row, name) for name in (*columns.prefix, choice)) for choice in columns.choices)
+    return tuple(" ".join(row.text(name) for name in (*columns.prefix, choice)) for choice in columns.choices)
 
 
 def _parse(file: BinaryIO, name: str, config: Input) -> Iterator[Row]:

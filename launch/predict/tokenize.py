@@ -2,7 +2,7 @@
 model's tokenizer and imports no torch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -40,8 +40,8 @@ class Tokenize(Operation):
 
     name = "tokenize"
 
-    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
-        return [encode_whole(encoder.tokenizer, row, encoder.truncation.words)]
+    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
+        return super().encode(whole_encoder(encoder.tokenizer, encoder.truncation.words), row)
 
     def read(self, model: Model, batch: Batch) -> list[Value]:
         return [None] * len(batch.encodings)  # the model is not run
@@ -70,17 +70,13 @@ class TokenizeConfig(Tokenize, PairInput):
     an object store, or the name of a hub model."""
 
 
-def encode_whole(tokenizer: Tokenizer, row: Row, words: Literal["characters"] | None) -> Encoding:
-    """Encode a text or pair of any length.
+def whole_encoder(tokenizer: Tokenizer, words: Literal["characters"] | None) -> Encoder:
+    """An encoder of texts of any length.
 
     Args:
         words: field of the model's Truncation.
-
-    Raises:
-        UserError: as `Encoder.encode`.
     """
-    encoder = Encoder(tokenizer, _NO_LIMIT, truncation=Truncation(_NO_LIMIT, words=words))
-    return encoder.encode(row.text, row.pair, place=row.place)
+    return Encoder(tokenizer, _NO_LIMIT, truncation=Truncation(_NO_LIMIT, words=words))
 
 
 def tokens_of(tokenizer: Tokenizer, encoding: Encoding, segments: tuple[int, int] = (0, 1)) -> Tokens:
@@ -104,9 +100,9 @@ def tokenize(config: TokenizeConfig) -> int:
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
     described = runs.model_folder(folder) / "config.json"
     notes = runs.read_fields(described) if described.exists() else {}
-    words = notes.get(TRUNCATION, {}).get("words")
+    encoder = whole_encoder(tokenizer, notes.get(TRUNCATION, {}).get("words"))
     rows = read_rows(config, columns_of(notes.get(COLUMNS)))
-    results = ((row, tokens_of(tokenizer, encode_whole(tokenizer, row, words))) for row in rows)
+    results = ((row, tokens_of(tokenizer, encoder.encode(row.text, row.pair, place=row.place))) for row in rows)
     if config.output:
         number = write_results(Path(config.output), config, None, results)
         Console().say(f"wrote {number:,} results to {config.output}")

@@ -81,6 +81,13 @@ class Row:
     values: Fields
     place: str
 
+    def text(self, column: str) -> str:
+        """The text in a column; UserError for anything else."""
+        value = self.values.get(column)
+        if not isinstance(value, str):
+            raise UserError(f"{self.place}: found {value!r:.60} in column {column!r}, expected a text; fix the row")
+        return value
+
 
 @dataclass
 class Reading:

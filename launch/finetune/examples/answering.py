@@ -271,12 +271,9 @@ class AnswerExamples(Examples):
                 # infinite for an empty text, which JSON cannot represent
                 known = float(odd) if np.isfinite(odd) else None
                 entry |= {"best": text, "no_answer_odds": known} | ({"prediction": ""} if is_unanswered(odd) else {})
-            described.append(entry | ({"label": _right(question)} if self.labelled else {}))
+            right = {"label": [text for text, _ in question.answers]} if self.labelled else {}
+            described.append(entry | right)
         return described
-
-
-def _right(question: Question) -> list[str]:
-    return [text for text, _ in question.answers]
 
 
 class QuestionAnswering(Kind):

@@ -4,7 +4,7 @@ import numpy as np
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
-from cloze.launch.finetune.examples.classification import ClassExamples, has_labels, label_of, number_of, text_of
+from cloze.launch.finetune.examples.classification import ClassExamples, has_labels, label_of, number_of
 from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
 from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_sequences
@@ -39,9 +39,9 @@ class ChoiceExamples(ClassExamples):
         self._texts = (*shared, *prefix, *choices)
         table.need(self._texts, "text_columns")
         self._rows, self._task, self._head = table.rows, task, HeadConfig(labels)
-        first = [" ".join(text_of(row, column) for column in shared) for row in table.rows for _ in choices]
+        first = [" ".join(row.text(column) for column in shared) for row in table.rows for _ in choices]
         second = [
-            " ".join(text_of(row, column) for column in (*prefix, choice)) for row in table.rows for choice in choices
+            " ".join(row.text(column) for column in (*prefix, choice)) for row in table.rows for choice in choices
         ]
         assert truncation is not None, "only texts are read in pieces"
         self._sequences, cut = build_sequences(tokenizer, first, second, truncation)

@@ -119,7 +119,7 @@ class TextExamples(Examples):
         table.need(texts, "text_columns")
         self._rows, self._head, self._task = table.rows, head, task
         self._texts, self._columns = texts, targets
-        sides = [[text_of(row, column) for row in table.rows] for column in texts]
+        sides = [[row.text(column) for row in table.rows] for column in texts]
         if head.pieces == "none":
             assert truncation is not None, "only pieces are not cut"
             pairs = sides[1] if len(sides) > 1 else None
@@ -196,7 +196,7 @@ class TextExamples(Examples):
         return scoring.measure(self._task.metrics, self._true, guesses)
 
     def text(self, number: int) -> str:
-        return " / ".join(text_of(self._rows[number], column) for column in self._texts)
+        return " / ".join(self._rows[number].text(column) for column in self._texts)
 
     def predictions(self, outputs: np.ndarray) -> list[Fields]:
         described = []
@@ -379,13 +379,6 @@ def predicted(row: Row, prediction: Fields) -> Fields:
     """
     columns = {name: value for name, value in row.values.items() if name not in ("place", "label", *prediction)}
     return {"place": row.place.rsplit(": ", 1)[1]} | columns | prediction
-
-
-def text_of(row: Row, column: str) -> str:
-    value = row.values.get(column)
-    if not isinstance(value, str):
-        raise UserError(f"{row.place}: found {value!r:.60} in column {column!r}, expected a text; fix the row")
-    return value
 
 
 def has_labels(table: Table, columns: tuple[str, ...]) -> bool:

@@ -12,7 +12,7 @@ from cloze.launch.config.tasks import Task
 from cloze.launch.finetune import scoring
 from cloze.launch.finetune.contrastive import ContrastiveObjective
 from cloze.launch.finetune.examples.base import Examples
-from cloze.launch.finetune.examples.classification import number_in, predicted, text_of
+from cloze.launch.finetune.examples.classification import number_in, predicted
 from cloze.launch.finetune.examples.predicted import Ranks
 from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
 from cloze.launch.texts.encoding import VECTORS, Truncation, Vectors, normalized
@@ -81,9 +81,7 @@ def distinct_texts(
     """
     table.need(columns, "text_columns")
     numbers: dict[str, int] = {}
-    found = np.array(
-        [[numbers.setdefault(text_of(row, column), len(numbers)) for column in columns] for row in table.rows]
-    )
+    found = np.array([[numbers.setdefault(row.text(column), len(numbers)) for column in columns] for row in table.rows])
     texts = list(numbers)
     return texts, found, *build_sequences(tokenizer, texts, None, truncation)
 
