@@ -29,6 +29,8 @@ class Kind:
 
     fields: ClassVar[tuple[str, ...]] = ()
     """The fields that it reads among those that only some kinds read (`job.py`)."""
+    saved_as: ClassVar[str | None] = None
+    """The class that the saved model names; None: that of the trained model."""
     question: ClassVar[str]
     """The command for a prediction of the run `{run}`, without `cloze`."""
 
@@ -91,10 +93,6 @@ class Kind:
     def next_command(self, config: FinetuneConfig, task: Task) -> str:
         """The command for a prediction, with `{run}` for the run."""
         return self.question
-
-    def saved_as(self, model: BertPreTrained) -> str:
-        """The class that the saved model names."""
-        return type(model).__name__
 
     def notes(self, config: FinetuneConfig, task: Task, train: Any) -> Fields:
         """What the saved model says of its texts, beside its configuration.

@@ -234,7 +234,7 @@ def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
             model.config,
             model.state_dict(),
             tokenizer_for_export(output),
-            architecture=job.kind.saved_as(model),
+            architecture=job.kind.saved_as or type(model).__name__,
             head=job.head,
             notes=notes | job.kind.notes(job.config, job.task, job.train),
             origin=read_origin(output),

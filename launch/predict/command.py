@@ -33,15 +33,13 @@ def predict(config: Input) -> int:
     if isinstance(config, EmbedConfig) and config.picture:
         points = Points(Path(config.picture), config.colour_column)
         results = points.noting(results)
-    if config.output:
+    if config.output or points:
         with counting("texts") as done:
             noted = ((done(), *pair)[1:] for pair in results)
-            number = write_results(Path(config.output), config, predictor.loaded, noted)
-        console.say(f"wrote {number:,} results to {config.output}")
-    elif points:
-        with counting("texts") as done:
-            for _ in results:
-                done()
+            output = Path(config.output) if config.output else None
+            number = write_results(output, config, predictor.loaded, noted) if output else sum(1 for _ in noted)
+        if output:
+            console.say(f"wrote {number:,} results to {config.output}")
     else:
         if isinstance(config, ScoreConfig) and wants_table(config):
             results = iter(sorted(results, key=lambda pair: -pair[1].log_probability))

@@ -19,7 +19,6 @@ from cloze.launch.texts.encoding import VECTORS, Truncation, Vectors, normalized
 from cloze.launch.texts.sequences import Cut, Sequences, build_sequences
 from cloze.launch.texts.tables import Table, missing_columns, open_table, read_table
 from cloze.launch.training.objective import TrainingObjective
-from cloze.model.bert import BertPreTrained
 from cloze.model.config import BertConfig
 from cloze.model.sentence_vectors import POOLINGS, SentenceEncoder, SentenceOutput
 from cloze.pipeline import ragged
@@ -279,7 +278,7 @@ class HeldOutPairs(VectorExamples):
 class Embedding(Kind):
     """Nothing but vectors of texts, which are alike where the texts are."""
 
-    fields = ("pooling", "embedding", *TABLE_FIELDS)
+    fields, saved_as = ("pooling", "embedding", *TABLE_FIELDS), "BertModel"  # a bare encoder, for other libraries
     question = 'predict similarity {run} "TEXT" "TEXT"'
 
     def check(self, config: FinetuneConfig, task: Task) -> None:
@@ -366,10 +365,6 @@ class Embedding(Kind):
 
     def objective(self, config: FinetuneConfig, train: ContrastiveExamples, rank: int) -> TrainingObjective:
         return ContrastiveObjective(config.embedding, train.group_size, rank)
-
-    def saved_as(self, model: BertPreTrained) -> str:
-        """A bare encoder, for other libraries."""
-        return "BertModel"
 
     def notes(self, config: FinetuneConfig, task: Task, train: ContrastiveExamples) -> Fields:
         """How vectors are made, too."""
