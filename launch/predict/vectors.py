@@ -35,6 +35,10 @@ class OfLayer(Operation):
             return encoder(**batch.inputs).last_hidden_state
         return encoder(**batch.inputs, output_hidden_states=True).hidden_states[self.layer]
 
+    def read(self, model: Model, batch: Batch) -> list[Value]:
+        """The hidden states of each sequence's tokens."""
+        return batch.split(self.hidden(model, batch))
+
 
 @dataclass(frozen=True)
 class Pooled(OfLayer):
@@ -201,9 +205,6 @@ class Features(OfLayer):
     def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
         return loaded.config.hidden_size * sum(map(len, encodings))
 
-    def read(self, model: Model, batch: Batch) -> list[Value]:
-        return batch.split(self.hidden(model, batch))
-
     def table_lines(self, row: Row, result: TokenVectors) -> Iterator[dict[str, str]]:
         for token, (start, end), vector in zip(result.tokens, result.offsets, result.vectors, strict=True):
             yield {"token": token, "characters": f"{start}-{end}", "vector": shown_vector(vector)}
@@ -317,9 +318,6 @@ class FindWord(OfLayer):
 
     def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
         return 2 * loaded.config.hidden_size * len(self._places(loaded.tokenizer, encodings[0]))
-
-    def read(self, model: Model, batch: Batch) -> list[Value]:
-        return batch.split(self.hidden(model, batch))
 
     def finish(
         self, loaded: LoadedModel, row: Row, encodings: Sequence[Encoding], values: Sequence[Value]
