@@ -1,4 +1,4 @@
-"""What the commands of operations take beside the options of the operation: the model and the sources of texts."""
+"""Fields of the commands of operations beside the operation's own options: the model and the sources of texts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -39,15 +39,23 @@ class Input(ModelConfig, Operation):
 
     def __post_init__(self) -> None:
         super().__post_init__()  # the operation's, which comes last among the bases
-        if self.text and self.file:
-            raise UserError(f"file: found {self.file} beside texts on the command line, expected one of them")
-        if self.text_columns and not self.file:
-            raise UserError(
-                f"text_columns: found {', '.join(self.text_columns)} without a table, expected none; name "
-                "the table with --file"
-            )
-        if self.output and not self.output.endswith(self.outputs):
-            raise UserError(f"output: found {self.output}, expected a name that ends in {', '.join(self.outputs)}")
+        for wrong, said in (
+            (
+                self.text and self.file,
+                f"file: found {self.file} beside texts on the command line, expected one of them",
+            ),
+            (
+                self.text_columns and not self.file,
+                f"text_columns: found {', '.join(self.text_columns)} without a table, expected none; name the table "
+                "with --file",
+            ),
+            (
+                self.output and not self.output.endswith(self.outputs),
+                f"output: found {self.output}, expected a name that ends in {', '.join(self.outputs)}",
+            ),
+        ):
+            if wrong:
+                raise UserError(said)
 
     def given(self) -> Iterator[Row]:
         """The texts of the command line.
