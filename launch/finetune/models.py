@@ -3,8 +3,6 @@
 import dataclasses
 from collections.abc import Iterator
 
-from torch import nn
-
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.pretrained.source import Source
 from cloze.model.bert import BertPreTrained
@@ -96,13 +94,10 @@ def freeze(model: BertPreTrained, what: str) -> None:
     if what == "none":
         return
     layers = model.bert.encoder.layers
-    frozen: list[nn.Module] = [model.bert.embeddings, *layers]
-    if what != "encoder":
-        top = int(what.removeprefix("below_"))
-        if top > len(layers):
-            raise UserError(f"freeze: found {what}, expected at most below_{len(layers)}, the model's layers")
-        frozen = [model.bert.embeddings, *layers[: len(layers) - top]]
-    for module in frozen:
+    top = 0 if what == "encoder" else int(what.removeprefix("below_"))
+    if top > len(layers):
+        raise UserError(f"freeze: found {what}, expected at most below_{len(layers)}, the model's layers")
+    for module in (model.bert.embeddings, *layers[: len(layers) - top]):
         module.requires_grad_(False)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -105,8 +105,7 @@ def _not_squad(path: Path, place: str, found: str, expected: str) -> UserError:
 
 
 def _start(path: Path, place: str, answer: Fields) -> int:
-    _field(path, place, answer, "answer_start", object)
-    value = answer["answer_start"]
+    value: Any = _field(path, place, answer, "answer_start", object)
     try:
         return int(value)
     except (TypeError, ValueError, OverflowError) as error:
