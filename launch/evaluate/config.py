@@ -61,7 +61,7 @@ class EvaluateConfig(ModelConfig):
         check_ending("picture", self.picture)
         glue, causal = self.suite == "glue", self.score == "causal"
         for wrong, said in (
-            (not self.data, "data: found none, expected what the suite is made of; give --data FOLDER"),
+            (not self.data, "data: found none, expected the texts of the suite; give --data FOLDER"),
             (
                 self.every_checkpoint and (self.step is not None or self.json or self.picture),
                 "every_checkpoint: found true with step, json or picture, expected it alone: results are "

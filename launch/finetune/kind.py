@@ -76,7 +76,7 @@ class Kind:
         return None if config.keep == "pieces" else Truncation(config.lengths[0], config.keep, config.head_tokens)
 
     def read(self, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, hidden_size: int) -> Read:
-        """What is trained, and on what.
+        """The model to train and its examples.
 
         Args:
             hidden_size: size of the model's vectors.
@@ -95,7 +95,7 @@ class Kind:
         return self.question
 
     def notes(self, config: FinetuneConfig, task: Task, train: Any) -> Fields:
-        """What the saved model says of its texts, beside its configuration.
+        """Entries of the saved model's config.json about its texts.
 
         Args:
             train: the training examples that `read` has returned.

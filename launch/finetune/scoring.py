@@ -76,7 +76,7 @@ class Ranked(NamedTuple):
     """Result of a query."""
 
     ranks: np.ndarray
-    """Of the documents that are right, from 1, in the order in which they were named: (documents,) int64."""
+    """Ranks of the right documents, from 1, in the order in which they were named: (documents,) int64."""
     nearest: int
     """Index of the document that is ranked first."""
 

@@ -15,7 +15,7 @@ class KindEntry(Entry):
     """A kind of task; its reference names an instance of Kind (kind.py)."""
 
     files: str = _TABLES
-    """What its files are, for the message of one that is missing."""
+    """The form of its files, for the message that one is missing."""
 
 
 KINDS = {

@@ -20,9 +20,9 @@ from cloze.pipeline.fields import Fields
 Model: TypeAlias = Any
 """A module with the head that the operation reads."""
 Value: TypeAlias = Any
-"""What an operation has read off the model's output for one sequence."""
+"""Values that an operation reads from the model's output for one sequence."""
 Result: TypeAlias = Any
-"""What an operation makes of a text's sequences: a dataclass, a number or a list of them."""
+"""The result of an operation for a text: a dataclass, a number or a list of them."""
 
 
 @dataclass(frozen=True)

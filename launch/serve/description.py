@@ -1,4 +1,4 @@
-"""What a server says of its model: what the page names, and the fields that it shows."""
+"""The description of a server's model, by which the page names it and chooses the fields that it shows."""
 
 import re
 from dataclasses import asdict

@@ -93,7 +93,7 @@ def _texts(operation: type[Operation], text: Any, choices: Any) -> Fields:
 
 
 def _as_json(kind: object) -> object:
-    """The type of the JSON value that `launch.predict.operation.plain` makes of a value of this type."""
+    """The type of the JSON value to which `launch.predict.operation.plain` converts a value of this type."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return create_model(kind.__name__, __doc__=kind.__doc__, **_fields(kind))
     if get_origin(kind) is list:

@@ -42,7 +42,7 @@ class Columns:
     choices: tuple[str, ...] = ()
     """Columns of the choices, in their order."""
     prefix: tuple[str, ...] = ()
-    """Whose texts each choice begins with."""
+    """Columns whose texts each choice begins with."""
     header: tuple[str, ...] = ()
     """All columns of a TSV file whose first line does not name them."""
 
@@ -240,7 +240,7 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
 
 
 def parse_json(text: str) -> object:
-    """What JSON holds.
+    """The value of a text in JSON.
 
     Raises:
         ValueError: for half of a character ("\\ud83d") and a field that comes twice, too.

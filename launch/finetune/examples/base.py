@@ -40,11 +40,11 @@ class Examples(ABC):
     segments: tuple[int, int] = (0, 1)
     """The model's types of segments A and B."""
     _sequences: Sequences
-    """Of all units."""
+    """The sequences of all units."""
     kind: type[Prediction]
-    """What its predictions are."""
+    """The kind of its predictions."""
     facts: str
-    """What the table at the start says about them, in one line."""
+    """A line about them for the table at the start."""
     measured: str
     """The metrics, each with what it is averaged over where its name does not say, in one line."""
     features: torch.Tensor | None = None

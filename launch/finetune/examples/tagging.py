@@ -306,7 +306,7 @@ class Tagging(Kind):
         return BertForTokenClassification, head, examples(sentences), lambda path: examples(read_file(path))
 
     def notes(self, config: FinetuneConfig, task: Task, train: TagExamples) -> Fields:
-        """What texts are cut into, too: characters where the training file has one a line."""
+        """Also whether words are single characters, as in a training file with one character a line."""
         notes = super().notes(config, task, train)
         if train.by_character:
             truncation = self.truncation(config)

@@ -63,7 +63,7 @@ def kernel_seconds(machine: Machine, kernel: Kernel) -> float:
 def fuse(trace: Trace) -> list[Kernel]:
     """The kernels that are left where the layers are compiled: all single operations of a layer that wait for the same
     product, or other kernel apart, become one, which reads what comes from outside and writes what is used outside.
-    What they make of next to nothing, as masks of a few numbers, is made again where it is used and kept nowhere.
+    Results that are computed from almost nothing, such as masks of a few numbers, are computed again at each use.
     tests/gpu/test_compiled.py holds the bytes to those of Inductor's own kernels.
     """
     kernels = _without_remade(trace.kernels)
