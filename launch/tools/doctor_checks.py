@@ -187,7 +187,7 @@ def shared_memory(device: torch.device | None, world_size: int) -> list[Finding]
     found = f"{free / _GIB:.2f} GiB free in {folder}"
     short = free < _SHARED_MEMORY_BYTES and world_size > 1 and device is not None and device.type == "cuda"
     advice = "give the container at least 1 GiB: docker run --shm-size, or an emptyDir of medium Memory at /dev/shm"
-    return [advised("shared memory", found, advice * short, "problem", free)]
+    return [advised("shared memory", found, advice if short else "", "problem", free)]
 
 
 def output(folder: Path, rank: int) -> list[Finding]:
@@ -220,7 +220,7 @@ def output(folder: Path, rank: int) -> list[Finding]:
     if not same:
         return [Finding("output", found, "problem", "it gave back other bytes than were written; check the disk")]
     advice = f"three checkpoints of BERT-large take {_ROOM_BYTES / _GIB:.0f} GiB; of smaller models proportionally less"
-    return [advised("output", found, advice * (free < _ROOM_BYTES), measure=speeds[0])]
+    return [advised("output", found, advice if free < _ROOM_BYTES else "", measure=speeds[0])]
 
 
 def data(folder: Place, rank: int, world_size: int, seconds: float) -> list[Finding]:
@@ -283,7 +283,7 @@ def clock(device: torch.device, world_size: int) -> list[Finding]:
         skews.append(float(times.max() - times.min()))
     advice = "set the machines' clocks (NTP): heartbeats and time limits compare them"
     found = f"within {min(skews):.3f} s of each other"
-    return [advised("clock", found, advice * (min(skews) > _SKEW_SECONDS))]
+    return [advised("clock", found, advice if min(skews) > _SKEW_SECONDS else "")]
 
 
 def collective(device: torch.device, world_size: int, recipe: str | None = None) -> list[Finding]:
@@ -345,7 +345,7 @@ def share_of_step(recipe: str, world_size: int, seconds_a_byte: float, device: s
         "backward cannot hide so much: take a larger global batch, fewer machines or a faster network (NCCL_DEBUG=INFO "
         "says which one NCCL uses)"
     )
-    return advised("all-reduce of the run", found, advice * (seconds > _MOST_OF_A_STEP * alone))
+    return advised("all-reduce of the run", found, advice if seconds > _MOST_OF_A_STEP * alone else "")
 
 
 def shared_folder(folder: Path, environment: Environment) -> list[Finding]:
