@@ -605,7 +605,7 @@ def _head(values: Json) -> HeadConfig | None:
 def _labels(given: Any) -> tuple[str, ...]:
     """Names of the labels by number, of id2label in config.json."""
     known = isinstance(given, dict) and set(given) == {str(number) for number in range(len(given))} and given
-    if not known or not all(isinstance(label, str | int) for label in given.values()):
+    if not known or not all(isinstance(label, str | int) and not isinstance(label, bool) for label in given.values()):
         raise ModelError(
             f"config.json: found id2label {str(given)[:60]}, expected an object of names by number, from 0 on without "
             "a gap; fix it, or leave it out where the model has no labels"

@@ -113,13 +113,17 @@ def read_json(path: Path) -> Any:
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value of JSON is a number to compute with: Python also reads NaN, 1e999 as infinity, and whole numbers
-    that no float holds.
+    that no float holds, and takes `true` for 1.
     """
-    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def check_readable(path: Path) -> None:
-    """Raise UserError for what is no regular file, or too large to be read at once (holes take no disk)."""
+def check_readable(path: object) -> None:
+    """Raise UserError for what is no regular file, or too large to be read at once (holes take no disk). Of an object
+    in a store nothing is asked: it is bounded where it is read (`StorePath.read_bytes`).
+    """
+    if not isinstance(path, Path):
+        return
     check_regular(path)
     if path.exists() and (size := path.stat().st_size) > MOST_BYTES:
         raise UserError(f"{path}: found {size:,} bytes, expected at most {MOST_BYTES:,}; replace it by what it was")

@@ -96,7 +96,7 @@ def damage(folder: Path, *, sizes_only: bool = False) -> str | None:
             path = folder / name
             if not path.is_file():
                 return f"{name} is missing"
-            if path.stat().st_size != size:
+            if type(size) is not int or path.stat().st_size != size:
                 return f"{name} has {path.stat().st_size} bytes, expected {size}"
             if not sizes_only and sha256_of(path) != digest:
                 return f"{name} has another SHA-256 than when it was written"

@@ -64,9 +64,12 @@ def _parsed(path: StorePath, data: bytes) -> tuple[_Content, str]:
     found = None
     try:
         saved = load_json(data)
-        if saved["format"] == _FORMAT:
+        if type(saved["format"]) is int and saved["format"] == _FORMAT:
             commits = {int(step): Commit(**each) for step, each in saved["commits"].items()}
-            found = _Content(saved["owner"], int(saved["starts"]), commits), saved["mark"]
+            numbers = [saved["starts"], *(each.num_bytes for each in commits.values())]
+            if not all(type(each) is int and each >= 0 for each in numbers):
+                raise ValueError("a count is no whole number")
+            found = _Content(saved["owner"], saved["starts"], commits), saved["mark"]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(
             f"{path}: found no list of checkpoints ({type(error).__name__}), expected the one that `cloze "

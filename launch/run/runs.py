@@ -265,7 +265,8 @@ def describe(
 def num_starts(folder: Path) -> int:
     """How often the run has been started; 0 where it is not known, as for a run that an earlier version began."""
     try:
-        return int(read_json(folder / SOFTWARE).get(STARTS, 0))
+        count = read_json(folder / SOFTWARE).get(STARTS, 0)
+        return count if type(count) is int else 0
     except (OSError, ValueError, AttributeError, TypeError, OverflowError):
         return 0
 

@@ -407,7 +407,7 @@ def _name(known: dict[int, str | None], value: object, column: str, place: str) 
     """The name of a class by its number. A text, as in a column that was changed later, and None stay as they are."""
     if value is None or isinstance(value, str):
         return value
-    if not isinstance(value, int) or value not in known:
+    if type(value) is not int or value not in known:
         raise UserError(
             f"{place}: {column}: found {str(value)[:60]!r}, expected the number of one of its {len(known) - 1} classes"
         )

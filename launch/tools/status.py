@@ -92,7 +92,7 @@ def read_run(folder: Path, now: float | None = None, shown: str | None = None) -
         step = max(step, line.get("step", 0))
     budgeted = fields.get("train.time_budget_hours") is not None
     planned = None if budgeted else fields.get("train.max_steps")
-    max_steps = planned if isinstance(planned, int) else None
+    max_steps = planned if type(planned) is int else None
     seconds = last.get("speed/step_seconds")
     running = state == "running" and max_steps is not None and seconds is not None
     starts = runs.num_starts(folder)

@@ -350,8 +350,7 @@ def _has_no_errors(found: Fields, identity: Fields) -> bool:
 
 def _identity_of(work: Place) -> Fields | None:
     """What the run in a work folder is known by; None if that is missing or damaged."""
-    if isinstance(work, Path):
-        check_readable(work / _IDENTITY)
+    check_readable(work / _IDENTITY)
     try:
         found = load_json((work / _IDENTITY).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError):

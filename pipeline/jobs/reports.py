@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
 
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
@@ -19,8 +18,7 @@ def save_report(path: Place, content: Fields) -> None:
 
 def load_report(path: Place) -> Fields | None:
     """The content that `save_report` wrote; None if the file is missing or damaged."""
-    if isinstance(path, Path):
-        check_readable(path)
+    check_readable(path)
     try:
         digest, text = path.read_text(encoding="utf-8").splitlines()
     except (FileNotFoundError, ValueError):

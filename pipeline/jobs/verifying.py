@@ -1,7 +1,5 @@
 """`cloze verify`: hashes all files again, reads all blocks, and names the files that are damaged."""
 
-from pathlib import Path
-
 from cloze.pipeline.config import VerifyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.inspecting import tokens_lost
@@ -110,8 +108,7 @@ def _check_tokenizer(manifest: Manifest) -> list[str]:
         if fault := tokenizer.fault_in(manifest):
             return [fault]
         with readable_errors(folder / "vocab.txt"):
-            if isinstance(folder, Path):
-                check_readable(folder / "vocab.txt")
+            check_readable(folder / "vocab.txt")
             listed = (folder / "vocab.txt").read_bytes()
         if listed != tokenizer.vocab_txt().encode():
             return [f"{folder / 'vocab.txt'}: found other tokens than tokenizer.json has"]

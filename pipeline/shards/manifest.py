@@ -209,8 +209,7 @@ class Manifest:
         path = folder / FILE_NAME
         try:
             with readable_errors(path):
-                if isinstance(path, Path):
-                    check_readable(path)
+                check_readable(path)
                 raw = shared.read(path)
             content = load_json(raw)
             version = content["format_version"]

@@ -12,10 +12,11 @@ import yaml
 from cloze.launch import cli
 from cloze.launch.commands import parse
 from cloze.launch.run import runs
-from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.metrics_file import metrics_of, read_metrics
 from cloze.launch.run.status_file import read_status
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.untrusted import load_json, load_yaml, read_json
+from cloze.pipeline.stores.places import StorePath
+from cloze.pipeline.untrusted import check_readable, is_number, load_json, load_yaml, read_json
 
 
 @pytest.mark.parametrize(
@@ -126,3 +127,17 @@ def test_only_regular_files_are_read(tmp_path, capsys):
     assert cli.main(["runs", str(tmp_path)]) in (0, 2)
     assert cli.main(["pretrain", "--config", str(tmp_path / "metrics.jsonl")]) == 2
     assert "found no regular file" in capsys.readouterr().err
+
+
+def test_true_is_no_number():
+    """Python takes it for 1."""
+    numbers = (0, 1, -1.5, 1e308, True, False, float("nan"), float("inf"), 10**400, "1", None)
+    assert [each for each in numbers if is_number(each)] == [0, 1, -1.5, 1e308] and not is_number(True)
+    assert metrics_of(b'{"step": 1, "train/loss": 1}') == {"step": 1, "train/loss": 1}
+    for line in (b'{"step": true, "train/loss": 1}', b'{"step": 1, "train/loss": true}'):
+        assert metrics_of(line) is None
+
+
+def test_of_an_object_in_a_store_nothing_is_asked():
+    """It is bounded where it is read."""
+    check_readable(StorePath("s3", "none", "object"))
