@@ -11,6 +11,7 @@ the folder of checkpoints in it.
 """
 
 import hashlib
+import io
 import platform
 import shutil
 import threading
@@ -23,14 +24,21 @@ from typing import TypeVar
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
 from cloze.launch.run.commits import CommitLog
-from cloze.launch.run.metrics_file import lines_of
+from cloze.launch.run.metrics_file import parsed_lines
 from cloze.launch.run.ownership import LEASE, held, locked
 from cloze.launch.run.store_waits import Patience, StoreAway
-from cloze.launch.run.uploaded_logs import LOG, LogReader, Shipper, add_unsent, fetch_heartbeats, send_rest
+from cloze.launch.run.uploaded_logs import (
+    LOG,
+    Arrived,
+    LogReader,
+    Shipper,
+    add_unsent,
+    fetch_heartbeats,
+    send_rest,
+)
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import inside, readable_errors
 from cloze.pipeline.stores.leases import Lease
 from cloze.pipeline.stores.places import StorePath, is_url, to_output
@@ -38,6 +46,7 @@ from cloze.pipeline.stores.places import StorePath, is_url, to_output
 # Seconds that the end of a run waits for the store to take the remaining data. An error is reported after that; other
 # processes delay theirs by a few seconds only (launch/cli.py).
 _LEAVE_SECONDS, _FAILED_SECONDS = 60.0, 4.0
+_PIECE_BYTES = 64 << 20  # of an object, in memory at once
 COMMITS = "commits.json"
 # The files of the description that a start reads; the others are only written.
 _READ = (runs.CONFIG, runs.DATA, runs.DEVICE, runs.SOFTWARE)
@@ -95,7 +104,7 @@ class StoredRun:
         self._console, self._rank = console, environment.rank
         self._shipper: Shipper | None = None
         self._sent_all = True  # False after a warning that something could not be sent
-        self._arrived: list[Fields] = []  # lines of metrics.jsonl that are in the store, on rank 0
+        self._arrived: list[Arrived] = []  # lines of metrics.jsonl that are in the store, on rank 0
         self._lease: Lease | None = None
 
     @property
@@ -131,13 +140,13 @@ class StoredRun:
         aside = self.scratch / f"{self._own.name}.{runs.METRICS}"
         if metrics.exists() and not aside.exists():
             metrics.replace(aside)
-        before = lines_of(aside.read_bytes()) if aside.exists() else []
         named = self.scratch / f"{self._own.name}.{_ATTEMPT}"
         if named.is_file():
             send_rest(self.folder, self.place / LOG, named.read_text())
         self._make_folder()
         LogReader(self.place).write(self.folder)
-        self._arrived = add_unsent(metrics, before)
+        with open(aside, "rb") if aside.exists() else io.BytesIO() as before:
+            self._arrived = add_unsent(metrics, (line for line in parsed_lines(before) if line is not None))
         aside.unlink(missing_ok=True)
         self.meet(self.log.claim())
         named.write_text(self.attempt or "")
@@ -262,13 +271,14 @@ class StoredRun:
 def fetch_objects(place: StorePath, names: Iterable[str], folder: Path) -> None:
     """Copy those of the objects that exist into a folder."""
     for name in names:
-        try:
-            data = (place / name).read_bytes()
-        except FileNotFoundError:
+        info = (place / name).info()
+        if info is None:
             continue
         path = inside(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        with open(path, "wb") as file:
+            for start in range(0, info.size, _PIECE_BYTES):  # a model's weights may be larger than the memory
+                file.write((place / name).read_range(start, min(start + _PIECE_BYTES, info.size)))
 
 
 def fetch_description(place: StorePath, folder: Path) -> None:

@@ -10,18 +10,20 @@ import io
 import json
 import re
 import struct
+import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 
-from cloze.launch.run.metrics_file import kept_lines, lines_of
+from cloze.launch.run.metrics_file import is_evaluation, kept_lines, lines_of, parsed_lines
 from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING
+from cloze.pipeline.bounds import MOST
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import inside, publish_text
+from cloze.pipeline.storage import inside, publishing
 from cloze.pipeline.stores.clients import ADVICE
 from cloze.pipeline.stores.places import StorePath
 from cloze.pipeline.untrusted import load_json
@@ -33,6 +35,9 @@ _EVENTS = "*tfevents*"
 # An event of TensorBoard: its length (8 bytes, little-endian), a checksum of that (4), the event, its checksum (4).
 _EVENT_HEAD, _EVENT_REST = struct.Struct("<Q"), 8
 _READERS = 32  # concurrent reads: the segments are small
+
+# The step of a line of metrics.jsonl, and whether it has the figures of an evaluation.
+Arrived = tuple[int, bool]
 
 
 def _whole_events(data: bytes) -> int:
@@ -74,13 +79,14 @@ class Shipper:
         self._thread = threading.Thread(target=self._work, name="log", daemon=True)
         self._thread.start()
 
-    def begin(self, step: int, evaluated_step: int, arrived: list[Fields]) -> None:
+    def begin(self, step: int, evaluated_step: int, arrived: Iterable[Arrived]) -> None:
         """Start sending the curves.
 
         Args:
             arrived: lines that are in the store already; those that this start keeps are not sent again.
         """
-        count, path = len(kept_lines(arrived, step, evaluated_step)), self._folder / METRICS
+        last = {False: step, True: evaluated_step}
+        count, path = sum(each <= last[evaluated] for each, evaluated in arrived), self._folder / METRICS
         with self._sending, open(path, "rb") if path.exists() else io.BytesIO() as file:
             self._sent[METRICS] = sum(map(len, islice(file, count)))
         (self._folder / START).write_text(json.dumps({"step": step, "evaluated_step": evaluated_step}))
@@ -160,14 +166,17 @@ def send_rest(folder: Path, log: StorePath, attempt: str) -> None:
             pieces.setdefault(named[1], []).append(piece.size)
     for path in sorted(folder.glob(_EVENTS)):
         sizes = pieces.get(path.name, [])
-        data = path.read_bytes()[sum(sizes) :]
+        with open(path, "rb") as file:
+            file.seek(sum(sizes))
+            data = file.read()
         if end := _whole_events(data):
             (place / f"{path.name}.{len(sizes):06d}").write(data[:end])
 
 
-def add_unsent(path: Path, before: list[Fields]) -> list[Fields]:
+def add_unsent(path: Path, before: Iterable[Fields]) -> list[Arrived]:
     """Append to a metrics.jsonl, as it is in the store, the lines that an earlier start on this machine did not send
-    before it was killed: a run that resumes from this machine's scratch may resume after them.
+    before it was killed: a run that resumes from this machine's scratch may resume after them. One line at a time is in
+    memory.
 
     Args:
         before: lines of the earlier start.
@@ -175,15 +184,23 @@ def add_unsent(path: Path, before: list[Fields]) -> list[Fields]:
     Returns:
         The lines that are in the store.
     """
-    arrived = lines_of(path.read_bytes()) if path.exists() else []
-    last = arrived[-1]["step"] if arrived else 0
-    known = {(line["step"], "validation/loss" in line) for line in arrived}
-    unsent = [
-        line for line in before if line["step"] >= last and (line["step"], "validation/loss" in line) not in known
-    ]
-    if unsent:
-        publish_text(path, "".join(json.dumps(line) + "\n" for line in arrived + unsent), durable=False)
+    arrived: list[Arrived] = []
+    with publishing(path, durable=False) as aside, open(aside, "wb") as target:
+        if path.exists():
+            with open(path, "rb") as source:
+                for line in parsed_lines(source):
+                    if line is not None:
+                        arrived.append((line["step"], is_evaluation(line)))
+                        target.write(_encoded(line))
+        last, known = arrived[-1][0] if arrived else 0, set(arrived)
+        for line in before:
+            if line["step"] >= last and (line["step"], is_evaluation(line)) not in known:
+                target.write(_encoded(line))
     return arrived
+
+
+def _encoded(line: Fields) -> bytes:
+    return (json.dumps(line) + "\n").encode()
 
 
 def _segments(place: StorePath) -> dict[str, dict[str, list[str]]]:
@@ -208,7 +225,8 @@ class LogReader:
     def __init__(self, place: StorePath, newest_pieces: int | None = None) -> None:
         self._place, self._newest = place, newest_pieces
         self._first: str | None = None  # the oldest segment that is read
-        self._texts: dict[str, bytes] = {}
+        self._texts = tempfile.TemporaryFile()  # the segments of metrics.jsonl: a long run's would fill the memory
+        self._places: dict[str, tuple[int, int]] = {}  # key -> where its segment begins there, and its size
         self._events: set[str] = set()  # keys of the event segments that are written already
 
     def write(self, folder: Path, names: Iterable[str] = (METRICS, STATUS, TRACKING)) -> None:
@@ -240,25 +258,46 @@ class LogReader:
                 new = [key for key in keys if key not in self._events]
                 target = inside(folder, f"events.out.tfevents.{attempt}.{name.rpartition('tfevents.')[2]}")
                 with open(target, "ab" if new != keys else "wb") as file:
-                    with ThreadPoolExecutor(_READERS) as readers:
-                        for data in readers.map(lambda key: self._place.at(key).read_bytes(), new):
-                            file.write(data)
+                    for _, data in self._read(new):
+                        file.write(data)
                 self._events.update(new)
 
     def _write_metrics(self, attempts: dict[str, dict[str, list[str]]], folder: Path) -> None:
         keys = [key for files in attempts.values() for key in files.get(METRICS, ())]
         if self._first is None and keys:
             self._first = keys[-min(self._newest or len(keys), len(keys))]
-        new = [key for key in keys if key >= (self._first or "") and key not in self._texts]
+        for key, data in self._read(
+            [each for each in keys if each >= (self._first or "") and each not in self._places]
+        ):
+            self._places[key] = self._texts.seek(0, io.SEEK_END), len(data)
+            self._texts.write(data)
+        if self._places:
+            with publishing(folder / METRICS, durable=False) as aside, open(aside, "wb") as target:
+                for line in self._lines(attempts):
+                    target.write(_encoded(line))
+
+    def _read(self, keys: list[str]) -> Iterator[tuple[str, bytes]]:
+        """Keys and contents of segments, a few of which are in memory."""
         with ThreadPoolExecutor(_READERS) as readers:
-            self._texts |= zip(new, readers.map(lambda key: self._place.at(key).read_bytes(), new), strict=True)
-        lines: list[Fields] = []
-        for files in attempts.values():
-            if START in files:
-                lines = kept_lines(lines, *_read_start(self._place.at(files[START][-1])))
-            lines += lines_of(b"".join(self._texts.get(key, b"") for key in files.get(METRICS, ())))
-        if lines:
-            publish_text(folder / METRICS, "".join(json.dumps(line) + "\n" for line in lines), durable=False)
+            for first in range(0, len(keys), _READERS):
+                some = keys[first : first + _READERS]
+                yield from zip(some, readers.map(lambda key: self._place.at(key).read_bytes(), some), strict=True)
+
+    def _lines(self, attempts: dict[str, dict[str, list[str]]]) -> Iterator[Fields]:
+        """The lines of all attempts that no later one has replaced; one segment at a time is in memory."""
+        begun = [
+            _read_start(self._place.at(files[START][-1])) if START in files else (MOST, MOST)
+            for files in attempts.values()
+        ]
+        for number, files in enumerate(attempts.values(), 1):
+            later = begun[number:]
+            step = min((step for step, _ in later), default=MOST)
+            evaluated_step = min((evaluated for _, evaluated in later), default=MOST)
+            for key in files.get(METRICS, ()):
+                if key in self._places:
+                    start, size = self._places[key]
+                    self._texts.seek(start)
+                    yield from kept_lines(lines_of(self._texts.read(size)), step, evaluated_step)
 
 
 def _read_start(path: StorePath) -> tuple[int, int]:
@@ -266,7 +305,10 @@ def _read_start(path: StorePath) -> tuple[int, int]:
     data = path.read_bytes()
     try:
         start = load_json(data)
-        return int(start["step"]), int(start["evaluated_step"])
+        step, evaluated_step = start["step"], start["evaluated_step"]
+        if type(step) is not int or type(evaluated_step) is not int:
+            raise TypeError("no whole number")
+        return step, evaluated_step
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise UserError(
             f"{path}: found no step from which the run went on ({type(error).__name__}), expected the one that `cloze "

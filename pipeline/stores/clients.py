@@ -131,19 +131,24 @@ class ObjectClient:
         listed = self._asked(prefix, lambda: self._library.list_with_delimiter(self._store, prefix or None))
         return sorted(key.rpartition("/")[2] for key in listed["common_prefixes"])
 
-    def read(self, key: str, start: int = 0, stop: int | None = None, *, checked: bool = False) -> bytes:
+    def read(
+        self, key: str, start: int = 0, stop: int | None = None, *, checked: bool = False, most: int | None = None
+    ) -> bytes:
         """Bytes [start, stop) of an object, or all from `start` on.
 
         Args:
             checked: read twice what can't be compared with an ETag, if the connection isn't encrypted.
+            most: bytes of a whole object that is read.
 
         Raises:
             FileNotFoundError: there is none.
+            UserError: it has more than `most` bytes, none of which are then read.
         """
         options = {} if not start and stop is None else {"range": {"offset": start} if stop is None else (start, stop)}
 
         def answered() -> tuple[bytes, Fields]:
             answer = self._library.get(self._store, key, options=options)
+            _check_size(f"{self.url}/{key}", answer.meta["size"], most)
             data = bytes(answer.bytes())
             expected = (answer.meta["size"] if stop is None else min(stop, answer.meta["size"])) - start
             if len(data) != expected:
@@ -281,6 +286,11 @@ def _reason(text: str) -> str:
     return " ".join(text.partition("Debug source")[0].rpartition(" - ")[2].split())[:120]
 
 
+def _check_size(where: str, size: int, most: int | None) -> None:
+    if most is not None and size > most:
+        raise UserError(f"{where}: found {size:,} bytes, expected at most {most:,}; replace it by what it was")
+
+
 def _info(meta: Fields) -> ObjectInfo:
     changed = int(meta["last_modified"].timestamp()) * 10**9  # listings have fractions of seconds, headers don't
     return ObjectInfo(meta["path"], meta["size"], changed, {name: meta[name] for name in ("e_tag", "version")})
@@ -329,15 +339,22 @@ class HubClient:
         parts = [each.key[len(f"{prefix}/" if prefix else "") :].partition("/") for each in self.objects(prefix)]
         return sorted({name for name, slash, _ in parts if slash})
 
-    def read(self, key: str, start: int = 0, stop: int | None = None, *, checked: bool = False) -> bytes:
+    def read(
+        self, key: str, start: int = 0, stop: int | None = None, *, checked: bool = False, most: int | None = None
+    ) -> bytes:
         """Bytes [start, stop) of a file, or all from `start` on.
 
         Args:
             checked: read twice if the connection isn't encrypted.
+            most: bytes of a whole file that is read.
 
         Raises:
             FileNotFoundError: there is none.
+            UserError: it has more than `most` bytes, none of which are then read.
         """
+        if most is not None:
+            described = self._asked(key, lambda: self._files.info(f"{self._root}/{key}"))
+            _check_size(f"{self.url}/{key}", described["size"], most)
 
         def ask() -> bytes:
             data, *again = (

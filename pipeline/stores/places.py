@@ -10,6 +10,7 @@ from typing import overload
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.clients import HubClient, ObjectClient, ObjectInfo, open_client
+from cloze.pipeline.untrusted import MOST_BYTES
 
 SCHEMES = ("s3", "gs", "az", "hf")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -90,9 +91,10 @@ class StorePath:
 
         Raises:
             FileNotFoundError: there is no such object.
+            UserError: it is too large to be read at once.
         """
         try:
-            return self.client.read(self.key)
+            return self.client.read(self.key, most=MOST_BYTES)
         except FileNotFoundError as error:
             raise FileNotFoundError(2, "not found", str(self)) from error
 

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from cloze.launch.run.commits import read_commits
+from cloze.launch.run.stored_run import fetch_objects
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
-from cloze.pipeline.stores import clients, reading
-from cloze.pipeline.stores.places import to_place
+from cloze.pipeline.stores import clients, places, reading
+from cloze.pipeline.stores.places import StorePath, to_place
 from cloze.pipeline.stores.reading import open_raw
 from tests.stores.server import BUSY, first, slow
 
@@ -37,6 +39,22 @@ def test_objects_are_written_listed_read_and_removed(bucket, tmp_path):
     assert not (folder / "one").is_file() and (folder / "deep").is_dir()
     with pytest.raises(FileNotFoundError, match="one"):
         (folder / "one").read_bytes()
+
+
+def test_an_object_is_read_at_once_within_the_bound_of_files(bucket, tmp_path, monkeypatch):
+    """None of its bytes otherwise; what may be larger, as weights, is copied in pieces."""
+    place = to_place(bucket) / "run"
+    (place / "model/weights").write(b"0123456789" * 10)
+    (place / "commits.json").write(b"x" * 100)
+    monkeypatch.setattr(places, "MOST_BYTES", 99)
+    for read in (read_commits, StorePath.read_bytes, StorePath.read_text):
+        with pytest.raises(UserError, match="^s3://.*/commits.json: found 100 bytes, expected at most 99"):
+            read(place / "commits.json")
+    monkeypatch.setattr("cloze.launch.run.stored_run._PIECE_BYTES", 7)
+    fetch_objects(place, ["model/weights", "none"], tmp_path)
+    assert (tmp_path / "model/weights").read_bytes() == b"0123456789" * 10 and not (tmp_path / "none").exists()
+    monkeypatch.setattr(places, "MOST_BYTES", 100)
+    assert (place / "commits.json").read_bytes() == b"x" * 100
 
 
 def test_a_write_may_depend_on_what_is_there(bucket):

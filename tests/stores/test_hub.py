@@ -31,6 +31,15 @@ def test_input_over_http_is_read_twice(monkeypatch):
     assert client.read("a.txt", 0, 3, checked=True) == b"one"
 
 
+def test_a_file_is_read_at_once_within_the_bound_of_files():
+    files = SimpleNamespace(endpoint="https://x", info=lambda path: {"size": 7}, cat_file=lambda *_, **__: b"content")
+    client = HubClient("hf://datasets/some/texts")
+    client._files = files
+    assert client.read("a.txt", most=7) == b"content"
+    with pytest.raises(UserError, match="^hf://datasets/some/texts/a.txt: found 7 bytes, expected at most 6"):
+        client.read("a.txt", most=6)
+
+
 def test_the_same_bytes_as_of_files_on_disk(tmp_path):
     files = [
         corpus.write_jsonl(tmp_path / "hub/in" / name, corpus.documents(40, seed=number))

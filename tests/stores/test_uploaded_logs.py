@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
+
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from cloze.launch.run.metrics_file import lines_of
+from cloze.launch.run import uploaded_logs
+from cloze.launch.run.metrics_file import iterate_metrics, lines_of
 from cloze.launch.run.uploaded_logs import LogReader, Shipper, add_unsent, fetch_heartbeats, send_rest
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.stores.places import to_place
+from cloze.pipeline.stores.places import StorePath, to_place
 from tests.stores.server import BUSY
 
 
@@ -19,6 +23,10 @@ def lines(*steps):
 
 def parsed(*steps: int) -> list[dict]:
     return lines_of(lines(*steps).encode())
+
+
+def arrived_of(*steps: int) -> list[tuple[int, bool]]:
+    return [(step, False) for step in steps]
 
 
 def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
@@ -32,7 +40,7 @@ def test_what_a_run_tells_arrives_in_pieces(bucket, tmp_path):
             assert (folder / "metrics.jsonl").read_text() == lines(1, 2, 3, 4)
             (folder / "metrics.jsonl").write_text(lines(1, 2))  # as the writer of metrics does
         shipper = Shipper(folder, place / "log" / f"000{number}-a", 0, 1000, print)
-        shipper.begin(start, start, parsed(1, 2, 3, 4) if number else [])
+        shipper.begin(start, start, arrived_of(1, 2, 3, 4) if number else [])
         board = SummaryWriter(str(folder), purge_step=start + 1 if start else 0)
         for step in own:
             with open(folder / "metrics.jsonl", "a") as file:
@@ -84,6 +92,32 @@ def test_a_damaged_start_is_one_line(bucket, tmp_path, content):
         LogReader(log.parent.parent).write(tmp_path)
 
 
+def test_a_log_of_any_length_is_joined_in_pieces(bucket, tmp_path, monkeypatch):
+    """Of 60 MB in segments of 2 MB a few are in memory; each is read once, and replaced lines are gone."""
+    place, width, wide = to_place(bucket) / "run", 2000, "x" * 1000
+    for number in range(30):
+        segment = "".join(
+            json.dumps({"step": number * width + each, wide: None}) + "\n" for each in range(1, width + 1)
+        )
+        (place / f"log/0001-a/metrics.jsonl.{number:06d}").write(segment.encode())
+    (place / "log/0002-b/start.json.000000").write(b'{"step": 50000, "evaluated_step": -1}')
+    (place / "log/0002-b/metrics.jsonl.000000").write(lines(50001, 50002).encode())
+    monkeypatch.setattr(uploaded_logs, "_READERS", 2)
+    reader, read = LogReader(place), []
+    monkeypatch.setattr(
+        StorePath, "read_bytes", lambda path, whole=StorePath.read_bytes: (read.append(path), whole(path))[1]
+    )
+    tracemalloc.start()
+    reader.write(tmp_path, ["metrics.jsonl"])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 30 << 20, f"{peak >> 20} MiB"
+    assert [line["step"] for line in iterate_metrics(tmp_path)] == list(range(1, 50003))
+    before = len(read)
+    reader.write(tmp_path, ["metrics.jsonl"])
+    assert [path.name for path in read[before:]] == ["start.json.000000"] and len(set(read[:before])) == 32
+
+
 def test_events_that_a_killed_start_has_not_sent(bucket, tmp_path):
     """They are sent by the next one on its machine, from where they were cut: no gap and no step twice."""
     log = to_place(bucket) / "run/log"
@@ -116,7 +150,7 @@ def test_what_a_killed_start_has_not_sent_is_sent_by_the_next_on_its_machine(buc
     before = parsed(1, 2, 3, 4, 5) + [{"step": 5, "validation/loss": 1.0}]
     LogReader(place).write(tmp_path)
     arrived = add_unsent(path, before)
-    assert arrived == parsed(1, 2, 3) and lines_of(path.read_bytes()) == before
+    assert arrived == arrived_of(1, 2, 3) and lines_of(path.read_bytes()) == before
     path.write_text(lines(1, 2, 3, 4))  # as the writer of metrics does, of a run that goes on from step 4
     shipper = Shipper(tmp_path, place / "log/0002-b", 0, 1000, print)
     shipper.begin(4, -1, arrived)
