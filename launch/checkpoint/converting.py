@@ -9,24 +9,40 @@ from there: as many files as there are tensors, whatever the number of ranks, an
 
 import math
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
+from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
 
-from cloze.launch.checkpoint.deepspeed_files import MODEL_FILE, load_pickled, only_tensors
+from cloze.launch.checkpoint.deepspeed_files import load_pickled, module_of
 from cloze.launch.checkpoint.state import read_state, sharding_stage
+from cloze.launch.engine.content import (
+    OtherContent,
+    check_names,
+    check_tensor,
+    count_in,
+    described,
+    fields_in,
+    list_in,
+    of_file,
+    step_in,
+)
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
+from cloze.pipeline.storage import inside
 
 # Files that are read or written at a time: more than one, since a file on a network is waited for.
 _THREADS = 8
 # Of the parts of a rank, what is no longer needed beside them: keys of DeepSpeed's files (checkpoint/constants.py).
 _STATES, _FLAT, _ADDRESSES = "base_optimizer_state", "single_partition_of_fp32_groups", "param_slice_mappings"
 _STATES_OF_STAGE_3, _FLAT_OF_STAGE_3 = "optimizer_state_dict", "fp32_flat_groups"
+# States of the only optimizers that DeepSpeed divides here.
+_ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass
@@ -35,7 +51,7 @@ class _Whole:
 
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
     """Of the weight (fp32) and of each state, in the order of the ranks."""
-    step: object = None
+    step: Any = None
     """Steps that the optimizer has taken."""
 
 
@@ -47,7 +63,8 @@ def convert_to_universal(folder: Path, target: Path, processes: int) -> None:
             them, so there they are padded.
 
     Raises:
-        UserError: there is too little disk space, or the checkpoint holds anything but tensors.
+        UserError: there is too little disk space, or a file holds anything but tensors and plain values.
+        OtherContent: a file holds what no run writes.
         OSError: the disk is full or can't be written.
     """
     shutil.rmtree(target, ignore_errors=True)
@@ -58,24 +75,33 @@ def convert_to_universal(folder: Path, target: Path, processes: int) -> None:
             f"{target}: found {free:,} bytes free, expected at least {needed:,} to convert {folder.name} "
             "for another number of processes; free space, then run the same command again"
         )
-    is_stage_3 = sharding_stage(read_state(folder)) == 3
+    state = read_state(folder)
+    is_stage_3, saved_by = sharding_stage(state) == 3, state["world_size"]
     models, ranks = (sorted(folder.glob(f"*_{kind}_states.pt"), key=_rank_of) for kind in ("model", "optim"))
+    if not models or len(ranks) != saved_by:
+        raise OtherContent(f"it has {len(models)} models and optimizers of {len(ranks)} processes, expected {saved_by}")
     model = load_pickled(models[0], in_memory=False)
+    with of_file(str(models[0])):
+        shapes = _shapes_of_stage_3(model) if is_stage_3 else []
+        weights = {} if is_stage_3 else module_of(model)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="convert") as threads:
-        contents = list(threads.map(lambda path: load_pickled(path, in_memory=False)["optimizer_state_dict"], ranks))
+        contents = list(threads.map(_partition_in, ranks))
         wholes: dict[str, _Whole] = {}
         for rank, (path, content) in enumerate(zip(ranks, contents, strict=True)):
-            with only_tensors(path):
-                shapes = model["param_shapes"] if is_stage_3 else ()
+            with of_file(str(path)):
                 found = _parts_of_stage_3(content, shapes, rank, len(ranks)) if is_stage_3 else _parts(content)
                 for name, step, parts in found:
-                    whole = wholes.setdefault(name, _Whole())
-                    whole.step = step
+                    whole = wholes.setdefault(name, _Whole(step=step))
+                    if step is not None and float(step) != float(whole.step):
+                        raise OtherContent(f"found the steps {float(whole.step):g} and {float(step):g} of {name:.100}")
                     for key, part in parts.items():
                         whole.parts.setdefault(key, []).append(part)
-        if not is_stage_3:  # what has no states has a weight
-            for name, weight in model["module"].items():
+        if not is_stage_3:
+            _check_sizes(wholes, weights)
+            for name, weight in weights.items():  # what has no states has a weight
                 wholes.setdefault(name, _Whole({"fp32": [weight.float().flatten()]}))
+        for name in wholes:
+            inside(target, name)
         multiple = processes if is_stage_3 else None
         try:
             for name in wholes:
@@ -95,37 +121,96 @@ def convert_to_universal(folder: Path, target: Path, processes: int) -> None:
 
 def _rank_of(path: Path) -> int:
     """Rank by the name of a file, as bf16_zero_pp_rank_12_mp_rank_00_optim_states.pt; 0 of the one of all ranks."""
-    return 0 if path.name == MODEL_FILE else int(path.name.partition("zero_pp_rank_")[2].partition("_")[0])
+    digits = path.name.partition("zero_pp_rank_")[2].partition("_")[0]
+    return int(digits) if digits.isdecimal() else 0
 
 
-def _parts(content: Fields) -> Iterator[tuple[str, object, dict[str, Tensor]]]:
+def _partition_in(path: Path) -> Fields:
+    """A rank's part of the optimizer."""
+    with of_file(str(path)):
+        return fields_in(load_pickled(path, in_memory=False).get("optimizer_state_dict"), "optimizer_state_dict")
+
+
+def _shapes_of_stage_3(model: Fields) -> list[dict[str, torch.Size]]:
+    """The shapes of the parameters of each group, by their names."""
+    groups = model.get("param_shapes")
+    groups = list_in(groups, "param_shapes", len(groups) if isinstance(groups, list) else 0)
+    for group in groups:
+        for name, shape in fields_in(group, "param_shapes").items():
+            if not isinstance(name, str) or not isinstance(shape, torch.Size):
+                raise OtherContent(f"param_shapes has {name!r:.60}: {described(shape)}, expected a shape by its name")
+    return list(groups)
+
+
+def _check_sizes(wholes: dict[str, _Whole], weights: dict[str, Tensor]) -> None:
+    """Raise OtherContent unless all parts of a parameter together are as large as its weight in the model's file."""
+    for name, whole in wholes.items():
+        for key, parts in whole.parts.items():
+            size, expected = sum(map(len, parts)), weights[name].numel() if name in weights else 0
+            if size != expected:
+                raise OtherContent(f"found {size:,} values of {key} of {name:.100}, expected {expected:,}")
+
+
+def _flat_groups(content: Fields, flat_key: str, states_key: str) -> Iterator[tuple[int, Fields, Tensor]]:
+    """Number, states and weights of each flat group of a rank; its states are those of Adam."""
+    fields_in(content, "optimizer_state_dict", (flat_key, states_key))
+    flats = content[flat_key]
+    flats = list_in(flats, flat_key, len(flats) if isinstance(flats, list) else 0)
+    optimizer = fields_in(content[states_key], states_key, ("state", "param_groups"))
+    states = fields_in(optimizer["state"], f"{states_key}.state")
+    if states.keys() != set(range(len(flats))):
+        raise OtherContent(f"{states_key}.state has others than those of {len(flats)} groups")
+    for number, flat in enumerate(flats):
+        if not isinstance(flat, Tensor):
+            raise OtherContent(f"{flat_key}.{number} is {described(flat)}, expected a tensor")
+        check_tensor(flat, f"{flat_key}.{number}", [flat.numel()], torch.float32)
+        state = fields_in(states[number], f"{states_key}.state.{number}")
+        check_names(state, f"{states_key}.state.{number}", _ADAM)
+        for key in _ADAM[1:]:
+            size = state[key].numel() if isinstance(state[key], Tensor) else 0
+            check_tensor(state[key], f"{states_key}.state.{number}.{key}", [size], torch.float32)
+        step_in(state["step"], f"{states_key}.state.{number}.step", number=True)
+        yield number, state, flat
+
+
+def _parts(content: Fields) -> Iterator[tuple[str, Any, dict[str, Tensor]]]:
     """Name, step and parts (N,) of a rank's parameters at stages 1 and 2: fragments of flat groups."""
-    for number, (flat, addresses) in enumerate(zip(content[_FLAT], content[_ADDRESSES], strict=True)):
-        states = content[_STATES]["state"][number]
+    groups = list(_flat_groups(content, _FLAT, _STATES))
+    all_addresses = list_in(content.get(_ADDRESSES), _ADDRESSES, len(groups))
+    for (number, states, flat), addresses in zip(groups, all_addresses, strict=True):
         whole = _of_elements(states, flat)
-        for name, address in addresses.items():
-            parts = {key: value.narrow(0, address.start, address.numel) for key, value in whole.items()}
-            yield name, states.get("step"), parts
+        for name, address in fields_in(addresses, f"{_ADDRESSES}.{number}").items():
+            if not isinstance(name, str) or not isinstance(address, fragment_address):
+                raise OtherContent(
+                    f"{_ADDRESSES}.{number} has {name!r:.60}, expected places of parameters by their names"
+                )
+            shortest = min(map(len, whole.values()))
+            start = count_in(address.start, f"the start of {name:.100}", 0, shortest)
+            size = count_in(address.numel, f"the size of {name:.100}", 0, shortest - start)
+            yield name, states["step"], {key: value.narrow(0, start, size) for key, value in whole.items()}
 
 
 def _parts_of_stage_3(
-    content: Fields, groups: Iterable[dict[str, torch.Size]], rank: int, ranks: int
-) -> Iterator[tuple[str, object, dict[str, Tensor]]]:
+    content: Fields, groups: Sequence[dict[str, torch.Size]], rank: int, ranks: int
+) -> Iterator[tuple[str, Any, dict[str, Tensor]]]:
     """The same at stage 3, which divides each parameter into equal parts, the last ones with padding."""
-    for number, (flat, shapes) in enumerate(zip(content[_FLAT_OF_STAGE_3], groups, strict=True)):
-        whole = _of_elements(content[_STATES_OF_STAGE_3]["state"][number], flat)
+    flat_groups = list(_flat_groups(content, _FLAT_OF_STAGE_3, _STATES_OF_STAGE_3))
+    list_in(flat_groups, _FLAT_OF_STAGE_3, len(groups))
+    for (_, states, flat), shapes in zip(flat_groups, groups, strict=True):
+        whole = _of_elements(states, flat)
         start = 0
         for name, shape in shapes.items():
             size = math.ceil(shape.numel() / ranks)
             real = max(0, min(size, shape.numel() - rank * size))
+            if start + real > (found := min(map(len, whole.values()))):
+                raise OtherContent(f"found {found:,} values of a group, expected {start + real:,} up to {name:.100}")
             yield name, None, {key: value.narrow(0, start, real) for key, value in whole.items()}
             start += size
 
 
 def _of_elements(states: Fields, flat: Tensor) -> dict[str, Tensor]:
     """The weights of a group (N,) and the states that have a value for each; some have none for what pads the group."""
-    each = {key: value for key, value in states.items() if torch.is_tensor(value) and value.dim() and key != "step"}
-    return {"fp32": flat, **each}
+    return {"fp32": flat} | {key: states[key] for key in _ADAM[1:]}
 
 
 def _write(folder: Path, whole: _Whole, multiple: int | None) -> None:

@@ -18,7 +18,8 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
 from cloze.launch.checkpoint.state import read_state, sharding_stage
-from cloze.launch.system import distributed
+from cloze.launch.checkpoint.writing import replace_tensors
+from cloze.launch.engine.content import OtherContent, described, fields_in
 from cloze.launch.system.environment import forbid_pickled_code
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -52,20 +53,15 @@ def only_tensors(path: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def known_content(folder: Path) -> Iterator[None]:
-    """Turn errors of what no run writes into a checkpoint into a UserError: other names, kinds and shapes of tensors
-    and values, in files whose hashes are right.
+    """Turn what was found in a checkpoint that no run writes into a UserError: other names, kinds and shapes of tensors
+    and values, in files whose hashes are right. Any other error is ours, and stays what it is.
     """
     try:
         yield
-    except (UserError, torch.OutOfMemoryError):
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and distributed.lost_others(error):
-            raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+    except OtherContent as error:
         raise UserError(
-            f"{folder}: found other content than this run's ({type(error).__name__}: {reason:.200}), expected what it "
-            "has saved; remove the folder to continue from an older checkpoint"
+            f"{folder}: found other content than this run's ({error}), expected what it has saved; remove the folder "
+            "to continue from an older checkpoint"
         ) from error
 
 
@@ -79,7 +75,23 @@ def load_pickled(path: str | Path | IO[bytes], *, in_memory: bool = True) -> Fie
         UserError: the file holds anything else, or is damaged.
     """
     with only_tensors(path):
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=not in_memory)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=not in_memory)
+        if not isinstance(content, dict):
+            raise UserError(f"{path}: found {described(content)}, expected tensors and values by name")
+        if not isinstance(path, io.BytesIO):  # in memory: what another process has sent, without the values
+            replace_tensors(content, lambda tensor: _check_values(tensor, path))
+        return content
+
+
+def _check_values(tensor: torch.Tensor, path: object) -> torch.Tensor:
+    """The tensor; UserError if it does not have each of its values in the file: no run writes such ones, and they fail,
+    or fill the memory, where they are used.
+    """
+    strided = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized
+    if not strided or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        kind = "a repeated, quantized, sparse or empty form"
+        raise UserError(f"{path}: found {described(tensor)} in {kind}, expected all values of each tensor")
+    return tensor
 
 
 def _is_plain(path: str | Path) -> bool:
@@ -110,17 +122,27 @@ def whole_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Whole fp32 weights of a checkpoint of any ZeRO stage. For use in `known_content`."""
     stage = sharding_stage(read_state(folder))
     # At stage 3 a process has a part of each tensor; below, whole ones, but at stages 1 and 2 in the run's precision.
-    weights = {} if stage == 3 else load_pickled(folder / MODEL_FILE)["module"]
+    weights = {} if stage == 3 else module_of(load_pickled(folder / MODEL_FILE))
     if stage:
         with only_tensors(folder), _silence(), plain_path(folder.parent) as source:
             # At stage 1 DeepSpeed leaves out frozen parameters.
             weights |= get_fp32_state_dict_from_zero_checkpoint(str(source), tag=folder.name)
-    if not all(isinstance(name, str) for name in weights):
-        raise UserError(
-            f"{folder}: found a tensor whose name is no text, expected this run's weights; remove the folder to "
-            "continue from an older checkpoint"
-        )
     return {name: tensor.float() for name, tensor in weights.items()}
+
+
+def module_of(content: Fields) -> dict[str, torch.Tensor]:
+    """The tensors of a file of the model by their names.
+
+    Raises:
+        OtherContent: it holds anything else.
+    """
+    weights = fields_in(fields_in(content, MODEL_FILE, ("module",))["module"], "module")
+    for name, tensor in weights.items():
+        if not isinstance(name, str):
+            raise OtherContent(f"module has {name!r:.60}, a tensor whose name is no text")
+        if not isinstance(tensor, torch.Tensor) or tensor.is_complex():
+            raise OtherContent(f"module.{name} is {described(tensor)}, expected a tensor of real numbers")
+    return weights
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from cloze.launch.checkpoint.shared_reading import read_once
 from cloze.launch.checkpoint.state import TrainState, damage, describe, read_state, sharding_stage
 from cloze.launch.checkpoint.weight_averages import whole_average
 from cloze.launch.checkpoint.writing import BackgroundWriter
+from cloze.launch.engine.content import OtherContent, check_tensor, of_file
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run.runs import check_own
 from cloze.launch.system import distributed
@@ -354,7 +355,8 @@ class CheckpointManager:
         Raises:
             UserError: the disk has too little space or can't be written, or the checkpoint holds anything but tensors.
         """
-        with self._together("convert a checkpoint"), readable_errors(self._universal(step)):
+        room = readable_errors(self._universal(step))
+        with self._together("convert a checkpoint"), room, known_content(self.path(step)):
             if self.leads:
                 self.workplace.mkdir(parents=True, exist_ok=True)
                 convert_to_universal(self.path(step), self._universal(step), self.environment.world_size)
@@ -403,8 +405,9 @@ class CheckpointManager:
             if self.leads:
                 shutil.rmtree(source, ignore_errors=True)  # leftovers are removed by the next save
         if world_size == self.environment.world_size:
-            rank_states = [load_pickled(folder / self._rank_file(self.environment.rank))]
-            with known_content(folder):
+            name = self._rank_file(self.environment.rank)
+            rank_states = [load_pickled(folder / name)]
+            with known_content(folder), of_file(name):
                 _set_rng_state(rank_states[0], self.device)
         else:
             ranks = range(world_size) if self.environment.is_main else ()
@@ -421,9 +424,17 @@ def _rng_state(device: torch.device) -> Fields:
 
 
 def _set_rng_state(state: Fields, device: torch.device) -> None:
-    torch.set_rng_state(state["rng_cpu"])
-    if device.type == "cuda" and "rng_cuda" in state:
-        torch.cuda.set_rng_state(state["rng_cuda"], device)
+    """Go on with the random state of a checkpoint, or raise OtherContent if it is none."""
+    own = _rng_state(device)
+    for name in [name for name in own if name == "rng_cpu" or name in state]:
+        check_tensor(state.get(name), name, own[name].shape, own[name].dtype)
+        try:
+            if name == "rng_cpu":
+                torch.set_rng_state(state[name])
+            else:
+                torch.cuda.set_rng_state(state[name], device)
+        except RuntimeError as error:  # torch knows which of the values are a generator's
+            raise OtherContent(f"{name} is no random state ({error!s:.60})") from error
 
 
 def read_weights(

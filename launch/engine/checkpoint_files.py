@@ -1,10 +1,30 @@
 """The files of a checkpoint as DeepSpeed asks for them: their content is handed to functions of ours."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+from deepspeed.runtime.fp16.loss_scaler import LossScalerBase
+from torch import Tensor
+
+from cloze.launch.engine.content import (
+    OtherContent,
+    check_groups,
+    check_like,
+    check_names,
+    check_optimizer,
+    check_state,
+    check_tensor,
+    count_in,
+    fields_in,
+    list_in,
+    takes_numbers,
+    version_in,
+)
+from cloze.launch.engine.fragments import base_optimizer
 
 Content = dict[str, Any]
 """Tensors and plain values by name."""
@@ -43,3 +63,131 @@ class CheckpointFiles(CheckpointEngine):
 
     def commit(self, info: object) -> bool:
         return True
+
+
+# Keys of DeepSpeed's files (checkpoint/constants.py), and what of a partition its loaders look for.
+_FOLDING = "folding"
+_STATES, _STATES_OF_STAGE_3 = "base_optimizer_state", "optimizer_state_dict"
+_FLAT, _FLAT_OF_STAGE_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
+_PADDINGS, _PARTITION_GROUPS = "param_alignment_paddings", "ds_zero_partition_groups"
+_SETTINGS = ("dynamic_loss_scale", "overflow", "clip_grad")
+_COUNTS = ("dp_world_size", "mp_world_size", "global_steps", "skipped_steps")
+
+
+def check_loaded(engine: deepspeed.DeepSpeedEngine, content: Content, path: str, optimizer_steps: int) -> None:
+    """Check the content of a file before DeepSpeed takes it: a model's, or a rank's partition of the optimizer.
+
+    Raises:
+        OtherContent: it is not what this engine would write.
+    """
+    if _FOLDING in content:
+        raise OtherContent(f"it has {_FOLDING}, expected none")
+    if path.endswith("_model_states.pt"):
+        _check_model(engine, content)
+    else:
+        partition = fields_in(content.get("optimizer_state_dict"), "optimizer_state_dict")
+        _check_partition(engine, partition, optimizer_steps)
+
+
+def _check_model(engine: deepspeed.DeepSpeedEngine, content: Content) -> None:
+    fields_in(content, "it", ("module", *_COUNTS))
+    for name in _COUNTS:
+        count_in(content[name], name)
+    count_in(content.get("global_samples", 0), "global_samples")
+    count_in(content["mp_world_size"], "mp_world_size", 1, 1)
+    weights, own = fields_in(content["module"], "module"), engine.module.state_dict()
+    if engine.load_universal_checkpoint():  # DeepSpeed takes the weights from files of their own, made of this content
+        weights = {name: weights[name] for name in own if name in weights}
+    elif engine.zero_optimization():
+        processes = engine.dp_world_size
+        count_in(content["dp_world_size"], "dp_world_size", processes, processes)
+    if engine.load_universal_checkpoint() and engine.zero_optimization_stage() == 3:
+        found = content.get("param_shapes")
+        shapes = {name: shape for group in found or () for name, shape in fields_in(group, "param_shapes").items()}
+        for name, parameter in engine.module.named_parameters():
+            if parameter.requires_grad and shapes.get(name) != parameter.ds_shape:
+                raise OtherContent(f"{name} has the shape {shapes.get(name)}, expected {parameter.ds_shape}")
+        return
+    check_names(weights, "module", own)
+    for name, tensor in own.items():
+        check_tensor(weights[name], f"module.{name}", tensor.shape, tensor.dtype)
+
+
+def check_converted(engine: deepspeed.DeepSpeedEngine, folder: Path, read: Read) -> None:
+    """Check what a checkpoint in the form for any number of processes says of all of them.
+
+    Raises:
+        OtherContent: it is not what a run with this engine writes.
+    """
+    found, own = read(str(folder / "zero" / "optimizer_state.pt")), engine.optimizer.state_dict()
+    _check_settings(found, own)
+    of_stage_3 = _FLAT_OF_STAGE_3 in own
+    groups = (fields_in(found.get(_STATES_OF_STAGE_3), _STATES_OF_STAGE_3) if of_stage_3 else found).get("param_groups")
+    own_groups = own[_STATES_OF_STAGE_3 if of_stage_3 else _STATES]["param_groups"]
+    check_groups(groups, "param_groups", own_groups, places=False)  # those of other numbers of processes are others
+
+
+def check_states(engine: deepspeed.DeepSpeedEngine, optimizer_steps: int) -> None:
+    """Check the states that an engine has loaded from converted files, as `check_state`."""
+    optimizer = base_optimizer(engine)
+    for number, (parameter, state) in enumerate(optimizer.state.items()):
+        numbers = takes_numbers(optimizer)
+        check_state(state, f"state {number}", parameter, muon=False, steps=optimizer_steps, number=numbers)
+
+
+def _check_settings(found: Content, own: Content) -> None:
+    for name in _SETTINGS:
+        if name in own and name in found:
+            check_like(found[name], name, own[name])
+    if "loss_scaler" in found and "loss_scaler" in own:
+        _check_scaler(found["loss_scaler"], own["loss_scaler"])
+    if "ds_version" in own:
+        version_in(found.get("ds_version"), "ds_version")
+
+
+def _check_partition(engine: deepspeed.DeepSpeedEngine, found: Content, optimizer_steps: int) -> None:
+    partitioned, optimizer = engine.optimizer, base_optimizer(engine)
+    own: Content = partitioned.state_dict()
+    of_stage_3 = _FLAT_OF_STAGE_3 in own
+    states, flat = (_STATES_OF_STAGE_3, _FLAT_OF_STAGE_3) if of_stage_3 else (_STATES, _FLAT)
+    read = ("loss_scaler", "dynamic_loss_scale", "overflow") if of_stage_3 else ()
+    fields_in(found, "optimizer_state_dict", (states, flat, *read))
+    _check_settings(found, own)
+    if _PADDINGS in found and _PADDINGS in own:
+        check_like(found[_PADDINGS], _PADDINGS, own[_PADDINGS])
+    if found.get(_PARTITION_GROUPS) is not None and _PARTITION_GROUPS not in own:
+        raise OtherContent(f"it has {_PARTITION_GROUPS}, expected none")
+    if of_stage_3:  # between its calls the groups of the optimizer are empty
+        parameters: list[Tensor] = list(partitioned.fp32_partitioned_groups_flat)
+    else:
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    groups = list_in(found[flat], flat, len(own[flat]))
+    for number, (group, without_padding) in enumerate(zip(groups, own[flat], strict=True)):
+        # DeepSpeed pads what was written without padding; in another precision a run writes it with.
+        padded = isinstance(group, Tensor) and group.shape == parameters[number].shape
+        like = parameters[number] if padded else without_padding
+        check_tensor(group, f"{flat}.{number}", like.shape, like.dtype)
+    if isinstance(own[states], dict):  # otherwise the user has chosen zero_optimization.elastic_checkpoint
+        check_optimizer(
+            found[states],
+            states,
+            own[states]["param_groups"],
+            parameters,
+            steps=optimizer_steps,
+            number=takes_numbers(optimizer),
+            whole=True,
+        )
+
+
+def _check_scaler(found: object, own: object) -> None:
+    """Check a loss scaler, of which the loaders take all attributes."""
+    if not isinstance(found, LossScalerBase):  # another precision's is not taken over
+        raise OtherContent("loss_scaler is none")
+    if type(found) is not type(own):
+        return
+    check_names(vars(found), "loss_scaler", vars(own))
+    for name, value in vars(own).items():
+        there = vars(found)[name]
+        check_like(there, f"loss_scaler.{name}", value)
+        if isinstance(there, float) and not math.isfinite(there) or name == "cur_scale" and not there > 0:
+            raise OtherContent(f"loss_scaler.{name} is {there}, expected a finite number, of cur_scale above 0")

@@ -5,12 +5,15 @@ DeepSpeed's file of the model holds the states of an optimizer that every rank h
 which rank has which. Either is read by any number of ranks, divided or not: nothing is converted.
 """
 
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from cloze.launch.engine.checkpoint_files import Content, Read, Submit
+from cloze.launch.engine.content import check_optimizer, check_state, count_in, fields_in, takes_numbers
 from cloze.launch.engine.division import Division
 from cloze.launch.engine.optimizers.groups import Group
 
@@ -44,6 +47,7 @@ def load_states(
     content: Content,
     folder: Path,
     read: Read,
+    optimizer_steps: int,
 ) -> None:
     """Give an optimizer the states of a checkpoint, whichever of them is divided.
 
@@ -52,22 +56,44 @@ def load_states(
         groups: the optimizer's groups over all trained parameters.
         content: of DeepSpeed's file of the model.
         read: reads a file, and refuses what is neither a tensor nor a plain value.
+        optimizer_steps: that the optimizer has made.
+
+    Raises:
+        OtherContent: the states are those of another optimizer, or of none.
     """
     own = [each for group in optimizer.param_groups for each in group["params"]]
     trained = [each for group in groups for each in group["params"]]
-    if OWNERS not in content and len(own) == len(trained):
-        optimizer.load_state_dict(content["optimizer"])
-        return
+    number = takes_numbers(optimizer)
+    if OWNERS not in content:
+        saved: Any = content.get("optimizer")
+        whole = len(own) == len(trained)
+        expected = optimizer.state_dict()["param_groups"] if whole else _numbered(groups)
+        check_optimizer(saved, "optimizer", expected, trained, steps=optimizer_steps, number=number)
+        if whole:
+            optimizer.load_state_dict(saved)
+            return
     names = {parameter: name for name, parameter in model.named_parameters()}
     if OWNERS in content:
-        ranks = sorted({content[OWNERS][names[each]] for each in own})
+        owners = fields_in(content[OWNERS], OWNERS, (names[each] for each in own))
+        ranks = sorted({count_in(owners[names[each]], f"{OWNERS}.{names[each]}") for each in own})
         files = [read(str(folder / optimizer_file(rank))) for rank in ranks]
-        states = {name: state for file in files for name, state in file[_STATES].items()}
+        states = {
+            name: state
+            for rank, file in zip(ranks, files, strict=True)
+            for name, state in fields_in(file.get(_STATES), f"{_STATES} of process {rank}").items()
+        }
+        muon = {each: group.get("muon", False) for group in groups for each in group["params"]}
+        for each in own:
+            state, where = states.get(names[each], {}), f"{_STATES}.{names[each]}"
+            check_state(state, where, each, muon=muon[each], steps=optimizer_steps, number=number)
     else:
-        saved = content["optimizer"]
-        places = [place for group in saved["param_groups"] for place in group["params"]]
-        pairs = zip(trained, places, strict=True)
-        states = {names[each]: saved["state"][place] for each, place in pairs if place in saved["state"]}
+        states = {names[each]: saved["state"][place] for place, each in enumerate(trained) if place in saved["state"]}
     own_states = {place: states[names[each]] for place, each in enumerate(own) if names[each] in states}
     # torch's own loader moves each state to the device, and to the format, that the optimizer needs.
     optimizer.load_state_dict({"state": own_states, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _numbered(groups: list[Group]) -> list[Group]:
+    """The groups as `Optimizer.state_dict` has them: with the places of the parameters instead of these."""
+    places = count()
+    return [group | {"params": [next(places) for _ in group["params"]]} for group in groups]

@@ -15,6 +15,7 @@ from cloze.version import DISTRIBUTION
 # would have no effect, silently.
 _INNER = {
     DeepSpeedEngine: (
+        "_get_all_ckpt_names",
         "allreduce_gradients",
         "backward",
         "get_global_grad_norm",

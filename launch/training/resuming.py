@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import torch
+
 from cloze.launch.checkpoint import CheckpointManager, StoredCheckpoints, known_content
 from cloze.launch.checkpoint.state import saved_alike
 from cloze.launch.config import RunConfig
+from cloze.launch.engine.content import OtherContent, described
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
 from cloze.launch.run.resume_check import check_checkpoint
@@ -94,8 +97,16 @@ def resume(
     """Go on from a published checkpoint of the run: weights, optimizer states, progress and average. Collective."""
     state, rank_states = checkpoints.load(engine, step)
     with known_content(checkpoints.path(step)):
-        progress.resume(state, [saved["window"] for saved in rank_states])
+        progress.resume(state, [_window_in(saved) for saved in rank_states])
         if average:
             alike = saved_alike(checkpoints.state(step), process.environment.world_size, engine.stage)
             if not average.load(checkpoints.path(step), alike):
                 process.console.warn(f"step {step} holds no average of the weights: one begins with them here")
+
+
+def _window_in(saved: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The sums since the last line of metrics in what a rank has saved, or OtherContent."""
+    window = saved.get("window")
+    if not isinstance(window, torch.Tensor) or window.dtype != torch.float64:
+        raise OtherContent(f"window is {described(window)}, expected a tensor of float64")
+    return window

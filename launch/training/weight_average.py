@@ -6,7 +6,14 @@ from pathlib import Path
 
 import torch
 
-from cloze.launch.checkpoint.weight_averages import Parts, average_content, average_file, has_average, read_parts
+from cloze.launch.checkpoint.weight_averages import (
+    Coverage,
+    Parts,
+    average_content,
+    average_file,
+    has_average,
+    read_parts,
+)
 from cloze.launch.config.training import EmaConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed
@@ -52,10 +59,14 @@ class WeightAverage(Callback):
 
         Args:
             alike: whether it was saved at this world size and stage, so that this rank's file has all that it needs.
+
+        Raises:
+            OtherContent: the checkpoint's average is not one of this model.
         """
         self.begin()
         if not has_average(folder):
             return False
+        covered = Coverage({name: len(own) for name, own in self._averages.items()})
         for name, start, part in read_parts(folder, self._rank if alike else None):
             if name not in self._averages:
                 continue
@@ -63,6 +74,8 @@ class WeightAverage(Callback):
             low, high = max(start, begin), min(start + len(part), begin + len(own))
             if low < high:
                 own[low - begin : high - begin] = part[low - start : high - start].to(own.device)
+                covered.add(name, low - begin, high - begin)
+        covered.check(self._averages)
         return True
 
     def on_start(self, run: RunView) -> None:
@@ -106,7 +119,8 @@ class WeightAverage(Callback):
             for name, each in module.named_parameters(remove_duplicate=False)
             if first.setdefault(id(each), name) != name
         }
-        return {average_file(self._rank if sharded else None): average_content(parts, tied)}
+        frozen = [name for name, each in module.named_parameters(remove_duplicate=False) if not each.requires_grad]
+        return {average_file(self._rank if sharded else None): average_content(parts, tied, frozen)}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

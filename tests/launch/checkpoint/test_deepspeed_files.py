@@ -8,6 +8,7 @@ import torch
 from cloze.launch.checkpoint import ALLOWED_CLASSES, load_pickled
 from cloze.launch.checkpoint.deepspeed_files import MODEL_FILE, known_content, whole_weights
 from cloze.launch.checkpoint.weight_averages import average_content, average_file, whole_average
+from cloze.launch.engine.content import OtherContent
 from cloze.pipeline.errors import UserError
 
 
@@ -26,17 +27,41 @@ def test_only_deepspeeds_own_classes_are_allowed(tmp_path):
 def test_names_that_are_no_texts_are_other_content(tmp_path):
     (tmp_path / "state.json").write_text('{"zero_stage": 0}')
     torch.save({"module": {"weight": torch.ones(3), 3: torch.ones(3)}}, tmp_path / MODEL_FILE)
-    with pytest.raises(UserError, match="found a tensor whose name is no text"), known_content(tmp_path):
+    with pytest.raises(UserError, match="found other content.*a tensor whose name is no text"), known_content(tmp_path):
         whole_weights(tmp_path)
 
 
-def test_an_average_of_some_of_a_tensors_weights_is_refused(tmp_path):
-    """The others would go out as they are."""
+@pytest.mark.parametrize(
+    ("parts", "found"),
+    [
+        ({"weight": (0, torch.ones(3))}, "the averages of 3 weights of weight, expected those of all 4"),
+        ({"bias": (0, torch.ones(2))}, "the averages of 0 weights of weight, expected those of all 4"),
+        ({"weight": (0, torch.ones(4)), "bias": (1, torch.ones(1))}, "0 weights of bias, expected those of all 2"),
+        ({"weight": (2, torch.ones(4)), "bias": (0, torch.ones(2))}, "the averages of 6 weights of weight, expected"),
+        ({"weight": (0, torch.ones(4)), "other": (0, torch.ones(4))}, "the averages of 4 weights of other, expected"),
+        ({"weight": (0, torch.ones(2, 2)), "bias": (0, torch.ones(2))}, "the part of weight is a tensor of float32"),
+        ({"weight": (True, torch.ones(4))}, "the offset of weight is True, expected a whole number"),
+    ],
+)
+def test_an_average_of_some_of_the_weights_is_refused(tmp_path, parts, found):
+    """The others, of the same tensor or of another, would go out as they are."""
     (tmp_path / "state.json").write_text('{"zero_stage": 0}')
-    for part in (torch.ones(3), torch.ones(4)):
-        torch.save(average_content({"weight": (0, part)}, {}), tmp_path / average_file(None))
-        if len(part) == 4:
-            assert whole_average(tmp_path, {"weight": torch.zeros(2, 2)})["weight"].equal(torch.ones(2, 2))
+    weights = {"weight": torch.zeros(2, 2), "bias": torch.zeros(2), "again": torch.zeros(2, 2), "still": torch.zeros(9)}
+    of_all = {"weight": (0, torch.ones(4)), "bias": (0, torch.ones(2))}
+    for each in (of_all, parts):
+        content = average_content(each, tied={"again": "weight"}, frozen=["still"])
+        torch.save(content, tmp_path / average_file(None))
+        if each is of_all:
+            averaged = whole_average(tmp_path, weights)
+            assert {name: tensor.sum() for name, tensor in averaged.items()} == {
+                "weight": 4,
+                "bias": 2,
+                "again": 4,
+                "still": 0,
+            }
+            torch.save(content | {"frozen": []}, tmp_path / average_file(None))
+            with pytest.raises(OtherContent, match="0 weights of still, expected those of all 9"):
+                whole_average(tmp_path, weights)
             continue
-        with pytest.raises(UserError, match="the averages of 3 weights of weight, expected those of all 4"):
-            whole_average(tmp_path, {"weight": torch.zeros(2, 2)})
+        with pytest.raises(OtherContent, match=found):
+            whole_average(tmp_path, weights)

@@ -54,7 +54,7 @@ def test_states_go_to_the_parameters_of_their_names(model, divided, own):
         return files[Path(path).name]
 
     names = {each: name for name, each in model.named_parameters()}
-    load_states(other, model, _groups(model), content, Path("folder"), read_file)
+    load_states(other, model, _groups(model), content, Path("folder"), read_file, 1)
     whole, own = own is None and not divided, set(owners) if own is None else own
     assert {names[each] for each in other.state} == own
     for each, state in other.state.items():
