@@ -19,7 +19,7 @@ import torch
 from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
 
-from cloze.launch.checkpoint.deepspeed_files import load_pickled, module_of
+from cloze.launch.checkpoint.deepspeed_files import load_own, module_of
 from cloze.launch.checkpoint.state import read_state, sharding_stage
 from cloze.launch.engine.content import (
     OtherContent,
@@ -80,7 +80,7 @@ def convert_to_universal(folder: Path, target: Path, processes: int) -> None:
     models, ranks = (sorted(folder.glob(f"*_{kind}_states.pt"), key=_rank_of) for kind in ("model", "optim"))
     if not models or len(ranks) != saved_by:
         raise OtherContent(f"it has {len(models)} models and optimizers of {len(ranks)} processes, expected {saved_by}")
-    model = load_pickled(models[0], in_memory=False)
+    model = load_own(models[0], in_memory=False)
     with of_file(str(models[0])):
         shapes = _shapes_of_stage_3(model) if is_stage_3 else []
         weights = {} if is_stage_3 else module_of(model)
@@ -128,7 +128,7 @@ def _rank_of(path: Path) -> int:
 def _partition_in(path: Path) -> Fields:
     """A rank's part of the optimizer."""
     with of_file(str(path)):
-        return fields_in(load_pickled(path, in_memory=False).get("optimizer_state_dict"), "optimizer_state_dict")
+        return fields_in(load_own(path, in_memory=False).get("optimizer_state_dict"), "optimizer_state_dict")
 
 
 def _shapes_of_stage_3(model: Fields) -> list[dict[str, torch.Size]]:

@@ -19,13 +19,16 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 
 from cloze.launch.checkpoint.state import read_state, sharding_stage
 from cloze.launch.checkpoint.writing import replace_tensors
-from cloze.launch.engine.content import OtherContent, described, fields_in
+from cloze.launch.engine.content import OtherContent, described, fields_in, has_values, of_file
+from cloze.launch.run.runs import RUN
 from cloze.launch.system.environment import forbid_pickled_code
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
 # The file that every rank reads whole at stages 0 to 2: the model, and at stage 0 the optimizer's states.
 MODEL_FILE = "mp_rank_00_model_states.pt"
+# In each file: the step and the run of the checkpoint that it belongs to.
+_BELONGS = "belongs_to"
 
 # The classes besides tensors in DeepSpeed's files. A file with any other class is refused, by our loads and by
 # DeepSpeed's, as soon as this module is imported: Python programs are as safe as our commands.
@@ -83,14 +86,34 @@ def load_pickled(path: str | Path | IO[bytes], *, in_memory: bool = True) -> Fie
         return content
 
 
-def _check_values(tensor: torch.Tensor, path: object) -> torch.Tensor:
-    """The tensor; UserError if it does not have each of its values in the file: no run writes such ones, and they fail,
-    or fill the memory, where they are used.
+def written_by(step: int, run: object) -> Fields:
+    """What each file of a checkpoint holds beside its content: which checkpoint it belongs to."""
+    return {_BELONGS: {"step": step, RUN: run}}
+
+
+def load_own(path: Path, *, in_memory: bool = True) -> Fields:
+    """As `load_pickled`, of a file in a checkpoint's folder.
+
+    Raises:
+        UserError: as `load_pickled`; or it belongs to another checkpoint, which hashes that were written anew do not
+            show. Files of earlier versions do not say it.
     """
-    strided = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized
-    if not strided or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        kind = "a repeated, quantized, sparse or empty form"
-        raise UserError(f"{path}: found {described(tensor)} in {kind}, expected all values of each tensor")
+    content = load_pickled(path, in_memory=in_memory)
+    if _BELONGS in content:
+        state = read_state(path.parent)
+        with known_content(path.parent), of_file(str(path)):
+            found, run = fields_in(content[_BELONGS], _BELONGS, ("step", RUN)), state.get(RUN)
+            if type(found["step"]) is not int or found["step"] != state["step"]:
+                raise OtherContent(f"it is that of step {described(found['step'])}, expected {state['step']}")
+            if type(found[RUN]) is not type(run) or found[RUN] != run:
+                raise OtherContent("it is another run's")
+    return content
+
+
+def _check_values(tensor: torch.Tensor, path: object) -> torch.Tensor:
+    """The tensor, or UserError if it lacks values."""
+    if not has_values(tensor):
+        raise UserError(f"{path}: found {described(tensor)}, expected all values of each tensor; it was not loaded")
     return tensor
 
 
@@ -122,8 +145,10 @@ def whole_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Whole fp32 weights of a checkpoint of any ZeRO stage. For use in `known_content`."""
     stage = sharding_stage(read_state(folder))
     # At stage 3 a process has a part of each tensor; below, whole ones, but at stages 1 and 2 in the run's precision.
-    weights = {} if stage == 3 else module_of(load_pickled(folder / MODEL_FILE))
+    weights = {} if stage == 3 else module_of(load_own(folder / MODEL_FILE))
     if stage:
+        for path in folder.glob("*_states.pt"):  # DeepSpeed looks for these names, and reads them itself
+            load_own(path, in_memory=False)
         with only_tensors(folder), _silence(), plain_path(folder.parent) as source:
             # At stage 1 DeepSpeed leaves out frozen parameters.
             weights |= get_fp32_state_dict_from_zero_checkpoint(str(source), tag=folder.name)

@@ -21,17 +21,19 @@ from cloze.launch.checkpoint.converting import convert_to_universal
 from cloze.launch.checkpoint.deepspeed_files import (
     MODEL_FILE,
     known_content,
+    load_own,
     load_pickled,
     plain_path,
     whole_weights,
+    written_by,
 )
 from cloze.launch.checkpoint.shared_reading import read_once
-from cloze.launch.checkpoint.state import TrainState, damage, describe, read_state, sharding_stage
+from cloze.launch.checkpoint.state import STATE, TrainState, damage, describe, read_state, sharding_stage
 from cloze.launch.checkpoint.weight_averages import whole_average
 from cloze.launch.checkpoint.writing import BackgroundWriter
 from cloze.launch.engine.content import OtherContent, check_tensor, of_file
 from cloze.launch.engine.engine import Engine
-from cloze.launch.run.runs import check_own
+from cloze.launch.run.runs import RUN, check_own
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
@@ -173,11 +175,16 @@ class CheckpointManager:
             if self.leads:
                 self._make_room(engine, aside)
         writer = BackgroundWriter()
+        belongs = written_by(state.step, facts.get(RUN))
+
+        def submit(content: Fields, path: Path) -> None:
+            writer.submit(content | belongs, path)
+
         with readable_errors(aside):
-            engine.save(aside, writer.submit)
+            engine.save(aside, submit)
         own = {self._rank_file(self.environment.rank): {**rank_state, **_rng_state(self.device)}, **files}
         for name, content in own.items():
-            writer.submit(content, aside / name)
+            submit(content, aside / name)
         self._writing = _Writing(
             writer,
             aside,
@@ -363,9 +370,11 @@ class CheckpointManager:
 
     def _read(self, path: str) -> Fields:
         """Content of a file that the engine asks for. Collective for the one that every rank asks for."""
+        # A converted form is of files that were looked at when it was made.
+        load = load_own if (Path(path).parent / STATE).is_file() else load_pickled
         if Path(path).name == MODEL_FILE:
-            return read_once(partial(load_pickled, path), path, self.device)
-        return load_pickled(path)
+            return read_once(partial(load, Path(path)), path, self.device)
+        return load(Path(path))
 
     def load(self, engine: Engine, step: int) -> tuple[TrainState, list[dict[str, torch.Tensor]]]:
         """Restore weights, optimizer and random state from a published checkpoint, converted if it is elastic.
@@ -406,12 +415,12 @@ class CheckpointManager:
                 shutil.rmtree(source, ignore_errors=True)  # leftovers are removed by the next save
         if world_size == self.environment.world_size:
             name = self._rank_file(self.environment.rank)
-            rank_states = [load_pickled(folder / name)]
+            rank_states = [load_own(folder / name)]
             with known_content(folder), of_file(name):
                 _set_rng_state(rank_states[0], self.device)
         else:
             ranks = range(world_size) if self.environment.is_main else ()
-            rank_states = [load_pickled(folder / self._rank_file(rank)) for rank in ranks]
+            rank_states = [load_own(folder / self._rank_file(rank)) for rank in ranks]
         self._best = {restored.best_step}
         return restored, rank_states
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from cloze.launch.checkpoint.deepspeed_files import load_pickled
+from cloze.launch.checkpoint.deepspeed_files import load_own
 from cloze.launch.checkpoint.state import read_state
 from cloze.launch.engine.content import (
     OtherContent,
@@ -55,7 +55,7 @@ def read_parts(folder: Path, rank: int | None = None) -> Iterator[tuple[str, int
     state = read_state(folder)
     ranks = [None] if state["zero_stage"] == 0 else range(state["world_size"]) if rank is None else [rank]
     for saved_by in ranks:
-        content = load_pickled(folder / average_file(saved_by))
+        content = load_own(folder / average_file(saved_by))
         with of_file(average_file(saved_by)):
             for name, part in fields_in(content.get("parts"), "parts").items():
                 start, values = list_in(part, f"parts.{name}", 2)
@@ -124,7 +124,7 @@ def whole_average(folder: Path, weights: dict[str, torch.Tensor]) -> dict[str, t
 def _names_in(folder: Path) -> tuple[dict[str, str], set[str]]:
     """The tied parameters of an average, each with the one that has its parts, and the parameters without any."""
     file = average_file(None if read_state(folder)["zero_stage"] == 0 else 0)
-    content = load_pickled(folder / file)
+    content = load_own(folder / file)
     tied, frozen = fields_in(content.get("tied"), "tied"), content.get("frozen", [])  # earlier versions wrote no frozen
     parts = fields_in(content.get("parts"), "parts")
     for name, first in tied.items():

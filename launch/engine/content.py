@@ -66,6 +66,15 @@ def check_names(found: Iterable[object], where: str, expected: Iterable[str]) ->
         raise OtherContent(f"{where} {'lacks' if wrong[0] in wanted else 'has'} {wrong[0]:.100}")
 
 
+def has_values(tensor: Tensor) -> bool:
+    """Whether a tensor has each of its values by itself, as all that a run writes; others fail, or fill the memory,
+    where they are used.
+    """
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
 def check_tensor(found: object, where: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor of this shape whose elements lie apart, so that it can be written to.
 
@@ -75,7 +84,7 @@ def check_tensor(found: object, where: str, shape: Sequence[int], dtype: torch.d
     Raises:
         OtherContent: it is none.
     """
-    if not isinstance(found, Tensor) or found.shape != torch.Size(shape):
+    if not isinstance(found, Tensor) or not has_values(found) or found.shape != torch.Size(shape):
         raise OtherContent(f"{where} is {described(found)}, expected a tensor of shape {tuple(shape)}")
     alike = found.is_floating_point() if dtype.is_floating_point else found.dtype == dtype
     if not alike or found.stride() != torch.empty_like(found, device="meta").stride():
@@ -139,8 +148,9 @@ def step_in(found: object, where: str, steps: int = _MOST, *, number: bool) -> f
     Args:
         number: as in `check_state`.
     """
-    real = isinstance(found, Tensor) and not found.dim() and not found.is_complex() and found.dtype != torch.bool
-    value = found.item() if isinstance(found, Tensor) and real else found if number and type(found) is int else -1
+    value: float = found if number and type(found) is int else -1
+    if isinstance(found, Tensor) and has_values(found) and not found.dim():
+        value = -1 if found.is_complex() or found.dtype == torch.bool else found.item()
     if not 0 <= value <= steps or value != int(value):
         raise OtherContent(f"{where} is {described(found)}, expected a tensor of a step from 0 to {steps}")
     return float(value)
@@ -218,6 +228,8 @@ def described(found: object) -> str:
     """A value in few words."""
     if isinstance(found, Tensor):
         kind = str(found.dtype).removeprefix("torch.")
+        if not has_values(found):
+            return f"a sparse, quantized, repeated or empty tensor of {kind}"
         value = f" ({found.item()})" if found.numel() == 1 else ""
         return f"a tensor of {kind} of shape {tuple(found.shape)}{value}"
     if isinstance(found, (list, tuple)) and len(found) > 3:

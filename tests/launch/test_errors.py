@@ -433,6 +433,20 @@ def test_content_that_no_run_writes_is_a_line(data, finished, tmp_path, capsys, 
         assert expected in error_of(capsys, "export", run)
 
 
+@pytest.mark.parametrize("name", ["rank-00000.pt", MODEL_FILE])
+def test_a_file_of_an_older_checkpoint_is_a_line(data, finished, tmp_path, capsys, name):
+    """In the newest one's folder, with all hashes written anew: each file says which checkpoint it belongs to."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    newest, older = (run / "checkpoints" / f"step-{step:08d}" for step in (4, 2))
+    shutil.copyfile(older / name, newest / name)
+    sign(newest / name)
+    said = train(data, run, "--train.max_steps", "4", "--checkpoint.every_steps", "2", status=2)
+    expected = f"step-00000004: found other content than this run's ({name}: it is that of step 2, expected 4)"
+    assert expected in said.splitlines()[-1] and "Traceback" not in said
+    if name == MODEL_FILE:
+        assert expected in error_of(capsys, "export", run)
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_tokenizers_file_without_end_is_neither_read_nor_copied(data, tmp_path, capsys, name):
     """A link to a device, or gigabytes of nothing, which took the memory and filled the disk of the run."""

@@ -137,8 +137,8 @@ def test_it_is_what_deepspeeds_own_converter_writes(tmp_path, stage):
 def test_a_thousand_ranks_cost_one_reading_of_each_file_and_no_more_files(tmp_path, monkeypatch, stage):
     """What is written does not grow with the ranks: the parts of a tensor were a file each, which was read again."""
     opened, written, sizes = [], [], {}
-    load, store = converting.load_pickled, torch.save
-    monkeypatch.setattr(converting, "load_pickled", lambda path, **how: (opened.append(path), load(path, **how))[1])
+    load, store = converting.load_own, torch.save
+    monkeypatch.setattr(converting, "load_own", lambda path, **how: (opened.append(path), load(path, **how))[1])
     for ranks in (2, 1024):
         folder = tmp_path / f"{ranks}"
         whole = save(folder / "step", stage, ranks)
