@@ -588,6 +588,7 @@ def _head(values: Json) -> HeadConfig | None:
                 f"config.json: found num_labels {str(values['num_labels'])[:40]} with {len(labels)} labels in "
                 "id2label, expected as many; fix it, or leave it out"
             )
+        _check_numbers_of(labels, values.get("label2id"))
     elif pooling == "pooler" and not values.get("problem_type"):
         return None
     problems = {
@@ -611,6 +612,20 @@ def _labels(given: Any) -> tuple[str, ...]:
             "a gap; fix it, or leave it out where the model has no labels"
         )
     return tuple(str(given[str(number)]) for number in range(len(given)))
+
+
+def _check_numbers_of(labels: tuple[str, ...], given: Any) -> None:
+    """Raise ModelError if label2id gives the same names other numbers than id2label: one of them is of other rows of
+    the head. Folders whose label2id has other names are many, and mean no harm: transformers' default ones, say.
+    """
+    if not isinstance(given, dict) or given.keys() != set(labels) or len(given) < len(labels):
+        return
+    for number, label in enumerate(labels):
+        if str(given[label]) != str(number):
+            raise ModelError(
+                f"config.json: found {label[:60]!r} as {number} in id2label and as {str(given[label])[:20]} "
+                "in label2id, expected the same number; fix the one that is not that of its row in the head"
+            )
 
 
 class InFolders(nn.Module):

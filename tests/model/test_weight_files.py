@@ -124,6 +124,7 @@ def test_parts_of_our_own_format_that_the_configuration_denies_are_refused(tmp_p
         {"x": "a", "y": "b", "z": "c"},
         {"0": "a", "00": "b", "1": "c"},
         {"0": None, "1": "b", "2": "c"},
+        {"0": True, "1": "b", "2": "c"},
         {"0": ["a"], "1": "b", "2": "c"},
     ],
 )
@@ -133,6 +134,17 @@ def test_labels_without_names_or_numbers_are_refused(classifier, tmp_path, label
 
 def test_another_number_of_labels_than_there_are_is_refused(classifier, tmp_path):
     refused(changed(classifier, tmp_path, num_labels=2), "found num_labels 2 with 3 labels in id2label")
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"a": 1, "b": 2, "c": 0}, {"a": 0, "b": 1, "c": None}, {"a": False, "b": 1, "c": 2}]
+)
+def test_labels_of_other_numbers_than_their_rows_are_refused(classifier, tmp_path, numbers):
+    """As where one of the two was shifted. Other names in label2id say nothing: transformers' default ones, say."""
+    labels = {"0": "a", "1": "b", "2": "c"}
+    refused(changed(classifier, tmp_path, id2label=labels, label2id=numbers), "in id2label and as .* in label2id")
+    for harmless in ({"a": 0, "b": 1, "c": 2}, {"a": "0", "b": "1", "c": "2"}, {"LABEL_0": 1}, {}, None):
+        assert load_head(changed(classifier, tmp_path, id2label=labels, label2id=harmless)).labels == ("a", "b", "c")
 
 
 def test_labels_that_are_numbers_are_texts_here(classifier, tmp_path):
