@@ -155,6 +155,8 @@ def _check_partition(engine: deepspeed.DeepSpeedEngine, found: Content, optimize
     _check_settings(found, own)
     if _PADDINGS in found and _PADDINGS in own:
         check_like(found[_PADDINGS], _PADDINGS, own[_PADDINGS])
+        if found[_PADDINGS] != own[_PADDINGS]:
+            raise OtherContent(f"{_PADDINGS} is another, expected that of zero_optimization.parameter_alignment")
     if found.get(_PARTITION_GROUPS) is not None and _PARTITION_GROUPS not in own:
         raise OtherContent(f"it has {_PARTITION_GROUPS}, expected none")
     if of_stage_3:  # between its calls the groups of the optimizer are empty

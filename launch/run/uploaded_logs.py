@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from cloze.launch.run.metrics_file import is_evaluation, kept_lines, lines_of, parsed_lines
@@ -184,19 +184,20 @@ def add_unsent(path: Path, before: Iterable[Fields]) -> list[Arrived]:
     Returns:
         The lines that are in the store.
     """
-    arrived: list[Arrived] = []
-    with publishing(path, durable=False) as aside, open(aside, "wb") as target:
-        if path.exists():
-            with open(path, "rb") as source:
-                for line in parsed_lines(source):
-                    if line is not None:
-                        arrived.append((line["step"], is_evaluation(line)))
-                        target.write(_encoded(line))
-        last, known = arrived[-1][0] if arrived else 0, set(arrived)
-        for line in before:
-            if line["step"] >= last and (line["step"], is_evaluation(line)) not in known:
-                target.write(_encoded(line))
+    arrived = [(line["step"], is_evaluation(line)) for line in _lines_in(path)]
+    last, known = arrived[-1][0] if arrived else 0, set(arrived)
+    unsent = (line for line in before if line["step"] >= last and (line["step"], is_evaluation(line)) not in known)
+    first = next(unsent, None)
+    if first is not None:
+        with publishing(path, durable=False) as aside, open(aside, "wb") as target:
+            target.writelines(map(_encoded, chain(_lines_in(path), [first], unsent)))
     return arrived
+
+
+def _lines_in(path: Path) -> Iterator[Fields]:
+    """The lines of a metrics.jsonl except damaged ones, one at a time; none where there is no file."""
+    with open(path, "rb") if path.exists() else io.BytesIO() as file:
+        yield from (line for line in parsed_lines(file) if line is not None)
 
 
 def _encoded(line: Fields) -> bytes:
@@ -273,8 +274,7 @@ class LogReader:
             self._texts.write(data)
         if self._places:
             with publishing(folder / METRICS, durable=False) as aside, open(aside, "wb") as target:
-                for line in self._lines(attempts):
-                    target.write(_encoded(line))
+                target.writelines(map(_encoded, self._lines(attempts)))
 
     def _read(self, keys: list[str]) -> Iterator[tuple[str, bytes]]:
         """Keys and contents of segments, a few of which are in memory."""

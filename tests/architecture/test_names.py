@@ -64,6 +64,7 @@ TESTED_IN = {
 # Tests of what several modules do together.
 BEHAVIOURS = {
     "launch": {"test_errors", "test_families_in_use"},
+    "launch/checkpoint": {"test_hostile_states"},
     "launch/finetune": {
         "test_chinese",
         "test_combinations",
