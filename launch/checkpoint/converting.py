@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
 
-from cloze.launch.checkpoint.deepspeed_files import load_own, module_of
+from cloze.launch.checkpoint.deepspeed_files import fragment_address, load_own, module_of
 from cloze.launch.checkpoint.state import read_state, sharding_stage
 from cloze.launch.engine.content import (
     OtherContent,

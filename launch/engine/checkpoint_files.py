@@ -1,7 +1,8 @@
 """The files of a checkpoint as DeepSpeed asks for them: their content is handed to functions of ours."""
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cloze.launch.engine.content import (
     count_in,
     fields_in,
     list_in,
+    of_file,
     takes_numbers,
     version_in,
 )
@@ -74,19 +76,45 @@ _SETTINGS = ("dynamic_loss_scale", "overflow", "clip_grad")
 _COUNTS = ("dp_world_size", "mp_world_size", "global_steps", "skipped_steps")
 
 
-def check_loaded(engine: deepspeed.DeepSpeedEngine, content: Content, path: str, optimizer_steps: int) -> None:
-    """Check the content of a file before DeepSpeed takes it: a model's, or a rank's partition of the optimizer.
+@contextlib.contextmanager
+def loading(engine: deepspeed.DeepSpeedEngine, folder: Path, read: Read, steps: int) -> Iterator[CheckpointFiles]:
+    """Context in which DeepSpeed loads a checkpoint: what it is given was checked, and so is what it has made of files
+    of any number of processes, which it reads itself.
+
+    Args:
+        steps: that the optimizer has made.
 
     Raises:
-        OtherContent: it is not what this engine would write.
+        OtherContent: the files hold what this engine would not write.
     """
+
+    def read_checked(path: str) -> Content:
+        content = read(path)
+        with of_file(path):
+            _check_loaded(engine, content, path, steps)
+        return content
+
+    models = engine._get_all_ckpt_names(str(folder.parent), folder.name)
+    if len(models) != 1:
+        raise OtherContent(f"it has {len(models)} files of the model, expected one")
+    engine.checkpoint_engine = files = CheckpointFiles(read=read_checked)
+    converted = engine.load_universal_checkpoint()
+    if converted:
+        _check_converted(engine, folder, read)
+    yield files
+    if converted:
+        _check_states(engine, steps)
+
+
+def _check_loaded(engine: deepspeed.DeepSpeedEngine, content: Content, path: str, steps: int) -> None:
+    """Check the content of a file before DeepSpeed takes it: a model's, or a rank's partition of the optimizer."""
     if _FOLDING in content:
         raise OtherContent(f"it has {_FOLDING}, expected none")
     if path.endswith("_model_states.pt"):
         _check_model(engine, content)
     else:
         partition = fields_in(content.get("optimizer_state_dict"), "optimizer_state_dict")
-        _check_partition(engine, partition, optimizer_steps)
+        _check_partition(engine, partition, steps)
 
 
 def _check_model(engine: deepspeed.DeepSpeedEngine, content: Content) -> None:
@@ -113,12 +141,8 @@ def _check_model(engine: deepspeed.DeepSpeedEngine, content: Content) -> None:
         check_tensor(weights[name], f"module.{name}", tensor.shape, tensor.dtype)
 
 
-def check_converted(engine: deepspeed.DeepSpeedEngine, folder: Path, read: Read) -> None:
-    """Check what a checkpoint in the form for any number of processes says of all of them.
-
-    Raises:
-        OtherContent: it is not what a run with this engine writes.
-    """
+def _check_converted(engine: deepspeed.DeepSpeedEngine, folder: Path, read: Read) -> None:
+    """Check what a checkpoint in the form for any number of processes says of all of them."""
     found, own = read(str(folder / "zero" / "optimizer_state.pt")), engine.optimizer.state_dict()
     _check_settings(found, own)
     of_stage_3 = _FLAT_OF_STAGE_3 in own
@@ -127,12 +151,12 @@ def check_converted(engine: deepspeed.DeepSpeedEngine, folder: Path, read: Read)
     check_groups(groups, "param_groups", own_groups, places=False)  # those of other numbers of processes are others
 
 
-def check_states(engine: deepspeed.DeepSpeedEngine, optimizer_steps: int) -> None:
+def _check_states(engine: deepspeed.DeepSpeedEngine, steps: int) -> None:
     """Check the states that an engine has loaded from converted files, as `check_state`."""
     optimizer = base_optimizer(engine)
     for number, (parameter, state) in enumerate(optimizer.state.items()):
         numbers = takes_numbers(optimizer)
-        check_state(state, f"state {number}", parameter, muon=False, steps=optimizer_steps, number=numbers)
+        check_state(state, f"state {number}", parameter, muon=False, steps=steps, number=numbers)
 
 
 def _check_settings(found: Content, own: Content) -> None:
@@ -145,7 +169,7 @@ def _check_settings(found: Content, own: Content) -> None:
         version_in(found.get("ds_version"), "ds_version")
 
 
-def _check_partition(engine: deepspeed.DeepSpeedEngine, found: Content, optimizer_steps: int) -> None:
+def _check_partition(engine: deepspeed.DeepSpeedEngine, found: Content, steps: int) -> None:
     partitioned, optimizer = engine.optimizer, base_optimizer(engine)
     own: Content = partitioned.state_dict()
     of_stage_3 = _FLAT_OF_STAGE_3 in own
@@ -175,7 +199,7 @@ def _check_partition(engine: deepspeed.DeepSpeedEngine, found: Content, optimize
             states,
             own[states]["param_groups"],
             parameters,
-            steps=optimizer_steps,
+            steps=steps,
             number=takes_numbers(optimizer),
             whole=True,
         )

@@ -15,17 +15,8 @@ from torch import Tensor, nn
 from cloze.launch.config import RunConfig
 from cloze.launch.engine import summing
 from cloze.launch.engine.building import build_deepspeed
-from cloze.launch.engine.checkpoint_files import (
-    CheckpointFiles,
-    Content,
-    Read,
-    Submit,
-    check_converted,
-    check_loaded,
-    check_states,
-)
+from cloze.launch.engine.checkpoint_files import CheckpointFiles, Read, Submit, loading
 from cloze.launch.engine.config import PRECISIONS, Settings
-from cloze.launch.engine.content import OtherContent, of_file
 from cloze.launch.engine.division import Division
 from cloze.launch.engine.fragments import Fragment, UpdatedParts, base_optimizer, master_fragments
 from cloze.launch.engine.optimizers import parameter_groups
@@ -194,27 +185,11 @@ class Engine:
             optimizer_steps: steps that the optimizer states must be of.
 
         Raises:
-            OtherContent: the files hold what this engine would not write.
-            UserError: they are of different checkpoints.
+            OtherContent: they hold what this engine would not write.
         """
-
-        def read_checked(path: str) -> Content:
-            content = read(path)
-            with of_file(path):
-                check_loaded(self._deepspeed, content, path, optimizer_steps)
-            return content
-
-        models = self._deepspeed._get_all_ckpt_names(str(folder.parent), folder.name)
-        if not models:
-            return False
-        if len(models) > 1:
-            raise OtherContent(f"it has {Path(models[1]).name}, expected one file of the model")
-        self._deepspeed.checkpoint_engine = files = CheckpointFiles(read=read_checked)
-        converted = self._deepspeed.load_universal_checkpoint()
-        if converted:
-            check_converted(self._deepspeed, folder, read)
         # DeepSpeed prints what it loads, on every rank.
         with (
+            loading(self._deepspeed, folder, read, optimizer_steps) as files,
             kept_hyper_parameters(self._deepspeed, optimizer_steps),
             padding_can_be_loaded(self._deepspeed),
             contextlib.redirect_stdout(io.StringIO()),
@@ -226,8 +201,6 @@ class Engine:
                 groups = parameter_groups(self.model, self._config.optimizer)
                 optimizer = base_optimizer(self._deepspeed)
                 load_states(optimizer, self.model, groups, files.content, folder, read, optimizer_steps)
-            if converted:
-                check_states(self._deepspeed, optimizer_steps)
         return path is not None
 
     # ---- weights -----------------------------------------------------------------------------------------------------

@@ -66,9 +66,6 @@ def _parsed(path: StorePath, data: bytes) -> tuple[_Content, str]:
         saved = load_json(data)
         if type(saved["format"]) is int and saved["format"] == _FORMAT:
             commits = {int(step): Commit(**each) for step, each in saved["commits"].items()}
-            numbers = [saved["starts"], *(each.num_bytes for each in commits.values())]
-            if not all(type(each) is int and each >= 0 for each in numbers):
-                raise ValueError("a count is no whole number")
             found = _Content(saved["owner"], saved["starts"], commits), saved["mark"]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(
@@ -79,10 +76,13 @@ def _parsed(path: StorePath, data: bytes) -> tuple[_Content, str]:
         raise UserError(
             f"{path}: found format {saved['format']}, expected {_FORMAT}; take the version of Cloze that wrote it"
         )
-    if not all(type(each.folder) is type(each.digest) is str for each in found[0].commits.values()):
+    commits = found[0].commits
+    counts = [found[0].starts, *(each.num_bytes for each in commits.values())]
+    texts = [text for each in commits.values() for text in (each.folder, each.digest)]
+    if not all(type(count) is int for count in counts) or not all(type(text) is str for text in texts):
         raise UserError(
-            f"{path}: found a checkpoint whose folder or hash is no text, expected the list that `cloze pretrain` "
-            "wrote; restore it, or choose another --output"
+            f"{path}: found a checkpoint whose folder or hash is no text, or a count that is no whole number, expected "
+            "the list that `cloze pretrain` wrote; restore it, or choose another --output"
         )
     return found
 

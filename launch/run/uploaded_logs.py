@@ -306,14 +306,14 @@ def _read_start(path: StorePath) -> tuple[int, int]:
     try:
         start = load_json(data)
         step, evaluated_step = start["step"], start["evaluated_step"]
-        if type(step) is not int or type(evaluated_step) is not int:
-            raise TypeError("no whole number")
-        return step, evaluated_step
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError):
+        step = evaluated_step = None
+    if type(step) is not int or type(evaluated_step) is not int:
         raise UserError(
-            f"{path}: found no step from which the run went on ({type(error).__name__}), expected the one that `cloze "
-            "pretrain` wrote; restore it, or remove it to see the curves of all attempts"
-        ) from error
+            f"{path}: found no step from which the run went on, expected the one that `cloze pretrain` wrote; restore "
+            "it, or remove it to see the curves of all attempts"
+        )
+    return step, evaluated_step
 
 
 def fetch_heartbeats(place: StorePath, folder: Path) -> None:
