@@ -29,7 +29,7 @@ from cloze.pipeline.jobs import prepare as preparing  # noqa: E402
 from cloze.pipeline.jobs.build_stage import BuildTask, ShardReport  # noqa: E402
 from cloze.pipeline.jobs.exchange_stage import ExchangeTask  # noqa: E402
 from cloze.pipeline.jobs.tokenize_stage import PARTITIONS, Report, TokenizeTask, part_name  # noqa: E402
-from cloze.pipeline.progress import Silent  # noqa: E402
+from cloze.pipeline.progress import Progress  # noqa: E402
 from cloze.pipeline.readers.files import InputFile, Segment  # noqa: E402
 from cloze.pipeline.shards.manifest import ShardInfo  # noqa: E402
 from cloze.pipeline.tokenization.backends import wordpiece_backend  # noqa: E402
@@ -123,7 +123,7 @@ def peak_bytes(process: int | str = "self") -> int:
     return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process}/status").read_text()).group(1)) << 10
 
 
-class Told(Silent):
+class Told(Progress):
     """Each stage as it begins, with what this process has taken by then; counts rounds."""
 
     rounds = 0

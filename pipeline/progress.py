@@ -1,10 +1,8 @@
-"""The protocol by which long jobs report progress, so that nothing below `launch/` prints."""
-
-from typing import Protocol
+"""How long jobs report progress, so that nothing below `launch/` prints."""
 
 
-class Progress(Protocol):
-    """Receives the stages of a job, their progress, and remarks."""
+class Progress:
+    """Receives the stages of a job, their progress, and remarks; this one ignores them."""
 
     def stage(self, name: str, total: int, unit: str) -> None:
         """A stage begins; `total` in `unit` ("bytes" or "tokens")."""
@@ -16,14 +14,4 @@ class Progress(Protocol):
         """A remark for the user."""
 
 
-class Silent:
-    """A Progress that ignores everything."""
-
-    def stage(self, name: str, total: int, unit: str) -> None:
-        pass
-
-    def advance(self, amount: int, documents: int, tokens: int) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
+SILENT = Progress()

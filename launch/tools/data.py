@@ -20,13 +20,14 @@ from cloze.pipeline.jobs.inspecting import inspect as inspect_data
 from cloze.pipeline.jobs.prepare import prepare as prepare_data
 from cloze.pipeline.jobs.verifying import verify as verify_data
 from cloze.pipeline.jobs.vocabulary import extend_vocabulary, train_vocabulary
+from cloze.pipeline.progress import Progress as Listener
 
 _SECONDS_A_LINE = 30  # seconds between lines if no progress bar can be drawn
 _ADDED_SHOWN = 20
 _STYLES = {"plain": "", "special": "dim", "masked": "bold green", "random": "bold red", "kept": "bold yellow"}
 
 
-class Bars:
+class Bars(Listener):
     """Progress on stderr: a bar for each stage on a terminal, else a line every half minute; and remarks."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ from cloze.pipeline.jobs.shard_sizes import plan_shards
 from cloze.pipeline.jobs.source_hashes import SourceHashes, source_hash
 from cloze.pipeline.jobs.splits import TooLittleText, plan_splits
 from cloze.pipeline.jobs.tokenize_stage import Report, TokenizeTask, report_name, splitter_of, tokenize
-from cloze.pipeline.progress import Progress, Silent
+from cloze.pipeline.progress import SILENT, Progress
 from cloze.pipeline.readers import plan, remark_on_documents, remark_on_text
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.samples.masking import check_words
@@ -51,7 +51,7 @@ TOKENIZER_FOLDER = "tokenizer"
 _CLOCKS_APART = 600 * 10**9  # nanoseconds by which a store's clock may be ahead of this machine's
 
 
-def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest:
+def prepare(config: PrepareConfig, progress: Progress = SILENT) -> Manifest:
     """Prepare a corpus into `config.output` and return its manifest (that of `max_length`, if there are several).
 
     Continues an interrupted run of the same command; returns at once if it is complete.
@@ -59,8 +59,7 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Manifest
     Raises:
         UserError: the folder holds another run, and for other errors that a user can fix.
     """
-    progress = progress or Silent()
-    output, tokenizer = to_output(_given_output(config)), Tokenizer.from_folder(_given_tokenizer(config))
+    output, tokenizer = to_output(config.output), Tokenizer.from_folder(_given_tokenizer(config))
     check_words(config.masking.strategy, tokenizer)
     files, segments = plan(config, progress.note)
     identity = _identity(config, tokenizer, files, segments)
@@ -187,12 +186,6 @@ def _run(
 def length_folder(config: PrepareConfig, length: int) -> Place:
     """Folder of the shards of a length: OUTPUT, or OUTPUT/length-N for additional lengths."""
     return to_place(config.output) if length == config.max_length else to_place(config.output) / f"length-{length}"
-
-
-def _given_output(config: PrepareConfig) -> str:
-    if not config.output:
-        raise UserError("output: found none, expected a folder to write; name one with --output")
-    return config.output
 
 
 def _given_tokenizer(config: PrepareConfig) -> str:

@@ -3,7 +3,7 @@
 from cloze.pipeline.config import VerifyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.inspecting import tokens_lost
-from cloze.pipeline.progress import Progress, Silent
+from cloze.pipeline.progress import SILENT, Progress
 from cloze.pipeline.shards.manifest import FILE_NAME, Manifest, ShardInfo
 from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.storage import readable_errors, sha256_of
@@ -12,13 +12,12 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from cloze.pipeline.untrusted import check_readable
 
 
-def verify(config: VerifyConfig, progress: Progress | None = None) -> tuple[int, list[str]]:
+def verify(config: VerifyConfig, progress: Progress = SILENT) -> tuple[int, list[str]]:
     """Check a prepared folder with its additional lengths.
 
     Returns:
         The number of files checked and a line for each damage.
     """
-    progress = progress or Silent()
     manifests, damaged = [Manifest.read(config.data)], []
     if fault := manifests[0].fault:  # nothing that it lists can be relied on
         return 1, [manifests[0].damage or fault]

@@ -22,7 +22,7 @@ from cloze.pipeline.config import PrepareConfig, VocabularyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.executors import open_executor, run_tasks
 from cloze.pipeline.jobs.extending import ADDED, Extension, extend, tokenizer_to_extend
-from cloze.pipeline.progress import Progress, Silent
+from cloze.pipeline.progress import SILENT, Progress
 from cloze.pipeline.readers import plan, read
 from cloze.pipeline.readers.files import Segment
 from cloze.pipeline.storage import ASIDE, alone, publishing, readable_errors, remove_tree, sha256_of
@@ -77,7 +77,7 @@ class CountedWords:
         return pa.ipc.open_file(pa.py_buffer(content)).read_all()
 
 
-def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) -> Tokenizer:
+def train_vocabulary(config: PrepareConfig, progress: Progress = SILENT) -> Tokenizer:
     """Train the vocabulary of `config.vocabulary` and write a tokenizer's folder to `config.output`.
 
     Deterministic: the same input gives the same vocabulary for any number of workers.
@@ -85,7 +85,6 @@ def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) ->
     Raises:
         UserError: the folder holds other files, or the text has too few words.
     """
-    progress = progress or Silent()
     output = _open_output(config)
     counts = _counted(config, output, progress)
     names = config.vocabulary.special_tokens
@@ -109,14 +108,13 @@ def train_vocabulary(config: PrepareConfig, progress: Progress | None = None) ->
     return Tokenizer.from_folder(output)
 
 
-def extend_vocabulary(config: PrepareConfig, progress: Progress | None = None) -> Extension:
+def extend_vocabulary(config: PrepareConfig, progress: Progress = SILENT) -> Extension:
     """Add the words of `config.input` that the tokenizer `config.extend` cuts into pieces; writes `config.output`.
 
     Raises:
         UserError: the tokenizer can't be extended, the output is its folder or holds other files, or the text has
             nothing to add.
     """
-    progress = progress or Silent()
     old = tokenizer_to_extend(config.extend or "")
     output = _open_output(config)
     if old.folder is not None and output.resolve() == old.folder.resolve():
@@ -152,8 +150,6 @@ def _counted(config: PrepareConfig, output: Place, progress: Progress) -> dict[s
 
 
 def _open_output(config: PrepareConfig) -> Place:
-    if not config.output:
-        raise UserError("output: found none, expected a folder to write; name one with --output")
     output = to_output(config.output)
     ours = {*FILES, ADDED, _LOCK}
     with readable_errors(output):

@@ -193,8 +193,10 @@ def to_output(text: str) -> Place:
     """A place to write to.
 
     Raises:
-        UserError: for a read-only store.
+        UserError: for none, and for a read-only store.
     """
+    if not text:
+        raise UserError("output: found none, expected a folder to write; name one with --output")
     place = to_place(text)
     if isinstance(place, StorePath) and place.scheme == "hf":
         raise UserError(f"output: {place} is only read, expected a folder or a URL of s3, gs or az; choose another")

@@ -15,7 +15,7 @@ from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs import prepare as preparing
 from cloze.pipeline.jobs.exchange_stage import END, Layout
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.progress import Silent
+from cloze.pipeline.progress import Progress
 from tests.pipeline import corpus
 
 pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
@@ -53,7 +53,7 @@ prepare.prepare(corpus.config(folder, [folder / "in"], output=str(folder / "kill
 """
 
 
-class Notes(Silent):
+class Notes(Progress):
     def __init__(self):
         self.stages, self.notes = [], []
 

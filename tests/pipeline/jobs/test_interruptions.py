@@ -22,7 +22,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs import prepare as preparing
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.jobs.tokenize_stage import tokenize
-from cloze.pipeline.progress import Silent
+from cloze.pipeline.progress import Progress
 from cloze.pipeline.shards.manifest import Manifest
 from tests.pipeline import corpus
 
@@ -175,7 +175,7 @@ def test_an_interrupted_run_of_which_nothing_is_complete_is_begun_anew(tmp_path,
     path = tmp_path / "in/a.txt"
     path.parent.mkdir()
     path.write_bytes("\n\n".join(corpus.documents(40)).encode() + b"\n\nA caf\xe9.")
-    notes, progress = [], Silent()
+    notes, progress = [], Progress()
     progress.note = notes.append
     with pytest.raises(UserError, match="replace such bytes with --source.encoding_errors replace"):
         prepare(corpus.config(tmp_path, [path]))
@@ -326,7 +326,7 @@ def test_an_orphan_that_writes_while_the_work_is_removed_ends_nothing(folder, un
             (work / "task-000000.json").write_text("{}")
         remove(path, **where)
 
-    progress = Silent()
+    progress = Progress()
     progress.note = notes.append
     with monkeypatch.context() as patch:
         patch.setattr("os.rmdir", remove_too_late)

@@ -13,7 +13,7 @@ from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs import prepare as preparing
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.progress import Silent
+from cloze.pipeline.progress import Progress
 from cloze.pipeline.shards.manifest import Manifest
 from tests.pipeline import corpus
 
@@ -121,7 +121,7 @@ def test_other_content_of_a_file_that_was_not_read_is_read(texts, monkeypatch):
 def test_of_a_file_of_which_a_part_was_read_nothing_old_is_left(texts, monkeypatch):
     """Its documents reach over the ends of parts; a part alone has no hash that could be trusted."""
     monkeypatch.setattr("cloze.pipeline.readers._SEGMENT_BYTES", (2000, 2000))
-    output, notes, progress = texts.parent / "data", [], Silent()
+    output, notes, progress = texts.parent / "data", [], Progress()
     progress.note = notes.append
     config = corpus.config(texts.parent, [texts], output=str(output))
     interrupt(monkeypatch, config, "tokenize", 2)

@@ -20,7 +20,7 @@ from cloze.pipeline.config import PrepareConfig, SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.formats import FORMATS
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.progress import Silent
+from cloze.pipeline.progress import Progress
 from cloze.pipeline.readers import columns, files, lines
 from tests.pipeline import corpus
 from tests.pipeline.readers.inputs import compress, read, texts
@@ -510,7 +510,7 @@ def test_lines_that_no_blank_line_divides_name_the_format_in_which_each_is_a_doc
     """By `cloze prepare`, before the error that a single document may be."""
     (tmp_path / "a.txt").write_text("One sentence. Another one.\nA second line.\n\n")
     config = corpus.config(tmp_path, [tmp_path / "a.txt"], source=SourceConfig(format="lines"))
-    notes, progress = [], Silent()
+    notes, progress = [], Progress()
     progress.note = notes.append
     with pytest.raises(UserError, match=r"found 1 document, expected at least 2.*--source.format documents"):
         prepare(config, progress)
