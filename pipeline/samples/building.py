@@ -8,6 +8,7 @@ import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partialmethod
 
 import numpy as np
 
@@ -71,12 +72,16 @@ class SampleBuilder:
 
     # ---- objectives: each returns the tokens that ranges refer to, and the ranges ----
 
-    def _next_sentence(self, documents: Documents, draw: Callable[[], float]) -> tuple[np.ndarray, Segments]:
-        """BERT's pairs (Devlin et al. 2019; google-research/bert), but truncated tokens begin the next sample."""
+    def _pairs(self, documents: Documents, draw: Callable[[], float], *, swaps: bool) -> tuple[np.ndarray, Segments]:
+        """BERT's pairs (Devlin et al. 2019; google-research/bert), but truncated tokens begin the next sample.
+
+        Args:
+            swaps: ALBERT's pairs (Lan et al. 2020): two neighbouring segments, swapped or not; no random ones.
+        """
         ends = documents.sentence_offsets[1:].tolist()
         bounds = documents.document_offsets.tolist()
         keys = documents.keys.tolist()
-        several = len(set(keys)) > 1
+        takes_others = not swaps and len(set(keys)) > 1
         share = self.config["random_share"]
         segments = Segments([])
         for number in range(len(documents)):
@@ -89,20 +94,27 @@ class SampleBuilder:
                 stop = min(ends[last], place + target)
                 if last > sentence:  # cut between two sentences
                     cut = ends[sentence + int(draw() * (last - sentence))]
-                elif stop < document_end or stop - place == target:  # a sentence of the target's length: cut inside
+                elif swaps or stop < document_end or stop - place == target:
+                    # A sentence of the target's length, or alone: cut inside. A single token stays whole.
                     cut = place + 1 + int(draw() * (stop - place - 1))
                 else:  # the last sentence is alone: only a random segment can follow, if configured
                     cut = stop
-                if several and (share > 0 if cut == stop else draw() < share):
+                if takes_others and (share > 0 if cut == stop else draw() < share):
                     low, high = self._random_range(keys, number, ends, bounds, target - (cut - place), draw)
                     segments.rows.append((place, cut, low, high, RANDOM, number))
                     segments.borrowed += high - low
                     place = cut
                 else:
-                    segments.rows.append((place, cut, cut, stop, FOLLOWS if stop > cut else NO_LABEL, number))
+                    if swaps and cut < stop and draw() < share:
+                        segments.rows.append((cut, stop, place, cut, RANDOM, number))
+                    else:
+                        segments.rows.append((place, cut, cut, stop, FOLLOWS if stop > cut else NO_LABEL, number))
                     place = stop
                 first = sentence
         return documents.tokens, segments
+
+    _next_sentence = partialmethod(_pairs, swaps=False)
+    _sentence_order = partialmethod(_pairs, swaps=True)
 
     def _target(self, most: int, draw: Callable[[], float]) -> int:
         """Target length of a pair: the maximum, or sometimes a random smaller number, at least 2."""
@@ -120,33 +132,6 @@ class SampleBuilder:
         sentence = first + int(draw() * (after - first))
         low = ends[sentence - 1] if sentence else 0
         return low, min(ends[after - 1], low + most)
-
-    def _sentence_order(self, documents: Documents, draw: Callable[[], float]) -> tuple[np.ndarray, Segments]:
-        """ALBERT's pairs (Lan et al. 2020): two neighbouring segments, swapped or not."""
-        ends = documents.sentence_offsets[1:].tolist()
-        bounds = documents.document_offsets.tolist()
-        share = self.config["random_share"]
-        segments = Segments([])
-        for number in range(len(documents)):
-            first, after = bounds[number], bounds[number + 1]
-            place, document_end = int(documents.sentence_offsets[first]), ends[after - 1]
-            while place < document_end:
-                target = self._target(self.max_length - 3, draw)
-                sentence = bisect_right(ends, place, first, after)
-                last = min(bisect_left(ends, place + target, sentence, after), after - 1)
-                stop = min(ends[last], place + target)
-                if last > sentence:
-                    cut = ends[sentence + int(draw() * (last - sentence))]
-                else:  # one sentence: cut inside; a single token becomes a sample without a label
-                    cut = place + max(1, 1 + int(draw() * (stop - place - 1)))
-                if cut == stop:
-                    segments.rows.append((place, stop, stop, stop, NO_LABEL, number))
-                elif draw() < share:
-                    segments.rows.append((cut, stop, place, cut, RANDOM, number))
-                else:
-                    segments.rows.append((place, cut, cut, stop, FOLLOWS, number))
-                place, first = stop, sentence
-        return documents.tokens, segments
 
     def _full_sentences(self, documents: Documents, draw: Callable[[], float]) -> tuple[np.ndarray, Segments]:
         """RoBERTa's FULL-SENTENCES (Liu et al. 2019), or DOC-SENTENCES if samples may not cross documents; a share of
