@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ WINDOW_TOKENS = 1 << 24
 # (BLOCK_TOKENS).
 MOST_STREAMS = 1024
 _STRATA = 64  # groups of like length in a window
+_Number = TypeVar("_Number", int, np.ndarray)
 _BLOCKS, _ROWS = 1, 2  # purposes, so that the two draws are independent
 
 
@@ -116,12 +117,7 @@ class Order:
 
     def epoch_of(self, position: int) -> int:
         """The epoch of a position."""
-        cycles, rest = divmod(position, sum(self._epoch_sizes))
-        for place, size in enumerate(self._epoch_sizes):
-            if rest < size:
-                return cycles * len(self._epoch_sizes) + place
-            rest -= size
-        raise AssertionError("unreachable: the rest is below the sum")
+        return int(self.epochs_of(np.array([position]))[0])
 
     def epochs_of(self, positions: np.ndarray) -> np.ndarray:
         """The epochs of positions (n,), int64 (n,)."""
@@ -129,11 +125,7 @@ class Order:
         cycles, rest = np.divmod(positions, ends[-1])
         return cycles * len(ends) + np.searchsorted(ends, rest, side="right")
 
-    @overload
-    def first_from(self, position: int, stream: int) -> int: ...
-    @overload
-    def first_from(self, position: int, stream: np.ndarray) -> np.ndarray: ...
-    def first_from(self, position: int, stream: int | np.ndarray) -> int | np.ndarray:
+    def first_from(self, position: int, stream: _Number) -> _Number:
         """Number within the stream of its first sample at `position` or later; for several streams (n,), (n,)."""
         return -((stream - position) // self.streams)
 

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -17,13 +16,6 @@ _SAMPLES_AT_ONCE = 4096  # samples whose masks are drawn together, so that the a
 _SELECT, _LENGTH, _REPLACE, _RANDOM_ID = range(4)  # purposes, so that different decisions are independent
 
 
-class Draws(Protocol):
-    """A source of uniform numbers in [0, 1)."""
-
-    def uniform(self, rows: np.ndarray, purpose: int, turn: int = 0) -> np.ndarray:
-        """A number for each entry of `rows` (ascending sample indices, one entry per number)."""
-
-
 class StreamDraws:
     """Draws from a sequential generator: the fastest, for a whole shard in a fixed order."""
 
@@ -31,6 +23,7 @@ class StreamDraws:
         self._generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence(key)))
 
     def uniform(self, rows: np.ndarray, purpose: int, turn: int = 0) -> np.ndarray:
+        """A number in [0, 1) for each entry of `rows` (ascending sample indices, one entry per number)."""
         return self._generator.random(len(rows), dtype=np.float32)
 
 
@@ -45,12 +38,16 @@ class KeyedDraws:
         self._keys = _mix(samples.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + key)
 
     def uniform(self, rows: np.ndarray, purpose: int, turn: int = 0) -> np.ndarray:
+        """As that of `StreamDraws`."""
         first = np.flatnonzero(_changes(rows))
         sizes = np.diff(first, append=len(rows))
         place = np.arange(len(rows)) - np.repeat(first, sizes)
         counter = (np.uint64(turn) << np.uint64(32)) + place.astype(np.uint64) * np.uint64(4) + np.uint64(purpose)
         mixed = _mix(self._keys[rows] + counter * np.uint64(0xD1B54A32D192ED03))
         return (mixed >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+
+
+Draws = StreamDraws | KeyedDraws
 
 
 def _changes(values: np.ndarray) -> np.ndarray:
