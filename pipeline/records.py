@@ -105,6 +105,11 @@ class Masks:
     ids: np.ndarray
     offsets: np.ndarray
 
+    @classmethod
+    def none(cls, count: int) -> "Masks":
+        """Those of `count` samples without any masked token."""
+        return cls(np.empty(0, np.uint16), np.empty(0, np.uint16), np.zeros(count + 1, np.int64))
+
     def part(self, start: int, stop: int) -> "Masks":
         """Masks of samples [start, stop), over the same memory."""
         offsets = self.offsets[start : stop + 1]

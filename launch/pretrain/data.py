@@ -17,7 +17,7 @@ from cloze.launch.system.environment import Environment, cache_folder
 from cloze.model.config import BertConfig
 from cloze.pipeline.config import PAIR_OBJECTIVES
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.loading.batches import BatchPhases, BatchWarmup
+from cloze.pipeline.loading.batches import BatchPhases, growing_batches
 from cloze.pipeline.loading.mixture import Phase
 from cloze.pipeline.loading.streams import Mixture, RunMasking
 from cloze.pipeline.samples.masking import RatePhases, RateSchedule
@@ -349,7 +349,7 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
     return RunMasking(rate, chosen.strategy, until, config.train.causal_part)
 
 
-def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | BatchPhases | None:
+def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchPhases | None:
     """How the size of global batches changes with the tokens seen, which are computed from the mean length of a sample,
     so that all ranks know the size of every batch without communication.
     """
@@ -361,7 +361,12 @@ def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchWarmup | Ba
         )
     if train.initial_global_batch_size is None or train.increment is None:
         return None
-    return BatchWarmup(train.initial_global_batch_size, train.increment, data.position(train.batch_warmup_tokens))
+    return growing_batches(
+        train.initial_global_batch_size,
+        train.increment,
+        data.position(train.batch_warmup_tokens),
+        train.global_batch_size,
+    )
 
 
 def open_split(

@@ -6,8 +6,8 @@ import numpy as np
 
 from cloze.pipeline.config import InspectConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.loading.streams import masks_per_sample, take_masked
 from cloze.pipeline.records import NO_LABEL
-from cloze.pipeline.samples.masking import DynamicMasking
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.shards.shard_file import BLOCK_TOKENS
@@ -167,11 +167,7 @@ def decode(reader: ShardReader, config: InspectConfig) -> list[DecodedSample]:
     if fault := tokenizer.fault_in(manifest):
         raise UserError(f"{fault}; prepare the data again")
     indices = np.linspace(0, reader.num_samples - 1, count).astype(np.int64)
-    dynamic = manifest.mask_sets == 0
-    samples, masks = reader.take(indices, None if dynamic else config.mask_set)
-    if dynamic:
-        masks = DynamicMasking(manifest).draw(samples, manifest.seed, config.mask_set, indices)
-    assert masks is not None, "they were read with the mask set"
+    samples, masks = take_masked(reader, masks_per_sample(reader), indices, config.mask_set, manifest.seed)
     decoded = []
     for number, index in enumerate(indices):
         ids = samples.input_ids[samples.offsets[number] : samples.offsets[number + 1]]

@@ -24,6 +24,7 @@ from cloze.pipeline.loading.streams import (
     RunMasking,
     SampleStreams,
     masks_per_sample,
+    take_masked,
 )
 from cloze.pipeline.records import NO_LABEL
 from cloze.pipeline.samples.masking import KeyedDraws
@@ -39,28 +40,6 @@ _KINDS = 4  # purpose of the draw of which samples are causal (order.py and stre
 
 
 @dataclass(frozen=True)
-class BatchWarmup:
-    """Global batches that grow from `initial` by `increment` at equal intervals of samples (Megatron-LM's
-    `rampup_batch_size`); from position `samples` on they have their final size.
-    """
-
-    initial: int
-    increment: int
-    samples: int
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The numbers of samples that all sizes but the final one are sums of."""
-        return self.initial, self.increment
-
-    def size(self, position: int, final: int) -> int:
-        """Size of the global batch that begins at `position`."""
-        if position >= self.samples:
-            return final
-        return self.initial + self.increment * ((final - self.initial) // self.increment * position // self.samples)
-
-
-@dataclass(frozen=True)
 class BatchPhases:
     """Global batches of `sizes` samples one after another, each up to the position `ends` of it; then of their final
     size. A batch that begins before an end goes on over it.
@@ -72,6 +51,14 @@ class BatchPhases:
     def size(self, position: int, final: int) -> int:
         """Size of the global batch that begins at `position`."""
         return (*self.sizes, final)[bisect.bisect_right(self.ends, position)]
+
+
+def growing_batches(initial: int, increment: int, samples: int, final: int) -> BatchPhases:
+    """Global batches that grow from `initial` to `final` by `increment` at equal intervals of `samples` samples in all
+    (Megatron-LM's `rampup_batch_size`).
+    """
+    sizes = range(initial, final, increment)
+    return BatchPhases(tuple(sizes), tuple(-(-samples * number // len(sizes)) for number in range(1, len(sizes) + 1)))
 
 
 def _drawn(share: Fraction, seed: int, positions: np.ndarray) -> np.ndarray:
@@ -143,7 +130,7 @@ class BatchStream:
         streams: int,
         seed: int,
         samples_consumed: int = 0,
-        warmup: BatchWarmup | BatchPhases | None = None,
+        warmup: BatchPhases | None = None,
         segments: tuple[int, int] = (0, 1),
         masking: RunMasking | None = None,
     ):
@@ -316,7 +303,6 @@ class BatchStream:
         """
         count, samples = rows.shape
         part, part_masks = Window(read.samples, read.masks).take(rows.ravel())
-        assert part_masks is not None, "streams have masks, stored or drawn"
         sizes = np.full(rows.size // self._micro, self._micro)
         micro_batches = collate_several(part, part_masks, sizes, self._segments, next_tokens)
         lengths = part.lengths.reshape(count, -1, self._micro)
@@ -359,21 +345,15 @@ def evaluation_batches(
     yielded = 0
     for start in range(low, high, at_once):
         indices = np.arange(start, min(start + at_once, high))
-        samples, masks = reader.take(indices, None if dynamic else mask_set)
-        if dynamic:
-            masks = dynamic.draw(samples, 0, mask_set, indices, None if rate is None else np.full(len(indices), rate))
-        assert masks is not None, "they were read with the mask set"
+        rates = None if rate is None else np.full(len(indices), rate)
+        samples, masks = take_masked(reader, dynamic, indices, mask_set, 0, rates)
         for first in range(0, len(indices), micro_batch_size):
             rows = np.arange(first, min(first + micro_batch_size, len(indices)))
             by_length = rows[np.argsort(samples.lengths[rows], kind="stable")]
             part, part_masks = Window(samples, masks).take(by_length)
-            assert part_masks is not None, "those of the window"
             yield collate(part, part_masks, segments)
             yielded += 1
     if yielded < steps:
-        filler, masks = reader.take(np.zeros(1, np.int64), None if dynamic else mask_set)
-        if dynamic:
-            masks = dynamic.draw(filler, 0, mask_set, np.zeros(1, np.int64))
-        assert masks is not None, "they were read with the mask set"
+        filler, masks = take_masked(reader, dynamic, np.zeros(1, np.int64), mask_set, 0)
         for _ in range(steps - yielded):
             yield without_loss(collate(filler, masks, segments))

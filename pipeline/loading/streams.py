@@ -42,6 +42,21 @@ def masks_per_sample(reader: ShardReader, strategy: str | None = None) -> Dynami
     return None if manifest.mask_sets else DynamicMasking(manifest, strategy)
 
 
+def take_masked(
+    reader: ShardReader,
+    dynamic: DynamicMasking | None,
+    indices: np.ndarray,
+    mask_set: int,
+    seed: int,
+    rates: np.ndarray | None = None,
+) -> tuple[Samples, Masks]:
+    """Samples by index (B,) with a mask set of the shards, or with the masks that `dynamic` draws for (seed, epoch
+    `mask_set`, sample).
+    """
+    samples, stored = reader.take(indices, None if dynamic else mask_set)
+    return samples, dynamic.draw(samples, seed, mask_set, indices, rates) if dynamic else stored
+
+
 @dataclass(frozen=True)
 class Portion:
     """Samples of some streams, the same number of each, and their masks.
@@ -187,7 +202,6 @@ class SampleStreams:
                 rates = None if rate is None else rate.at(self._positions(place.stream, numbers))
                 drawn = self._dynamic.draw(part_samples, self._seed, epoch, own, rates)
             else:
-                assert masks is not None, "they were read with the mask set"
                 drawn = masks.part(low, high)
             self._held[place.stream].append(_Loaded(place.start, place.stop, own, part_samples, drawn))
 

@@ -50,9 +50,9 @@ class Window:
     """Some blocks, decoded into flat arrays; rows are gathered without a Python loop over samples."""
 
     samples: Samples
-    masks: Masks | None
+    masks: Masks
 
-    def take(self, rows: np.ndarray) -> tuple[Samples, Masks | None]:
+    def take(self, rows: np.ndarray) -> tuple[Samples, Masks]:
         """The rows (B,) of this window, in the given order."""
         source = self.samples
         input_ids, offsets = ragged.take(source.input_ids, source.offsets, rows)
@@ -64,8 +64,6 @@ class Window:
             document=source.document[rows],
             source=source.source[rows],
         )
-        if self.masks is None:
-            return samples, None
         positions, offsets = ragged.take(self.masks.positions, self.masks.offsets, rows)
         ids, _ = ragged.take(self.masks.ids, self.masks.offsets, rows)
         return samples, Masks(positions, ids, offsets)
@@ -134,8 +132,8 @@ class ShardReader:
         """The numbers of the blocks of one pair set, ascending and adjacent."""
         return np.arange(*self._pair_set_starts[[pair_set, pair_set + 1]])
 
-    def take(self, indices: np.ndarray, mask_set: int | None = 0) -> tuple[Samples, Masks | None]:
-        """Samples by index (B,), in that order, with one mask set (None: without)."""
+    def take(self, indices: np.ndarray, mask_set: int | None = 0) -> tuple[Samples, Masks]:
+        """Samples by index (B,), in that order, with one mask set (None: without masks)."""
         indices = np.asarray(indices, np.int64)
         block_of = np.searchsorted(self.block_starts, indices, side="right") - 1
         blocks, place = np.unique(block_of, return_inverse=True)
@@ -343,7 +341,7 @@ def _to_window(batches: list[pa.RecordBatch], mask_set: int | None, manifest: Ma
         else _column(batches, SOURCE, np.uint16),
     )
     if mask_set is None:
-        return Window(samples, None)
+        return Window(samples, Masks.none(len(samples)))
     positions, ids = mask_columns(mask_set)
     flat_positions, mask_offsets = _flat(batches, positions, np.uint16)
     flat_ids, _ = _flat(batches, ids, token)

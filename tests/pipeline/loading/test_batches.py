@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cloze.pipeline.config import MaskingConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.loading.batches import BatchPhases, BatchStream, BatchWarmup, evaluation_batches
+from cloze.pipeline.loading.batches import BatchPhases, BatchStream, evaluation_batches, growing_batches
 from cloze.pipeline.loading.collate import pad
 from cloze.pipeline.loading.streams import RunMasking, SampleStreams
 from cloze.pipeline.samples.masking import DynamicMasking, RateSchedule
@@ -266,7 +266,7 @@ def test_a_rank_reads_and_masks_its_own_share_alone(folder, data, masks, monkeyp
 
 
 def test_a_batch_that_grows_is_the_same_for_any_ranks_and_from_any_step(data):
-    warmup = BatchWarmup(initial=8, increment=8, samples=120)
+    warmup = growing_batches(initial=8, increment=8, samples=120, final=32)
     options = {"size": 32, "streams": 8, "warmup": warmup}
     alone = take(data, 12, **options)
     sizes = [batch.num_samples for batch in alone]
@@ -298,8 +298,8 @@ def test_batches_of_several_sizes_are_the_same_for_any_ranks_and_from_any_step(d
 
 
 def test_every_size_on_the_way_must_divide(data):
-    with pytest.raises(UserError, match="found 6, expected a multiple of micro_batch_size 4"):
-        take(data, 1, size=32, streams=2, warmup=BatchWarmup(initial=8, increment=6, samples=10))
+    with pytest.raises(UserError, match="found 14, expected a multiple of micro_batch_size 4"):
+        take(data, 1, size=32, streams=2, warmup=growing_batches(initial=8, increment=6, samples=10, final=32))
 
 
 def test_resuming_is_a_seek_across_epochs(data):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cloze.pipeline.config import MaskingConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.loading.batches import BatchStream, BatchWarmup
+from cloze.pipeline.loading.batches import BatchStream, growing_batches
 from cloze.pipeline.loading.mixture import MixtureOrder, Phase, whole_counts
 from cloze.pipeline.loading.streams import MixedStreams, Mixture, RunMasking, SampleStreams
 from cloze.pipeline.samples.masking import DynamicMasking, RatePhases, RateSchedule
@@ -176,7 +176,7 @@ def test_ranks_share_the_global_batches_of_a_mixture_from_any_position(folders, 
     micro = 24 // world_size if world_size > 6 else 1
     options = {"streams": streams, "masking": RunMasking(RateSchedule(0.5, 0.1, 100, 1300)), "micro": micro}
     if grows:
-        options |= {"size": 48, "warmup": BatchWarmup(24, 24, 700)}
+        options |= {"size": 48, "warmup": growing_batches(24, 24, 700, 48)}
     whole = take(mixed(folders), first + 3, **options)[first:]
     parts = [
         take(mixed(folders), 3, rank, world_size, start=whole[0].position, **options) for rank in range(world_size)
