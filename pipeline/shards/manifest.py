@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import overload
 
@@ -23,13 +23,11 @@ FILE_NAME = "manifest.json"
 FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)  # differences of format 1: docs/data-format.md
 SPLITS = ("train", "validation", "test")
-_SIMPLE = frozenset({bool, float, int, str, type(None)})  # fields that are written on one line
 # What a manifest may say at most: more than any preparation writes, and little enough for the tables made from it.
 _MOST_NUMBERS = {"vocab_size": 1 << 24, "max_length": (1 << 16) - 1, "mask_sets": 1000, "pair_sets": 1 << 16}
 _MOST_COUNTED = 1 << 60  # of samples, tokens and bytes, so that their sums are 64-bit integers
 _MOST_TOKENS_PER_BYTE = 1 << 16  # zstd makes equal bytes some 2^15 times smaller
 _NEEDED_OF_MASKING = ("strategy", "selection", "random_from", "max_predictions_per_sequence", "span_p", "max_span")
-_dumps = partial(json.dumps, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ class Manifest:
                 name: vars(split) | {"shards": list(split.shards)} for name, split in self.splits.items()
             }
         content = {name: value for name, value in content.items() if value is not None}
-        return _indented(content) + "\n"
+        return json.dumps(content, indent=1, ensure_ascii=False, default=vars) + "\n"
 
     def save(self, folder: str | Place) -> None:
         """Publish into `folder`, atomically, with its own hash."""
@@ -304,32 +302,6 @@ def _fault_of_split(manifest: Manifest, split: SplitInfo) -> str | None:
 def _are_counts(values: Iterable[object], most: int = _MOST_COUNTED) -> bool:
     """Whether all are integers from 0 to `most`."""
     return all(type(value) is int and 0 <= value <= most for value in values)
-
-
-def _indented(value: object, margin: str = "\n") -> str:
-    """json.dumps(value, indent=1, ensure_ascii=False, default=vars): the same text, much faster.
-
-    Python's encoder writes indented JSON slowly, in Python. Here lists of numbers or texts, or of objects of these,
-    which may have a million items, are written by the encoder in C with line breaks in the separators.
-    """
-    inner = margin + " "
-    if isinstance(value, dict) and value:
-        return (
-            "{"
-            + ",".join(f"{inner}{_dumps(key)}: {_indented(each, inner)}" for key, each in value.items())
-            + (margin + "}")
-        )
-    if isinstance(value, list) and value:
-        if _SIMPLE.issuperset(map(type, value)):
-            return f"[{inner}{_dumps(value, separators=(',' + inner, ': '))[1:-1]}{margin}]"
-        if all(type(each) is dict and each and _SIMPLE.issuperset(map(type, each.values())) for each in value):
-            deeper = inner + " "
-            rows = _dumps(value, separators=("," + deeper, ": "))[2:-2].replace(
-                f"}},{deeper}{{", f"{inner}}},{inner}{{{deeper}"
-            )
-            return f"[{inner}{{{deeper}{rows}{inner}}}{margin}]"
-        return "[" + ",".join(inner + _indented(each, inner) for each in value) + margin + "]"
-    return _dumps(value) if isinstance(value, dict | list) or type(value) in _SIMPLE else _indented(vars(value), margin)
 
 
 def check_prepared(folder: str | Place) -> None:
