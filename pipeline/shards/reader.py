@@ -1,7 +1,7 @@
 """Samples of a split's shards, by index or by blocks; from a store, what is damaged is fetched again."""
 
+import itertools
 import os
-import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,8 +38,7 @@ from cloze.pipeline.stores.places import Place, StorePath, to_place
 from cloze.pipeline.stores.reading import scratch_cache
 
 _DECODERS = 2  # threads that decompress blocks; more would compete with the training process
-_ASKING = 16  # threads that check sizes on a slow (remote) file system:
-_ASKED_FIRST, _NEAR_SECONDS = 64, 2e-5  # used if each of this many checks takes longer than that
+_ASKING = 16  # threads that ask for sizes: a remote file system takes its time for each
 _FETCHES = 2  # number of times that damaged data in the cache is fetched again
 # maximum of open shards: by default a process may open 1,024 files, on macOS 256, and training opens others
 _OPEN_SHARDS = 64
@@ -286,36 +285,28 @@ class ShardReader:
         return self.folder / self.shards.file[shard]
 
     def _check_sizes(self) -> None:
-        def check(some: slice) -> None:
-            for file, expected in zip(self.shards.file[some], self.shards.bytes[some], strict=True):
-                try:
-                    self._check_size(file, os.stat(f"{self.folder}/{file}").st_size, expected)
-                except (FileNotFoundError, NotADirectoryError):
-                    self._check_size(file, None, expected)
-
         if isinstance(self.folder, StorePath):  # one listing request returns a thousand objects
             start = len(f"{self.folder.key}/") if self.folder.key else 0
             sizes = {each.key[start:]: each.size for each in (self.folder / self.split).objects()}
-            for file, expected in zip(self.shards.file, self.shards.bytes, strict=True):
-                self._check_size(file, sizes.get(file), expected)
-            return
-        with readable_errors(self.folder):
-            began = time.perf_counter()
-            check(slice(_ASKED_FIRST))
-            # on a fast file system threads would only wait for each other
-            if time.perf_counter() - began < _NEAR_SECONDS * _ASKED_FIRST:
-                check(slice(_ASKED_FIRST, None))
-                return
-            with ThreadPoolExecutor(_ASKING) as pool:  # a slow file system
-                list(pool.map(check, [slice(_ASKED_FIRST + each, None, _ASKING) for each in range(_ASKING)]))
+        else:
+            with readable_errors(self.folder), ThreadPoolExecutor(_ASKING) as pool:
+                parts = [self.shards.file[start::_ASKING] for start in range(_ASKING)]
+                sizes = dict(itertools.chain.from_iterable(pool.map(self._sizes, parts)))
+        for file, expected in zip(self.shards.file, self.shards.bytes, strict=True):
+            if file not in sizes:
+                raise UserError(
+                    f"{self.folder / file}: found no such shard, though the manifest names it; prepare the data again"
+                )
+            if sizes[file] != expected:
+                raise _damaged(self.folder / file, f"found {sizes[file]} bytes, expected {expected}")
 
-    def _check_size(self, file: str, size: int | None, expected: int) -> None:
-        if size is None:
-            raise UserError(
-                f"{self.folder / file}: found no such shard, though the manifest names it; prepare the data again"
-            )
-        if size != expected:
-            raise _damaged(self.folder / file, f"found {size} bytes, expected {expected}")
+    def _sizes(self, files: list[str]) -> list[tuple[str, int]]:
+        """The files of these names that there are, with their sizes."""
+        sizes = []
+        for file in files:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                sizes.append((file, os.stat(f"{self.folder}/{file}").st_size))
+        return sizes
 
 
 class _Damaged(UserError):

@@ -54,13 +54,11 @@ def test_a_window_of_many_shards_keeps_few_of_them_open(data, monkeypatch):
     assert len(whole.shards) > limit and 0 < max(seen) <= limit
 
 
-@pytest.mark.parametrize("near", [0, 1000])
+@pytest.mark.parametrize("threads", [1, 16])
 @pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize("damage", ["shorter", "missing"])
-def test_a_shorter_or_missing_shard_is_found_at_once(data, monkeypatch, damage, place, near):
-    """Whether it is among the first, by which it is decided, or among the others, asked for in turn or at once."""
-    monkeypatch.setattr(reading, "_ASKED_FIRST", 1)
-    monkeypatch.setattr(reading, "_NEAR_SECONDS", near)
+def test_a_shorter_or_missing_shard_is_found_at_once(data, monkeypatch, damage, place, threads):
+    monkeypatch.setattr(reading, "_ASKING", threads)
     names = Manifest.load(data).splits["train"].shards.file
     path = data / names[place]
     assert len(names) > 1
