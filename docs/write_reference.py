@@ -40,6 +40,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "cloze.model.problems:HeadConfig",
         "cloze.model.bert:BertModel",
         "cloze.model.bert:BertOutput",
+        "cloze.model.bert:WithPretrainingHeads",
         "cloze.model.bert:BertForPreTraining",
         "cloze.model.bert:PreTrainingOutput",
         "cloze.model.huggingface:InFolders",

@@ -361,15 +361,53 @@ class BertPreTrained(InFolders):
         self.bert = BertModel(config, add_pooler=self.uses_pooler, **options)
 
 
-class BertForPreTraining(BertPreTrained):
-    """BERT with the two heads of pretraining: masked tokens and next sentence."""
+class WithPretrainingHeads(BertPreTrained):
+    """An encoder with the heads of pretraining, masked tokens and next sentence, or one of them. Options are those of
+    BertModel.
+    """
 
-    def __init__(
-        self, config: BertConfig, *, attention_kernel: str = "auto", gradient_checkpointing: str = "none"
-    ) -> None:
-        super().__init__(config, attention_kernel=attention_kernel, gradient_checkpointing=gradient_checkpointing)
-        self.masked_lm = MaskedLanguageModelHead(config, self.bert.embeddings.word)
-        self.next_sentence = NextSentenceHead(config)
+    predicts_tokens = predicts_pairs = True
+
+    def __init__(self, config: BertConfig, **options: Unpack[ModelOptions]) -> None:
+        super().__init__(config, **options)
+        if self.predicts_tokens:
+            self.masked_lm = MaskedLanguageModelHead(config, self.bert.embeddings.word)
+        if self.predicts_pairs:
+            self.next_sentence = NextSentenceHead(config)
+
+    def predictions(
+        self, encoded: BertOutput, hidden: Tensor, labels: Tensor | None, next_sentence_label: Tensor | None
+    ) -> PreTrainingOutput:
+        """Outputs of the heads.
+
+        Args:
+            hidden: (M, hidden) or (B, P, hidden) of the masked positions, or of all tokens; `labels` and
+                `next_sentence_label` as in `BertForPreTraining.forward`.
+        """
+        output = PreTrainingOutput(hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+        if self.predicts_tokens:
+            predicted = self.masked_lm(hidden, labels)
+            if labels is None:
+                output = output._replace(prediction_logits=predicted)
+            else:
+                output = output._replace(
+                    mlm_losses=predicted[0], mlm_correct=predicted[1], num_masked=(labels != NO_LABEL).sum()
+                )
+        if self.predicts_pairs:
+            scores = self.next_sentence(pooled(encoded))
+            output = output._replace(next_sentence_logits=scores)
+            if next_sentence_label is not None:
+                losses, correct = class_losses(scores, next_sentence_label)
+                output = output._replace(
+                    next_sentence_losses=losses,
+                    next_sentence_correct=correct,
+                    num_pairs=(next_sentence_label != NO_LABEL).sum(),
+                )
+        return output
+
+
+class BertForPreTraining(WithPretrainingHeads):
+    """BERT with the two heads of pretraining: masked tokens and next sentence."""
 
     def forward(
         self,
@@ -407,37 +445,6 @@ class BertForPreTraining(BertPreTrained):
             **inputs,
         )
         return self.predictions(encoded, hidden, labels, next_sentence_label)
-
-    def predictions(
-        self, encoded: BertOutput, hidden: Tensor, labels: Tensor | None, next_sentence_label: Tensor | None
-    ) -> PreTrainingOutput:
-        """Outputs of the heads.
-
-        Args:
-            hidden: (M, hidden) or (B, P, hidden) of the masked positions, or of all tokens; `labels` and
-                `next_sentence_label` as in `forward`.
-        """
-        predicted = self.masked_lm(hidden, labels)
-        pair_scores = self.next_sentence(pooled(encoded))
-        output = PreTrainingOutput(
-            next_sentence_logits=pair_scores,
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
-        )
-        if labels is None:
-            output = output._replace(prediction_logits=predicted)
-        else:
-            output = output._replace(
-                mlm_losses=predicted[0], mlm_correct=predicted[1], num_masked=(labels != NO_LABEL).sum()
-            )
-        if next_sentence_label is not None:
-            losses, correct = class_losses(pair_scores, next_sentence_label)
-            output = output._replace(
-                next_sentence_losses=losses,
-                next_sentence_correct=correct,
-                num_pairs=(next_sentence_label != NO_LABEL).sum(),
-            )
-        return output
 
 
 def _of_tokens_before(hidden: Tensor, offsets: Tensor | None) -> Tensor:

@@ -20,6 +20,7 @@ from cloze.model.bert import (
     BertOutput,
     BertPreTrained,
     PreTrainingOutput,
+    WithPretrainingHeads,
     encode_masked,
     pooled,
 )
@@ -30,8 +31,6 @@ from cloze.model.heads import (
     ClassifierTransform,
     DetectionHead,
     LayerMix,
-    MaskedLanguageModelHead,
-    NextSentenceHead,
     class_losses,
     exponentials_by_group,
 )
@@ -301,14 +300,10 @@ def shared_softmax_losses(scores: Tensor, softmax: Tensor, targets: Tensor, num_
     return total.log() + largest - right.log() - hits
 
 
-class BertForMaskedLM(BertPreTrained):
+class BertForMaskedLM(WithPretrainingHeads):
     """Masked tokens only."""
 
-    uses_pooler = False
-
-    def __init__(self, config: BertConfig, **options: Unpack[ModelOptions]) -> None:
-        super().__init__(config, **options)
-        self.masked_lm = MaskedLanguageModelHead(config, self.bert.embeddings.word)
+    uses_pooler = predicts_pairs = False
 
     def forward(
         self,
@@ -319,38 +314,20 @@ class BertForMaskedLM(BertPreTrained):
         **inputs: Unpack[Inputs],
     ) -> PreTrainingOutput:
         """As BertForPreTraining.forward, without next sentences."""
-        encoded, hidden = encode_masked(self.bert, masked_positions, input_ids, **inputs)
-        predicted = self.masked_lm(hidden, labels)
-        output = PreTrainingOutput(hidden_states=encoded.hidden_states, attentions=encoded.attentions)
-        if labels is None:
-            return output._replace(prediction_logits=predicted)
-        return output._replace(mlm_losses=predicted[0], mlm_correct=predicted[1], num_masked=(labels != NO_LABEL).sum())
+        return self.predictions(*encode_masked(self.bert, masked_positions, input_ids, **inputs), labels, None)
 
 
-class BertForNextSentencePrediction(BertPreTrained):
+class BertForNextSentencePrediction(WithPretrainingHeads):
     """Next sentence only."""
 
-    def __init__(self, config: BertConfig, **options: Unpack[ModelOptions]) -> None:
-        super().__init__(config, **options)
-        self.next_sentence = NextSentenceHead(config)
+    predicts_tokens = False
 
     def forward(
         self, input_ids: Tensor | None = None, *, next_sentence_label: Tensor | None = None, **inputs: Unpack[Inputs]
     ) -> PreTrainingOutput:
         """As BertForPreTraining.forward, without masked tokens."""
         encoded = self.bert(input_ids, **inputs)
-        scores = self.next_sentence(pooled(encoded))
-        output = PreTrainingOutput(
-            next_sentence_logits=scores, hidden_states=encoded.hidden_states, attentions=encoded.attentions
-        )
-        if next_sentence_label is None:
-            return output
-        losses, correct = class_losses(scores, next_sentence_label)
-        return output._replace(
-            next_sentence_losses=losses,
-            next_sentence_correct=correct,
-            num_pairs=(next_sentence_label != NO_LABEL).sum(),
-        )
+        return self.predictions(encoded, encoded.last_hidden_state, None, next_sentence_label)
 
 
 class DetectionOutput(NamedTuple):
