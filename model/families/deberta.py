@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.families.bert import FIELDS, LAYER, buffers, embeddings
-from cloze.model.families.family import ACTIVATIONS, Family, Json, Names, Part, alike, our_activation
+from cloze.model.families.family import ACTIVATIONS, WITHOUT_PAIRS, Family, Json, Names, Part, our_activation
 
 _TERMS = {"none": None, "c2p": "c2p", "p2c": "p2c", "both": "p2c|c2p"}
 _RELATIVE = ("relative_attention", "relative_distances", "relative_buckets", "relative_norm", "relative_projections")
@@ -22,18 +22,9 @@ class Deberta(Family):
     """
 
     beginnings = {"deberta-v2": "DebertaV2"}
-    endings = {
-        "BertForPreTraining": "ForMaskedLM",
-        **alike(
-            "Model",
-            "ForMaskedLM",
-            "ForSequenceClassification",
-            "ForTokenClassification",
-            "ForMultipleChoice",
-            "ForQuestionAnswering",
-        ),
-    }
+    endings = WITHOUT_PAIRS
     pooled = ("BertForSequenceClassification", "BertForMultipleChoice")
+    poolers = ("sequence", "choice")
     structure = {"embedding_projection": "before_norm", "is_decoder": False, "add_cross_attention": False}
     fields = {
         **{ours: theirs for ours, theirs in FIELDS.items() if ours not in ("is_decoder", "add_cross_attention")},
@@ -160,10 +151,6 @@ class Deberta(Family):
             part.name for ours, parts in self.names(config).items() if ours.startswith("masked_lm.") for part in parts
         )
         return {_renamed(name): name for name in theirs}
-
-    def left_out(self, head: str) -> tuple[str, ...]:
-        """Next sentences, and the pooler but for classifiers of sequences."""
-        return ("next_sentence.",) if head in ("sequence", "choice") else ("next_sentence.", "bert.pooler.")
 
     def unread(self, head: str) -> tuple[str, ...]:
         """What released folders have and no class of transformers reads: the detector of replaced tokens, and positions

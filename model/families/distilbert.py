@@ -3,16 +3,7 @@
 from collections.abc import Collection
 
 from cloze.model.config import BertConfig
-from cloze.model.families.family import Family, Json
-
-_ENDINGS = (
-    "Model",
-    "ForMaskedLM",
-    "ForSequenceClassification",
-    "ForTokenClassification",
-    "ForMultipleChoice",
-    "ForQuestionAnswering",
-)
+from cloze.model.families.family import WITHOUT_PAIRS, Family, Json
 
 
 class DistilBert(Family):
@@ -22,8 +13,9 @@ class DistilBert(Family):
     """
 
     beginnings = {"distilbert": "DistilBert"}
-    endings = {"BertForPreTraining": "ForMaskedLM", **{f"Bert{end}": end for end in _ENDINGS}}
+    endings = WITHOUT_PAIRS
     pooled = ("BertForSequenceClassification", "BertForMultipleChoice")
+    poolers = ("sequence", "choice")
     structure = {"type_vocab_size": 0, "pooler_activation": "relu"}
     fields = {
         "vocab_size": "vocab_size",
@@ -68,10 +60,6 @@ class DistilBert(Family):
         """A rate of dropout before the classifier is always given there."""
         rate = config.classifier_dropout
         return super().write(config) | {"seq_classif_dropout": config.hidden_dropout_prob if rate is None else rate}
-
-    def left_out(self, head: str) -> tuple[str, ...]:
-        """Next sentences, and the pooler but for classifiers of sequences and choices."""
-        return ("next_sentence.",) if head in ("sequence", "choice") else ("next_sentence.", "bert.pooler.")
 
     def head_of(self, names: Collection[str], architecture: str) -> str:
         """The names of the weights tell it."""

@@ -21,6 +21,7 @@ class EuroBert(Family):
         **alike("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     }
     pooled = ("BertForSequenceClassification",)
+    poolers = ("sequence",)
     poolings = tuple(_POOLINGS)
     structure = {
         "position_embedding": "rotary",
@@ -99,31 +100,12 @@ class EuroBert(Family):
             "num_key_value_heads": config.key_value_heads,
         }
 
-    def names(self, config: BertConfig, head: str = "") -> Names:
-        """Queries, keys and values are matrices of unequal sizes there; the network's first is two."""
-        found, keys, inner = super().names(config, head), config.key_value_width, config.intermediate_size
-        for layer in range(config.num_hidden_layers):
-            ours, theirs = f"bert.encoder.layers.{layer}.", self.layers.format(layer)
-            for kind in ("weight", "bias"):
-                found[f"{ours}attention.qkv.{kind}"] = tuple(
-                    Part(f"{theirs}self_attn.{part}_proj.{kind}", rows)
-                    for part, rows in (("q", config.hidden_size), ("k", keys), ("v", keys))
-                )
-                found[f"{ours}feed_forward.up.{kind}"] = tuple(
-                    Part(f"{theirs}mlp.{part}_proj.{kind}", inner) for part in ("gate", "up")
-                )
-        return found
-
     def head_of(self, names: Collection[str], architecture: str) -> str:
         """The names of the weights tell it."""
         return "sequence" if "dense.weight" in names else ""
 
-    def left_out(self, head: str) -> tuple[str, ...]:
-        """Next sentences, and the pooler but for a classifier of sequences."""
-        return ("next_sentence.",) if head == "sequence" else ("next_sentence.", "bert.pooler.")
-
     def pooling(self, values: Json) -> str:
-        """A field of its own."""
+        """Read `classifier_pooling`."""
         ours = {theirs: ours for ours, theirs in _POOLINGS.items()}
         found = values.get("classifier_pooling", "late")
         if found not in ours:
@@ -131,5 +113,22 @@ class EuroBert(Family):
         return ours[found]
 
     def head_fields(self, pooling: str) -> Json:
-        """The same."""
+        """Write `classifier_pooling`."""
         return {"classifier_pooling": _POOLINGS[pooling]}
+
+    def divided(self, config: BertConfig) -> Names:
+        """Queries, keys and values are matrices of unequal sizes there; the network's first is two."""
+        keys, inner = config.key_value_width, config.intermediate_size
+        modules = {
+            "attention.qkv": {
+                "self_attn.q_proj": config.hidden_size,
+                "self_attn.k_proj": keys,
+                "self_attn.v_proj": keys,
+            },
+            "feed_forward.up": {"mlp.gate_proj": inner, "mlp.up_proj": inner},
+        }
+        return {
+            f"{ours}.{kind}": tuple(Part(f"{module}.{kind}", rows) for module, rows in theirs.items())
+            for ours, theirs in modules.items()
+            for kind in ("weight", "bias")
+        }

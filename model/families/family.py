@@ -68,6 +68,20 @@ def alike(*ends: str) -> dict[str, str]:
     return {f"Bert{end}": end for end in ends}
 
 
+WITHOUT_PAIRS = {
+    "BertForPreTraining": "ForMaskedLM",
+    **alike(
+        "Model",
+        "ForMaskedLM",
+        "ForSequenceClassification",
+        "ForTokenClassification",
+        "ForMultipleChoice",
+        "ForQuestionAnswering",
+    ),
+}
+"""`Family.endings` of several families, which have no head for next sentences."""
+
+
 class Family:
     """A family: its model_type(s), names of weights and of classes, and fields of config.json.
 
@@ -115,6 +129,9 @@ class Family:
     """Beginning of the names of a layer; {} is its number."""
     layer: ClassVar[Modules]
     """Modules of a layer."""
+    poolers: ClassVar[Collection[str] | None] = None
+    """Values of `HEADS`, "" for no head, of classes with a pooler; None: all have one. With others it is not exported.
+    """
     decoder: ClassVar[tuple[str, str]]
     """Weight and bias of the vocabulary projection."""
     repeated: ClassVar[Collection[str]] = ()
@@ -186,10 +203,13 @@ class Family:
             head: a value of HEADS, or "" for no head.
         """
         modules = {**self.modules, **self.heads.get(head, {})}
+        divided: Names = {}
         for layer in range(config.num_distinct_layers):
             ours, theirs = f"bert.encoder.layers.{layer}.", self.layers.format(layer)
             modules |= {ours + key: tuple(theirs + name for name in names) for key, names in self.layer.items()}
-        names = {
+            for key, parts in self.divided(config).items():
+                divided[ours + key] = tuple(part._replace(name=theirs + part.name) for part in parts)
+        names = divided | {
             f"{our_module}.{kind}": tuple(Part(f"{module}.{kind}") for module in their_modules)
             for our_module, their_modules in modules.items()
             for kind in ("weight", "bias")
@@ -199,6 +219,10 @@ class Family:
         if not config.tie_word_embeddings:
             names["masked_lm.decoder.weight"] = (Part(weight),)
         return names
+
+    def divided(self, config: BertConfig) -> Names:
+        """Parameters of a layer, by their names in it, of unequal parts or of parts in another order."""
+        return {}
 
     def head_of(self, names: Collection[str], architecture: str) -> str:
         """The value of HEADS for a folder of theirs, by its weights and the name of its class (which may be "")."""
@@ -212,7 +236,8 @@ class Family:
 
     def left_out(self, head: str) -> tuple[str, ...]:
         """Beginnings of our names that a model with this head has no place for, and that are not exported."""
-        return ()
+        pairs = () if "next_sentence.classifier" in self.modules else ("next_sentence.",)
+        return pairs if self.poolers is None or head in self.poolers else (*pairs, "bert.pooler.")
 
     def unread(self, head: str) -> tuple[str, ...]:
         """Names of theirs that folders may have and that no class reads."""

@@ -46,11 +46,7 @@ class Gte(RotaryBert):
     }
     decoder = ("lm_head.decoder.weight", "lm_head.decoder.bias")
 
-    def names(self, config: BertConfig, head: str = "") -> Names:
+    def divided(self, config: BertConfig) -> Names:
         """The halves of the network's first matrix are the other way around."""
-        found, rows = super().names(config, head), config.intermediate_size
-        for layer in range(config.num_hidden_layers):
-            theirs = f"{self.layers.format(layer)}mlp.up_gate_proj.weight"
-            ours = f"bert.encoder.layers.{layer}.feed_forward.up.weight"
-            found[ours] = (Part(theirs, rows, rows), Part(theirs, rows))
-        return found
+        rows, theirs = config.intermediate_size, "mlp.up_gate_proj.weight"
+        return {"feed_forward.up.weight": (Part(theirs, rows, rows), Part(theirs, rows))}

@@ -3,17 +3,9 @@
 from collections.abc import Collection
 
 from cloze.model.config import BertConfig, ModelError
-from cloze.model.families.family import ACTIVATIONS, Family, Json, our_activation
+from cloze.model.families.family import ACTIVATIONS, WITHOUT_PAIRS, Family, Json, our_activation
 from cloze.model.families.rotary import rotary_bases
 
-_ENDINGS = (
-    "Model",
-    "ForMaskedLM",
-    "ForSequenceClassification",
-    "ForTokenClassification",
-    "ForMultipleChoice",
-    "ForQuestionAnswering",
-)
 _BASES = {"full_attention": 160_000.0, "sliding_attention": 10_000.0}  # of rotary frequencies, in its configuration
 
 
@@ -22,7 +14,7 @@ class ModernBert(Family):
 
     beginnings = {"modernbert": "ModernBert"}
     named = False
-    endings = {"BertForPreTraining": "ForMaskedLM", **{f"Bert{end}": end for end in _ENDINGS}}
+    endings = WITHOUT_PAIRS
     poolings = ("pooler", "cls", "mean")
     structure = {
         "position_embedding": "rotary",
@@ -150,15 +142,11 @@ class ModernBert(Family):
             return "masked_lm"
         return "span" if architecture.endswith("ForQuestionAnswering") else "tokens"
 
-    def left_out(self, head: str) -> tuple[str, ...]:
-        """Next sentences."""
-        return ("next_sentence.",)
-
     def pooling(self, values: Json) -> str:
-        """A field of its own."""
+        """Read `classifier_pooling`."""
         pooling: str = values.get("classifier_pooling", "cls")
         return pooling
 
     def head_fields(self, pooling: str) -> Json:
-        """The same."""
+        """Write `classifier_pooling`."""
         return {"classifier_pooling": "mean" if pooling == "mean" else "cls"}

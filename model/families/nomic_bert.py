@@ -21,25 +21,22 @@ class RotaryBert(Family):
         **alike("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     }
     pooled = ("BertForSequenceClassification",)
+    poolers = ("sequence",)
     fields = {ours: theirs for ours, theirs in FIELDS.items() if ours not in ("is_decoder", "add_cross_attention")}
     base: ClassVar[float]
     """Of the rotary frequencies where config.json has none."""
 
     def read_further(self, values: Json, fields: Json) -> Json:
-        """The base of rotary positions."""
+        """Read the base of rotary positions."""
         return super().read_further(values, fields) | {"rotary_theta": rotary_base(values, self.base)}
 
     def write(self, config: BertConfig) -> Json:
-        """The same."""
+        """Write the base of rotary positions."""
         return {**super().write(config), **rotary_fields(config.rotary_theta)}
 
     def head_of(self, names: Collection[str], architecture: str) -> str:
         """The pooler tells it."""
         return "sequence" if f"{self.prefix}pooler.dense.weight" in names else ""
-
-    def left_out(self, head: str) -> tuple[str, ...]:
-        """Next sentences, and the pooler but for a classifier of sequences."""
-        return ("next_sentence.",) if head == "sequence" else ("next_sentence.", "bert.pooler.")
 
 
 class NomicBert(RotaryBert):
@@ -81,15 +78,11 @@ class NomicBert(RotaryBert):
     second_bias = "cls.predictions.decoder.bias"
     segments = "nomic_bert.embeddings.token_type_embeddings.weight"
 
-    def names(self, config: BertConfig, head: str = "") -> Names:
-        """The halves of the network's first matrix are two of theirs."""
-        found, rows = super().names(config, head), config.intermediate_size
-        for layer in range(config.num_hidden_layers):
-            theirs = self.layers.format(layer)
-            ours = f"bert.encoder.layers.{layer}.feed_forward.up.weight"
-            found[ours] = (Part(f"{theirs}mlp.fc12.weight", rows), Part(f"{theirs}mlp.fc11.weight", rows))
-        return found
-
     def read_further(self, values: Json, fields: Json) -> Json:
         """Its activation is SiLU where config.json has none."""
         return super().read_further({"hidden_act": "silu", **values}, fields)
+
+    def divided(self, config: BertConfig) -> Names:
+        """The halves of the network's first matrix are two of theirs."""
+        rows = config.intermediate_size
+        return {"feed_forward.up.weight": (Part("mlp.fc12.weight", rows), Part("mlp.fc11.weight", rows))}

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.families.bert import FIELDS, LAYER, buffers, embeddings
-from cloze.model.families.family import Family, Json, alike
+from cloze.model.families.family import WITHOUT_PAIRS, Family, Json
 
 
 class Roberta(Family):
@@ -13,18 +13,9 @@ class Roberta(Family):
     """
 
     beginnings = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
-    endings = {
-        "BertForPreTraining": "ForMaskedLM",
-        **alike(
-            "Model",
-            "ForMaskedLM",
-            "ForSequenceClassification",
-            "ForTokenClassification",
-            "ForMultipleChoice",
-            "ForQuestionAnswering",
-        ),
-    }
+    endings = WITHOUT_PAIRS
     pooled = ("BertForSequenceClassification", "BertForMultipleChoice")
+    poolers = ("", "sequence", "choice", "tokens", "span")
     structure = {"hidden_act": "gelu", "is_decoder": False}
     fields = FIELDS
     defaults = {"pad_token_id": 1, "vocab_size": 30522}
@@ -73,10 +64,6 @@ class Roberta(Family):
     def head_of(self, names: Collection[str], architecture: str) -> str:
         """The names of the weights tell it."""
         return "sequence" if "classifier.out_proj.weight" in names else ""
-
-    def left_out(self, head: str) -> tuple[str, ...]:
-        """Next sentences, and the pooler beside a masked-LM head."""
-        return ("next_sentence.", "bert.pooler.") if head == "masked_lm" else ("next_sentence.",)
 
     def unread(self, head: str) -> tuple[str, ...]:
         """The pooler of old folders of a classifier."""
