@@ -6,9 +6,8 @@ and length. Reading a range takes three reads, however large the part is. A chan
 (`DamagedPart`), and the part is made again.
 """
 
-import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,8 +57,8 @@ _CRC_START = 0x50415254
 class DamagedPart(Exception):
     """A part that is missing or damaged."""
 
-    def __init__(self, path: str):
-        super().__init__(path)
+    def __init__(self, path: str | Place):
+        super().__init__(str(path))  # a text, since what a client holds can't be sent to another process
         self.path = to_place(path)
 
 
@@ -125,13 +124,13 @@ def read(path: Place, low: int, high: int, dtype: np.dtype) -> list[Table]:
     Args:
         dtype: of the tokens.
     """
-    with _open(path) as file:
-        index = _read_index(file, path)
+    with _open(path) as part:
+        index = _read_index(part)
         blocks = index[_places(index, low, high)]
         if not len(blocks):
             return []
         begin = int(blocks["offset"][0])
-        data = _read_exactly(file, path, begin, int(blocks["offset"][-1]) + _size(blocks[-1], dtype) - begin)
+        data = part.read(begin, int(blocks["offset"][-1]) + _size(blocks[-1], dtype) - begin)
     tables = []
     for block in blocks:
         start = int(block["offset"]) - begin
@@ -140,7 +139,7 @@ def read(path: Place, low: int, high: int, dtype: np.dtype) -> list[Table]:
             block["hash_crc"],
             block["crc"],
         ):
-            raise DamagedPart(str(path))
+            raise DamagedPart(path)
         table = _table(data, start, block, dtype)
         if (rows := _within(table["hash"], low, high)).start < rows.stop:
             tables.append(_part(table, rows))
@@ -159,71 +158,66 @@ def read_all(folder: Place, names: list[str], low: int, high: int, dtype: np.dty
 
 def read_hashes(path: Place, high: int) -> np.ndarray:
     """The hashes of a part below `high`, ascending."""
-    with _open(path) as file:
-        index = _read_index(file, path)
+    with _open(path) as part:
+        index = _read_index(part)
         blocks: list[np.ndarray] = [np.empty(0, np.uint64)]
         for block in index[_places(index, 0, high)]:
-            data = _read_exactly(file, path, int(block["offset"]), 8 * int(block["documents"]))
+            data = part.read(int(block["offset"]), 8 * int(block["documents"]))
             if zlib.crc32(data) != block["hash_crc"]:
-                raise DamagedPart(str(path))
+                raise DamagedPart(path)
             blocks.append(np.frombuffer(data, np.uint64))
     hashes = np.concatenate(blocks)
     return hashes[_within(hashes, 0, high)]
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """A part that is read.
+
+    Args:
+        read_range: its bytes [start, stop); in a store a request for each call.
+    """
+
+    path: Place
+    size: int
+    read_range: Callable[[int, int], bytes]
+
+    def read(self, start: int, count: int) -> memoryview:
+        """`count` bytes from `start` on."""
+        data = self.read_range(start, start + count) if count and 0 <= start <= self.size - count else b""
+        if len(data) < count:
+            raise DamagedPart(self.path)
+        return memoryview(data)
+
+
 @contextmanager
-def _open(path: Place) -> Iterator["int | _Stored"]:
-    """Open a part: a file descriptor, or a `_Stored` for a part in a store."""
-    if isinstance(path, StorePath):
-        try:
-            yield _Stored(path, path.stat().st_size)
-        except FileNotFoundError as error:
-            raise DamagedPart(str(path)) from error
-        return
-    check_regular(path)
+def _open(path: Place) -> Iterator[_Opened]:
+    if not isinstance(path, StorePath):
+        check_regular(path)
     with readable_errors(path):
         try:
-            file = os.open(path, os.O_RDONLY)
+            size = path.stat().st_size
         except FileNotFoundError as error:
-            raise DamagedPart(str(path)) from error
-        try:
-            yield file
-        finally:
-            os.close(file)
+            raise DamagedPart(path) from error
+        if isinstance(path, StorePath):
+            yield _Opened(path, size, path.read_range)
+            return
+        with open(path, "rb") as file:
+
+            def read_range(start: int, stop: int) -> bytes:
+                file.seek(start)
+                return file.read(stop - start)
+
+            yield _Opened(path, size, read_range)
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A part in a store: one request per read."""
-
-    path: StorePath
-    size: int
-
-
-def _read_exactly(file: "int | _Stored", path: Place, offset: int, count: int) -> memoryview:
-    if isinstance(file, _Stored):
-        if offset + count > file.size:
-            raise DamagedPart(str(path))
-        return memoryview(file.path.read_range(offset, offset + count) if count else b"")
-    data = b""
-    while len(data) < count and (more := os.pread(file, count - len(data), offset + len(data))):
-        data = data + more if data else more
-    if len(data) < count:
-        raise DamagedPart(str(path))
-    return memoryview(data)
-
-
-def _read_index(file: "int | _Stored", path: Place) -> np.ndarray:
-    size = (file.size if isinstance(file, _Stored) else os.fstat(file).st_size) - _TRAILER.itemsize
-    if size < 0:
-        raise DamagedPart(str(path))
-    trailer = np.frombuffer(_read_exactly(file, path, size, _TRAILER.itemsize), _TRAILER)[0]
+def _read_index(part: _Opened) -> np.ndarray:
+    end = part.size - _TRAILER.itemsize
+    trailer = np.frombuffer(part.read(end, _TRAILER.itemsize), _TRAILER)[0]
     length = int(trailer["blocks"]) * _INDEX.itemsize
-    if length > size:
-        raise DamagedPart(str(path))
-    data = _read_exactly(file, path, size - length, length)
+    data = part.read(end - length, length)
     if zlib.crc32(data, _CRC_START) != trailer["crc"]:
-        raise DamagedPart(str(path))
+        raise DamagedPart(part.path)
     return np.frombuffer(data, _INDEX)
 
 

@@ -8,14 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.stores.reading import open_raw
 
 SUFFIXES = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".xz": "xz", ".zst": "zstd"}
 # Archives, and formats that neither Python nor Arrow reads: read as text they would be noise.
 UNREAD = {".7z", ".lzma", ".rar", ".snappy", ".tar", ".tbz2", ".tgz", ".txz", ".tzst", ".z", ".zip"}
 ERRORS = (OSError, EOFError, lzma.LZMAError, pa.ArrowException)  # errors of reading damaged data
-_BUFFERED = 1 << 20  # of an object in a store
 _PIECE_BYTES = 1 << 14  # compressed, read at once
 
 
@@ -26,23 +24,19 @@ def open_stream(path: str, compression: str | None) -> Any:
     Raises:
         OSError: there is no such file.
     """
+    return open_raw(path) if compression is None else _decompressed(open_raw(path), compression)
+
+
+def _decompressed(raw: io.RawIOBase, compression: str) -> Any:
     if compression in _STREAMS:
-        return _Streams(open_raw(path), *_STREAMS[compression])
-    if compression and is_url(path):
-        return pa.CompressedInputStream(pa.PythonFile(io.BufferedReader(open_raw(path), _BUFFERED), "r"), compression)
-    if compression:
-        return pa.input_stream(path, compression=compression)
-    return open_raw(path)
+        return _Streams(raw, *_STREAMS[compression])
+    return pa.CompressedInputStream(pa.PythonFile(raw, "r"), compression)
 
 
 def expansion(path: str, compression: str, size: int) -> float:
     """Ratio of decompressed to compressed bytes in the first `size` bytes of a file. Raises one of ERRORS."""
     with open_raw(path) as raw:
-        if compression in _STREAMS:
-            stream: Any = _Streams(raw, *_STREAMS[compression])
-        else:
-            stream = pa.CompressedInputStream(pa.PythonFile(raw, "r"), compression)
-        read = 0
+        stream, read = _decompressed(raw, compression), 0
         while read < size and (data := stream.read(size - read)):
             read += len(data)
         return read / max(1, raw.tell())
