@@ -1,13 +1,11 @@
 """Global batches and the order of a rank's samples in them: each rank reads its own part only, sorted by length; the
 position in the stream is one integer."""
 
-import atexit
 import bisect
 import math
-import queue
-import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -31,6 +29,7 @@ from cloze.pipeline.samples.masking import KeyedDraws
 from cloze.pipeline.shards.reader import ShardReader, Window
 
 _PREFETCHED = 4  # groups of batches that are prefetched
+_CLOSE_SECONDS = 60  # to wait for what is being read: a store may not answer
 # Tokens that are taken at once, so that what a call costs in Python is small beside them: of each stream and in all
 # when they are read, and made into tensors.
 _TOKENS_OF_STREAM = 1 << 13
@@ -178,58 +177,40 @@ class BatchStream:
         self._rows = min(rows, reader.num_samples / streams)  # small data is read one epoch at a time
         self._together = max(1, int(_TOKENS_COLLATED / (mean * global_batch_size / world_size)))
         self._ready: deque[RankBatch] = deque()
-        self._queue: queue.Queue[list[RankBatch] | BaseException] = queue.Queue(_PREFETCHED)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._prefetch, args=(samples_consumed,), daemon=True)
-        self._thread.start()
-        atexit.register(self.close)  # a daemon thread that reads while the interpreter exits may cause SIGABRT
+        self._source = self._groups_from(samples_consumed)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cloze-batches")
+        self._ahead = deque(self._thread.submit(next, self._source) for _ in range(_PREFETCHED))
 
     def __iter__(self) -> "BatchStream":
         return self
 
     def __next__(self) -> RankBatch:
-        if self._closed.is_set():
-            raise StopIteration
         if not self._ready:
-            item = self._queue.get()
-            if isinstance(item, BaseException):
+            if not self._ahead:  # closed
+                raise StopIteration
+            try:
+                self._ready.extend(self._ahead.popleft().result())
+            except BaseException:
                 self.close()
-                raise item
-            self._ready.extend(item)
+                raise
+            self._ahead.append(self._thread.submit(next, self._source))
         return self._ready.popleft()
 
     def close(self) -> None:
         """End the prefetching thread and drop its batches."""
-        atexit.unregister(self.close)
-        self._closed.set()
-        while not self._queue.empty():
-            try:
-                self._queue.get_nowait()
-            except queue.Empty:
-                break
-        self._thread.join(timeout=60)
+        wait([group for group in self._ahead if not group.cancel()], timeout=_CLOSE_SECONDS)
+        self._ready.clear()
+        self._ahead.clear()
+        self._thread.shutdown(wait=False)
         self._samples.cancel()
 
-    def _prefetch(self, position: int) -> None:
-        try:
-            while not self._closed.is_set():
-                sizes = self._sizes(position)
-                read = self._samples.read(self._streams, position, sum(sizes) // self._samples.streams)
-                for batches in self._groups(position, sizes, read):
-                    if not self._put(batches):
-                        return
-                position += sum(sizes)
-        except BaseException as error:  # passed to the consumer, which raises it
-            self._put(error)
-
-    def _put(self, item: list[RankBatch] | BaseException) -> bool:
-        while not self._closed.is_set():
-            try:
-                self._queue.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+    def _groups_from(self, position: int) -> Iterator[list[RankBatch]]:
+        """The batches from `position` on, in groups."""
+        while True:
+            sizes = self._sizes(position)
+            read = self._samples.read(self._streams, position, sum(sizes) // self._samples.streams)
+            yield from self._groups(position, sizes, read)
+            position += sum(sizes)
 
     def _sizes(self, position: int) -> list[int]:
         """Sizes of the global batches that are read together."""

@@ -416,16 +416,17 @@ def test_a_process_may_end_with_a_stream_that_is_open(data):
     """As where a loop ends with an exception: the thread that reads ends before the interpreter does."""
     script = f"""
 import atexit
+import threading
 from pathlib import Path
 from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.shards import shard_file
 from cloze.pipeline.shards.reader import ShardReader
 shard_file.BLOCK_TOKENS = {shard_file.BLOCK_TOKENS}
-left = []
-atexit.register(lambda: print(left[0]._thread.is_alive()))
-left.append(BatchStream(ShardReader(Path({str(data)!r})), global_batch_size=8, micro_batch_size=8,
-                        rank=0, world_size=1, streams=2, seed=0))
-next(left[0])
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
+stream = BatchStream(ShardReader(Path({str(data)!r})), global_batch_size=8, micro_batch_size=8,
+                     rank=0, world_size=1, streams=2, seed=0)
+next(stream)
+print(any(thread.name.startswith("cloze-batches") for thread in threading.enumerate()))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "True\n['MainThread']\n"), done.stderr
