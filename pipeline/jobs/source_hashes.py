@@ -14,7 +14,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.readers.files import InputFile, Segment, changed_while_read, last_touched
 from cloze.pipeline.storage import describe
-from cloze.pipeline.stores.places import StorePath, is_url, to_place
+from cloze.pipeline.stores.places import StorePath, to_place
 from cloze.pipeline.stores.reading import open_raw
 
 _AT_ONCE = 1 << 20  # bytes
@@ -61,28 +61,29 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
     Raises:
         UserError: the file has changed since the run was planned.
     """
-    digest, size_read = hashlib.sha256(), 0
-    state: int | str = 0
-    touched = 0
+    digest, size_read, changed, touched = hashlib.sha256(), 0, 0, 0
+    content: str | None = None
     try:
-        if is_url(file.path):
-            digest, size_read, state = _stored_piece(file.path, start, stop)
         for path in _paths(file):
-            stream = os.open(path, os.O_RDONLY)
-            try:
-                size = os.fstat(stream).st_size
+            with open_raw(path) as stream:
+                size = stream.seek(0, os.SEEK_END)
                 place, end = max(start - size_read, 0), min(stop - size_read, size)
-                while place < end and (data := os.pread(stream, min(end - place, _AT_ONCE), place)):
+                stream.seek(place)
+                # Of an object, bytes read a moment ago come from the local cache.
+                while place < end and (data := stream.read(min(end - place, _AT_ONCE))):
                     digest.update(data)
                     place += len(data)
-                status = os.fstat(stream)
-                state, touched = max(state, status.st_mtime_ns), max(touched, last_touched(path, status))
-            finally:
-                os.close(stream)
+                if isinstance(stored := to_place(path), StorePath):
+                    listed = stored.stat()
+                    size, content = listed.st_size, listed.content
+                else:
+                    status = os.fstat(stream.fileno())
+                    changed, touched = max(changed, status.st_mtime_ns), max(touched, last_touched(path, status))
             size_read += size
     except OSError as error:
         raise UserError(describe(error, file.path)) from error
     size = file.size if file.parts else size_read  # the size of a data set is not that of its files
+    state = changed if content is None else content
     if is_hashed(file) and (size, state, touched) != (file.size, file.state, file.touched):
         raise _changed(file)
     return digest.hexdigest()
@@ -90,21 +91,6 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
 
 def _changed(file: InputFile) -> UserError:
     return changed_while_read(file, "remove the output folder and run the same command again")
-
-
-def _stored_piece(url: str, start: int, stop: int) -> tuple["hashlib._Hash", int, str]:
-    """Digest of bytes [start, stop) of an object, and its size and content mark after reading. Bytes read a moment ago
-    come from the local cache.
-    """
-    digest = hashlib.sha256()
-    with open_raw(url) as stream:
-        stream.seek(start)
-        while stream.tell() < stop and (data := stream.read(min(stop - stream.tell(), _AT_ONCE))):
-            digest.update(data)
-    place = to_place(url)
-    assert isinstance(place, StorePath), url
-    status = place.stat()
-    return digest, status.st_size, status.content
 
 
 def source_hash(file: InputFile, piece_bytes: int | None) -> str:
@@ -171,7 +157,7 @@ def _joined(digests: bytes) -> str:
 
 
 def _paths(file: InputFile) -> tuple[str, ...]:
-    return (file.parts or (file.path,)) if is_hashed(file) and not is_url(file.path) else ()
+    return (file.parts or (file.path,)) if is_hashed(file) else ()
 
 
 def _size(file: InputFile) -> int:
