@@ -24,13 +24,53 @@ AFTER_PADDING = (*ROBERTAS, "mpnet")  # families whose positions begin in the ro
 
 
 _LARGEST = 1 << 24  # upper bound of any size: larger values are mistakes, which would exhaust the memory
-# Upper bounds of numbers that no weight's shape confirms.
-_MOST = {
-    "max_position_embeddings": 1 << 20,
-    "relative_distances": 1 << 20,
-    "vocab_padding_multiple": 1 << 12,
-    "rotary_theta": 1 << 40,
-    "local_rotary_theta": 1 << 40,
+_BOUNDS: dict[str, tuple[int, float]] = {
+    **dict.fromkeys(
+        (
+            "hidden_size",
+            "embedding_size",
+            "num_hidden_layers",
+            "num_layer_groups",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "intermediate_size",
+            "global_attention_every",
+            "base_hidden_size",
+            "base_num_layers",
+        ),
+        (1, _LARGEST),
+    ),
+    **dict.fromkeys(
+        (
+            "vocab_size",
+            "relative_position_buckets",
+            "type_vocab_size",
+            "local_attention_window",
+            "relative_buckets",
+            "convolution_size",
+            "pad_token_id",
+            "layer_norm_eps",
+            "initializer_range",
+            "embedding_initializer_range",
+            "position_initializer_range",
+        ),
+        (0, _LARGEST),
+    ),
+    **dict.fromkeys(
+        (
+            "hidden_dropout_prob",
+            "attention_probs_dropout_prob",
+            "attention_output_dropout_prob",
+            "classifier_dropout",
+        ),
+        (0, MOST_DROPPED),
+    ),
+    # No weight's shape confirms these.
+    "max_position_embeddings": (1, 1 << 20),
+    "relative_distances": (1, 1 << 20),
+    "vocab_padding_multiple": (1, 1 << 12),
+    "rotary_theta": (1, 1 << 40),
+    "local_rotary_theta": (1, 1 << 40),
 }
 
 
@@ -268,50 +308,12 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         check_kinds("model", self)
-        for name, least in (
-            ("vocab_size", 0),
-            ("hidden_size", 1),
-            ("embedding_size", 1),
-            ("num_hidden_layers", 1),
-            ("num_layer_groups", 1),
-            ("relative_position_buckets", 0),
-            ("num_attention_heads", 1),
-            ("num_key_value_heads", 1),
-            ("intermediate_size", 1),
-            ("max_position_embeddings", 1),
-            ("type_vocab_size", 0),
-            ("local_attention_window", 0),
-            ("global_attention_every", 1),
-            ("relative_distances", 1),
-            ("relative_buckets", 0),
-            ("convolution_size", 0),
-            ("rotary_theta", 1),
-            ("local_rotary_theta", 1),
-            ("base_hidden_size", 1),
-            ("base_num_layers", 1),
-            ("vocab_padding_multiple", 1),
-            ("pad_token_id", 0),
-            ("layer_norm_eps", 0),
-            ("initializer_range", 0),
-            ("embedding_initializer_range", 0),
-            ("position_initializer_range", 0),
-        ):
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise ModelError(f"model.{name}: found {getattr(self, name)}, expected at least {least}")
-            most = _MOST.get(name, _LARGEST)
-            if getattr(self, name) is not None and getattr(self, name) > most:
-                raise ModelError(f"model.{name}: found {str(getattr(self, name))[:20]}, expected at most {most}")
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ModelError(f"model.{name}: found {str(value)[:20]}, expected {least} to {most}")
         if self.initializer_cutoff is not None and self.initializer_cutoff <= 0:
             raise ModelError(f"model.initializer_cutoff: found {self.initializer_cutoff}, expected more than 0")
-        for name in (
-            "hidden_dropout_prob",
-            "attention_probs_dropout_prob",
-            "attention_output_dropout_prob",
-            "classifier_dropout",
-        ):
-            probability = getattr(self, name)
-            if probability is not None and not 0 <= probability <= MOST_DROPPED:
-                raise ModelError(f"model.{name}: found {probability}, expected 0 <= p <= {MOST_DROPPED}")
         if self.hidden_size % self.num_attention_heads:
             raise ModelError(
                 f"model.hidden_size: found {self.hidden_size}, expected a multiple of "

@@ -54,13 +54,13 @@ def to_huggingface(state_dict: StateDict, config: BertConfig, architecture: str 
     head; a family that is never without segments gets one of zeros.
 
     Args:
-        architecture: the name of our class, which alone tells a classifier of sequences from others.
+        architecture: the name of our class, needed for classifiers.
 
     Raises:
         ModelError: a parameter has no counterpart there.
     """
     family = family_for(config)
-    head = HEADS.get(architecture, "") if architecture else _head_among(state_dict)
+    head = HEADS.get(architecture or architecture_of(state_dict), "")
     names, left_out = family.names(config, head), family.left_out(head)
     parts: dict[str, list[tuple[int, Tensor]]] = {}
     for name, tensor in without_padding(state_dict, config).items():
@@ -81,14 +81,6 @@ def to_huggingface(state_dict: StateDict, config: BertConfig, architecture: str 
     if family.segments and not config.type_vocab_size:
         result[family.segments] = next(iter(result.values())).new_zeros(1, config.embedding_width)
     return result
-
-
-def _head_among(state_dict: StateDict) -> str:
-    """The value of HEADS by our weights, as far as they tell it."""
-    for module, head in (("masked_lm.", "masked_lm"), ("span.", "span"), ("classifier.", "tokens")):
-        if any(name.startswith(module) for name in state_dict):
-            return head
-    return ""
 
 
 def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: str = "") -> StateDict:

@@ -112,7 +112,7 @@ def theirs_of(model, **fields):
 
 def _their_names(weights: dict, config: BertConfig, model: torch.nn.Module) -> dict:
     if hasattr(model, "bert"):
-        return to_huggingface(weights, config)
+        return to_huggingface(weights, config, type(model).__name__)
     weights = to_huggingface({f"bert.{name}": tensor for name, tensor in weights.items()}, config)
     return {name.removeprefix("bert."): tensor for name, tensor in weights.items()}
 

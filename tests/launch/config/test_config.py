@@ -42,7 +42,7 @@ def data(tmp_path_factory):
         (["--train.learning_rate", ".nan"], "train.learning_rate: found nan, expected above 0"),
         (["--train.learning_rate", ".inf"], "--train.learning_rate: found a value that is infinite or no number"),
         (["--seed", str(1 << 63)], "seed: found 9223372036854775808, expected 0 to 9223372036854775807"),
-        (["--model.hidden_dropout_prob", "0.999999"], "expected 0 <= p <= 0.99998"),
+        (["--model.hidden_dropout_prob", "0.999999"], "expected 0 to 0.99998"),
         (["--train.precision", "fp8"], "fp8"),
         (["--train.precision", "fp16"], "found fp16 at zero.stage 0, expected stage 1 to 3"),
         (["--model.hidden_size", "33"], "model.hidden_size: found 33, expected a multiple of"),

@@ -116,7 +116,7 @@ def results(model, given: dict, names: Callable) -> dict[str, torch.Tensor]:
 def our_names(model, gradients: dict) -> dict:
     if not model.config.tie_word_embeddings:
         gradients["masked_lm.decoder.weight"] = model.masked_lm.decoder.weight.grad
-    return to_huggingface(gradients, model.config)
+    return to_huggingface(gradients, model.config, type(model).__name__)
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "v3"])
