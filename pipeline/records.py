@@ -163,17 +163,3 @@ class Samples:
             document=self.document[start:stop],
             source=self.source[start:stop],
         )
-
-    @classmethod
-    def joined(cls, parts: "list[Samples]") -> "Samples":
-        """One after another."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls(
-            input_ids=np.concatenate([part.input_ids for part in parts]),
-            offsets=ragged.to_offsets(np.concatenate([part.lengths for part in parts])),
-            segment_b_start=np.concatenate([part.segment_b_start for part in parts]),
-            next_sentence_label=np.concatenate([part.next_sentence_label for part in parts]),
-            document=np.concatenate([part.document for part in parts]),
-            source=np.concatenate([part.source for part in parts]),
-        )

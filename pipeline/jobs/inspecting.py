@@ -148,9 +148,9 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
     return rows
 
 
-def histogram(lengths: list[int], bars: int = 16) -> list[tuple[int, int, int]]:
-    """Ranges of lengths (sixteen by default) and the number of samples in each."""
-    width = max(1, -(-(len(lengths) - 1) // bars))
+def histogram(lengths: list[int]) -> list[tuple[int, int, int]]:
+    """Sixteen ranges of lengths, and the number of samples in each."""
+    width = max(1, -(-(len(lengths) - 1) // 16))
     counts = np.array(lengths[1:])
     return [
         (start + 1, min(start + width, len(counts)), int(counts[start : start + width].sum()))

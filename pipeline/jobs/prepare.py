@@ -59,7 +59,13 @@ def prepare(config: PrepareConfig, progress: Progress = SILENT) -> Manifest:
     Raises:
         UserError: the folder holds another run, and for other errors that a user can fix.
     """
-    output, tokenizer = to_output(config.output), Tokenizer.from_folder(_given_tokenizer(config))
+    output = to_output(config.output)
+    if not config.tokenizer:
+        raise UserError(
+            "tokenizer: found none, expected a folder that `cloze vocab` wrote, a tokenizer.json or a vocab.txt; "
+            "name one with --tokenizer"
+        )
+    tokenizer = Tokenizer.from_folder(config.tokenizer)
     check_words(config.masking.strategy, tokenizer)
     files, segments = plan(config, progress.note)
     identity = _identity(config, tokenizer, files, segments)
@@ -186,15 +192,6 @@ def _run(
 def length_folder(config: PrepareConfig, length: int) -> Place:
     """Folder of the shards of a length: OUTPUT, or OUTPUT/length-N for additional lengths."""
     return to_place(config.output) if length == config.max_length else to_place(config.output) / f"length-{length}"
-
-
-def _given_tokenizer(config: PrepareConfig) -> str:
-    if not config.tokenizer:
-        raise UserError(
-            "tokenizer: found none, expected a folder that `cloze vocab` wrote, a tokenizer.json or a vocab.txt; "
-            "name one with --tokenizer"
-        )
-    return config.tokenizer
 
 
 def _identity(

@@ -103,17 +103,14 @@ def _group(segments: list[Segment]) -> list[list[Segment]]:
     weight = 0
     for segment in segments:
         size = segment.weight * (4 if segment.file.compression else 1)
-        if tasks and weight + size <= _GROUP_BYTES and _alike(tasks[-1][0].file, segment.file):
+        kind = (segment.file.source, segment.file.format)
+        if tasks and weight + size <= _GROUP_BYTES and kind == (tasks[-1][0].file.source, tasks[-1][0].file.format):
             tasks[-1].append(segment)
             weight += size
         else:
             tasks.append([segment])
             weight = size
     return tasks
-
-
-def _alike(first: InputFile, second: InputFile) -> bool:
-    return (first.source, first.format) == (second.source, second.format)
 
 
 def read(task: list[Segment]) -> Iterator[Document]:

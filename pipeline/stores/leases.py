@@ -120,14 +120,10 @@ def _write(path: StorePath, token: str, seconds: float, before: Fields | None) -
         Its new version, or None if another process has changed it.
     """
     version = path.writer.write_if(path.key, _content(token, seconds), before)
-    if version is None and _token_of(path) == token:  # a response was lost, and the retry found its own write
+    if version is None and _read(path).get("token") == token:  # a response was lost, and the retry found its own write
         info = path.info()
         version = None if info is None else info.version
     return version
-
-
-def _token_of(path: StorePath) -> str | None:
-    return _read(path).get("token")
 
 
 def _read(path: StorePath) -> Fields:
