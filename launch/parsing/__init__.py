@@ -1,18 +1,19 @@
 """The command line: parsing, help, completion, configurations by name."""
 
 from cloze.launch.parsing.completion import completion_script
-from cloze.launch.parsing.given import Complete, Given
+from cloze.launch.parsing.given import Complete, Given, chunks, value_of
 from cloze.launch.parsing.help_pages import Page, explain_command
-from cloze.launch.parsing.parser import build_parser, parse, shipped, words_first
+from cloze.launch.parsing.parser import build_parser, parse, shipped
 
 __all__ = [
     "Complete",
     "Given",
     "Page",
     "build_parser",
+    "chunks",
     "completion_script",
     "explain_command",
     "parse",
     "shipped",
-    "words_first",
+    "value_of",
 ]

@@ -10,11 +10,25 @@ from pathlib import Path
 import yaml
 
 from cloze.launch.parsing.fields import Described, describe, shown
+from cloze.launch.parsing.given import chunks, value_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.untrusted import load_yaml
 
 _LONGEST = 80  # characters of a value that are quoted
+# Further messages of the library as patterns, each with ours, in which the groups of its pattern are filled.
+_OTHERS = (
+    (
+        r"(?:Spaces not allowed in keys|Empty nested key|Key must be a string, got): (.*)",
+        "found the name {}, expected the name of a field",
+    ),
+    (r"argument (--[\w.]+)[^:]*: expected (?:one|at least one) argument", "{}: found no value, expected one"),
+    (
+        r"print_config",
+        "--print_config: found a value that it doesn't take, expected none, or =skip_default for what differs",
+    ),
+    (r"^Unexpected config: (.{,60})", "--config: found {!r}, expected fields with values, as in `name: value`"),
+)
 
 
 def quoted(value: object) -> str:
@@ -115,9 +129,11 @@ def explain(message: str, known: Mapping[str, Described], words: list[str], flag
         # If an argument before it is missing, the library reports a list of words as missing too, even if given.
         names = [name for name in asked if known[name].default is MISSING]
         return f"expected {', '.join(flags.get(name, name.upper()) for name in names)}, found none"
-    for rule in (_wrong_value, _unknown, _no_value, _print_config, _no_values):
-        if line := rule(message, known, words, flags):
-            return line
+    if line := _wrong_value(message, known, words, flags) or _unknown(message, known, words, flags):
+        return line
+    for pattern, line in _OTHERS:
+        if match := re.search(pattern, message):
+            return line.format(*match.groups())
     return "found a value that its field does not take, expected one that the help names"
 
 
@@ -138,30 +154,7 @@ def _unknown(message: str, known: Mapping[str, Described], words: list[str], fla
     if "no longer supported" in message:  # of the library's own options, which it hides
         name = next((word for word in words if word.startswith("--print_")), "--print_shtab")
         return f"found {name.partition('=')[0]}, which is no option"
-    if match := re.search(r"(?:Spaces not allowed in keys|Empty nested key|Key must be a string, got): (.*)", message):
-        return f"found the name {match[1]}, expected the name of a field"
-    if match := re.search(r"ambiguous option: (\S+)", message):
-        return f"found {match[1]}, which is no option" + nearest(match[1].lstrip("-"), known, flags)
     return None
-
-
-def _no_value(message: str, known: Mapping[str, Described], words: list[str], flags: Mapping[str, str]) -> str | None:
-    match = re.search(r"argument (--[\w.]+)[^:]*: expected (?:one|at least one) argument", message)
-    return f"{match[1]}: found no value, expected one" if match else None
-
-
-def _print_config(
-    message: str, known: Mapping[str, Described], words: list[str], flags: Mapping[str, str]
-) -> str | None:
-    if "print_config" not in message:
-        return None
-    return "--print_config: found a value that it doesn't take, expected none, or =skip_default for what differs"
-
-
-def _no_values(message: str, known: Mapping[str, Described], words: list[str], flags: Mapping[str, str]) -> str | None:
-    if not (found := re.match(r"Unexpected config: (.*)", message)):
-        return None
-    return f"--config: found {found[1][:60]!r}, expected fields with values, as in `name: value`"
 
 
 def _wrong_value(
@@ -211,9 +204,4 @@ def _wrong_item(message: str, field: Described, keys: list[str], words: list[str
 
 def _typed(name: str, words: list[str]) -> str | None:
     """The last value of a flag on the command line; None if the value is in a file."""
-    typed = None
-    for number, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if option.removesuffix("+") == f"--{name}":
-            typed = value if equals else words[number + 1] if number + 1 < len(words) else None
-    return typed
+    return next((value_of(chunk) for option, chunk in reversed([*chunks(words)]) if option == name), None)

@@ -1,6 +1,7 @@
 """Where the values of a configuration come from: typed on the command line, named in a file, or defaults."""
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,17 +38,39 @@ Complete = Callable[[Given], dict[str, object]]
 """What completes a configuration by what was given: the values of further fields by their dotted names."""
 
 
-def chunks(words: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """The options of a command line, each by its name with its words; "" with those that belong to none."""
-    rest = iter(words)
-    for word in rest:
-        if word == "--":
+def chunks(
+    words: list[str], switches: Collection[str] = (), lists: Collection[str] = ()
+) -> Iterator[tuple[str, list[str]]]:
+    """The options of a command line, each by its name with its words; "" with those that belong to none.
+
+    Args:
+        switches: options whose value may be missing: it is true then.
+        lists: options that take all words up to the next option.
+    """
+    rest = deque(words)
+    while rest:
+        word = rest.popleft()
+        name = word[2:].partition("=")[0].removesuffix("+")  # the library's own form for one more value
+        if word == "--":  # what follows are words, whatever they begin with
             yield "", [word, *rest]
-        elif not word.startswith("--"):
+            return
+        if not word.startswith("--"):
             yield "", [word]
+        elif "=" in word or name in ("help", "print_config"):
+            yield name, [word]
+        elif name in lists:
+            count = next((place for place, each in enumerate(rest) if each.startswith("--")), len(rest))
+            yield name, [word, *(rest.popleft() for _ in range(count))]
+        elif name in switches and (not rest or rest[0].startswith("--")):
+            yield name, [word, "true"]
         else:
-            alone = "=" in word or word == "--print_config"
-            yield word[2:].partition("=")[0].removesuffix("+"), [word, *([] if alone else [next(rest, "")])]
+            yield name, [word, *([rest.popleft()] if rest else [])]
+
+
+def value_of(chunk: list[str]) -> str | None:
+    """The value in the words of an option, `--name VALUE` or `--name=VALUE`; None: there is none."""
+    _, equals, value = chunk[0].partition("=")
+    return value if equals else next(iter(chunk[1:]), None)
 
 
 def names_in_file(value: str) -> set[str]:

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from argparse import ArgumentError
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import yaml
 
 from cloze.launch.parsing.error_messages import check_file, explain
 from cloze.launch.parsing.fields import Described, describe, nulls
-from cloze.launch.parsing.given import Complete, Given, chunks, names_in_file
+from cloze.launch.parsing.given import Complete, Given, chunks, names_in_file, value_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import describe as cannot_be_read
 from cloze.pipeline.untrusted import load_yaml
@@ -170,12 +170,9 @@ def parse(
     for brief, long in short:
         arguments = [long + word[len(brief) :] if word.partition("=")[0] == brief else word for word in arguments]
     known = describe(kind)
-    arguments = _join_lists(_complete_switches(arguments, known), lists)
-    if words is not None and kinds[words] == list[str]:
-        arguments = words_first(arguments)
     another = partial(build_parser.__wrapped__, name, kind, words)
     try:
-        arguments = _files_first(arguments, known, configs)
+        arguments = _arranged(arguments, known, lists, configs)
         parser.complete = partial(_complete, another, arguments, complete) if complete else None
         given = parser.parse_args(arguments)
         if parser.complete:
@@ -222,7 +219,7 @@ def _complete(
         fill = [word for action in missing for word in (*action.option_strings[:1], "-")]
         return parser.parse_args([*others, *fill])[name]
 
-    files = [chunk[-1].removeprefix("--config=") for name, chunk in given if name == "config"]
+    files = [value_of(chunk) or "" for name, chunk in given if name == "config"]
     origins = Given(
         namespace.get,
         untyped,
@@ -231,10 +228,6 @@ def _complete(
     )
     for name, value in complete(origins).items():
         namespace[name] = value
-
-
-def _fields_of(values: object) -> list[tuple[str, object]]:
-    return [(each.name, getattr(values, each.name)) for each in fields(values)] if is_dataclass(values) else []
 
 
 def _infinite(values: object, prefix: str = "") -> str | None:
@@ -246,36 +239,9 @@ def _infinite(values: object, prefix: str = "") -> str | None:
     elif isinstance(values, list):
         return next((found for part in values if (found := _infinite(part, prefix)) is not None), None)
     else:
-        parts = dict(_fields_of(values)).items()
+        parts = (vars(values) if is_dataclass(values) else {}).items()
     names = ((f"{prefix}.{name}" if prefix else str(name), part) for name, part in parts)
     return next((found for name, part in names if (found := _infinite(part, name)) is not None), None)
-
-
-def _join_lists(arguments: list[str], names: set[str]) -> list[str]:
-    """Convert `--input a b`, or `--input a --input b`, to one list as jsonargparse reads it: a shell expands a glob to
-    several words, and of a repeated option the library would use only the last one.
-    """
-    end = _end_of_options(arguments)
-    result, rest = [], arguments[:end]
-    values: dict[str, list[str]] = {}
-    places: dict[str, int] = {}
-    while rest:
-        word = rest.pop(0)
-        option, equals, value = word.partition("=")
-        name = option.removesuffix("+")  # the library's own form for one more value
-        if not option.startswith("--") or name[2:] not in names:
-            result.append(word)
-            continue
-        if name not in places:
-            places[name], values[name] = len(result) + 1, []
-            result += [name, ""]
-        found = [value] if equals else []
-        while not equals and rest and not rest[0].startswith("--"):
-            found.append(rest.pop(0))
-        values[name] += found if len(found) != 1 else _listed(found[0])
-    for name, place in places.items():
-        result[place] = json.dumps(values[name])
-    return result + arguments[end:]
 
 
 def _listed(value: str) -> list[str]:
@@ -287,62 +253,42 @@ def _listed(value: str) -> list[str]:
     return found if isinstance(found, list) else [value]
 
 
-def _end_of_options(arguments: list[str]) -> int:
-    """The place of `--`, after which all are words, or of the end."""
-    return arguments.index("--") if "--" in arguments else len(arguments)
+def _arranged(arguments: list[str], known: dict[str, Described], lists: Collection[str], configs: str) -> list[str]:
+    """The command line as the library reads it.
 
-
-def _complete_switches(arguments: list[str], known: dict[str, Described]) -> list[str]:
-    """Give an option of true or false without a value, as `--follow`, the value true."""
-    end = _end_of_options(arguments)
-    result = []
-    for word, following in zip(arguments[:end], [*arguments[1:end], "--"], strict=False):
-        result.append(word)
-        field = known.get(word[2:]) if word.startswith("--") else None
-        if field and field.is_switch and following.startswith("--"):
-            result.append("true")
-    return result + arguments[end:]
-
-
-def words_first(arguments: list[str]) -> list[str]:
-    """Move options with their values to the end: argparse accepts positional arguments only in one piece."""
-    words: list[str] = []
-    options: list[str] = []
-    rest = iter(arguments)
-    for word in rest:
-        if word == "--":  # what follows are words, whatever they begin with
-            return [*options, "--", *words, *rest]
-        if not word.startswith("--"):
-            words.append(word)
-            continue
-        options.append(word)
-        if "=" not in word and word not in ("--help", "--print_config"):
-            options += [value for value in [next(rest, None)] if value is not None]
-    return words + options
-
-
-def _files_first(arguments: list[str], known: dict[str, Described], configs: str) -> list[str]:
-    """Move `--config FILE`, then `--SECTION FILE`, to the front, so that single fields win whatever the order.
+    - `--config FILE` comes first, then `--SECTION FILE`, so that single fields win whatever the order.
+    - Words without an option stand in one piece.
+    - `--input a b`, or `--input a --input b`, becomes one list: a shell expands a glob to several words, and of a
+      repeated option the library would use only the last one.
+    - An option of true or false without a value, as `--follow`, gets the value true.
 
     Raises:
         UserError: a file is missing, or holds anything but fields.
     """
     sections = {name for name, field in known.items() if field.is_section}
+    switches = {name for name, field in known.items() if field.is_switch}
+    words: list[str] = []
     whole: list[str] = []
     files: list[str] = []
-    rest: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        option, equals, value = word.partition("=")
-        if option == "--config" or (option.startswith("--") and option[2:] in sections):
-            chosen = whole if option == "--config" else files
-            given = value if equals else next(words, None)
-            kind = configs if option == "--config" else option[2:]
-            if given is None:
-                raise UserError(f"{option}: found no value, expected a YAML file")
-            value = named_file(option[2:], kind, given)
-            check_file(option[2:], value, known)
-            chosen += [option, value]
+    options: list[str] = []
+    joined: dict[str, list[str]] = {}
+    for name, chunk in chunks(arguments, switches, lists):
+        option = chunk[0].partition("=")[0][2:]
+        if not name:
+            words += chunk
+        elif option == "config" or option in sections:
+            if (given := value_of(chunk)) is None:
+                raise UserError(f"--{option}: found no value, expected a YAML file")
+            value = named_file(option, configs if option == "config" else option, given)
+            check_file(option, value, known)
+            (whole if option == "config" else files).extend((f"--{option}", value))
+        elif name in lists:
+            values = [chunk[0].partition("=")[2]] if "=" in chunk[0] else chunk[1:]
+            joined.setdefault(name, []).extend(values if len(values) != 1 else _listed(values[0]))
         else:
-            rest.append(word)
-    return whole + files + rest
+            options += chunk
+    options += [word for name, values in joined.items() for word in (f"--{name}", json.dumps(values))]
+    if "--" in words:
+        words.remove("--")  # the first one; what follows it are words, whatever they begin with
+        return [*whole, *files, *options, "--", *words]
+    return whole + files + words + options

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from cloze.launch.config.model import ModelConfig
-from cloze.launch.parsing import words_first
+from cloze.launch.parsing import chunks, value_of
 from cloze.launch.predict.config import Input
 from cloze.launch.predict.rows import check_file
 from cloze.launch.predict.table import OPERATIONS
@@ -59,16 +59,15 @@ def named_model(words: list[str]) -> ModelConfig:
     Raises:
         UserError: they name no model.
     """
-    ordered = words_first(words)
-    if not ordered or ordered[0].startswith("--"):
+    given = list(chunks(words))
+    named = [word for option, chunk in given if not option for word in chunk if word != "--"]
+    if not named:
         raise UserError(
             "cloze predict: found no model, expected its folder or name behind `predict`, or an operation: "
             "see cloze predict --help"
         )
-    values: dict[str, Any] = {}
-    for number, word in enumerate(ordered):
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name in {field.name for field in fields(ModelConfig)} - {"model"}:
-            given = value if equals else ordered[number + 1] if number + 1 < len(ordered) else "null"
-            values[name] = load_yaml(given, name=word)
-    return ModelConfig(ordered[0], **values)
+    options = {field.name for field in fields(ModelConfig)} - {"model"}
+    values: dict[str, Any] = {
+        name: load_yaml(value_of(chunk) or "null", name=f"--{name}") for name, chunk in given if name in options
+    }
+    return ModelConfig(named[0], **values)

@@ -12,7 +12,6 @@ import yaml
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.config import PretrainConfig
-from cloze.launch.parsing.parser import words_first
 from cloze.pipeline.errors import UserError
 from tests.launching import ROOT
 
@@ -126,7 +125,8 @@ def test_shipped_configurations_go_by_their_names(tmp_path, monkeypatch):
 
 
 def test_words_behind_two_dashes_keep_their_order():
-    assert words_first(["m", "--top_k", "3", "a", "--", "-b", "--c"]) == ["--top_k", "3", "--", "m", "a", "-b", "--c"]
+    found = parse("predict fill-mask", ["m", "--top_k", "3", "a", "--", "-b", "--c"])
+    assert found.model == "m" and found.text == ["a", "-b", "--c"] and found.top_k == 3
     found = parse("predict fill-mask", ["m", "--top_k", "3", "--", "-first", "second", "--third"])
     assert found.model == "m" and found.text == ["-first", "second", "--third"] and found.top_k == 3
 
