@@ -55,8 +55,8 @@ def called(arguments: list[str], during: ExitStack) -> Callable[[], int | None]:
         return called([*arguments[1:], "--help"], during)
     if arguments[0] in ("--version", "-V"):
         return partial(print, f"cloze {__version__}")
-    for word in arguments:
-        if not _is_utf8(word):
+    for word in arguments:  # which may be any bytes: those that aren't UTF-8 stand in them as surrogates
+        if word.encode(errors="ignore").decode() != word:
             raise UserError(
                 f"cloze: found the word '{os.fsencode(word).decode(errors='backslashreplace')}', expected "
                 "UTF-8, as configurations and manifests are written; rename the file or the folder"
@@ -102,15 +102,6 @@ def _starts_ranks(processes: int | str) -> bool:
             f"{environment.world_size}, expected the same; leave it to the launcher"
         )
     return False
-
-
-def _is_utf8(word: str) -> bool:
-    """Words of a command line may be any bytes: those that aren't UTF-8 stand in them as surrogates."""
-    try:
-        word.encode()
-        return True
-    except UnicodeEncodeError:
-        return False
 
 
 def _say(line: str) -> None:

@@ -1,36 +1,24 @@
 """The table of commands, each a function of one configuration dataclass; their parsers, help and names."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cloze.launch import parsing
 from cloze.launch.config import CompletionConfig
+from cloze.launch.parsing import Page
 from cloze.launch.predict.table import OPERATIONS, OperationEntry
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.references import load
 
-if TYPE_CHECKING:  # imported where it is used: worker processes import this module too, and parse nothing
-    from cloze.launch import parsing
 
-
-@dataclass(frozen=True)
-class Command:
+@dataclass(frozen=True, kw_only=True)
+class Command(Page):
     """A row of the table of commands; what it names is imported when the command is run."""
 
-    help: str
     function: str
     """`module:name`, called with the configuration; with the environment too, if it prepares."""
-    config: str
-    """`module:name` of the dataclass of its fields."""
-    words: str | None = None
-    """The field that takes the word or words without a flag."""
-    short: tuple[tuple[str, str], ...] = ()
-    """Short flags, each with the long one that it stands for."""
-    configs: str = ""
-    """The folder of configs/ whose files `--config` takes by name."""
     prepares: bool = False
     """Whether the process is prepared, as DeepSpeed wants it, before the function's module is imported."""
     trains: bool = False
@@ -39,21 +27,15 @@ class Command:
     """`module:name` of what completes the configuration by where its values come from."""
     checks: str = ""
     """`module:name`, called with the configuration before torch is imported, which takes seconds: raises UserError for
-    what is not there."""
-    main: tuple[str, ...] = ()
-    """What `--help` shows beside the fields that must be given: what most runs need or many change."""
-    listed: tuple[tuple[str, str], ...] = ()
-    """Fields whose values can be listed, though their types don't, each with the `module:name` of a table of them,
-    whose values may say what they are (`about`)."""
-    examples: tuple[str, ...] = ()
-    """Command lines, as they are typed."""
+    files and folders that are missing."""
 
 
-def _prediction(entry: OperationEntry) -> Command:
+def _prediction(name: str, entry: OperationEntry) -> Command:
     return Command(
+        f"predict {name}",
         entry.about,
-        "cloze.launch.predict.command:predict",
         entry.command,
+        function="cloze.launch.predict.command:predict",
         words="text",
         checks="cloze.launch.predict.precheck:check_inputs",
         main=("text", *entry.main, "file", "text_columns", "output"),
@@ -72,11 +54,12 @@ _RUN_FIELDS = (
 )
 
 
-COMMANDS = {
-    "vocab": Command(
+_TABLE = (
+    Command(
+        "vocab",
         "train a vocabulary on raw text, or extend one",
-        "cloze.launch.tools.data:vocab",
         "cloze.pipeline.config:PrepareConfig",
+        function="cloze.launch.tools.data:vocab",
         configs="prepare",
         listed=(_FORMATS,),
         main=(
@@ -93,10 +76,11 @@ COMMANDS = {
             "cloze vocab --extend runs/small-hf --input texts/ --vocabulary.add 2000 --output runs/vocab-2",
         ),
     ),
-    "prepare": Command(
+    Command(
+        "prepare",
         "convert raw text to shards",
-        "cloze.launch.tools.data:prepare",
         "cloze.pipeline.config:PrepareConfig",
+        function="cloze.launch.tools.data:prepare",
         configs="prepare",
         listed=(_FORMATS,),
         main=(
@@ -117,23 +101,26 @@ COMMANDS = {
             "cloze prepare --input texts/ --tokenizer runs/vocab --output runs/shards --workers 8",
         ),
     ),
-    "inspect": Command(
+    Command(
+        "inspect",
         "show the contents of shards",
-        "cloze.launch.tools.data:inspect",
         "cloze.pipeline.config:InspectConfig",
+        function="cloze.launch.tools.data:inspect",
         main=("split", "samples"),
         examples=("cloze inspect runs/shards --samples 2",),
     ),
-    "verify": Command(
+    Command(
+        "verify",
         "check every shard against its hash",
-        "cloze.launch.tools.data:verify",
         "cloze.pipeline.config:VerifyConfig",
+        function="cloze.launch.tools.data:verify",
         examples=("cloze verify runs/shards",),
     ),
-    "pretrain": Command(
+    Command(
+        "pretrain",
         "train a model on shards",
-        "cloze.launch.pretrain.command:pretrain",
         "cloze.launch.config:PretrainConfig",
+        function="cloze.launch.pretrain.command:pretrain",
         configs="pretrain",
         completes="cloze.launch.pretrain.shapes:complete",
         prepares=True,
@@ -155,10 +142,11 @@ COMMANDS = {
             "torchrun --nproc-per-node 8 -m cloze pretrain --config roberta-base --data shards --output run",
         ),
     ),
-    "sweep": Command(
+    Command(
+        "sweep",
         "train a model on shards with every combination of some settings",
-        "cloze.launch.pretrain.sweep:sweep",
         "cloze.launch.config:SweepConfig",
+        function="cloze.launch.pretrain.sweep:sweep",
         configs="pretrain",
         completes="cloze.launch.pretrain.shapes:complete",
         prepares=True,
@@ -169,10 +157,11 @@ COMMANDS = {
             "cloze sweep --config small --data runs/shards --output runs/rates --grid learning_rate=1e-3,2e-3 --run 0",
         ),
     ),
-    "deepspeed-config": Command(
+    Command(
+        "deepspeed-config",
         "print the DeepSpeed configuration of a run",
-        "cloze.launch.pretrain.command:print_deepspeed_config",
         "cloze.launch.config:DeepSpeedConfig",
+        function="cloze.launch.pretrain.command:print_deepspeed_config",
         configs="pretrain",
         completes="cloze.launch.pretrain.shapes:complete",
         prepares=True,
@@ -180,10 +169,11 @@ COMMANDS = {
         main=("processes", *_RUN_FIELDS, "zero.stage"),
         examples=("cloze deepspeed-config --config bert-base-phase1 --processes 8",),
     ),
-    "plan": Command(
+    Command(
+        "plan",
         "estimate whether a run fits, how long it takes, what it costs",
-        "cloze.launch.tools.plan:plan",
         "cloze.launch.tools.planning.config:PlanConfig",
+        function="cloze.launch.tools.plan:plan",
         configs="pretrain",
         completes="cloze.launch.pretrain.shapes:complete",
         prepares=True,
@@ -192,34 +182,38 @@ COMMANDS = {
         main=("device", "gpus", "data", "model", *_RUN_FIELDS, "zero.stage", "price_per_hour"),
         examples=("cloze plan --config bert-base-phase1 --device a100-80gb --gpus 8 --price_per_hour 2",),
     ),
-    "runs": Command(
+    Command(
+        "runs",
         "list the runs in a folder and their state",
-        "cloze.launch.tools.status:list_runs",
         "cloze.launch.config:RunsConfig",
+        function="cloze.launch.tools.status:list_runs",
         main=("folder", "json"),
         examples=("cloze runs runs",),
     ),
-    "status": Command(
+    Command(
+        "status",
         "show the state of a run, or follow it",
-        "cloze.launch.tools.status:show_status",
         "cloze.launch.config:StatusConfig",
+        function="cloze.launch.tools.status:show_status",
         main=("follow",),
         examples=("cloze status runs/small --follow",),
     ),
-    "export": Command(
+    Command(
+        "export",
         "write a Hugging Face folder",
-        "cloze.launch.tools.export:export",
         "cloze.launch.config:ExportConfig",
+        function="cloze.launch.tools.export:export",
         main=("output", "step", "dtype", "onnx"),
         examples=(
             "cloze export runs/small --output runs/small-hf",
             "cloze export runs/small --step best --dtype bf16 --output small-bf16",
         ),
     ),
-    "finetune": Command(
+    Command(
+        "finetune",
         "train a model for a task",
-        "cloze.launch.finetune.command:finetune",
         "cloze.launch.config:FinetuneConfig",
+        function="cloze.launch.finetune.command:finetune",
         words="task",
         short=(("--train", "--train_file"),),
         configs="finetune",
@@ -245,11 +239,12 @@ COMMANDS = {
             "cloze finetune ner --model bert-base-cased --train train.conll --validation dev.conll --output runs/ner",
         ),
     ),
-    **{f"predict {name}": _prediction(entry) for name, entry in OPERATIONS.items() if entry.command},
-    "evaluate": Command(
+    *(_prediction(name, entry) for name, entry in OPERATIONS.items() if entry.command),
+    Command(
+        "evaluate",
         "evaluate a model on a suite",
-        "cloze.launch.evaluate.command:evaluate",
         "cloze.launch.evaluate.config:EvaluateConfig",
+        function="cloze.launch.evaluate.command:evaluate",
         checks="cloze.launch.evaluate.precheck:check_inputs",
         main=("suite", "data", "step", "every_checkpoint", "json", "every_nth"),
         examples=(
@@ -257,18 +252,20 @@ COMMANDS = {
             "cloze evaluate runs/small --suite lines --data held-out.txt",
         ),
     ),
-    "serve": Command(
+    Command(
+        "serve",
         "serve predictions over HTTP, with a page to try them",
-        "cloze.launch.serve.command:serve",
         "cloze.launch.serve.config:ServeConfig",
+        function="cloze.launch.serve.command:serve",
         checks="cloze.launch.pretrained.precheck:check_used",
         main=("host", "port", "api_key_file", "no_auth"),
         examples=("cloze serve runs/own --port 8000", "cloze serve runs/own --host 0.0.0.0 --api_key_file keys.txt"),
     ),
-    "tokenize": Command(
+    Command(
+        "tokenize",
         "show a model's inputs for texts",
-        "cloze.launch.predict.tokenize:tokenize",
         "cloze.launch.predict.tokenize:TokenizeConfig",
+        function="cloze.launch.predict.tokenize:tokenize",
         words="text",
         main=("text", "pair", "file"),
         checks="cloze.launch.predict.precheck:check_tokenizing",
@@ -277,36 +274,38 @@ COMMANDS = {
             "cloze tokenize runs/vocab 'a text' 'another text'",
         ),
     ),
-    "doctor": Command(
+    Command(
+        "doctor",
         "check the environment, on all machines",
-        "cloze.launch.tools.doctor:doctor",
         "cloze.launch.config:DoctorConfig",
+        function="cloze.launch.tools.doctor:doctor",
         main=("data", "output"),
         examples=("cloze doctor", "torchrun --nproc-per-node 2 -m cloze doctor --output runs"),
     ),
-    "quickstart": Command(
+    Command(
+        "quickstart",
         "run the whole pipeline in minutes, on text included in Python",
-        "cloze.launch.tools.quickstart:quickstart",
         "cloze.launch.config:QuickstartConfig",
+        function="cloze.launch.tools.quickstart:quickstart",
         main=("output", "processes"),
         examples=("cloze quickstart",),
     ),
-    "completion": Command(
+    Command(
+        "completion",
         "print the shell completion of commands, fields and values",
-        "cloze.launch.commands:print_completion",
         "cloze.launch.config:CompletionConfig",
+        function="cloze.launch.commands:print_completion",
         examples=(
             "cloze completion bash > ~/.local/share/bash-completion/completions/cloze",
             "cloze completion fish > ~/.config/fish/completions/cloze.fish",
         ),
     ),
-}
+)
+COMMANDS = {command.name: command for command in _TABLE}
 
 
 def parse(name: str, arguments: list[str]) -> Any:
     """A command's configuration from its arguments. Raises UserError as `parsing.parse`."""
-    from cloze.launch import parsing  # not at the top: worker processes import this module too, and parse nothing
-
     command = COMMANDS[name]
     return parsing.parse(
         name,
@@ -319,35 +318,14 @@ def parse(name: str, arguments: list[str]) -> Any:
     )
 
 
-def _page(name: str) -> parsing.Page:
-    from cloze.launch import parsing
-
-    row = COMMANDS[name]
-    return parsing.Page(
-        name,
-        row.help,
-        load(row.config),
-        row.main,
-        row.examples,
-        row.words,
-        row.short,
-        row.configs,
-        {field: load(table) for field, table in row.listed},
-    )
-
-
 def explain(name: str, topic: str = "") -> str:
     """The help of a command: what matters; or of a topic: all, a section, a field. Raises UserError: there is none."""
-    from cloze.launch import parsing
-
-    return parsing.explain_command(_page(name), topic)
+    return parsing.explain_command(COMMANDS[name], topic)
 
 
 def print_completion(config: CompletionConfig) -> None:
     """Print the script with which a shell completes all commands."""
-    from cloze.launch import parsing
-
-    print(parsing.completion_script(config.shell, [_page(name) for name in COMMANDS]))
+    print(parsing.completion_script(config.shell, list(COMMANDS.values())))
 
 
 def help_topic(arguments: list[str]) -> str | None:
@@ -379,7 +357,7 @@ def usage(first_word: str = "") -> str:
     """The text of `cloze --help`; with a first word such as predict only the commands that begin with it."""
     shown = {name: command for name, command in COMMANDS.items() if name.startswith(first_word)}
     width = max(map(len, shown))
-    lines = [f"  {name:<{width}}  {command.help}" for name, command in shown.items()]
+    lines = [f"  {name:<{width}}  {command.about}" for name, command in shown.items()]
     return "\n".join(
         [
             "usage: cloze COMMAND [--config FILE.yaml] [--field value ...]",

@@ -2,11 +2,11 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 
-from cloze.launch.parsing.fields import Described, describe
+from cloze.launch.parsing.fields import Described
 from cloze.launch.parsing.help_pages import Page
-from cloze.launch.parsing.parser import shipped, takes_flags
+from cloze.launch.parsing.parser import shipped
 
 # The function that bash calls. It completes flags, or the values of the flag before the cursor; bash splits words at
 # "=". If it finds nothing, or if a value may be a file, bash completes names of files, unless none can stand there.
@@ -78,10 +78,7 @@ def completion_script(shell: str, pages: list[Page]) -> str:
         ),
         *_function(
             "_cloze_topics",
-            {
-                page.name: ["all", *(each.name for each in describe(page.config).values() if each.is_section)]
-                for page in pages
-            },
+            {page.name: ["all", *(each.name for each in page.fields.values() if each.is_section)] for page in pages},
         ),
         *_function(
             "_cloze_values",
@@ -106,10 +103,10 @@ def _function(name: str, words: dict[str, list[str]], otherwise: str = "") -> li
 
 def _flags(page: Page) -> Iterator[_Flag]:
     brief = {whole: short for short, whole in page.short}
-    for field in describe(page.config).values():
-        values = list(page.listed.get(field.name, ())) or _values(field)
-        files = field.takes_files and field.name not in page.listed
-        if field.name == page.words or (field.default is MISSING and not takes_flags(page.name)):
+    for field in page.fields.values():
+        values = list(page.table_of(field.name)) or _values(field)
+        files = field.takes_files and field.name not in dict(page.listed)
+        if page.is_word(field):
             if values:
                 yield _Flag("WORD", values, files, field.sentence)
             continue

@@ -5,11 +5,12 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass
 
 from cloze.launch.parsing.fields import Described, describe, shown
 from cloze.launch.parsing.parser import shipped, takes_flags
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.references import load
 
 _WIDEST = 100  # columns; longer lines are hard to read
 _INDENT = 26  # where sentences begin, behind two blanks and a name
@@ -18,20 +19,39 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Page:
-    """The facts of a command for its help page."""
+    """What the help page of a command says, beside the sentences of its fields."""
 
     name: str
     about: str
     """A phrase, as in the list of commands."""
-    config: type
-    main: tuple[str, ...]
-    """Fields that most runs need or many change, beside those that must be given."""
-    examples: tuple[str, ...]
+    config: str
+    """`module:name` of the dataclass of its fields."""
     words: str | None = None
+    """The field that takes the word or words without a flag."""
     short: tuple[tuple[str, str], ...] = ()
+    """Short flags, each with the long one that it stands for."""
     configs: str = ""
-    listed: Mapping[str, Iterable[str]] = field(default_factory=dict)
-    """Fields whose values can be listed, though their types don't; a mapping's values may say what they are."""
+    """The folder of configs/ whose files `--config` takes by name."""
+    main: tuple[str, ...] = ()
+    """What `--help` shows beside the fields that must be given: what most runs need or many change."""
+    listed: tuple[tuple[str, str], ...] = ()
+    """Fields whose values can be listed, though their types don't, each with the `module:name` of a table of them,
+    whose values may say what they are (`about`)."""
+    examples: tuple[str, ...] = ()
+    """Command lines, as they are typed."""
+
+    @property
+    def fields(self) -> dict[str, Described]:
+        """The fields by their dotted names."""
+        return describe(load(self.config))
+
+    def is_word(self, field: Described) -> bool:
+        """Whether a field is typed without a flag."""
+        return field.name == self.words or (field.default is MISSING and not takes_flags(self.name))
+
+    def table_of(self, field: str) -> Iterable[str]:
+        """The table of a field's values; empty if there is none."""
+        return load(dict(self.listed)[field]) if field in dict(self.listed) else ()
 
 
 def explain_command(page: Page, topic: str = "") -> str:
@@ -43,7 +63,7 @@ def explain_command(page: Page, topic: str = "") -> str:
     Raises:
         UserError: there is no such topic.
     """
-    known = describe(page.config)
+    known = page.fields
     if not topic:
         return _first_page(page, known)
     if topic == ALL:
@@ -102,9 +122,10 @@ def _head(page: Page, required: list[Described]) -> list[str]:
     places: list[str] = []
     flags: list[str] = []
     for described in required:
-        place = described.name.upper()
-        stands = described.name == page.words or not takes_flags(page.name)
-        (places if stands else flags).append(place if stands else f"{_flag(page, described)} {_place(page, described)}")
+        if page.is_word(described):
+            places.append(described.name.upper())
+        else:
+            flags.append(f"{_flag(page, described)} {_place(page, described)}")
     if page.words and page.words not in {described.name for described in required}:
         places.append(f"[{page.words.upper()} ...]")
     usage = " ".join(["usage: cloze", page.name, *places, *flags, "[--field value ...]"])
@@ -131,15 +152,12 @@ def _entries(page: Page, fields: Iterable[Described]) -> list[str]:
     for described in fields:
         if described.is_section and not _takes_file(page, described):
             continue
-        stands = described.name == page.words or (described.default is MISSING and not takes_flags(page.name))
-        name = described.name.upper() if stands else _flag(page, described)
+        name = described.name.upper() if page.is_word(described) else _flag(page, described)
         if described.is_section:
             last = described.name.rpartition(".")[2]
             sentence = f"{described.sentence} {_file_sentence(last)}"
         else:
-            sentence = (
-                f"{_plain(described)}{_listed(page.listed.get(described.name, ()))} {_remark(described)}".rstrip()
-            )
+            sentence = f"{_plain(described)}{_listed(page.table_of(described.name))} {_remark(described)}".rstrip()
         lines += _entry(name, sentence)
     return lines
 

@@ -28,7 +28,6 @@ LEVELS = (
 LATE_IMPORTS = {
     ("cloze/__main__.py", "cloze.launch.cli"): "no signal may come before it waits",
     ("cloze/__init__.py", "cloze.launch.predict"): "workers and other floors import the package without torch",
-    ("launch/commands.py", "cloze.launch.parsing"): "worker processes import the command line too, and parse nothing",
     ("launch/predict/__init__.py", "cloze.launch.predict.predictor"): "the options of commands are read without torch",
     ("launch/predict/vectors.py", "cloze.model.sentence_vectors"): "the options of commands are read without torch",
     (

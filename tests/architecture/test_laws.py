@@ -190,7 +190,7 @@ def test_the_command_line_answers_without_what_is_slow_to_import():
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.count("usage: cloze ") > 15
     for command in COMMANDS.values():
-        assert f"{command.help[0].upper()}{command.help[1:]}." in " ".join(result.stdout.split())
+        assert f"{command.about[0].upper()}{command.about[1:]}." in " ".join(result.stdout.split())
 
 
 def test_every_command_has_its_function_and_explains_every_field():
