@@ -1,4 +1,4 @@
-"""`UserError`: an error that a user can fix."""
+"""`UserError`: an error that a user can fix; why a library has failed, in a line."""
 
 
 class UserError(ValueError):
@@ -6,3 +6,15 @@ class UserError(ValueError):
 
     The command line prints it without a traceback and ends with exit status 2.
     """
+
+
+def refuse(*rules: tuple[object, str]) -> None:
+    """Raise UserError with the line of the first of these rules whose condition is true."""
+    for condition, line in rules:
+        if condition:
+            raise UserError(line)
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of what a library says of an error; its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

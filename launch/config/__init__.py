@@ -9,8 +9,7 @@ from cloze.launch.config.commands import (
     StatusConfig,
 )
 from cloze.launch.config.data import DataPhase, DataSource, MixtureConfig
-from cloze.launch.config.embedding import EmbeddingConfig
-from cloze.launch.config.finetuning import FinetuneConfig
+from cloze.launch.config.finetuning import EmbeddingConfig, FinetuneConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.pretraining import DeepSpeedConfig, PretrainConfig, PretrainEvaluationConfig, SweepConfig
 from cloze.launch.config.run import RunConfig

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cloze.launch.config.phases import check_ends
+from cloze.launch.config.training import check_ends
 from cloze.pipeline.errors import UserError
 
 

@@ -6,19 +6,52 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from cloze.launch.config.changes_at_resume import FREE
-from cloze.launch.config.default_rates import FINETUNING, Rates
-from cloze.launch.config.embedding import EmbeddingConfig
 from cloze.launch.config.model import HubConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig, check_sections, check_warmup
 from cloze.launch.config.sections import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.tasks import Task
-from cloze.launch.config.training import AUTO, BATCH, TrainConfig
+from cloze.launch.config.training import AUTO, BATCH, FINETUNING, Rates, TrainConfig
 from cloze.pipeline.bounds import MOST_PROCESSES, SEED, bounds, check_bounds
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, refuse
 from cloze.pipeline.fields import Fields
 
 _LONG_TEXT = 512  # 128 + 382 and two special tokens: Sun et al. 2019, arXiv 1905.05583, section 5.3
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig:
+    """The contrastive loss of the task embed, and the sizes of its vectors."""
+
+    temperature: float = field(default=0.05, metadata=bounds(above=0))
+    """Divisor of the cosines before the softmax; 0.05: SimCSE's (Gao et al. 2021, arXiv 2104.08821), equal to a scale
+    of 20 in sentence-transformers."""
+    symmetric: bool = False
+    """Whether each positive must also find its anchor among all anchors of the batch; the loss is then the mean of both
+    directions."""
+    same_text_negatives: bool = False
+    """Whether a text of another row counts as a negative of a row whose anchor or positive is the same text; false: it
+    is left out of that row's softmax."""
+    dimensions: list[int] = field(default_factory=list)
+    """Smaller vector sizes, at least 1 each: the first numbers of each vector, taken as a vector, get the same loss,
+    and the losses of all sizes are summed (Matryoshka; Kusupati et al. 2022, arXiv 2205.13147)."""
+    scored_columns: list[str] = field(default_factory=list)
+    """The two text columns of files with scores; empty: sentence1 and sentence2, or sentence_A and sentence_B, or the
+    first two of text_columns."""
+
+    def __post_init__(self) -> None:
+        check_bounds("embedding", self)
+        refuse(
+            (
+                any(size < 1 for size in self.dimensions) or len(set(self.dimensions)) < len(self.dimensions),
+                f"embedding.dimensions: found {', '.join(map(str, self.dimensions))}, expected sizes of at least 1, "
+                "each once",
+            ),
+            (
+                len(self.scored_columns) not in (0, 2),
+                f"embedding.scored_columns: found {', '.join(self.scored_columns)}, expected two columns",
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -155,42 +188,54 @@ class FinetuneConfig(RunConfig, HubConfig):
 
     def __post_init__(self) -> None:
         check_bounds("", self)
-        number = self.freeze.removeprefix("below_")
-        if self.freeze not in ("none", "encoder") and not (self.freeze.startswith("below_") and number.isdigit()):
-            raise UserError(f"freeze: found {self.freeze!r}, expected none, encoder or below_N, such as below_2")
-        if self.unfreeze_every_epochs is not None and (self.freeze != "none" or self.zero.stage):
-            found = f"freeze {self.freeze}" if self.freeze != "none" else f"zero.stage {self.zero.stage}"
-            raise UserError(
-                f"unfreeze_every_epochs: found {found}, expected freeze none and zero.stage 0, where what "
-                "learns may change from step to step"
+        number, stage = self.freeze.removeprefix("below_"), self.zero.stage
+        of_freeze = f"freeze {self.freeze}" if self.freeze != "none" else f"zero.stage {stage}"
+        of_pretraining: list[tuple[str, object, object]] = [
+            (f"{section}.{name}", getattr(getattr(self, section), name), usual)
+            for section, name, usual in (
+                ("train", "initial_global_batch_size", None),
+                ("train", "batch_phases", []),
+                ("train", "loss_reduction", "tokens"),
+                ("train", "causal_share", 0.0),
+                ("train", "compile", None),
+                ("train", "qkv_gradients", "parts"),
+                ("train", "memory_limit_gib", None),
+                ("train", "sequence_length", None),
+                ("monitor", "embeddings", False),
             )
-        if self.freeze == "encoder" and self.zero.stage == 3:
-            raise UserError(
-                "freeze: found encoder at zero.stage 3, expected stage 0 to 2: what learns is too small to "
-                "be partitioned"
-            )
-        if self.evaluation.samples is not None:
-            raise UserError("evaluation.samples: found a number, expected null: all of the validation file is measured")
-        for section, name, usual in (
-            ("train", "initial_global_batch_size", None),
-            ("train", "batch_phases", []),
-            ("train", "loss_reduction", "tokens"),
-            ("train", "causal_share", 0.0),
-            ("train", "compile", None),
-            ("train", "qkv_gradients", "parts"),
-            ("train", "memory_limit_gib", None),
-            ("train", "sequence_length", None),
-            ("monitor", "embeddings", False),
-        ):
-            found = getattr(getattr(self, section), name)
-            if found != usual:
-                expected = "null" if usual is None else str(usual)
-                raise UserError(f"{section}.{name}: found {found}, expected {expected}: it is for pretraining")
-        if self.processes != 1 and (self.seeds > 1 or self.grid):
-            raise UserError(
-                f"processes: found {self.processes} with seeds or grid, expected 1: a sweep starts a run "
-                "of one process on each GPU"
-            )
+        ]
+        refuse(
+            (
+                self.freeze not in ("none", "encoder") and not (self.freeze.startswith("below_") and number.isdigit()),
+                f"freeze: found {self.freeze!r}, expected none, encoder or below_N, such as below_2",
+            ),
+            (
+                self.unfreeze_every_epochs is not None and (self.freeze != "none" or stage),
+                f"unfreeze_every_epochs: found {of_freeze}, expected freeze none and zero.stage 0, where what learns "
+                "may change from step to step",
+            ),
+            (
+                self.freeze == "encoder" and stage == 3,
+                "freeze: found encoder at zero.stage 3, expected stage 0 to 2: what learns is too small to be "
+                "partitioned",
+            ),
+            (
+                self.evaluation.samples is not None,
+                "evaluation.samples: found a number, expected null: all of the validation file is measured",
+            ),
+            *(
+                (
+                    found != usual,
+                    f"{name}: found {found}, expected {'null' if usual is None else usual}: it is for pretraining",
+                )
+                for name, found, usual in of_pretraining
+            ),
+            (
+                self.processes != 1 and (self.seeds > 1 or self.grid),
+                f"processes: found {self.processes} with seeds or grid, expected 1: a sweep starts a run of one "
+                "process on each GPU",
+            ),
+        )
         check_sections(self)
         if self.train.max_steps is not None:  # else the steps are not counted yet
             check_warmup(self)

@@ -5,7 +5,7 @@ from typing import Literal
 
 from cloze.launch.config.changes_at_resume import FIXED
 from cloze.pipeline.bounds import POSITIVE_SHARE, SHARE, bounds, check_bounds
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import refuse
 
 
 @dataclass(frozen=True)
@@ -48,27 +48,37 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_bounds("optimizer", self)
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError(f"optimizer.betas: found {self.betas}, expected two numbers, both 0 <= beta < 1")
-        bounds = self.trust_ratio_bounds
-        if bounds is not None and (len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]):
-            raise UserError(f"optimizer.trust_ratio_bounds: found {bounds}, expected two numbers, the least first")
-        if self.implementation == "deepspeed" and self.name != "adamw":
-            raise UserError(
-                f"optimizer.implementation: found deepspeed with optimizer.name {self.name}, expected "
-                "torch: of DeepSpeed's kernels only adamw's are used"
-            )
-        for name, default in (("matrices", "whole"), ("matrix_decay", "plain")):
-            if self.name != "muon" and (given := getattr(self, name)) != default:
-                raise UserError(
-                    f"optimizer.{name}: found {given} with optimizer.name {self.name}, expected {default}: only muon "
-                    "orthogonalizes matrices"
+        ratios, other = self.trust_ratio_bounds, f"with optimizer.name {self.name}"
+        refuse(
+            (
+                len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas),
+                f"optimizer.betas: found {self.betas}, expected two numbers, both 0 <= beta < 1",
+            ),
+            (
+                ratios is not None and (len(ratios) != 2 or not 0 <= ratios[0] <= ratios[1]),
+                f"optimizer.trust_ratio_bounds: found {ratios}, expected two numbers, the least first",
+            ),
+            (
+                self.implementation == "deepspeed" and self.name != "adamw",
+                f"optimizer.implementation: found deepspeed {other}, expected torch: of DeepSpeed's kernels only "
+                "adamw's are used",
+            ),
+            *(
+                (
+                    self.name != "muon" and given != default,
+                    f"optimizer.{name}: found {given} {other}, expected {default}: only muon orthogonalizes matrices",
                 )
-        if not self.bias_correction and self.name not in ("adamw", "lamb"):
-            raise UserError(
-                f"optimizer.bias_correction: found false with optimizer.name {self.name}, expected true; "
-                "only adamw and lamb have a form without"
-            )
+                for name, given, default in (
+                    ("matrices", self.matrices, "whole"),
+                    ("matrix_decay", self.matrix_decay, "plain"),
+                )
+            ),
+            (
+                not self.bias_correction and self.name not in ("adamw", "lamb"),
+                f"optimizer.bias_correction: found false {other}, expected true; only adamw and lamb have a form "
+                "without",
+            ),
+        )
 
     @property
     def whole_tensors(self) -> bool:
@@ -111,18 +121,23 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         check_bounds("schedule", self)
-        if self.warmup_tokens is not None:
-            if self.name not in ("constant", "wsd", "poly_nvidia"):
-                raise UserError(
-                    f"schedule.warmup_tokens: found {self.warmup_tokens} with schedule.name {self.name}, "
-                    "expected null: it starts at the step where the warmup ends; give warmup_steps, or "
-                    "use constant, wsd or poly_nvidia"
-                )
-            if self.warmup_steps is not None:
-                raise UserError("schedule.warmup_tokens: found beside schedule.warmup_steps, expected one of them")
+        counted = self.warmup_tokens is not None
+        refuse(
+            (
+                counted and self.name not in ("constant", "wsd", "poly_nvidia"),
+                f"schedule.warmup_tokens: found {self.warmup_tokens} with schedule.name {self.name}, expected null: it "
+                "starts at the step where the warmup ends; give warmup_steps, or use constant, wsd or poly_nvidia",
+            ),
+            (
+                counted and self.warmup_steps is not None,
+                "schedule.warmup_tokens: found beside schedule.warmup_steps, expected one of them",
+            ),
+        )
 
     def warmup_in(self, steps: float) -> int:
-        """Warmup steps of a run of this length; of warmup_tokens apart."""
+        """Warmup in steps (with a time budget: seconds) of a run of this length; 0 with warmup_tokens."""
+        if self.warmup_tokens is not None:
+            return 0
         if self.warmup_steps is None:
             return round(self.warmup_share * steps)
         if self.warmup_of_steps is None or steps >= self.warmup_of_steps:

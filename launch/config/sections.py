@@ -5,7 +5,7 @@ from typing import Literal
 
 from cloze.launch.config.metrics import measure_of
 from cloze.pipeline.bounds import MOST_SECONDS, bounds, check_bounds
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, refuse
 
 # Seconds. A lease lasts a fifth longer, and others wait half an hour for rank 0 (launch/system/distributed.py).
 _LONGEST_PATIENCE = 1200
@@ -101,16 +101,22 @@ class MonitorConfig:
 
     def __post_init__(self) -> None:
         check_bounds("monitor", self)
-        if len(set(self.trackers)) < len(self.trackers):
-            raise UserError(f"monitor.trackers: found {self.trackers}, expected each at most once")
-        if self.hang_seconds <= self.heartbeat_seconds:
-            raise UserError(
-                f"monitor.hang_seconds: found {self.hang_seconds}, expected more than "
-                f"monitor.heartbeat_seconds = {self.heartbeat_seconds}"
-            )
         steps = self.profile_steps
-        if steps and not (len(steps) == 2 and 0 <= steps[0] <= steps[1]):
-            raise UserError(f"monitor.profile_steps: found {self.profile_steps}, expected the first and the last step")
+        refuse(
+            (
+                len(set(self.trackers)) < len(self.trackers),
+                f"monitor.trackers: found {self.trackers}, expected each at most once",
+            ),
+            (
+                self.hang_seconds <= self.heartbeat_seconds,
+                f"monitor.hang_seconds: found {self.hang_seconds}, expected more than monitor.heartbeat_seconds = "
+                f"{self.heartbeat_seconds}",
+            ),
+            (
+                steps and not (len(steps) == 2 and 0 <= steps[0] <= steps[1]),
+                f"monitor.profile_steps: found {steps}, expected the first and the last step",
+            ),
+        )
 
 
 @dataclass(frozen=True)

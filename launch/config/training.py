@@ -1,22 +1,54 @@
-"""Configuration of the section `train`: steps, batch sizes, precision; batch arithmetic."""
+"""Configuration of the section `train`: steps, batch sizes, default rates, precision; batch arithmetic."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import ClassVar, Final, Literal, TypeVar
+from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from cloze.launch.config.changes_at_resume import FREE
-from cloze.launch.config.default_rates import PRETRAINING, Rates, peak_rate
-from cloze.launch.config.phases import check_ends
-from cloze.pipeline.bounds import MOST_SECONDS, POSITIVE_SHARE, bounds, check_bounds
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.bounds import MOST, MOST_SECONDS, POSITIVE_SHARE, bounds, check_bounds
+from cloze.pipeline.errors import UserError, refuse
 
 Train = TypeVar("Train", bound="TrainConfig")
 _WHOLE = 1e-6  # share of a step by which causal_share may miss a whole number of samples: 0.333333 is a third
 AUTO: Final = "auto"  # instead of a value: it is determined at the start
 BATCH = bounds(at_least=1, at_most=1 << 24)  # LAMB's largest had 65,536 samples (arXiv 1904.00962)
+
+Rates: TypeAlias = tuple[tuple[float, float], ...]
+"""Parameters of the encoder's layers, ascending, and the rate of models of fewer."""
+
+# With BERT's own 1e-4 (Devlin et al. 2019, A.2) small models learn little more than the frequencies of words in the
+# number of steps that they usually get. 5e-4: ELECTRA-Small's (Clark et al. 2020, arXiv 2003.10555, appendix A); 1e-3
+# and 2e-3: those of configs/pretrain/small.yaml and tiny.yaml; 2e-4: ELECTRA-Base's, for the sizes between them.
+PRETRAINING: Rates = ((1_000_000, 2e-3), (5_000_000, 1e-3), (20_000_000, 5e-4), (60_000_000, 2e-4), (math.inf, 1e-4))
+# With BERT's own 2e-5 to 5e-5 (Devlin et al. 2019, A.3) small models hardly change. 3e-4: ELECTRA-Small's (Clark et
+# al. 2020, arXiv 2003.10555, appendix B) and the largest that Turc et al. 2019 (arXiv 1908.08962) tried for theirs;
+# 1e-4: the next of these.
+FINETUNING: Rates = ((20_000_000, 3e-4), (60_000_000, 1e-4), (math.inf, 3e-5))
+
+
+def peak_rate(rates: Rates, parameters: int) -> float:
+    """The rate of a model with so many parameters in its encoder's layers."""
+    return next(rate for limit, rate in rates if parameters < limit)
+
+
+def check_ends(name: str, ends: list[float | None]) -> None:
+    """Raise UserError, naming the field, unless every phase except the last has an end, in ascending order."""
+    if not ends:
+        return
+    before = 0.0
+    for end in ends[:-1]:
+        if end is None:
+            raise UserError(f"{name}: found a phase without an end before the last, expected one of each but the last")
+        if end <= before:
+            raise UserError(f"{name}: found an end at {end} after {before:g}, expected phases that follow each other")
+        if end > MOST:
+            raise UserError(f"{name}: found an end at {end:g}, expected one at {MOST} or before")
+        before = end
+    if ends[-1] is not None:
+        raise UserError(f"{name}: found an end at {ends[-1]} of the last phase, expected null: it lasts to the run's")
 
 
 @dataclass(frozen=True)
@@ -103,36 +135,37 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_bounds("train", self)
-        if self.tf32 and self.precision != "fp32":
-            raise UserError(
-                f"train.tf32: found true with train.precision {self.precision}, expected false: its "
-                "products have 16 bits; use --train.precision fp32 with it"
-            )
-        grows = self.initial_global_batch_size is not None
-        if grows != (self.batch_warmup_tokens > 0):
-            raise UserError(
-                "train.initial_global_batch_size, train.batch_warmup_tokens: found "
-                f"{self.initial_global_batch_size} and {self.batch_warmup_tokens}, expected both or none"
-            )
         check_ends("train.batch_phases", [*(phase.until_tokens for phase in self.batch_phases), None])
         for phase in self.batch_phases:
             check_bounds("train.batch_phases", phase)
-        if grows and self.batch_phases:
-            raise UserError(
-                "train.batch_phases: found them with train.initial_global_batch_size "
-                f"{self.initial_global_batch_size}, expected one of the two"
-            )
-        if self.batch_increment is not None and not grows:
-            raise UserError(
-                f"train.batch_increment: found {self.batch_increment} without "
-                "train.initial_global_batch_size, expected null: the batch does not grow"
-            )
-        if self.increment is not None and (self.growth < 0 or self.growth % self.increment):
-            raise UserError(
+        initial, grows = self.initial_global_batch_size, self.initial_global_batch_size is not None
+        refuse(
+            (
+                self.tf32 and self.precision != "fp32",
+                f"train.tf32: found true with train.precision {self.precision}, expected false: its products have 16 "
+                "bits; use --train.precision fp32 with it",
+            ),
+            (
+                grows != (self.batch_warmup_tokens > 0),
+                f"train.initial_global_batch_size, train.batch_warmup_tokens: found {initial} and "
+                f"{self.batch_warmup_tokens}, expected both or none",
+            ),
+            (
+                grows and self.batch_phases,
+                f"train.batch_phases: found them with train.initial_global_batch_size {initial}, expected one of the "
+                "two",
+            ),
+            (
+                self.batch_increment is not None and not grows,
+                f"train.batch_increment: found {self.batch_increment} without train.initial_global_batch_size, "
+                "expected null: the batch does not grow",
+            ),
+            (
+                self.increment is not None and (self.growth < 0 or self.growth % self.increment),
                 f"train.batch_increment: found {self.increment}, expected a divisor of the growth from "
-                f"train.initial_global_batch_size = {self.initial_global_batch_size} to "
-                f"train.global_batch_size = {self.global_batch_size}"
-            )
+                f"train.initial_global_batch_size = {initial} to train.global_batch_size = {self.global_batch_size}",
+            ),
+        )
         for name, size in self.batch_sizes.items():
             exact = abs(self.causal_share * size - self._causal(size)) <= _WHOLE * size
             if self.causal_share and not (exact and 0 < self._causal(size) < size):
@@ -276,8 +309,16 @@ class MaskingConfig:
 
     def __post_init__(self) -> None:
         check_bounds("masking", self)
-        if self.phases and self.rate is not None:
-            raise UserError(f"masking.phases: found them with masking.rate {self.rate}, expected one of the two")
+        refuse(
+            (
+                self.phases and self.rate is not None,
+                f"masking.phases: found them with masking.rate {self.rate}, expected one of the two",
+            ),
+            (
+                self.final_rate is not None and self.rate is None,
+                f"masking.final_rate: found {self.final_rate} without masking.rate, expected both",
+            ),
+        )
         for phase in self.phases:
             check_bounds("masking.phases", phase)
         for kind, other in (("until_tokens", "until_share"), ("until_share", "until_tokens")):
@@ -287,8 +328,6 @@ class MaskingConfig:
             break
         else:
             raise UserError("masking.phases: found until_tokens and until_share, expected one of them in all phases")
-        if self.final_rate is not None and self.rate is None:
-            raise UserError(f"masking.final_rate: found {self.final_rate} without masking.rate, expected both")
 
 
 def _nearest_divisors(size: int, count: int) -> list[int]:
