@@ -12,11 +12,10 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import NoReturn
 
 import torch
@@ -24,7 +23,7 @@ import torch
 from cloze.launch.checkpoint.fetching import INDEX, Files, missing_part, owner_of, read_index, step_place
 from cloze.launch.checkpoint.local_checkpoints import ATTEMPT, WHOLE, Found, found_on, take_shared, whole_on_all
 from cloze.launch.checkpoint.manager import CheckpointManager
-from cloze.launch.checkpoint.state import TrainState, describe, hash_of_files, read_state, saved_alike
+from cloze.launch.checkpoint.state import describe, hash_of_files, read_state, saved_alike
 from cloze.launch.checkpoint.transfer import Damaged, StoreThread, fetch, upload
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run.commits import Commit, TakenOver, is_first
@@ -85,8 +84,7 @@ class StoredCheckpoints(CheckpointManager):
         self._committed: dict[int, str] = {}  # step -> attempt, sent by rank 0 at the start
         # the newest one on scratch, if it is not uploaded (checkpoint.local)
         self._newest_local: _Published | None = None
-        self._waiting: _Published | None = None
-        self._best_waiting: _Published | None = None  # the one of the best evaluation, if older than `_waiting`
+        self._queue: list[_Published] = []  # those that wait for their upload: the newest, and the best if it is older
         self._best_committed = -1  # step of the best evaluation by the newest committed checkpoint; on rank 0
         self._uploading: int | None = None  # step of the current or last upload
         self._sent = 0
@@ -181,7 +179,7 @@ class StoredCheckpoints(CheckpointManager):
             )
             return None
         mine = {name: each for name, each in files.items() if (owner_of(name) or 0) == self.environment.rank}
-        self._waiting = _Published(step, files, mine, read_state(self.path(step)))
+        self._queue = [_Published(step, files, mine, read_state(self.path(step)))]
         self._good.add(step)
         where = "this machine's scratch" if len(whole) == 1 else f"the scratch of {len(whole)} machines"
         self._say(f"step {step} is on {where} and not in the store yet: resuming from it")
@@ -273,12 +271,7 @@ class StoredCheckpoints(CheckpointManager):
             return self.environment.world_size
         if self._writing is not None:
             return super().publish_votes()
-        return int(not self._store_given_up and self._next_upload is not None and self._thread.idle)
-
-    @property
-    def _next_upload(self) -> _Published | None:
-        """The checkpoint that is uploaded next."""
-        return self._best_waiting or self._waiting
+        return int(not self._store_given_up and bool(self._queue) and self._thread.idle)
 
     @property
     def must_end(self) -> bool:
@@ -325,22 +318,9 @@ class StoredCheckpoints(CheckpointManager):
                 )
         raise AssertionError("unreachable: the rank for which all give up has raised")
 
-    def save(
-        self,
-        engine: Engine,
-        state: TrainState,
-        facts: Fields,
-        rank_state: dict[str, torch.Tensor],
-        files: Mapping[str, Fields] = MappingProxyType({}),
-        *,
-        local: bool = False,
-    ) -> None:
-        """As in CheckpointManager; state.json also names the start that saved it."""
-        super().save(engine, state, facts | {ATTEMPT: self._run.attempt}, rank_state, files, local=local)
-
     def _in_this_folder(self, parts: list[str], facts: Fields) -> tuple[list[str], Fields]:
         here = [part if rank in self._local_ranks else "{}" for rank, part in enumerate(parts)]
-        return here, facts | {WHOLE: hash_of_files(_files_of(parts))}
+        return here, facts | {ATTEMPT: self._run.attempt, WHOLE: hash_of_files(_files_of(parts))}
 
     def _published(self, step: int, parts: list[str], state: Fields, local: bool) -> None:
         published = _Published(step, _files_of(parts), json.loads(parts[self.environment.rank]), state)
@@ -349,26 +329,19 @@ class StoredCheckpoints(CheckpointManager):
             self._enqueue(published)
 
     def _enqueue(self, published: _Published) -> None:
-        """Let the checkpoint wait for its upload, replacing an older one that waits."""
-        before, best = self._waiting, published.state["best_step"]
-        if before is not None and before.step == best:
-            self._best_waiting = before  # a newer one does not replace the best one
-        elif self._best_waiting is not None and self._best_waiting.step != best:
-            self._best_waiting = None
-        self._waiting = published
+        """Let the checkpoint wait for its upload, in the place of all that wait but the one of the best evaluation."""
+        best = published.state["best_step"]
+        kept = [each for each in self._queue if each.step == best and each.step != published.step]
+        self._queue = [*kept, published]
 
     def _begin_upload(self) -> None:
         """Collective."""
-        if self._next_upload is None or self._store_given_up:
+        if not self._queue or self._store_given_up:
             return
         busy = distributed.reduce_sum(torch.tensor(float(not self._thread.idle), device=self.device))
         if busy.item():
             return
-        published = self._next_upload
-        if published is self._best_waiting:
-            self._best_waiting = None
-        else:
-            self._waiting = None
+        published = self._queue.pop(0)
         self._uploading, self._sent = published.step, self._sent + 1
         name = f"{self._run.attempt}-{self._sent}"
         self._thread.submit(partial(self._upload, published, name))
@@ -437,7 +410,7 @@ class StoredCheckpoints(CheckpointManager):
             if self._store_given_up:
                 self._end_without_store()
             self._begin_upload()
-            left = float(self._next_upload is not None or not self._thread.idle)
+            left = float(bool(self._queue) or not self._thread.idle)
             if not distributed.reduce_sum(torch.tensor(left, device=self.device)).item():
                 return
             time.sleep(_WAIT_SECONDS)
@@ -452,7 +425,7 @@ class StoredCheckpoints(CheckpointManager):
             if old := self.outlived(good, best, self._best_committed):
                 self._thread.submit(partial(self._retire, old))
         if self.leads and (local := super().steps()):
-            kept = {each.step for each in (self._waiting, self._best_waiting) if each}
+            kept = {each.step for each in self._queue}
             kept.add(max(self._good, default=local[-1]))  # newer ones belong to an abandoned start
             if self._uploading is not None:
                 kept.add(self._uploading)
