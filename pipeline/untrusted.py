@@ -111,6 +111,15 @@ def read_json(path: Path) -> Any:
     return load_json(path.read_bytes())
 
 
+def fields_if_readable(path: Path) -> dict[str, Any]:
+    """The fields of a JSON file that a run can do without; none if it is missing or damaged."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value of JSON is a number to compute with: Python also reads NaN, 1e999 as infinity, and whole numbers
     that no float holds, and takes `true` for 1.

@@ -24,7 +24,7 @@ from cloze.launch.engine.repairs import (
     probe_no_operations,
 )
 from cloze.launch.engine.versions import check_deepspeed
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, reason_of
 
 
 def build_deepspeed(
@@ -124,9 +124,9 @@ def _refusal(error: Exception) -> UserError:
             f"deepspeed: found {where} = {found['input']!r}, expected a setting that DeepSpeed knows "
             f"({found['msg']}); see its configuration reference"
         )
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return UserError(
-        f"deepspeed: found settings that DeepSpeed refuses ({reason}), expected others; see its configuration reference"
+        f"deepspeed: found settings that DeepSpeed refuses ({reason_of(error)}), expected others; see its "
+        "configuration reference"
     )
 
 

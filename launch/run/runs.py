@@ -1,6 +1,5 @@
 """The folder of a run: the names of its files, and its description (configuration, data, device, tokenizer)."""
 
-import contextlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from cloze.pipeline.fields import Fields
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
-from cloze.pipeline.untrusted import check_readable, load_json, load_yaml, read_json
+from cloze.pipeline.untrusted import check_readable, fields_if_readable, load_json, load_yaml, read_json
 
 CONFIG = "config.yaml"
 DATA = "data.json"
@@ -284,9 +283,7 @@ def check_own(folder: Path, checkpoint: Path, state: Fields) -> None:
     """
     other = f"{checkpoint}: found a checkpoint of another run"
     advice = "move away the one of the two that is not this run's"
-    expected = None
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        expected = read_json(folder / SOFTWARE).get(RUN)
+    expected = fields_if_readable(folder / SOFTWARE).get(RUN)
     if expected is not None and (found := state.get(RUN)) != expected:
         raise UserError(
             f"{other} ({RUN} is {found!s:.12} in its state.json), expected {expected!s:.12}, as in "

@@ -9,7 +9,7 @@ from cloze.launch.run.runs import STATUS
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
-from cloze.pipeline.untrusted import read_json
+from cloze.pipeline.untrusted import fields_if_readable
 
 # After so long without a heartbeat the overview of runs calls a running one silent. A process writes its heartbeat
 # every monitor.heartbeat_seconds (10 by default); clocks of hosts differ by seconds, and shared folders show changes
@@ -43,10 +43,7 @@ def recording_failure(folder: Path) -> Iterator[None]:
 
 def read_status(folder: Path) -> Fields:
     """Content of status.json: state and step; empty where it is missing or damaged."""
-    try:
-        status = read_json(folder / STATUS)
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(status, dict) or not isinstance(status.get("state"), str):
+    status = fields_if_readable(folder / STATUS)
+    if not isinstance(status.get("state"), str):
         return {}
     return status | {"step": status["step"] if type(status.get("step")) is int else 0}

@@ -19,11 +19,11 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from cloze.launch.run.runs import TRACKING
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, reason_of
 from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
-from cloze.pipeline.untrusted import read_json
+from cloze.pipeline.untrusted import fields_if_readable
 
 # Size of a tracker's queue in lines, enough for hours; when it is full, new lines are left out.
 _WAITING = 10_000
@@ -236,11 +236,7 @@ class Tracking:
         # Any exception of the library or its server, SystemExit included: the training continues.
         except BaseException as error:
             self._failed = True
-            reason = str(error).strip().splitlines()
-            self._warn(
-                f"{self._name}: the run continues without it ({type(error).__name__}: "
-                f"{reason[0] if reason else 'without a message'})"
-            )
+            self._warn(f"{self._name}: the run continues without it ({type(error).__name__}: {reason_of(error)})")
 
 
 _noting = threading.Lock()  # several trackers write one file
@@ -248,11 +244,8 @@ _noting = threading.Lock()  # several trackers write one file
 
 def tracked(folder: Path) -> dict[str, Fields]:
     """State of a run's trackers by name: the tracker's id of the run, and the last step sent of each curve."""
-    try:
-        content = read_json(folder / TRACKING)
-        return {name: state for name, state in content.items() if isinstance(state, dict)}
-    except (OSError, ValueError, AttributeError):
-        return {}
+    content = fields_if_readable(folder / TRACKING)
+    return {name: state for name, state in content.items() if isinstance(state, dict)}
 
 
 def _note(folder: Path, name: str, state: Fields) -> None:

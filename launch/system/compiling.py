@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from cloze.launch.system.environment import c_compiler, cuda_driver_folder
+from cloze.pipeline.errors import reason_of
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,7 @@ def lack(device: torch.device) -> Lack | None:
     try:
         _compile_one(device)
     except Exception as error:  # of Inductor, Triton, the C compiler, the linker, or CUDA's assembler
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return _missing() or Lack(f"a kernel of one addition ended with {reason!r}", "make that kernel run")
+        return _missing() or Lack(f"a kernel of one addition ended with {reason_of(error)!r}", "make that kernel run")
     return None
 
 

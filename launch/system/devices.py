@@ -14,10 +14,10 @@ import torch.nn.attention
 
 from cloze.launch.system.data_sheets import DataSheet, find_data_sheet, is_slice
 from cloze.launch.system.environment import cache_folder
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, reason_of
 from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.storage import publish_text
-from cloze.pipeline.untrusted import is_number, read_json
+from cloze.pipeline.untrusted import fields_if_readable, is_number
 
 FLASH_ATTENTION_3 = "FA3"  # torch's name of flash attention 3
 
@@ -77,7 +77,7 @@ def take_flash_attention_3(device: torch.device, dropout: float) -> str | None:
     try:
         torch.nn.attention.activate_flash_attention_impl(FLASH_ATTENTION_3)
     except Exception as error:  # any error of its import: built for another torch or CUDA, or without the backward pass
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
+        return reason_of(error)
     return None
 
 
@@ -338,9 +338,4 @@ def _file() -> Path:
 
 def saved_rates() -> dict[str, float]:
     """FLOP/s a GPU or a thread, by device and dtype, and bytes/s; empty where nothing was measured."""
-    try:
-        content = read_json(_file())
-        return {name: float(rate) for name, rate in content.items() if is_number(rate) and rate > 0}
-    # written by another version, or damaged: treated as missing
-    except (OSError, ValueError, AttributeError, TypeError):
-        return {}
+    return {name: float(rate) for name, rate in fields_if_readable(_file()).items() if is_number(rate) and rate > 0}

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from cloze.launch.system.environment import Environment, read_environment
 from cloze.model.config import ModelError
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, reason_of
 from cloze.pipeline.storage import describe
 
 EXIT_COMPLETE = 0
@@ -112,10 +112,9 @@ def _line_of_loss(error: RuntimeError) -> str | None:
     distributed = sys.modules.get("cloze.launch.system.distributed")  # not imported for this, and torch with it
     if distributed is None or not distributed.lost_others(error):
         return None
-    reason = str(error).strip().splitlines()[0]
     return (
-        f"rank {read_environment().rank}: found other processes gone, expected them in a collective ({reason}); "
-        "see the message of the process that ended first"
+        f"rank {read_environment().rank}: found other processes gone, expected them in a collective "
+        f"({reason_of(error)}); see the message of the process that ended first"
     )
 
 

@@ -8,7 +8,7 @@ they skip a step on the device, where `found_inf` is 1: the host need not know.
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -48,12 +48,8 @@ class AdamFamily(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "fused": True, **more})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one of two
-        """Update every parameter that has a gradient; `closure` as torch.optim defines it."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:  # type: ignore[override]  # the engine computes losses, and gives none to be computed again
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
@@ -62,7 +58,6 @@ class AdamFamily(Optimizer):
             # A list, since torch would ask the device for the number that a tensor alone stands for.
             torch._foreach_add_(steps, 1 if self.found_inf is None else [1 - self.found_inf] * len(steps))
             self.move(group, params, [p.grad for p in params], list(means), list(squares), list(steps))
-        return loss
 
     def _moments(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Both moments and the count of steps of one parameter, at first zero."""

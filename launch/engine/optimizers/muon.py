@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -59,12 +59,8 @@ class MuonWithAdamW(Optimizer):
         super().__init__([*matrices, *(self._adamw.param_groups if self._adamw else [])], {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one of two
-        """Update every parameter that has a gradient; `closure` as torch.optim defines it."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:  # type: ignore[override]  # the engine computes losses, and gives none to be computed again
+        """Update every parameter that has a gradient."""
         self._step_muon([group for group in self.param_groups if group["muon"]])
         if self._adamw:
             # Given anew each time: loading a state makes new groups and states.
@@ -73,7 +69,6 @@ class MuonWithAdamW(Optimizer):
             fused: Any = self._adamw  # torch's types say nothing of what it skips by
             fused.found_inf = self.found_inf
             fused.step()
-        return loss
 
     def _step_muon(self, groups: list[Group]) -> None:
         params = [p for group in groups for p in group["params"] if p.grad is not None]
