@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -114,11 +113,10 @@ def _found(
     """
     given = config.train.memory_limit_gib
     limit = None if given is None else int(given * 2**30)
-    memory: Memory
     if device.type == "cuda":
-        memory = CudaMemory(device, limit)
+        memory = Memory.of_gpu(device, limit)
     else:
-        memory = HostMemory(processes_on_this_machine(environment), limit)
+        memory = Memory.of_host(processes_on_this_machine(environment), limit)
         candidates = _fast_on_cpu(candidates)
         most = most_bytes(config.model, data, run_masking(config, data), candidates[-1])
         free = memory.limit() - memory.peak()
@@ -196,14 +194,45 @@ def _agree(fits: bool, device: torch.device) -> bool:
     return distributed.reduce_sum(torch.tensor([0.0 if fits else 1.0], device=device)).item() == 0
 
 
-class Memory(Protocol):
+@dataclass(frozen=True)
+class Memory:
     """Memory of this process, in bytes."""
 
-    def peak(self) -> int:
-        """Peak memory so far."""
+    peak: Callable[[], int]
+    """The most so far."""
+    limit: Callable[[], int]
+    """What the process may use."""
 
-    def limit(self) -> int:
-        """Memory that the process may use."""
+    @classmethod
+    def of_gpu(cls, device: torch.device, given: int | None = None) -> Memory:
+        """That of the process's GPU, of which it may use what it has and what is free.
+
+        Args:
+            given: the limit, instead; as of `of_host`.
+        """
+
+        def limit() -> int:
+            return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) if given is None else given
+
+        return cls(lambda: torch.cuda.max_memory_reserved(device), limit)
+
+    @classmethod
+    def of_host(cls, processes: int, given: int | None = None) -> Memory:
+        """That of the machine, which `processes` processes of the run share.
+
+        Raises:
+            UserError: no limit is given, and the system does not report its free memory.
+        """
+        if given is None:
+            held, free = resident_bytes(), available_bytes()
+            if held is None or free is None:
+                raise UserError(
+                    "train.micro_batch_size: found auto on a system that does not tell its free memory, expected Linux "
+                    "or a GPU; give a number, or train.memory_limit_gib"
+                )
+            # Computed at the start, when the other processes use as little memory as this one.
+            given = held + free // processes
+        return cls(peak_bytes, lambda: given)
 
 
 def largest_that_fits(
@@ -219,7 +248,6 @@ def largest_that_fits(
 
     Args:
         run: (size, agree) -> whether the size ran on all ranks; False: a rank was out of memory, and all ranks stopped.
-        memory: `peak()` bytes so far, `limit()` bytes that the process may use.
         agree: this rank's bool -> whether it is true on all ranks.
 
     Raises:
@@ -432,45 +460,3 @@ class Probe:
         if self._batches.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._batches.device)
-
-
-class CudaMemory:
-    """Memory of this process's GPU, in bytes."""
-
-    def __init__(self, device: torch.device, limit: int | None = None) -> None:
-        self.device, self._limit = device, limit
-
-    def peak(self) -> int:
-        return torch.cuda.max_memory_reserved(self.device)
-
-    def limit(self) -> int:
-        """The given limit, or the process's memory plus the free memory."""
-        if self._limit is not None:
-            return self._limit
-        return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
-
-
-class HostMemory:
-    """Memory of this process, in bytes, on a machine shared by `processes` processes of the run.
-
-    Raises:
-        UserError: no limit is given, and the system does not report its free memory.
-    """
-
-    def __init__(self, processes: int, limit: int | None = None) -> None:
-        if limit is None:
-            held, free = resident_bytes(), available_bytes()
-            if held is None or free is None:
-                raise UserError(
-                    "train.micro_batch_size: found auto on a system that does not tell its free memory, "
-                    "expected Linux or a GPU; give a number, or train.memory_limit_gib"
-                )
-            # Computed at the start, when the other processes use as little memory as this one.
-            limit = held + free // processes
-        self._limit = limit
-
-    def peak(self) -> int:
-        return peak_bytes()
-
-    def limit(self) -> int:
-        return self._limit

@@ -196,28 +196,26 @@ class MetricsWriter:
             assert writer is not None, "it is open"
             writer.add_summary(part)
 
+    def _on_board(self, write: Callable[[SummaryWriter], object]) -> None:
+        """Write to TensorBoard, if the run does."""
+        if self._board:
+            with readable_errors(self._folder):
+                write(self._board)
+                self._board.flush()
+
     def text(self, name: str, step: int, markdown: str) -> None:
         """Write a page of TensorBoard's text panel."""
-        if not self._board:
-            return
-        with readable_errors(self._folder):
-            self._board.add_text(name, markdown, step)
-            self._board.flush()
+        self._on_board(lambda board: board.add_text(name, markdown, step))
 
     def precision_recall(self, name: str, step: int, labels: list[int], probabilities: list[float]) -> None:
         """Write a precision-recall curve to TensorBoard: labels 0 and 1, and the probabilities of label 1."""
-        if not self._board:
-            return
-        with readable_errors(self._folder):
-            self._board.add_pr_curve(name, np.array(labels), np.array(probabilities), step)
-            self._board.flush()
+        self._on_board(lambda board: board.add_pr_curve(name, np.array(labels), np.array(probabilities), step))
 
     def embeddings(self, step: int, vectors: torch.Tensor, names: list[str]) -> None:
         """Write a snapshot for TensorBoard's projector: vectors (N, hidden size) and their names."""
-        if not self._board:
-            return
-        with readable_errors(self._folder):
-            self._board.add_embedding(vectors, metadata=names, global_step=step, tag=_EMBEDDINGS)
+
+        def write(board: SummaryWriter) -> None:
+            board.add_embedding(vectors, metadata=names, global_step=step, tag=_EMBEDDINGS)
             # torch lists only the snapshots of this process, and the projector shows only what is listed.
             snapshots = sorted(
                 path.parent.relative_to(self._folder) for path in self._folder.glob(f"*/{_EMBEDDINGS}/tensors.tsv")
@@ -230,7 +228,8 @@ class MetricsWriter:
                     for path in snapshots
                 ),
             )
-            self._board.flush()
+
+        self._on_board(write)
 
     def close(self, complete: bool = False) -> None:
         """Close the files and the trackers.

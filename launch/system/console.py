@@ -108,16 +108,14 @@ class Console:
 
     def facts(self, title: str, rows: Sequence[tuple[str, ...]]) -> None:
         """A table of names and values."""
-        if self.is_main:
-            table = Table(title=escape(title), show_header=False, title_justify="left")
-            for row in rows:
-                table.add_row(*map(escape, row))
-            self._rich.print(table)
+        self._show(Table(title=escape(title), show_header=False, title_justify="left"), rows)
 
     def table(self, title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
         """A table with a line of column names."""
+        self._show(Table(*header, title=escape(title), title_justify="left", show_lines=True), rows)
+
+    def _show(self, table: Table, rows: Iterable[tuple[str, ...]]) -> None:
         if self.is_main:
-            table = Table(*header, title=escape(title), title_justify="left", show_lines=True)
             for row in rows:
-                table.add_row(*map(escape, row))
+                table.add_row(*map(escape, row))  # a path may have brackets, which rich would read as a style
             self._rich.print(table)

@@ -168,14 +168,7 @@ class Distillation(MaskedTokens):
 
     def build_model(self) -> Student:
         """The student, whose weights are random or taken by `init_from` and `init_layers`."""
-        train = self.config.train
-        return Student(
-            self.config.model,
-            self.teacher,
-            self._temperature,
-            attention_kernel=train.attention_kernel,
-            gradient_checkpointing=train.gradient_checkpointing,
-        )
+        return Student(self.config.model, self.teacher, self._temperature, **self.model_options)
 
     def flops(self, counts: TokenCounts) -> float:
         """FLOPs of the student's forward and backward and of the teacher's forward (a third of both)."""

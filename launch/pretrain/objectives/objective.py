@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -90,12 +90,16 @@ class Objective(ABC):
         micro-batch and a `dropout_seed` and without labels returns `prediction_logits`. Parameters that a subclass adds
         are trained and saved in checkpoints; exports omit them.
         """
+        return BertForPreTraining(self.config.model, **self.model_options)
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """Options of a model's class besides its shape, by the run's configuration."""
         train = self.config.train
-        return BertForPreTraining(
-            self.config.model,
-            attention_kernel=train.attention_kernel,
-            gradient_checkpointing=train.gradient_checkpointing,
-        )
+        return {
+            "attention_kernel": train.attention_kernel,
+            "gradient_checkpointing": train.gradient_checkpointing,
+        }
 
     def flops(self, counts: TokenCounts) -> float:
         """FLOPs of forward and backward of all models of the objective, for speed/mfu: by default BERT's."""

@@ -164,14 +164,7 @@ class ReplacedTokens(MaskedTokens):
 
     def build_model(self) -> Electra:
         """Both models. An export has the discriminator, or on request the generator."""
-        train = self.config.train
-        return Electra(
-            self.config.model,
-            self.generator,
-            self._temperature,
-            attention_kernel=train.attention_kernel,
-            gradient_checkpointing=train.gradient_checkpointing,
-        )
+        return Electra(self.config.model, self.generator, self._temperature, **self.model_options)
 
     def pretraining_output(self, output: ElectraOutput) -> PreTrainingOutput:
         """The generator's."""

@@ -105,13 +105,7 @@ class SpanBoundary(MaskedTokens):
 
     def build_model(self) -> SpanBoundaryBert:
         """BERT and the head, which exports omit."""
-        train = self.config.train
-        return SpanBoundaryBert(
-            self.config.model,
-            self._longest,
-            attention_kernel=train.attention_kernel,
-            gradient_checkpointing=train.gradient_checkpointing,
-        )
+        return SpanBoundaryBert(self.config.model, self._longest, **self.model_options)
 
     def pretraining_output(self, output: SpanOutput) -> PreTrainingOutput:
         """The PreTrainingOutput of BERT."""

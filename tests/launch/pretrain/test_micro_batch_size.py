@@ -21,7 +21,6 @@ from cloze.launch.pretrain.inputs import open_inputs
 from cloze.launch.pretrain.micro_batch_size import (
     MIXED_BATCHES,
     SPARE_SHARE,
-    HostMemory,
     Probe,
     ProbeBatches,
     largest_that_fits,
@@ -201,15 +200,15 @@ def test_ranks_of_unequal_memory_agree():
 def test_a_machine_of_another_kind_does_not_tell(tmp_path, monkeypatch):
     assert available_bytes(tmp_path) is resident_bytes(tmp_path) is None and peak_bytes(tmp_path) > 0
     monkeypatch.setattr(probing, "available_bytes", lambda: None)
-    assert HostMemory(2, limit=5).limit() == 5
+    assert probing.Memory.of_host(2, 5).limit() == 5
     with pytest.raises(UserError, match="train.micro_batch_size: found auto on a system that does not tell"):
-        HostMemory(2)
+        probing.Memory.of_host(2)
 
 
 def test_memory_of_a_machine_is_shared(monkeypatch):
     monkeypatch.setattr(probing, "available_bytes", lambda: 4000)
     monkeypatch.setattr(probing, "resident_bytes", lambda: 100)
-    assert HostMemory(2).limit() == 100 + 2000
+    assert probing.Memory.of_host(2).limit() == 100 + 2000
 
 
 def test_the_peak_is_this_process_own():
