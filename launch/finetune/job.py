@@ -13,7 +13,7 @@ from cloze.launch.finetune.kind import Kind
 from cloze.launch.finetune.tasks import KINDS, find_task
 from cloze.launch.pretrained.source import Source, find_source
 from cloze.launch.run import runs
-from cloze.launch.training.best_checkpoint import with_metric
+from cloze.launch.training.completion import with_metric
 from cloze.launch.training.start_table import origin_of_rate
 from cloze.model.bert import BertPreTrained
 from cloze.model.flops import encoder_weights

@@ -12,8 +12,8 @@ from cloze.launch.pretrain.sample_predictions import SamplePredictions
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.system.own_classes import own_class
-from cloze.launch.training.best_checkpoint import with_metric
 from cloze.launch.training.callbacks import Callback
+from cloze.launch.training.completion import with_metric
 from cloze.launch.training.evaluation import ValidationSet
 from cloze.launch.training.process import Process
 from cloze.pipeline.errors import UserError

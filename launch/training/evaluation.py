@@ -11,9 +11,8 @@ from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed
 from cloze.launch.system.devices import to_device
-from cloze.launch.training.best_checkpoint import evaluated
 from cloze.launch.training.callbacks import Callback, RunView, with_more
-from cloze.launch.training.completion import ending
+from cloze.launch.training.completion import ending, evaluated
 from cloze.launch.training.curves import Curves
 from cloze.launch.training.objective import MeasuredObjective
 from cloze.launch.training.skipped_steps import TrainProgress

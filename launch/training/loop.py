@@ -143,18 +143,16 @@ class Loop:
         Returns:
             The micro-batch's share of the loss, (), and its sums, float64: the objective's, then those of the sources.
         """
-        micro_batch = batch.micro_batches[number]
-        if batch.sources is None:
-            micro_batch = to_device(micro_batch, self.engine.device)
-            output = self._forward(number, micro_batch) if known is None else known
-            return self.objective(output, micro_batch, totals.divisors)
-        assert self.sources is not None, "batches of a mixture come with what measures its sources"
-        # The sources go to the device in the same copy, and not to the model.
-        micro_batch = to_device(micro_batch | {"sources": batch.sources[number]}, self.engine.device)
-        sources = micro_batch.pop("sources")
+        # The sources of a mixture go to the device in the same copy, and not to the model.
+        more = {} if batch.sources is None else {"sources": batch.sources[number]}
+        micro_batch = to_device(batch.micro_batches[number] | more, self.engine.device)
+        sources = micro_batch.pop("sources", None)
         output = self._forward(number, micro_batch) if known is None else known
         loss, sums = self.objective(output, micro_batch, totals.divisors)
-        return loss, torch.cat([sums, self.sources.sums(output, micro_batch, sources)])
+        if sources is not None:
+            assert self.sources is not None, "batches of a mixture come with what measures its sources"
+            sums = torch.cat([sums, self.sources.sums(output, micro_batch, sources)])
+        return loss, sums
 
     def _forward(self, number: int, micro_batch: MicroBatch) -> ModelOutput:
         """The model's output for a micro-batch on the device: the same however often, by the key of its dropout."""

@@ -7,13 +7,6 @@ from typing import NamedTuple
 from cloze.launch.config import ScheduleConfig, TrainConfig
 
 
-def warmup_steps(config: ScheduleConfig, end: float) -> int:
-    """Warmup in steps (with a time budget: seconds) of a run of length `end`; 0 with `warmup_tokens`."""
-    if config.warmup_tokens is not None:
-        return 0
-    return config.warmup_in(end)
-
-
 class Progress(NamedTuple):
     """Progress of a run after its warmup."""
 
@@ -75,7 +68,7 @@ def multiplier(config: ScheduleConfig, at: float, end: float, tokens: int = 0) -
 
     Those that fall to 0 are scaled to end at final_share.
     """
-    warmup = warmup_steps(config, end)
+    warmup = config.warmup_in(end)
     if config.warmup_tokens is not None and tokens < config.warmup_tokens:
         return _rise(config, tokens / config.warmup_tokens)
     if at < warmup:
@@ -100,7 +93,7 @@ def describe(config: ScheduleConfig, train: TrainConfig) -> str:
     elif train.budget_seconds is not None:
         warmup = f"{config.warmup_share:.1%} of the time"
     else:
-        steps = warmup_steps(config, train.max_steps)
+        steps = config.warmup_in(train.max_steps)
         warmup = f"{steps} steps"
         if config.warmup_steps not in (None, steps):
             shrunk = f", shrunk from {config.warmup_steps} with the run, from {config.warmup_of_steps:,} steps"

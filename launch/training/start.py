@@ -22,17 +22,15 @@ from cloze.launch.system.environment import Environment
 from cloze.launch.training.callbacks import Callback, StopOnRequest
 from cloze.launch.training.curves import Curves
 from cloze.launch.training.evaluation import Evaluations
-from cloze.launch.training.inspection import Inspector
+from cloze.launch.training.inspection import Inspector, StepProfiler
 from cloze.launch.training.loop import Loop
 from cloze.launch.training.metric_sums import Window
 from cloze.launch.training.process import Process, joined, recorded
-from cloze.launch.training.profiling import StepProfiler
 from cloze.launch.training.recipe import Recipe
 from cloze.launch.training.resuming import open_checkpoints, resume
 from cloze.launch.training.saving import Publishing, Saving
 from cloze.launch.training.skipped_steps import TrainProgress
-from cloze.launch.training.slow_ranks import SlowRanks
-from cloze.launch.training.throughput import Throughput, Utilization
+from cloze.launch.training.throughput import SlowRanks, Throughput, Utilization
 from cloze.launch.training.weight_average import WeightAverage
 from cloze.pipeline.fields import Fields
 

@@ -1,5 +1,6 @@
-"""Norms of each layer against a plain loop, at every ZeRO stage."""
+"""Norms of each layer against a plain loop, at every ZeRO stage; the profiler of a run."""
 
+import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import torch
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.system import distributed
-from cloze.launch.training.inspection import Inspector, layer_of
+from cloze.launch.training.inspection import Inspector, layer_of, start_quietly
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
@@ -141,3 +142,14 @@ def test_only_cpus_are_inspected_with_a_profiler(monkeypatch, device):
     inspector.on_step(SimpleNamespace(state=None, outcome=skipped))
     assert len(started) == (device == "cpu")
     assert [set(scalars) for scalars in written] == [{"speed/communication_share"} if device == "cpu" else set()]
+
+
+def test_a_profiler_of_one_cycle_says_nothing_of_others(recwarn):
+    """torch 2.12 warns of what a second cycle forgets whenever a first one begins."""
+
+    def start():
+        warnings.warn("Warning: Profiler clears events at the end of each cycle.", stacklevel=2)
+        warnings.warn("Profiler won't be using warmup", stacklevel=2)
+
+    start_quietly(SimpleNamespace(start=start))
+    assert [str(each.message) for each in recwarn] == ["Profiler won't be using warmup"]

@@ -8,7 +8,7 @@ import torch
 from transformers import optimization
 
 from cloze.launch.config import ScheduleConfig
-from cloze.launch.training.schedules import SHAPES, multiplier, warmup_steps
+from cloze.launch.training.schedules import SHAPES, multiplier
 from tests.launching import ROOT
 from tests.tables import assert_same_names
 
@@ -82,7 +82,7 @@ def test_every_step_equals_the_published_formula(name):
 
 
 def test_warmup_by_share_and_none_at_all():
-    assert warmup_steps(ScheduleConfig(warmup_share=0.06), 250) == 15
+    assert ScheduleConfig(warmup_share=0.06).warmup_in(250) == 15
     assert multiplier(ScheduleConfig(warmup_steps=0), 0, 10) == 1.0
     assert multiplier(ScheduleConfig(warmup_steps=0, final_share=0.1), 10, 10) == pytest.approx(0.1)
     # Beyond the end the rate stays where it ended.
@@ -93,7 +93,7 @@ def test_nvidias_polynomial_drops_at_the_end_of_its_warmup():
     """The published recipes: phase 1 falls to 0.846 of the peak, phase 2 to 0.934."""
     for steps, share, expected in ((7038, 0.2843, 0.846), (1563, 0.128, 0.934)):
         config = ScheduleConfig(name="poly_nvidia", warmup_share=share, power=0.5)
-        end = warmup_steps(config, steps)
+        end = config.warmup_in(steps)
         assert multiplier(config, end - 1, steps) == pytest.approx(1, abs=0.01)
         assert multiplier(config, end, steps) == pytest.approx(expected, abs=5e-4)
         assert multiplier(config, steps, steps) == 0

@@ -6,7 +6,7 @@ import yaml
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.config import ScheduleConfig
-from cloze.launch.training.schedules import describe, multiplier, warmup_steps
+from cloze.launch.training.schedules import describe, multiplier
 from cloze.pipeline.errors import UserError
 
 PLACES = ("--data", "d", "--output", "o")
@@ -14,7 +14,7 @@ PLACES = ("--data", "d", "--output", "o")
 
 def warmup(command: str, *words: str) -> int:
     config = parse(command, [*PLACES, *words])
-    return warmup_steps(config.schedule, config.train.max_steps)
+    return config.schedule.warmup_in(config.train.max_steps)
 
 
 def test_the_recipes_warmup_shrinks_with_a_shorter_run(tmp_path):
