@@ -241,7 +241,8 @@ def fault_of_section(section: type, values: Fields, needed: Sequence[str]) -> st
         kind = kinds[name]
         options = get_args(kind) or (kind,)  # values of a Literal, or types
         types = (*options, int) if float in options else options
-        if not (value in options if get_origin(kind) is Literal else type(value) in types):
+        is_option = any(value == option and type(value) is type(option) for option in options)  # True == 1
+        if not (is_option if get_origin(kind) is Literal else type(value) in types):
             expected = " or ".join(getattr(each, "__name__", each) for each in options)
             return f"found {name} {value!r:.60}, expected {expected}"
     try:

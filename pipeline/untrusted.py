@@ -21,6 +21,8 @@ MOST_BYTES = 1 << 29
 MOST_LEVELS = 64
 # Whole numbers to the base of 8 and 60 in YAML 1.1: 010 is 8 there, and 2:08 is 128.
 _OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)")
+# Far above any field's number and below what no float holds, of which Python can't make one (308 decimal digits).
+_MANY_DIGITS = re.compile(r"[-+]?[0-9][xb]?[0-9a-fA-F_]{256,}")
 _Events: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -32,8 +34,8 @@ def load_yaml(text: str, load: Callable[[str], object] = yaml.safe_load, *, name
 
     Raises:
         UserError: it has more than MOST_VALUES values, as they are or with expanded aliases, or is nested too deep.
-        yaml.YAMLError: it is not YAML, a section has a name twice, a number has the base 8 or 60 without saying so, a
-            text holds the character 0, or a value is not what its form or tag says.
+        yaml.YAMLError: it is not YAML, a section has a name twice, a number has the base 8 or 60 without saying so, or
+            hundreds of digits, a text holds the character 0, or a value is not what its form or tag says.
     """
     too_deep = f"{name}: found values that are nested too deep, or contain themselves, expected sections of values"
     deep, values, wrong = _survey(text)
@@ -44,7 +46,7 @@ def load_yaml(text: str, load: Callable[[str], object] = yaml.safe_load, *, name
     if wrong is not None:
         event, problem = wrong
         mark: Any = event.start_mark
-        raise yaml.constructor.ConstructorError(problem=f"{event.value!r} {problem}", problem_mark=mark)
+        raise yaml.constructor.ConstructorError(problem=f"{event.value!r:.60} {problem}", problem_mark=mark)
     try:
         if "*" in text and "&" in text:
             values = _expanded(yaml.compose(text, yaml.SafeLoader), {})
@@ -165,6 +167,8 @@ def _survey(text: str) -> tuple[bool, int, tuple[yaml.ScalarEvent, str] | None]:
         values += 1
         if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _OTHER_BASE.fullmatch(event.value):
             wrong = wrong or (event, "has the base 8 or 60 in YAML: write a decimal number, or quotes around a text")
+        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _MANY_DIGITS.fullmatch(event.value):
+            wrong = wrong or (event, "has more than 256 digits: write a smaller number, or quotes around a text")
         if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:  # of which no path can be made
             wrong = wrong or (event, "holds the character 0")
         known = names[-1] if names else None

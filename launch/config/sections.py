@@ -145,6 +145,8 @@ class ZeroConfig:
     """Whether parameters are kept in host memory until a layer needs them (stage 3)."""
 
     def __post_init__(self) -> None:
+        if type(self.stage) is not int:  # the parser looks for an equal value, and True equals 1
+            raise UserError(f"zero.stage: found {self.stage}, expected 0, 1, 2 or 3")
         for name, least in (("offload_optimizer", 2), ("offload_parameters", 3)):
             if getattr(self, name) and self.stage < least:
                 raise UserError(

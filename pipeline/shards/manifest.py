@@ -247,6 +247,11 @@ def _first_fault(manifest: Manifest) -> str | None:
     if not _are_counts(manifest.counts.values()):
         return "counts: found a value that is no number, expected counts"
     lengths = [] if manifest.more_lengths is None else manifest.more_lengths
+    if any(
+        "/" in name or name in ("", ".", "..") or type(digest) is not str
+        for name, digest in (manifest.tokenizer_files or {}).items()
+    ):
+        return "tokenizer_files: found another entry than the SHA-256 of a file by its name"
     if not _are_counts(lengths, _MOST_NUMBERS["max_length"]):
         return f"found more_lengths {lengths!r:.60}, expected lengths"
     shares = [manifest.unigram_entropy, manifest.preparation["samples"]["random_share"]]

@@ -217,11 +217,14 @@ class ShardReader:
             fields += [len(fields) + 2 * mask_set, len(fields) + 2 * mask_set + 1]
         try:
             batch, metadata = opened.read(number, fields, mask_set)
+            batch.validate()  # buffers have the sizes that the lengths ask for, which numpy's views of them trust
             intact = batch.num_rows == self.block_sizes[block] and is_intact(batch, metadata, self._columns, mask_set)
         except UserError:
             raise
         except BAD as error:
-            raise _damaged(self._path(shard), f"block {number} can't be read: {error}") from error
+            raise _damaged(
+                self._path(shard), f"block {number} can't be read: {' '.join(str(error).split())}"
+            ) from error
         if not intact:
             raise _damaged(self._path(shard), f"block {number} has another checksum than when it was written")
         # Right checksums may have been computed for content that would read foreign memory.

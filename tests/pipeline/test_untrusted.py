@@ -63,7 +63,11 @@ def test_aliases_of_a_usual_size_are_read(tmp_path):
         ("train:\n  max_steps: 2:08", "at line 2, column 14 ('2:08' has the base 8 or 60 in YAML"),
         *(
             (f"seed: {value}", "a value is not what its form or tag says")
-            for value in ("2024-13-45", "9" * 5000, "!!int a", "!!timestamp 9", "!!bool 2", "2001-01-01 00:00:00+99:99")
+            for value in ("2024-13-45", "!!int a", "!!timestamp 9", "!!bool 2", "2001-01-01 00:00:00+99:99")
+        ),
+        *(
+            (f"train:\n  learning_rate: {number}", "has more than 256 digits")  # no float holds them
+            for number in ("1" * 400, "9" * 5000, f"-0x{'f' * 400}", "1_" * 200 + "1")
         ),
         ("__path__: a", "found the name __path__"),
     ],

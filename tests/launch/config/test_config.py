@@ -62,6 +62,7 @@ def data(tmp_path_factory):
         (["--optimizer.trust_ratio_bounds", "[0.3, 0.01]"], "optimizer.trust_ratio_bounds: found [0.3, 0.01]"),
         (["--schedule.warmup_tokens", "10"], "schedule.warmup_tokens: found 10 with schedule.name linear"),
         (["--zero.stage", "4"], "zero.stage"),
+        (["--train.learning_rate", "1" * 400], "train.learning_rate"),
         (["--zero.offload_optimizer", "true"], "found true at zero.stage 0, expected stage 2 or 3; add --zero.stage 2"),
         (["--zero.stage", "2", "--zero.offload_parameters", "true"], "zero.offload_parameters: found true at zero"),
         (["--loss_scale.initial_power", "40"], "loss_scale.initial_power: found 40, expected 0 to 32"),
@@ -109,6 +110,13 @@ def outside(bounds: Bounds) -> list[float]:
     lower = [bounds.at_least - 1] if bounds.at_least is not None else [bounds.above] if bounds.above is not None else []
     upper = [bounds.at_most + 1] if bounds.at_most is not None else [bounds.below] if bounds.below is not None else []
     return [*lower, *upper, math.nan]
+
+
+@pytest.mark.parametrize("stage", ["true", "1.0", "false"])
+def test_a_stage_that_only_equals_a_number_is_refused_in_a_file_too(tmp_path, capsys, stage):
+    (tmp_path / "c.yaml").write_text(f"zero: {{stage: {stage}}}\n")
+    line = error_of(capsys, "pretrain", "--config", tmp_path / "c.yaml", "--data", "d", "--output", tmp_path / "run")
+    assert f"zero.stage: found {stage.capitalize()}, expected 0, 1, 2 or 3" in line
 
 
 def test_every_field_refuses_what_is_out_of_its_bounds_and_says_them_in_its_help():

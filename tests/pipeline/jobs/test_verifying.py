@@ -131,6 +131,10 @@ def test_a_manifest_that_disagrees_with_its_tokenizer_is_a_line(data, place, cha
         (("preparation", "masking", "max_predictions_per_sequence"), 10**29, "masking.*max_predictions_per_sequence"),
         (("sources", 0, "bytes"), None, "sources: found one of other values"),
         (("more_lengths",), ["../.."], "found more_lengths"),
+        (("tokenizer_files",), {"/dev/zero": "x"}, "tokenizer_files: found another entry"),  # read without an end
+        (("tokenizer_files",), {"..": "x"}, "tokenizer_files: found another entry"),
+        (("tokenizer_files",), {"vocab.txt": None}, "tokenizer_files: found another entry"),
+        (("tokenizer_files",), ["vocab.txt"], "damaged \\(AttributeError"),
         (("splits", "train", "length_histogram"), [1] * 100_000, "train: found a length_histogram"),
         (("splits", "train", "counts", "tokens"), 0, "train: found counts"),
         (("splits", "train", "shards", "samples", 0), 10**18, "found 1000000000000000000 samples"),

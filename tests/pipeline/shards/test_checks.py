@@ -104,6 +104,27 @@ def test_a_crafted_block_is_refused_in_one_line(tmp_path, monkeypatch, name):
     assert any(re.search(expected, line) for line in damaged) and not any("\n" in line for line in damaged), damaged
 
 
+def test_lengths_of_buffers_that_no_file_has_are_one_line(tmp_path):
+    """A negative one was a SystemError of numpy's: checksums were computed of views before lengths were checked."""
+    folder = make_shards(tmp_path / "data", validation=2)
+    whole = ShardReader(folder, "train").take(np.arange(20), 0)[0].input_ids
+    path = folder / "train" / "shard-00000.arrow"
+    content = path.read_bytes()
+    block = 16 + int.from_bytes(content[12:16], "little")  # behind the magic and the message of the schema
+    size = int.from_bytes(content[block + 4 : block + 8], "little")
+    refused = 0
+    for sign in range(block + 15, block + 8 + size, 8):  # the last byte of each number of 64 bits in its metadata
+        changed = bytearray(content)
+        changed[sign] |= 128
+        path.write_bytes(changed)
+        try:
+            assert np.array_equal(ShardReader(folder, "train").take(np.arange(20), 0)[0].input_ids, whole)
+        except UserError as error:
+            assert "shard-00000.arrow" in str(error) and "\n" not in str(error)
+            refused += 1
+    assert refused > 5
+
+
 def test_good_blocks_of_every_kind_pass(tmp_path):
     for number, options in enumerate(({}, {"pairs": False}, {"mask_sets": 0}, {"max_length": 8})):
         folder = make_shards(tmp_path / str(number), train=50, validation=2, **options)
