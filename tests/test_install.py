@@ -10,16 +10,22 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PIP = """import os, pathlib, sys, tempfile, time
 assert sys.argv[1:3] == ["install", "--disable-pip-version-check"] and sys.argv[-2:] == ["--editable", "."]
+seen, packages = pathlib.Path({seen!r}), pathlib.Path({packages!r})
+def wait_for(stage):  # until it has been looked at, however busy the machine is
+    deadline = time.monotonic() + 60
+    while stage + "\\n" not in seen.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
 for line in ("Collecting torch==2.13", "  Downloading torch.whl (190 MB)", "Requirement already satisfied: x"):
     print(line, flush=True)
-time.sleep(0.3)
+wait_for("Downloading torch.whl (190 MB)")
 with open(os.path.join(tempfile.gettempdir(), "torch.whl"), "wb") as file:
     file.truncate(57_000_000)
-time.sleep(0.3)
+wait_for("Downloading torch.whl (190 MB), 57 MB fetched and unpacked")
+(packages / "torch.dist-info").mkdir()
 print("Installing collected packages: torch, numpy, rich", flush=True)
-for name in ("torch", "numpy"):
-    pathlib.Path({packages!r}, name + ".dist-info").mkdir()
-    time.sleep(0.3)
+wait_for("Installing packages: 1 of 3")
+(packages / "numpy.dist-info").mkdir()
+wait_for("Installing packages: 2 of 3")
 print("noise", file=sys.stderr)
 sys.exit({status})
 """
@@ -29,13 +35,23 @@ sys.exit({status})
 def test_the_installation_says_what_it_is_at_and_what_pip_said_if_it_failed(tmp_path, monkeypatch, capfd, status):
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip/__init__.py").touch()
-    (tmp_path / "pip/__main__.py").write_text(PIP.format(status=status, packages=str(tmp_path)))
+    seen = tmp_path / "seen"
+    seen.touch()
+    (tmp_path / "pip/__main__.py").write_text(PIP.format(status=status, packages=str(tmp_path), seen=str(seen)))
     (tmp_path / "of-before.dist-info").mkdir()
     os.utime(tmp_path / "of-before.dist-info", (0, 0))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     described = importlib.util.spec_from_file_location("install", ROOT / ".ci/install.py")
     install = importlib.util.module_from_spec(described)
     described.loader.exec_module(install)
+    stage_of = install._stage
+
+    def note(*arguments):
+        stage = stage_of(*arguments)
+        seen.write_text(f"{seen.read_text()}{stage}\n")
+        return stage
+
+    monkeypatch.setattr(install, "_stage", note)
     monkeypatch.setattr(install, "SECONDS_A_LINE", 0.02)
     monkeypatch.setattr(install, "LINES_A_REPETITION", 1000)
     monkeypatch.setattr(install, "PACKAGES", tmp_path)
