@@ -125,7 +125,7 @@ def test_flash_attention_which_takes_no_bias_is_refused_and_not_chosen(monkeypat
         ({"num_key_value_heads": 3}, "relative_attention: needs num_key_value_heads: null"),
         ({"relative_buckets": 1}, "relative_buckets: must be at least 2, and half of them less than"),
         ({"relative_buckets": 40}, "relative_buckets: must be at least 2, and half of them less than"),
-        ({"relative_distances": 0}, "relative_distances: found 0, expected at least 1"),
+        ({"relative_distances": 0}, "relative_distances: found 0, expected 1 to 1048576"),
         ({"relative_attention": "p2p"}, "relative_attention: found 'p2p', expected one of none, c2p, p2c, both"),
     ],
 )

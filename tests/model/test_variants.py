@@ -307,7 +307,7 @@ def test_every_head_of_modern_bert_matches_the_reference_and_goes_there_and_back
     torch.testing.assert_close(output[0][seen], expected[1][seen], **TOLERANCE)
     output.loss.backward()
     expected.loss.backward()
-    ours = to_huggingface({key: each.grad for key, each in model.named_parameters()}, MODERN)
+    ours = to_huggingface({key: each.grad for key, each in model.named_parameters()}, MODERN, name)
     for key, parameter in theirs.named_parameters():
         torch.testing.assert_close(ours.pop(key), parameter.grad, **TOLERANCE)
     assert not ours
