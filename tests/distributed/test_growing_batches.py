@@ -9,7 +9,17 @@ import pytest
 from cloze.launch.cli import main
 from cloze.pipeline.shards.reader import ShardReader
 from tests.forked import ForkedRun
-from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_arguments, step_of, train, weights
+from tests.launching import (
+    assert_same_weights,
+    curve,
+    finish,
+    kill_when,
+    pretrain_arguments,
+    saved,
+    step_of,
+    train,
+    weights,
+)
 from tests.slowed import slow_from
 from tests.synthetic import make_shards
 
@@ -99,7 +109,7 @@ def test_short_sequences_first_in_larger_batches(tmp_path):
     cut = ("--train.micro_batch_size", "2")
     kill_when(
         ForkedRun(pretrain_arguments(data, tmp_path / "cut", *sized, *cut), 2, slow_from(8)),
-        lambda: step_of(tmp_path / "cut") >= 8,
+        lambda: step_of(tmp_path / "cut") >= 8 and saved(tmp_path / "cut"),
     )
     assert "resumed from step 6" in finish(ForkedRun(pretrain_arguments(data, tmp_path / "cut", *sized, *cut)))
     assert samples(tmp_path / "cut") == samples(tmp_path / "whole")
@@ -147,7 +157,7 @@ def test_killed_while_the_batch_grows(data, tmp_path, stage):
     finish(ForkedRun(whole, 2))
     grown = next(step for step, size in enumerate(samples(tmp_path / "whole")) if size == 32)
     assert grown > 12, "the kill comes before the batch has its full size"
-    kill_when(ForkedRun(cut, 2, slow_from(10)), lambda: step_of(tmp_path / "cut") >= 10)
+    kill_when(ForkedRun(cut, 2, slow_from(10)), lambda: step_of(tmp_path / "cut") >= 10 and saved(tmp_path / "cut"))
     assert "resumed from step" in finish(ForkedRun(cut, 2))
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
     assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))

@@ -84,7 +84,7 @@ def test_killed_between_checkpoints(data, undisturbed, tmp_path, stage):
     """At stage 2 it is `test_stopped_and_killed_at_stage_2` that shows it."""
     run = tmp_path / "lr[1e-3] a+b(c|d)"  # DeepSpeed takes paths for patterns
     command = pretrain_arguments(data, run, *RUN, "--zero.stage", stage)
-    kill_when(ForkedRun(command, 2, slow_from(27)), lambda: step_of(run) >= 27)
+    kill_when(ForkedRun(command, 2, slow_from(27)), lambda: step_of(run) >= 27 and saved(run))
     output = finish(ForkedRun(command, 2))
     assert "resumed from step" in output
     assert curve(run) == curve(undisturbed(stage))
@@ -208,7 +208,7 @@ def test_stopped_and_killed_at_stage_2(data, undisturbed, tmp_path):
         status = json.loads((run / "status.json").read_text())
         assert status["state"] == "requeue" and moment <= status["step"] < STEPS, output
         assert f"step-{status['step']:08d}" in checkpoints(run)
-    kill_when(ForkedRun(command, 2, slow_from(36)), lambda: step_of(run) >= 36)
+    kill_when(ForkedRun(command, 2, slow_from(36)), lambda: step_of(run) >= 36 and saved(run))
     assert "resumed from step" in finish(ForkedRun(command, 2))
     assert curve(run) == curve(undisturbed("2"))
     assert_same_weights(weights(run), weights(undisturbed("2")))
@@ -294,7 +294,9 @@ def test_a_checkpoint_of_another_run_is_neither_gone_on_with_nor_exported(data, 
 def test_damaged_checkpoints_are_skipped_with_a_warning(data, undisturbed, tmp_path):
     """The newest is truncated, the one before has one flipped bit: the third is taken, and the end is the same."""
     run = tmp_path / "run"
-    kill_when(ForkedRun(pretrain_arguments(data, run, *RUN), 2, slow_from(36)), lambda: step_of(run) >= 36)
+    kill_when(
+        ForkedRun(pretrain_arguments(data, run, *RUN), 2, slow_from(36)), lambda: step_of(run) >= 36 and saved(run)
+    )
     *_, third, second, newest = saved(run)
     with open(newest / "mp_rank_00_model_states.pt", "r+b") as file:
         file.truncate(1000)
@@ -317,7 +319,7 @@ def test_zero_0_goes_on_with_another_number_of_processes(data, undisturbed, tmp_
     dropout_free = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
     train(data, tmp_path / "whole", *RUN, *dropout_free, processes=2)
     cut = ForkedRun(pretrain_arguments(data, run, *RUN, *dropout_free), 2, slow_from(27))
-    kill_when(cut, lambda: step_of(run) >= 27)
+    kill_when(cut, lambda: step_of(run) >= 27 and saved(run))
     output = train(data, run, *RUN, *dropout_free)
     assert "resumed from step" in output
     for left, right in zip(curve(run), curve(tmp_path / "whole"), strict=True):

@@ -28,7 +28,7 @@ from tests.launch.finetune.examples.test_tagging import conll
 from tests.launch.finetune.running import arguments, finetune, lines
 from tests.launch.finetune.small import make_model, squad
 from tests.launch.finetune.test_objective import _order
-from tests.launching import assert_same_weights, curve, finish, kill_when, step_of, weights
+from tests.launching import assert_same_weights, curve, finish, kill_when, saved, step_of, weights
 from tests.slowed import slow_from
 
 
@@ -205,7 +205,9 @@ def test_features_of_several_layers_over_processes_and_kills(model, files, tmp_p
     results, _ = finetune("sst2", model, *files, tmp_path / "one", *options)
     assert results["validation"]["accuracy"] > 0.5
     again = arguments("sst2", model, *files, tmp_path / "killed", *options)
-    kill_when(ForkedRun(again, 1, slow_from(30)), lambda: step_of(tmp_path / "killed") >= 30)
+    kill_when(
+        ForkedRun(again, 1, slow_from(30)), lambda: step_of(tmp_path / "killed") >= 30 and saved(tmp_path / "killed")
+    )
     changed = {name: 1.5 * tensor for name, tensor in load_file(model / "model.safetensors").items()}
     save_file(changed, model / "model.safetensors", metadata={"format": "pt"})
     assert "resumed from step" in finish(ForkedRun(again))
@@ -268,7 +270,9 @@ def test_a_run_unfreezes_and_goes_on_so_after_a_kill(model, files, tmp_path):
     ]
     assert moved == [False, False, True, True]
     again = arguments("sst2", model, *files, tmp_path / "killed", *options)
-    kill_when(ForkedRun(again, 1, slow_from(25)), lambda: step_of(tmp_path / "killed") >= 25)
+    kill_when(
+        ForkedRun(again, 1, slow_from(25)), lambda: step_of(tmp_path / "killed") >= 25 and saved(tmp_path / "killed")
+    )
     assert "resumed from step" in finish(ForkedRun(again))
     assert_same_weights(weights(tmp_path / "killed"), after)
 

@@ -36,6 +36,7 @@ from tests.launching import (
     finish,
     kill_when,
     pretrain_arguments,
+    saved,
     step_of,
     train,
     weights,
@@ -112,7 +113,7 @@ def test_a_killed_run_equals_the_uninterrupted_one(data, tmp_path):
     """Dropout is on, and a checkpoint falls inside a line's window: the sums of each source are kept in it."""
     finish(ForkedRun(mixing(data, tmp_path / "whole")))
     run = tmp_path / "run"
-    kill_when(ForkedRun(mixing(data, run), 1, slow_from(15)), lambda: step_of(run) >= 15)
+    kill_when(ForkedRun(mixing(data, run), 1, slow_from(15)), lambda: step_of(run) >= 15 and saved(run))
     assert "resumed from step" in finish(ForkedRun(mixing(data, run)))
     assert curve(run) == curve(tmp_path / "whole")
     assert_same_weights(weights(run), weights(tmp_path / "whole"))
@@ -154,7 +155,7 @@ def test_sentences_and_documents_of_one_text_are_trained_in_one_run(tmp_path):
     )
     train(mix, tmp_path / "whole", *run)
     cut = pretrain_arguments(mix, tmp_path / "cut", *run)
-    kill_when(ForkedRun(cut, 1, slow_from(6)), lambda: step_of(tmp_path / "cut") >= 6)
+    kill_when(ForkedRun(cut, 1, slow_from(6)), lambda: step_of(tmp_path / "cut") >= 6 and saved(tmp_path / "cut"))
     assert "resumed from step 4" in finish(ForkedRun(cut))
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
     assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))

@@ -30,7 +30,7 @@ from tests.byte_level import byte_tokenizer
 from tests.forked import ForkedRun
 from tests.launch.finetune.running import arguments, finetune, lines
 from tests.launch.finetune.small import BAD, GOOD, sentence, sentiment, write_tsv
-from tests.launching import assert_same_weights, curve, finish, kill_when, step_of, weights
+from tests.launching import assert_same_weights, curve, finish, kill_when, saved, step_of, weights
 from tests.slowed import slow_from
 
 
@@ -84,7 +84,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(model, files, tmp_p
     options = ("--epochs", 6, "--checkpoint.every_steps", 7)
     finetune("sst2", model, *files, tmp_path / "undisturbed", *options)
     again = arguments("sst2", model, *files, tmp_path / "run", *options)
-    kill_when(ForkedRun(again, 1, slow_from(18)), lambda: step_of(tmp_path / "run") >= 18)
+    kill_when(ForkedRun(again, 1, slow_from(18)), lambda: step_of(tmp_path / "run") >= 18 and saved(tmp_path / "run"))
     content, path = files[1].read_bytes(), tmp_path / "other.tsv"
     path.write_bytes(content + content.splitlines(keepends=True)[-1])
     other = finish(ForkedRun(arguments("sst2", model, files[0], path, tmp_path / "run", *options)), status=2)
