@@ -13,7 +13,7 @@ from cloze.launch.cli import main
 from cloze.launch.finetune.tasks import KINDS, TASKS
 from cloze.launch.predict.operation import Row
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.predict.tags import TagWords, _entities, _entity
+from cloze.launch.predict.tags import TagWords, _begins_entity, _entity, _groups
 from tests.launch.finetune.examples import test_embedding
 from tests.launch.finetune.running import finetune, lines
 from tests.launch.finetune.small import GOOD, OTHERS, sentence, write_tsv
@@ -178,7 +178,7 @@ def test_tags(model, tmp_path, capsys):
                 theirs["words"], theirs["prediction"], theirs["probabilities"], ends, strict=True
             )
         ]
-        entities = [_entity(group) for group in _entities(words)]
+        entities = [_entity(group) for group in _groups(words, _begins_entity)]
         expected_tags = [(kind, start, end) for kind, _, start, end in entities if kind != "O"]
         assert [(each["label"], each["start"], each["end"]) for each in ours["tags"]] == expected_tags
         for each, (_, score, _, _) in zip(ours["tags"], [e for e in entities if e[0] != "O"], strict=True):

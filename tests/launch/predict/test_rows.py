@@ -10,9 +10,9 @@ import pytest
 
 from cloze.launch.cli import main
 from cloze.launch.finetune.examples.classification import _label_set
-from cloze.launch.predict.files import write_results
 from cloze.launch.predict.labels import Classify, Label, Labels
 from cloze.launch.predict.operation import Row
+from cloze.launch.predict.output import write_results
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.texts import tables
 from tests.launch.tiny_models import labels, save_model
@@ -220,7 +220,7 @@ def test_endless_lines_and_texts_are_refused_before_they_fill_the_memory(folders
 
 
 def test_a_late_column_is_not_lost(folders, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("cloze.launch.predict.files._CHUNK", 2)
+    monkeypatch.setattr("cloze.launch.predict.output._CHUNK", 2)
     path, output = tmp_path / "new.jsonl", tmp_path / "results.csv"
     path.write_text("".join(json.dumps({"review": "the cat"} | extra) + "\n" for extra in ({}, {}, {"more": 1})))
     asked = ("classify", folders / "classifier", "--file", path, "--output", output)
