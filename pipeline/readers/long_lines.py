@@ -118,8 +118,9 @@ class LongLine:
         """Pass a string, or what there is of it; yields the text's pieces, and returns whether more must come."""
         available = _matched(_BODY, self._held)
         closed = self._held[available : available + 1] == b'"'
-        is_id = self._depth == 1 and self._name is not None and self._name == self.config.id_field
-        if self._in_string == "name" or (is_id and self._in_string == "another"):
+        # The id can be a list or an object, whose strings are a part of it.
+        in_id = self._name is not None and self._name == self.config.id_field
+        if self._in_string == "name" or (in_id and self._in_string == "another"):
             if not closed:
                 self._bound(len(self._held))
                 return True

@@ -21,6 +21,7 @@ GOOD = [
     f'{{"id": 1, "t\\u0065xt": "{TEXT}"}}',
     '{"id": 1,' + " " * 50 + '"text":' + "\t" * 50 + f'"{TEXT}"}}\r',
     f'\ufeff{{"id": 1, "text": "{TEXT}"}}',
+    f'{{"id": ["doc", {{"part": "{TEXT}", "{TEXT}": ["\\u0031"]}}, 2], "a": ["no"], "text": "{TEXT}"}}',
 ]
 BAD = [
     f'{{"id": 1, "text": "{TEXT}"}} {{"id": 2, "text": "lost"}}',
