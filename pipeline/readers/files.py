@@ -14,6 +14,8 @@ from cloze.pipeline.stores.places import StorePath, is_url, to_place
 
 BLOCK_BYTES = 1 << 20
 NEWLINE = re.compile(rb"\n")  # behind which lines end
+BLANK_LINES = re.compile(rb"\n[ \t\r]*\n")  # behind which paragraphs end
+_BLANK = b" \t\r"  # what a blank line may have
 LONGEST_LINE = 16 << 20  # of pairs, which must be held in memory; its arrays take some thirty times as much
 
 
@@ -176,6 +178,7 @@ def _blocks(
     longest: int | None,
 ) -> Iterator[Block]:
     data, begin, pieces = b"", start, 0
+    unfinished = -1  # where the last newline is behind which only blank was read, if a document was cut behind it
     waiting = start > 0  # read the separator before this segment's first document
     if waiting:
         stream.seek(start)
@@ -195,20 +198,41 @@ def _blocks(
                 return  # the whole segment is inside a document of an earlier segment
             # Keep the last newline: it may begin the separator at which this segment ends.
             data, begin, waiting = data[match.end() - 1 :], begin + match.end() - 1, False
+        if unfinished >= 0 and (rest := data.lstrip(_BLANK)):
+            if rest.startswith(b"\n"):  # the document ends; its newline is kept as above
+                cut = len(data) - len(rest)
+                yield Block(begin, data[:cut], pieces + 1 if pieces else 0)
+                if stop is not None and unfinished >= stop:
+                    return
+                data, begin, pieces = rest, begin + cut, 0
+            unfinished = -1
         last, end = False, None
         if separator is not None and stop is not None and begin + len(data) > stop:
             last, end = True, separator.search(data, max(0, stop - begin))
-        # White space at the end may begin the separator at which this segment ends.
-        if cut := end.end() if end else _cut(data.rstrip() if last else data, separator):
+        # White space at the end may begin the separator at which this segment ends, if that is more than a newline.
+        whole = data.rstrip() if last and separator is BLANK_LINES else data
+        if cut := end.end() if end else _cut(whole, separator):
             yield Block(begin, data[:cut], pieces + 1 if pieces else 0)
             data, begin, pieces = data[cut:], begin + cut, 0
             if end:
                 return
+        if longest is not None and len(data) > longest + BLOCK_BYTES:
+            if last and (cut := _cut(data, separator)):  # in the white space at the end
+                assert stop is not None
+                cut -= begin + cut > stop  # without the newline that may begin another one
+                yield Block(begin, data[:cut], pieces + 1 if pieces else 0)
+                data, begin, pieces = data[cut:], begin + cut, 0
+            if separator is BLANK_LINES and (newline := _unfinished(data)) >= 0:
+                unfinished = begin + newline
+        # Text is cut between words. A blank line can be longer than what is held: it ends a document all the same.
         while longest is not None and len(data) > longest + BLOCK_BYTES:
-            cut = longest if separator is NEWLINE else cut_place(data, longest)  # text is cut between words
-            pieces += 1
-            yield Block(begin, data[:cut], pieces, goes_on=True)
+            cut = longest if separator is NEWLINE else cut_place(data, longest)
+            if pieces or not data[:cut].isspace():  # white space before a document is none of it
+                pieces += 1
+                yield Block(begin, data[:cut], pieces, goes_on=True)
             data, begin = data[cut:], begin + cut
+        if unfinished >= begin:
+            unfinished = -1  # nothing was cut behind it
         if longest is None and len(data) > LONGEST_LINE:
             raise UserError(
                 f"{file.path}: a line from byte {begin} on is longer than {LONGEST_LINE >> 20} MB, the most that is "
@@ -231,6 +255,12 @@ def _cut(data: bytes, separator: re.Pattern[bytes] | None) -> int:
         if last or low == 0:
             return last
         reach *= 8
+
+
+def _unfinished(data: bytes) -> int:
+    """Place of the newline that begins a blank line whose end is not in `data`; -1 if there is none."""
+    newline = len(data.rstrip(_BLANK)) - 1
+    return newline if data[newline : newline + 1] == b"\n" else -1
 
 
 def cut_place(data: bytes, limit: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.readers.files import NEWLINE, Block, Segment, blocks, cut_place
+from cloze.pipeline.readers.files import BLANK_LINES, NEWLINE, Block, Segment, blocks, cut_place
 from cloze.pipeline.readers.json_lines import field, no_json
 from cloze.pipeline.readers.json_lines import parse as parse_json
 from cloze.pipeline.readers.long_lines import LongLine
@@ -16,7 +16,6 @@ MOST_PLACES = 1 << 40  # of a file in order keys: bytes of its text, or rows and
 LONGEST_JSON_LINE = 16 << 20  # bytes; a longer line is never held in memory as a whole
 # Bytes of text; a longer document is divided into pieces, which bounds memory, even for a shard of 64 of them.
 LONGEST_PIECE = 1 << 20
-_BLANK_LINES = re.compile(rb"\n[ \t\r]*\n")
 _LINE_ENDS = re.compile(rb"\r?\n")  # not NEWLINE, at which what is too long is cut anywhere, not between words
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MARK = b"\xef\xbb\xbf"  # a byte-order mark, which some editors put at the start
@@ -261,5 +260,5 @@ def _bad_encoding(segment: Segment, where: str, what: str) -> UserError:
     )
 
 
-PARAGRAPHS, LINES, WHOLE_FILES = Texts(_BLANK_LINES), Texts(_LINE_ENDS), Texts(None)
+PARAGRAPHS, LINES, WHOLE_FILES = Texts(BLANK_LINES), Texts(_LINE_ENDS), Texts(None)
 PAIRS, JSON_LINES = Pairs(), JsonLines()

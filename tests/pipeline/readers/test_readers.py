@@ -144,6 +144,41 @@ def test_documents_do_not_depend_on_where_a_file_is_cut(tmp_path_factory, form, 
     assert sorted((d.order, d.text.split()) for d in striped) == [(d.order, d.text.split()) for d in whole]
 
 
+@settings(max_examples=50)
+@given(
+    parts=st.lists(
+        st.sampled_from(["ab", "é中", "\n", "\n", "\r\n", "\n\n", " " * 9, " " * 70, "\t" * 150, "xy " * 30]),
+        max_size=25,
+    ),
+    segment=st.integers(20, 120),
+    block=st.integers(5, 40),
+    piece=st.integers(8, 40),
+)
+@pytest.mark.parametrize("form", ["text", "documents"])
+def test_white_space_of_any_length_divides_documents_alike(tmp_path_factory, form, parts, segment, block, piece):
+    """White space longer than what is held of a file, across the ends of blocks and segments."""
+    path = tmp_path_factory.mktemp("blank") / "a.txt"
+    text = "".join(parts).encode() or b" "
+    path.write_bytes(text)
+    separator = rb"\n[ \t\r]*\n" if form == "text" else rb"\n"
+    expected = [words for document in re.split(separator, text) if (words := document.split())]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "_SEGMENT_BYTES", (segment, segment))
+        patch.setattr(files, "BLOCK_BYTES", block)
+        patch.setattr(lines, "LONGEST_PIECE", piece)
+        documents: list[tuple[int, bytes]] = []
+        for document in read([path], format=form):
+            if document.piece > 1:
+                documents[-1] = (documents[-1][0], documents[-1][1] + document.text)
+            else:
+                documents.append((document.order, document.text))
+    assert [joined.split() for _, joined in documents] == expected
+    places = [place for place, _ in documents]
+    assert places == sorted(set(places)) and all(
+        text[place:].startswith(words[0][:1]) for place, words in zip(places, expected, strict=True)
+    )
+
+
 def test_a_folder_of_files_is_read_in_the_order_of_names(tmp_path):
     for name in ("b/2.txt", "a/10.txt", "a/9.txt", "c.jsonl"):
         path = tmp_path / name
