@@ -229,6 +229,9 @@ def config_to_huggingface(
     else:
         kept.pop("torch_dtype", None)
     changed = {name: value for name, value in values.items() if name not in before or before[name] != value}
+    for alias, (field, _) in family_for(config).aliases.items():
+        if field in changed:
+            kept.pop(alias, None)
     return kept | named | changed
 
 

@@ -31,6 +31,11 @@ class DistilBert(Family):
         "pad_token_id": "pad_token_id",
         "tie_word_embeddings": "tie_word_embeddings",
     }
+    aliases = {
+        "hidden_size": ("dim", 1),
+        "num_attention_heads": ("n_heads", 1),
+        "num_hidden_layers": ("n_layers", 1),
+    }
     defaults = {"vocab_size": 30522, "num_hidden_layers": 6, "classifier_dropout": 0.2}
     activation = "activation"
     prefix = "distilbert."

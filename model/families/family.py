@@ -106,6 +106,10 @@ class Family:
     """
     fields: ClassVar[Mapping[str, str]]
     """Fields of BertConfig -> theirs of the same meaning."""
+    aliases: ClassVar[Mapping[str, tuple[str, int]]] = {}
+    """Other names that transformers reads for fields of theirs -> the field, and how many times the value under the
+    other name its value is.
+    """
     said: ClassVar[Collection[str]] = ()
     """Further fields of BertConfig that `read` and `write` translate."""
     defaults: ClassVar[Mapping[str, object]] = {}
@@ -165,6 +169,13 @@ class Family:
         Raises:
             ModelError: for what is not computed here.
         """
+        values = dict(values)
+        for alias, (field, factor) in self.aliases.items():
+            if alias in values and values.setdefault(field, factor * values[alias]) != factor * values[alias]:
+                raise ModelError(
+                    f"config.json: found {alias} {values[alias]!r} beside {field} {values[field]!r} with model_type "
+                    f"{values['model_type']}, expected one of the two; remove the one that was not used in training"
+                )
         for name, expected in self.fixed.items():
             if (found := values.get(name, expected)) != expected:
                 raise ModelError(

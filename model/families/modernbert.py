@@ -40,6 +40,7 @@ class ModernBert(Family):
         "norm_bias": "norm_bias",
         "decoder_bias": "decoder_bias",
     }
+    aliases = {"sliding_window": ("local_attention", 2)}
     defaults = {
         "num_hidden_layers": 22,
         "intermediate_size": 1152,

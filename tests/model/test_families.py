@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import get_args, get_type_hints
 
@@ -14,7 +15,7 @@ from cloze.model.config import BertConfig, ModelError
 from cloze.model.families import BY_TYPE, FAMILIES, OUR_CLASSES, family_for, family_of
 from cloze.model.families.bert import Bert
 from cloze.model.families.family import HEADS, Part
-from cloze.model.huggingface import load_architecture, load_head, load_pretrained, to_huggingface
+from cloze.model.huggingface import config_to_huggingface, load_architecture, load_head, load_pretrained, to_huggingface
 from cloze.model.tasks import ARCHITECTURES, BertForMaskedLM, BertForSequenceClassification, saved_class
 from tests.model.model_batches import TINY, add_strange_fields, batch, concatenate, scramble
 from tests.tables import assert_same_names
@@ -209,6 +210,40 @@ def test_what_a_folder_does_not_say_is_what_transformers_takes(kind):
     assert BY_TYPE[kind].read({"model_type": kind, "vocab_size": said["vocab_size"]}) == whole
 
 
+@pytest.mark.parametrize(
+    "kind, values",
+    [
+        ("distilbert", {"num_attention_heads": 3, "hidden_size": 48, "num_hidden_layers": 2}),
+        ("distilbert", {"num_attention_heads": 3, "n_heads": 3, "dim": 48}),
+        ("modernbert", {"sliding_window": 5}),
+        ("modernbert", {"sliding_window": 5, "local_attention": 10}),
+    ],
+)
+def test_fields_by_their_other_names_are_what_transformers_takes(kind, values):
+    origin = {"model_type": kind, "vocab_size": 50368, **values}
+    theirs = transformers.AutoConfig.for_model(**origin).to_dict()
+    config = BY_TYPE[kind].read(origin)
+    assert config == BY_TYPE[kind].read(theirs)
+    # The other name is kept in a copy as long as it says the same.
+    assert config_to_huggingface(config, "BertModel", torch.float32, origin=origin).items() >= origin.items()
+    changed = {"num_attention_heads": 6} if kind == "distilbert" else {"local_attention_window": 4}
+    changed = dataclasses.replace(config, **changed)
+    values = config_to_huggingface(changed, "BertModel", torch.float32, origin=origin)
+    assert (
+        BY_TYPE[kind].read(values)
+        == BY_TYPE[kind].read(transformers.AutoConfig.for_model(**values).to_dict())
+        == changed
+    )
+
+
+def test_every_other_name_of_a_field_in_transformers_is_known():
+    for kind, family in BY_TYPE.items():
+        names = transformers.AutoConfig.for_model(kind).attribute_map
+        assert {alias: name for alias, name in names.items() if name in family.fields.values()} == {
+            alias: name for alias, (name, factor) in family.aliases.items() if factor == 1
+        }, kind
+
+
 def test_the_names_of_classes_are_those_of_ours_and_come_back():
     assert HEADS.keys() <= ARCHITECTURES.keys()
     for family in FAMILIES:
@@ -295,6 +330,18 @@ def test_what_is_pretrained_goes_out_as_a_masked_lm_and_next_sentences_alone_in_
         ("mpnet", {"pad_token_id": 0}, "found pad_token_id 0 with model_type mpnet, expected 1"),
         ("mpnet", {"relative_attention_num_buckets": 64}, "found relative_attention_num_buckets 64 with model_type"),
         ("distilbert", {"activation": "mish"}, "found activation 'mish', expected one of gelu"),
+        (
+            "distilbert",
+            {"num_attention_heads": 2},
+            "found num_attention_heads 2 beside n_heads 3 with model_type distil",
+        ),
+        ("distilbert", {"num_hidden_layers": 1}, "found num_hidden_layers 1 beside n_layers 3 with model_type distil"),
+        ("distilbert", {"hidden_size": 16}, "found hidden_size 16 beside dim 39 with model_type distilbert, exp"),
+        (
+            "modernbert",
+            {"sliding_window": 5},
+            "found sliding_window 5 beside local_attention 8 with model_type modernb",
+        ),
         ("distilbert", {"model_type": "electra"}, "found weights of distilbert, expected those of electra"),
     ],
 )
