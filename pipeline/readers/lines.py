@@ -17,6 +17,7 @@ LONGEST_JSON_LINE = 16 << 20  # bytes; a longer line is never held in memory as 
 # Bytes of text; a longer document is divided into pieces, which bounds memory, even for a shard of 64 of them.
 LONGEST_PIECE = 1 << 20
 _LINE_ENDS = re.compile(rb"\r?\n")  # not NEWLINE, at which what is too long is cut anywhere, not between words
+_REPLACEMENT = "\ufffd".encode()  # in place of what is no text
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MARK = b"\xef\xbb\xbf"  # a byte-order mark, which some editors put at the start
 
@@ -129,8 +130,9 @@ class JsonLines(Texts):
             if block.piece:
                 assert line is not None, "the first piece begins it"
                 end = len(block.data) if block.goes_on else (block.data + b"\n").find(b"\n")
-                line_damaged |= _damages(segment, characters, block.data[:end], block.offset, final=not block.goes_on)
-                for escaped in line.feed(block.data[:end]):
+                part = block.data[:end]
+                line_damaged |= _damages(segment, characters, part, block.offset, final=not block.goes_on)
+                for escaped in line.feed(part.replace(b"\0", _REPLACEMENT)):
                     if last is not None:
                         yield last
                     piece += 1
@@ -171,16 +173,18 @@ def _without_mark(blocks: Iterable[Block]) -> Iterator[Block]:
 
 
 def _damages(segment: Segment, characters: codecs.IncrementalDecoder, data: bytes, offset: int, final: bool) -> bool:
-    """Whether the next part of a long line has invalid UTF-8, in any of its fields."""
+    """Whether the next part of a long line has invalid UTF-8 or zero bytes (`_valid`), in any of its fields."""
     before, _ = characters.getstate()  # the beginning of a character across two parts
     try:
         characters.decode(data, final)
-        return False
     except UnicodeDecodeError as error:
         if segment.file.config.encoding_errors == "stop":
             raise _bad_byte(segment, f"byte {offset - len(before) + error.start}", error) from error
         characters.reset()
         return True
+    if b"\0" in data and segment.file.config.encoding_errors == "stop":
+        raise _zero_byte(segment, offset + data.index(0))
+    return b"\0" in data
 
 
 def order(segment: Segment, place: int) -> int:
@@ -228,8 +232,8 @@ def _valid(segment: Segment, data: bytes, offset: int) -> tuple[bytes, bool]:
     if b"\0" not in text:
         return text, damaged
     if segment.file.config.encoding_errors == "stop":
-        raise _bad_encoding(segment, f"byte {offset + text.index(0)}", "byte 0x00, as of UTF-16")
-    return text.replace(b"\0", "\ufffd".encode()), True
+        raise _zero_byte(segment, offset + text.index(0))
+    return text.replace(b"\0", _REPLACEMENT), True
 
 
 def valid(segment: Segment, data: bytes, where: Callable[[int], str]) -> tuple[bytes, bool]:
@@ -251,6 +255,10 @@ def valid(segment: Segment, data: bytes, where: Callable[[int], str]) -> tuple[b
 
 def _bad_byte(segment: Segment, where: str, error: UnicodeDecodeError) -> UserError:
     return _bad_encoding(segment, where, f"byte 0x{error.object[error.start]:02x}")
+
+
+def _zero_byte(segment: Segment, place: int) -> UserError:
+    return _bad_encoding(segment, f"byte {place}", "byte 0x00, as of UTF-16")
 
 
 def _bad_encoding(segment: Segment, where: str, what: str) -> UserError:

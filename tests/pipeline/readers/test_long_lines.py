@@ -55,7 +55,7 @@ BAD = [
 ]
 
 
-def outcome(path, monkeypatch, held, block, piece):
+def outcome(path, monkeypatch, held, block, piece, **source):
     """The documents of a file, each with its pieces joined, or why it is refused."""
     with monkeypatch.context() as patch:
         patch.setattr(lines, "LONGEST_JSON_LINE", held)
@@ -64,7 +64,7 @@ def outcome(path, monkeypatch, held, block, piece):
         patch.setattr(files, "BLOCK_BYTES", block)
         patch.setattr(lines, "LONGEST_PIECE", piece)
         try:
-            found = read([path], id_field="id")
+            found = read([path], id_field="id", **source)
         except UserError as error:
             return str(error)
     documents = []
@@ -99,6 +99,17 @@ def test_a_good_line_is_the_same_document(tmp_path, monkeypatch, line):
 def test_a_bad_line_is_refused_in_the_same_words(tmp_path, monkeypatch, line):
     message = assert_alike(tmp_path, monkeypatch, line.encode(), CUTS)
     assert isinstance(message, str) and message.startswith(f"{tmp_path}/a.jsonl: byte 28: ")
+
+
+@pytest.mark.parametrize("errors", ["stop", "replace"])
+@pytest.mark.parametrize("line", ['{"id": "a\0b", "text": "TEXT"}', '{"id": 1, "z": "TEXT\0", "text": "TEXT\0"}'])
+def test_zero_bytes_in_any_string_stop_or_are_replaced(tmp_path, monkeypatch, line, errors):
+    path = tmp_path / "a.jsonl"
+    path.write_text(line.replace("TEXT", TEXT) + "\n", encoding="utf-8")
+    short = outcome(path, monkeypatch, 1 << 20, 1 << 20, 1 << 20, encoding_errors=errors)
+    assert ("found byte 0x00" if errors == "stop" else "\ufffd") in str(short).replace("\\xef\\xbf\\xbd", "\ufffd")
+    for block, piece in CUTS:
+        assert outcome(path, monkeypatch, 40, block, piece, encoding_errors=errors) == short
 
 
 def test_any_damage_is_refused_in_the_same_words(tmp_path, monkeypatch):
