@@ -16,7 +16,8 @@ from cloze.pipeline.readers.json_lines import document_id, field, no_json, parse
 
 _BODY = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of a JSON string, up to its quote or what there is
 _UNITS = re.compile(  # units that must not be cut: a byte, a surrogate pair, another \uXXXX, an escape of two
-    rb"(?:[^\\]|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u]))"
+    rb"(?:[^\\]|\\u[dD][89abAB][0-9a-fA-F]{2}"
+    rb"(?:\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F]))"
     rb"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*",
     re.DOTALL,
 )

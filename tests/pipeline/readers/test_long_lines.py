@@ -141,3 +141,14 @@ def test_an_id_behind_the_text_of_a_long_line_is_asked_to_stand_before_it(tmp_pa
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x " * 2000, "id": "late"}) + "\n")
     with pytest.raises(UserError, match="byte 0: found no 'id' before the text of a long line; put it there"):
         read([tmp_path], id_field="id")
+
+
+def test_lone_surrogates_are_replaced_wherever_a_piece_ends(tmp_path, monkeypatch):
+    """Of two first halves and a second one, the first is alone, and the others are one character."""
+    halves, path = "\\ud83d\\ud83d\\ude00\\ude00\\ud83d\\u00e9\\ud83d", tmp_path / "a.jsonl"
+    for before in range(14):
+        path.write_text(f'{{"id": 1, "text": "{"x" * before}{halves * 3}{"x" * 40}"}}\n', encoding="utf-8")
+        short = outcome(path, monkeypatch, 1 << 20, 1 << 20, 1 << 20, encoding_errors="replace")
+        assert short == [["1", ("x" * before + "\ufffd\U0001f600\ufffd\ufffdé\ufffd" * 3 + "x" * 40).encode()]]
+        for piece in (13, 16, 31):
+            assert outcome(path, monkeypatch, 40, 64, piece, encoding_errors="replace") == short, (before, piece)
