@@ -138,11 +138,11 @@ class JsonLines(Texts):
                     piece += 1
                     data, damaged = _valid(segment, escaped, block.offset)
                     text, broken = _encode(segment, line.decode(data), begin)
-                    last = Document(order(segment, block.offset) + piece, text, line.id, piece, damaged or broken)
+                    last = Document(order(segment, begin) + piece, text, line.id, piece, damaged or broken)
                 if block.goes_on:
                     continue
                 line.finish()
-                last = last or Document(order(segment, block.offset), b"", line.id)  # an empty text counts as one piece
+                last = last or Document(order(segment, begin), b"", line.id)  # an empty text counts as one piece
                 yield replace(last, damaged=last.damaged or line_damaged)
                 block = Block(block.offset + end, block.data[end:])
             yield block

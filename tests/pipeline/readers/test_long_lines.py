@@ -67,6 +67,8 @@ def outcome(path, monkeypatch, held, block, piece, **source):
             found = read([path], id_field="id", **source)
         except UserError as error:
             return str(error)
+    places = [document.order for document in found]
+    assert places == sorted(set(places)), "each piece before the next, and before the next line"
     documents = []
     for document in found:
         if document.piece <= 1:
@@ -152,3 +154,11 @@ def test_lone_surrogates_are_replaced_wherever_a_piece_ends(tmp_path, monkeypatc
         assert short == [["1", ("x" * before + "\ufffd\U0001f600\ufffd\ufffdé\ufffd" * 3 + "x" * 40).encode()]]
         for piece in (13, 16, 31):
             assert outcome(path, monkeypatch, 40, 64, piece, encoding_errors="replace") == short, (before, piece)
+
+
+def test_all_pieces_of_a_line_stand_before_the_next_line(tmp_path, monkeypatch):
+    """Also where its last block has fewer bytes than the line has pieces."""
+    path = tmp_path / "a.jsonl"
+    for length in range(700, 800):
+        path.write_text(f'{{"id": 1, "text": "{"x" * length}"}}\n{{"id": 2, "text": "y"}}\n')
+        assert outcome(path, monkeypatch, 100, 16, 13) == [["1", b"x" * length], ["2", b"y"]], length
