@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -177,6 +178,9 @@ def test_the_elements_that_prepare_meet_where_the_first_one_runs(tmp_path, eleme
     folder.mkdir()
     for name in ("dask", "cloze", "python", "sleep"):
         (programs / name).write_text(f'#!/bin/bash\necho {name} "$@" >> {tmp_path}/called\n')
+    with open(programs / "cloze", "a") as script:  # when it ends, the scheduler and the worker beside it are killed
+        called = f'"$(grep -c ^dask {tmp_path}/called)"'
+        script.write(f"for n in {{1..3000}}; do [ {called} -ge 2 ] && break; {shutil.which('sleep')} 0.01; done\n")
     queue = f'echo "$@" >> {tmp_path}/asked; [ "$(wc -l < {tmp_path}/asked)" -lt 2 ] && echo PENDING || echo {state}'
     (programs / "squeue").write_text(f"#!/bin/bash\n{queue}\n")
     for path in programs.iterdir():
