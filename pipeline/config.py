@@ -46,6 +46,11 @@ class SourceConfig:
     binary_files: Literal["stop", "skip"] = "stop"
     """Handling of PDF, Office files, images and the like: stop with an error, or skip them and say which."""
 
+    def __post_init__(self) -> None:
+        # null is the id that a document has by its text
+        other = "another field than text_field, or null for the hash of the text"
+        _require(self.id_field != self.text_field, "source.id_field", self.id_field, other)
+
 
 @dataclass(frozen=True)
 class MixtureSource:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloze.pipeline.config import PrepareConfig, SamplesConfig, ShardsConfig
+from cloze.pipeline.config import PrepareConfig, SamplesConfig, ShardsConfig, SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
 
@@ -21,6 +21,11 @@ from cloze.pipeline.jobs.prepare import prepare
 def test_configuration_is_checked(changes, message):
     with pytest.raises(UserError, match=message):
         PrepareConfig(**{"input": ["x"], "max_length": 128, **changes})
+
+
+def test_an_id_is_not_the_text():
+    with pytest.raises(UserError, match="source.id_field: found 'body', expected another field than text_field, or "):
+        SourceConfig(text_field="body", id_field="body")
 
 
 def test_missing_fields_are_named(tmp_path):
