@@ -9,6 +9,8 @@
   status 2, or with the undisturbed result, bit for bit;
 - disturbed: preparation, training and export whose disk is full or read-only from some moment on, or which are killed
   then; one line and status 2, and the undisturbed result when the same command is run again;
+- states: checkpoints of four optimizers at ZeRO 0 to 2 whose tensors and values were changed, the hashes right, and
+  resumed: a line, or the run's end;
 - values: manifests, tokenizers, states of checkpoints, metadata of tables (values changed, the hashes right) and JSON
   lines, read in this process; a line, or what simple reference readers find;
 - tables: fields of separators, quotes and line ends in CSV, TSV and JSON lines, read as they were written, and the same
@@ -18,11 +20,12 @@
   or leave, while an honest client asks and must be answered 200.
 
 What the slow tests do, in larger numbers: tests/distributed/chaos.py, tests/hostile_files.py, tests/full_disk.py,
-tests/hostile_values.py, tests/hostile_tables.py and tests/launch/serve/hostile_requests.py. Whatever ended otherwise
-is lost: it is printed with the seed that repeats it, and the exit status is 1. --quick takes some 10 minutes on two
-quiet cores; without it some 70. It is done in parts: runs that are killed 15 times, 40 files, all requests; with
---minutes in parts of a few of each kind in turn, until the time is used. FILE has the figures of each part as soon as
-it has ended, and the same command with the same FILE and seed goes on behind the parts that stand there.
+tests/hostile_states.py, tests/hostile_values.py, tests/hostile_tables.py and tests/launch/serve/hostile_requests.py.
+Whatever ended otherwise is lost: it is printed with the seed that repeats it, and the exit status is 1. --quick takes
+some 10 minutes on two quiet cores; without it some 80. It is done in parts: runs that are killed 15 times, 40 files,
+all requests; with --minutes in parts of a few of each kind in turn, until the time is used. FILE has the figures of
+each part as soon as it has ended, and the same command with the same FILE and seed goes on behind the parts that stand
+there.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from synthetic_batches import hardware, own_command
 
-from tests import full_disk, hostile_files, hostile_tables, hostile_values
+from tests import full_disk, hostile_files, hostile_states, hostile_tables, hostile_values
 from tests.distributed import chaos
 from tests.launch.serve import hostile_requests
 from tests.launch.serve.serving import server
@@ -58,15 +61,25 @@ SIZES = {  # whole, quick
     "kills": (105, 12),
     "files": (280, 36),
     "disturbed": (280, 36),
+    "states": (160, 20),
     "values": (40_000, 2000),
     "tables": (60_000, 6000),
     "requests": (7000, 400),
     "connections": (3000, 600),
 }
 # Of one run, and of one set of folders that are attacked: each part draws anew, its ZeRO stage too.
-KILLS_A_PART, FILES_A_PART, VALUES_A_PART, TABLES_A_PART = 15, 40, 10_000, 20_000
+KILLS_A_PART, FILES_A_PART, STATES_A_PART, VALUES_A_PART, TABLES_A_PART = 15, 40, 40, 10_000, 20_000
 # Of a part of each kind with --minutes.
-SMALL = {"kills": 8, "files": 14, "disturbed": 14, "values": 1000, "tables": 3000, "requests": 150, "connections": 200}
+SMALL = {
+    "kills": 8,
+    "files": 14,
+    "disturbed": 14,
+    "states": 12,
+    "values": 1000,
+    "tables": 3000,
+    "requests": 150,
+    "connections": 200,
+}
 SIEGE_SECONDS = 4  # of bursts of each kind
 MOST_BYTES = 2 << 30  # that the server may take beside the model for hostile connections
 
@@ -111,13 +124,18 @@ def read(folder: Path, count: int, seed: int) -> dict:
     return readings(hostile_tables.readings(folder, count, seed), "tables")
 
 
+def craft(folder: Path, count: int, seed: int) -> dict:
+    """Resumes of crafted checkpoints by optimizer; what was lost."""
+    return readings(hostile_states.attacks(folder, count, seed), "states")
+
+
 def change(folder: Path, count: int, seed: int) -> dict:
     """Files with changed values by kind; what was lost."""
     return readings(hostile_values.readings(folder, count, seed), "values")
 
 
 def readings(found: Iterator[tuple[str, str | None]], name: str) -> dict:
-    """What came of readings in this process, counted."""
+    """What came of readings and resumes, counted."""
     kinds, lost = Counter(), []
     for kind, wrong in found:
         kinds[kind] += 1
@@ -183,6 +201,7 @@ def divide(sizes: dict[str, int], seed: int) -> list[Part]:
         ("training", kill, sizes["kills"], KILLS_A_PART),
         ("files", harm, sizes["files"], FILES_A_PART),
         ("disks", disturb, sizes["disturbed"], FILES_A_PART),
+        ("states", craft, sizes["states"], STATES_A_PART),
         ("values", change, sizes["values"], VALUES_A_PART),
         ("tables", read, sizes["tables"], TABLES_A_PART),
     ):
@@ -286,6 +305,7 @@ def main() -> int:
         ("kills", "training", "kills"),
         ("hostile files", "files", "files"),
         ("full disks and kills", "disks", "disturbed"),
+        ("crafted checkpoints", "states", "states"),
         ("changed values", "values", "values"),
         ("tables", "tables", "tables"),
         ("requests", "serving", "requests"),

@@ -208,7 +208,7 @@ def test_an_attack_that_loses_something_ends_with_1_and_repeats_no_part(benchmar
             "lost": ["the run: it hangs"] * (count == 5),
         }
 
-    none = ("--files", "0", "--disturbed", "0", "--values", "0", "--tables", "0", "--requests", "0")
+    none = ("--files", "0", "--disturbed", "0", "--states", "0", "--values", "0", "--tables", "0", "--requests", "0")
     command = ("attack", "--kills", "35", *none, "--seed", "7", "--json", str(figures))
     with pytest.raises(KeyboardInterrupt):
         benchmark(*command, kill=kill)
@@ -241,6 +241,8 @@ def test_a_small_attack_loses_nothing(tmp_path):
         "--files",
         "6",
         "--disturbed",  # test_full_disks.py
+        "0",
+        "--states",  # launch/checkpoint/test_hostile_states.py
         "0",
         "--values",
         "100",

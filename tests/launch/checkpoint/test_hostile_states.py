@@ -35,5 +35,5 @@ def test_what_failed_in_the_first_step_or_in_an_assertion_is_a_line(tmp_path):
 @pytest.mark.slow
 def test_crafted_checkpoints_end_in_a_line(tmp_path):
     """All optimizers, at ZeRO 0 to 2."""
-    lost = [f"{what}: {wrong}" for what, wrong in attacks(tmp_path, 80, 1) if wrong]
+    lost = [f"{kind}: {wrong}" for kind, wrong in attacks(tmp_path, 80, 1) if wrong]
     assert not lost, "\n".join(lost)
