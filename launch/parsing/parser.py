@@ -192,6 +192,10 @@ def parse(
         ) from error
     except RecursionError as error:
         raise UserError(f"cloze {name}: found values that are nested too deep, expected sections of values") from error
+    except OverflowError as error:  # the library makes floats of whole numbers
+        long = next((option for option, chunk in chunks(arguments) if re.search(r"\d{257}", " ".join(chunk))), "")
+        where = f"--{long}: " if long else ""
+        raise UserError(f"cloze {name}: {where}found a number of more than 256 digits, expected fewer") from error
     parsed = config(**{field.name: getattr(namespace, field.name) for field in fields(kind)})
     if (wrong := _infinite(parsed)) is not None:
         raise UserError(

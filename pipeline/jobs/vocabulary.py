@@ -384,6 +384,13 @@ def _train_unigram(config: PrepareConfig, counts: dict[str, int], names: dict[st
         raise UserError(
             f"input: found no word {vocabulary.min_frequency} times in it, expected one; lower vocabulary.min_frequency"
         )
+    # Tried with tokenizers 0.23: with fewer the trainer raises an error of its own or gives more pieces than it should.
+    needed = len(names) + len(set("▁").union(*kept)) + 1
+    if config.vocab_size < needed:
+        raise UserError(
+            f"vocab_size: found {config.vocab_size}, expected at least {needed}: the special tokens, the characters of "
+            "the words and a piece; raise it, or lower vocabulary.alphabet"
+        )
     learner = tokenizers.Tokenizer(models.Unigram())
     learner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     trainer = trainers.UnigramTrainer(

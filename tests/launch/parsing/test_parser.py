@@ -145,6 +145,12 @@ def test_a_text_given_as_data_is_not_printed_whole(tmp_path):
     assert len(str(error.value)) < 400
 
 
+@pytest.mark.parametrize("words", [["--masking.rate", "1" * 400], [f"--masking.rate={'1' * 400}"]])
+def test_a_number_that_no_float_holds_is_refused(words):
+    with pytest.raises(UserError, match="^cloze prepare: --masking.rate: found a number of more than 256 digits"):
+        parse("prepare", ["--input", "x", *words])
+
+
 def test_a_fine_tuning_is_repeated_by_its_own_configuration(tmp_path):
     first = parse("finetune", ["sst2", "--model", "m", "--train", "t", "--validation", "v", "--output", "o"])
     first = replace(first, evaluate_every_epochs=1.0).for_units(3200)

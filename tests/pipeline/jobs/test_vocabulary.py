@@ -1,6 +1,7 @@
 """Vocabularies: of every kind, the same for any number of workers, as good as the library's."""
 
 import fcntl
+import re
 
 import pytest
 import tokenizers
@@ -81,6 +82,17 @@ def test_unigram_pieces_have_scores_and_their_words_a_table(folder):
     assert tokenizer.word_table and ids.tolist() == plain[0].tolist() and offsets.tolist() == plain[1].tolist()
     assert len(ids) < 0.5 * sum(map(len, texts))
     assert tokenizer.decode(tokenizer.encode("kalo ren")) == "kalo ren"
+
+
+def test_a_vocabulary_of_pieces_holds_all_characters(folder):
+    """With fewer the library's trainer ends with an error of its own, or gives more pieces than it should."""
+    unigram = VocabularyConfig(model="unigram")
+    with pytest.raises(UserError, match="vocab_size: found 12, expected at least [0-9]+: the special tokens") as found:
+        train_vocabulary(config(folder, "few", vocab_size=12, vocabulary=unigram))
+    least = int(re.search("at least ([0-9]+)", str(found.value))[1])
+    assert train_vocabulary(config(folder, "least", vocab_size=least, vocabulary=unigram)).vocab_size == least
+    with pytest.raises(UserError, match=f"found {least - 1}, expected at least {least}"):
+        train_vocabulary(config(folder, "less", vocab_size=least - 1, vocabulary=unigram))
 
 
 def test_characters(folder):
