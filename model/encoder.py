@@ -429,6 +429,6 @@ def parse_checkpointing(value: str) -> int:
     """
     if value in ("none", "all"):
         return int(value == "all")
-    if match := re.fullmatch(r"every_([1-9]\d*)", value):
+    if match := re.fullmatch("every_([1-9][0-9]{0,8})", value):
         return int(match[1])
     raise ModelError(f"gradient_checkpointing: found {value!r}, expected none, all, or every_N such as every_2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,13 @@ if TYPE_CHECKING:
 _KEY = "bounds"
 MOST = (1 << 63) - 1
 """The largest whole number of any field: numpy and torch have 64 bits for one."""
+
+
+def whole_number(text: str) -> int | None:
+    """The number that up to 18 digits from 0 to 9 are; None for another text. `str.isdigit` is also true of ² and of
+    5,000 digits, which `int` does not take.
+    """
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from cloze.launch.engine.engine import Engine
 from cloze.launch.run.runs import RUN, check_own
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
+from cloze.pipeline.bounds import whole_number
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors, sync_folder
@@ -110,7 +111,7 @@ class CheckpointManager:
         if not self.folder.is_dir():
             return []
         names = (path.name.removeprefix("step-") for path in self.folder.glob("step-*") if path.is_dir())
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(step for name in names if (step := whole_number(name)) is not None)
 
     def _good_steps(self) -> Iterator[int]:
         """Steps of the undamaged checkpoints, newest first; a damaged one is reported once and skipped."""
@@ -394,8 +395,7 @@ class CheckpointManager:
                 f"{folder}: found a checkpoint of zero.stage {stage}, expected "
                 f"{engine.stage}; continue with --zero.stage {stage}"
             )
-        # A field that a checkpoint of an earlier version lacks gets its default.
-        restored = TrainState(**{name: state[name] for name in TrainState.__dataclass_fields__ if name in state})
+        restored = TrainState(**{name: state[name] for name in TrainState.__dataclass_fields__})
         source = self._universal(step) if self.is_elastic(step) else folder
         # Of converted files, which hold whole tensors, each process reads its part alone.
         with (

@@ -31,6 +31,7 @@ from cloze.launch.run.store_waits import Patience, StoreAway
 from cloze.launch.run.stored_run import StoredRun, refuse_checkpoints
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
+from cloze.pipeline.bounds import whole_number
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors, sha256_of
@@ -306,8 +307,8 @@ class StoredCheckpoints(CheckpointManager):
         self._store_given_up = distributed.reduce_sum(away).item() > 0
 
     def _kept(self) -> str:
-        kept = [path.name for path in sorted(self.folder.glob("step-*")) if path.name[-1].isdigit()]
-        return f"this machine's part of the newest checkpoint is {self.folder.resolve() / kept[-1] if kept else 'none'}"
+        kept = sorted(path for path in self.folder.glob("step-*") if whole_number(path.name[5:]) is not None)
+        return f"this machine's part of the newest checkpoint is {kept[-1].resolve() if kept else 'none'}"
 
     def _end_without_store(self) -> NoReturn:
         """Raise UserError with the failure and the folder of the last checkpoint. Collective."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -188,7 +189,7 @@ class FinetuneConfig(RunConfig, HubConfig):
 
     def __post_init__(self) -> None:
         check_bounds("", self)
-        number, stage = self.freeze.removeprefix("below_"), self.zero.stage
+        stage = self.zero.stage
         of_freeze = f"freeze {self.freeze}" if self.freeze != "none" else f"zero.stage {stage}"
         of_pretraining: list[tuple[str, object, object]] = [
             (f"{section}.{name}", getattr(getattr(self, section), name), usual)
@@ -206,7 +207,7 @@ class FinetuneConfig(RunConfig, HubConfig):
         ]
         refuse(
             (
-                self.freeze not in ("none", "encoder") and not (self.freeze.startswith("below_") and number.isdigit()),
+                not re.fullmatch("none|encoder|below_[0-9]{1,9}", self.freeze),
                 f"freeze: found {self.freeze!r}, expected none, encoder or below_N, such as below_2",
             ),
             (

@@ -176,7 +176,14 @@ def _cell(value: object) -> object:
 @contextmanager
 def _parquet(path: Path, aside: Path, first: list[Fields]) -> Iterator[Write]:
     schema = _schema(path, first)
-    with parquet.ParquetWriter(aside, schema) as writer:
+    try:
+        writer = parquet.ParquetWriter(aside, schema)
+    except pa.ArrowException as error:  # objects without fields
+        raise UserError(
+            f"output: {path}: found values that Parquet has no type for ({' '.join(str(error).split())}), expected "
+            "numbers, texts, lists and objects; write *.jsonl"
+        ) from error
+    with writer:
         yield lambda chunk: writer.write_table(_table(path, chunk, schema))
 
 
@@ -196,10 +203,10 @@ def _schema(path: Path, chunk: list[Fields]) -> pa.Schema:
 def _table(path: Path, chunk: list[Fields], schema: pa.Schema | None) -> pa.Table:
     try:
         return pa.Table.from_pylist(chunk, schema)
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, OverflowError) as error:  # the last: a whole number above 64 bits
         raise UserError(
-            f"output: {path}: found values of two kinds in one column ({' '.join(str(error).split())}), "
-            "expected one; write *.jsonl"
+            f"output: {path}: found values that are no column of a table ({' '.join(str(error).split())}), "
+            "expected one kind of values in each; write *.jsonl"
         ) from error
 
 

@@ -10,6 +10,7 @@ import json
 import uuid
 from dataclasses import asdict, dataclass
 
+from cloze.pipeline.bounds import whole_number
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.stores.places import StorePath
@@ -41,7 +42,7 @@ class Commit:
 
 def is_first(attempt: str) -> bool:
     """Whether this is the name of a run's first start."""
-    return int(attempt.partition("-")[0]) == 1
+    return whole_number(attempt.partition("-")[0]) == 1
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeGuard
 
 import yaml
 
@@ -116,9 +117,16 @@ def read_fields(path: Path) -> Fields:
     except (ValueError, yaml.YAMLError) as error:
         kind = "JSON" if path.suffix == ".json" else "YAML"
         raise UserError(f"{path}: found what is no {kind}, {expected}") from error
-    if not isinstance(content, dict):
+    if not _is_fields(content):
         raise UserError(f"{path}: found no fields, expected those of a run")
     return content
+
+
+def _is_fields(content: object) -> TypeGuard[Fields]:
+    """Whether this is a dict whose names are texts, and those of dicts in it too."""
+    return isinstance(content, dict) and all(
+        isinstance(name, str) and (not isinstance(value, dict) or _is_fields(value)) for name, value in content.items()
+    )
 
 
 def model_config(folder: Path) -> BertConfig:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from cloze.launch.system.cores import usable_cores
 from cloze.pipeline import allocator
+from cloze.pipeline.bounds import whole_number
 from cloze.pipeline.errors import UserError
 
 # Variables that name (rank, local rank, world size), by launcher, the most specific first: in a job of Slurm mpirun has
@@ -65,12 +66,13 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         values = []
         for name in names:
             text = variables.get(name, "")
-            if not text.isdigit():
+            number = whole_number(text)
+            if number is None:
                 raise UserError(
                     f"environment variable {name}: found {text!r}, expected a whole number, since "
                     f"{names[0]} is set; start with torchrun, deepspeed or srun, or unset {names[0]}"
                 )
-            values.append(int(text))
+            values.append(number)
         rank, local_rank, world_size = values
         if rank >= world_size:
             raise UserError(
@@ -93,8 +95,8 @@ def _meeting_point(launcher: str, world_size: int, variables: Mapping[str, str])
     if launcher == "slurm" and hosts:
         # Task 0 runs on the first host. Steps of one job, and most jobs on one host, get ports of their own, below
         # those that Linux gives to outgoing connections (32768 and above).
-        number = int(variables.get("SLURM_JOB_ID", "0")) + int(variables["SLURM_STEP_ID"])
-        known = {"address": first_host(hosts), "port": str(20000 + number % 10000)}
+        numbers = [whole_number(variables.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+        known = {"address": first_host(hosts), "port": str(20000 + sum(filter(None, numbers)) % 10000)}
     job = variables.get("PMIX_NAMESPACE")
     if launcher == "mpi" and world_size > 1 and job and variables.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(world_size):
         known = {"address": "127.0.0.1", "port": str(20000 + zlib.crc32(job.encode()) % 10000)}
@@ -163,14 +165,14 @@ def end_with_parent() -> None:
     """Stop this process, as by SIGTERM, when the process that started it as a rank ends, even if that was killed; on
     Linux only. Otherwise ranks would train on without anybody who waits for them, and hold their run.
     """
-    parent = os.environ.pop(_PARENT, "")  # not inherited by processes that this one starts
+    parent = whole_number(os.environ.pop(_PARENT, ""))  # not inherited by processes that this one starts
     launchers = {_TORCHRUN, _DEEPSPEED} & os.environ.keys() if "LOCAL_RANK" in os.environ else set()
     if not (parent or launchers) or not sys.platform.startswith("linux"):
         return
-    _WATCHING["parent"] = int(parent) if parent else os.getppid()
+    _WATCHING["parent"] = parent or os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     # The parent may have ended already. Without torchrun's agent or deepspeed's launcher the ranks can't meet then.
-    if parent and os.getppid() != int(parent):
+    if parent and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
     if _DEEPSPEED in launchers and not parent:
         launcher = os.getppid()
@@ -293,7 +295,7 @@ def processes_on_this_machine(environment: Environment) -> int:
     """Processes of the run on this machine by the launcher's variables; without them all processes."""
     names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
     given = (os.environ.get(name, "") for name in names)
-    return next((int(text) for text in given if text.isdigit()), environment.world_size)
+    return next((number for text in given if (number := whole_number(text))), environment.world_size)
 
 
 def visible_gpus() -> list[str]:
@@ -337,9 +339,8 @@ def _share_cores(environment: Environment) -> None:
         if given is None:
             torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
     elif given in (None, "1"):  # another number is a user's choice, or that of `srun --cpus-per-task`
-        own = os.environ.get("SLURM_CPUS_PER_TASK", "") if environment.launcher == "slurm" else ""
-        shared = max(1, usable_cores() // processes_on_this_machine(environment))
-        torch.set_num_threads(int(own) if own.isdigit() else shared)
+        own = whole_number(os.environ.get("SLURM_CPUS_PER_TASK", "")) if environment.launcher == "slurm" else None
+        torch.set_num_threads(own or max(1, usable_cores() // processes_on_this_machine(environment)))
 
 
 # Packages that libraries import only to see whether they are installed: MLflow by DeepSpeed's autotuner, botocore by
@@ -470,13 +471,14 @@ def job_end_time() -> float:
         UserError: the scheduler does not report it.
     """
     text = os.environ.get("SLURM_JOB_END_TIME", "")
-    if not text.isdigit():
+    seconds = whole_number(text)
+    if seconds is None:
         raise UserError(
             f"train.stop_before_seconds: found SLURM_JOB_END_TIME={text!r} in the environment, expected "
             "the end of the job in seconds since 1970; before Slurm 23.02 export it in the job script, as "
             "launch/clusters/ does, or leave the field at null"
         )
-    return float(text)
+    return float(seconds)
 
 
 def cache_folder() -> Path:

@@ -333,8 +333,12 @@ def _has_no_errors(found: Fields, identity: Fields) -> bool:
     """
     before, now = found["preparation"]["sources"], identity["preparation"]["sources"]
     changed = {**found, "preparation": {**found["preparation"], "sources": now}}
-    return changed == identity and all(
-        old == new or {**old, "encoding_errors": "replace"} == new for old, new in zip(before, now, strict=True)
+    return (
+        changed == identity
+        and len(before) == len(now)
+        and all(
+            old == new or {**old, "encoding_errors": "replace"} == new for old, new in zip(before, now, strict=True)
+        )
     )
 
 
@@ -342,10 +346,11 @@ def _identity_of(work: Place) -> Fields | None:
     """What the run in a work folder is known by; None if that is missing or damaged."""
     check_readable(work / _IDENTITY)
     try:
-        found = load_json((work / _IDENTITY).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        found: Fields = load_json((work / _IDENTITY).read_text(encoding="utf-8"))
+        sources = found["preparation"]["sources"]
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(sources, list) and all(isinstance(each, dict) for each in sources) else None
 
 
 def _tokenize(run: _Run, hashes: SourceHashes) -> tuple[Report, np.ndarray]:

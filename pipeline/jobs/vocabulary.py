@@ -313,6 +313,11 @@ def _train_wordpiece(config: PrepareConfig, counts: dict[str, int], names: dict[
         for word, count in counts.items()
         if beginning.keys() >= set(word)
     }
+    if not coded:
+        raise UserError(
+            f"vocabulary.alphabet: found {vocabulary.alphabet}, expected characters of which a word of the input is; "
+            "raise it"
+        )
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.BpeTrainer(
@@ -382,7 +387,8 @@ def _train_unigram(config: PrepareConfig, counts: dict[str, int], names: dict[st
     }
     if not kept:
         raise UserError(
-            f"input: found no word {vocabulary.min_frequency} times in it, expected one; lower vocabulary.min_frequency"
+            f"input: found no word {vocabulary.min_frequency} times in it, of the {len(characters)} characters that "
+            "are kept, expected one; lower vocabulary.min_frequency, or raise vocabulary.alphabet"
         )
     # Tried with tokenizers 0.23: with fewer the trainer raises an error of its own or gives more pieces than it should.
     needed = len(names) + len(set("▁").union(*kept)) + 1

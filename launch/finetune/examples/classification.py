@@ -36,6 +36,7 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 # Values of a column for unknown labels: test files of GLUE and SWAG that have a label column hold -1.
 _UNKNOWN = (None, "", -1, "-1")
+_MOST = float(np.finfo(np.float32).max)  # of a number that is learned, in fp32
 
 
 def _sorted(labels: Iterable[str], path: Path) -> tuple[str, ...]:
@@ -83,6 +84,8 @@ def _label_set(row: Row, column: str) -> list[str]:
             f"{row.place}: found {value!r:.60} in column {column!r}, expected a list of labels, or labels with "
             "commas between them; fix the row"
         )
+    if any(part is None or isinstance(part, (list, dict)) for part in value):
+        raise UserError(f"{row.place}: found {value!r:.60} in column {column!r}, expected texts in it; fix the row")
     return [str(part) for part in value]
 
 
@@ -397,6 +400,8 @@ def label_of(row: Row, column: str) -> str:
     value = row.values.get(column)
     if value is None or value == "":
         raise UserError(f"{row.place}: found no label in column {column!r}, expected one; fix the row")
+    if isinstance(value, (list, dict)):
+        raise UserError(f"{row.place}: found {value!r:.60} in column {column!r}, expected a label; fix the row")
     return str(value)
 
 
@@ -406,14 +411,14 @@ def number_in(row: Row, column: str) -> float:
     Raises:
         UserError: with the row, if there is none.
     """
+    value = row.values.get(column)
     try:
-        number = float(row.values[column])
-    except (KeyError, TypeError, ValueError):
+        # Python also reads 1_000, and true as 1.
+        number = float("nan") if isinstance(value, bool) or "_" in str(value) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
         number = float("nan")
-    if not np.isfinite(number):
-        raise UserError(
-            f"{row.place}: found {row.values.get(column)!r:.60} in column {column!r}, expected a number; fix the row"
-        )
+    if not abs(number) <= _MOST:
+        raise UserError(f"{row.place}: found {value!r:.60} in column {column!r}, expected a number; fix the row")
     return number
 
 

@@ -1,5 +1,6 @@
 """Tagging: a class for each word; CoNLL files, long sentences split, entities scored strictly."""
 
+import re
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,14 +73,14 @@ def read_conll(path: str | Path) -> Sentences:
     lines: list[int] = []
     ends = [0]
     separator = None
-    for number, line in enumerate([*read_text(path).split("\n"), ""], 1):  # the last sentence ends too
+    for number, line in enumerate([*re.split("\r\n|\r|\n", read_text(path)), ""], 1):  # the last sentence ends too
         if not line.strip():
             if ends[-1] != len(lines):
                 ends.append(len(lines))
             continue
         if not lines:
             separator = "\t" if "\t" in line else None
-        fields = line.rstrip("\r").split(separator)
+        fields = line.split(separator)
         if fields[0] == _DOCUMENT:
             continue
         if fields_of and len(fields) != len(fields_of[0]) or not fields[0]:

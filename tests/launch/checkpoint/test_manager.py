@@ -12,6 +12,7 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 
 from cloze.launch.checkpoint import CHECKSUMS, CheckpointManager
 from cloze.launch.checkpoint.converting import convert_to_universal
+from cloze.launch.checkpoint.state import read_state
 from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
@@ -40,6 +41,17 @@ def test_the_newest_stay_and_that_of_the_best_evaluation(folder):
     assert checkpoints.steps() == [1, 3, 4] and not warnings
     checkpoints.retire(best=4)
     assert checkpoints.steps() == [3, 4]
+
+
+def test_a_folder_whose_name_has_other_digits_is_no_checkpoint(folder):
+    for name in ("step-²", "step-", "step-x"):
+        (folder / name).mkdir()
+    assert manager(folder, []).steps() == [1, 2, 3, 4]
+
+
+def test_what_the_state_of_an_earlier_version_lacks_is_the_default(folder):
+    state = read_state(folder / "step-00000004")
+    assert (state["best_step"], state["best_metric"], state["world_size"]) == (-1, None, 1)
 
 
 def test_a_damaged_one_of_before_the_resume_takes_no_good_ones_place(folder):

@@ -87,3 +87,12 @@ def test_vectors_in_files(folders, capsys, tmp_path):
     assert table["text"].to_pylist() == texts
     np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32), expected)
     assert "ends in .csv, .tsv, .parquet, .jsonl, .npy" in error_of(capsys, *arguments, tmp_path / "vectors.txt")
+
+
+@pytest.mark.parametrize("value", ["1180591620717411303424", "{}", '{"a": {}}', "[{}]"])
+def test_a_value_that_parquet_has_no_type_for(folders, capsys, tmp_path, value):
+    (tmp_path / "rows.jsonl").write_text(f'{{"text": "the cat", "x": {value}}}\n')
+    arguments = ("predict", "classify", folders / "classifier", "--file", tmp_path / "rows.jsonl", "--output")
+    error = error_of(capsys, *arguments, tmp_path / "found.parquet")
+    assert "found.parquet: found values that" in error and "write *.jsonl" in error
+    assert not (tmp_path / "found.parquet").exists()

@@ -32,6 +32,13 @@ def test_numbers_come_back_and_what_an_earlier_version_lacks_is_none(tmp_path):
     assert runs.saved_micro_batch_size(tmp_path) is None
 
 
+@pytest.mark.parametrize("line", ["1: 2", "null: 3", "2026-01-01: x", "train: {true: 1}"])
+def test_names_of_fields_are_texts(tmp_path, line):
+    (tmp_path / runs.CONFIG).write_text(f"seed: 1\n{line}\n")
+    with pytest.raises(UserError, match="config.yaml: found no fields, expected those of a run"):
+        runs.read_fields(tmp_path / runs.CONFIG)
+
+
 def test_a_length_above_the_models_positions_is_refused(tmp_path):
     (tmp_path / runs.CONFIG).write_text("model: {max_position_embeddings: 64}\n")
     for length in (64, 10**9):

@@ -141,6 +141,8 @@ def test_each_process_has_a_gpu_of_its_own():
     [
         ({"RANK": "0"}, "LOCAL_RANK"),
         ({"RANK": "x", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "found 'x'"),
+        ({"RANK": "²", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "found '²'"),
+        ({"RANK": "1" * 5000, "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "expected a whole number"),
         ({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2", **ADDRESS}, "must be less than the world size"),
         ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT are not set"),
     ],

@@ -196,7 +196,7 @@ def test_an_interrupted_run_of_which_nothing_is_complete_is_begun_anew(tmp_path,
     assert corpus.contents(tmp_path / "data") == corpus.contents(tmp_path / "alone")
 
 
-@pytest.mark.parametrize("damage", ["removed", "empty", "half", "a list", "no text"])
+@pytest.mark.parametrize("damage", ["removed", "empty", "half", "a list", "no text", "no fields"])
 def test_without_what_tells_its_command_no_other_one_takes_over_a_run(folder, undisturbed, monkeypatch, damage):
     """Its parts were once published as those of another corpus and seed."""
     output = folder / f"nameless-{damage}"
@@ -209,7 +209,8 @@ def test_without_what_tells_its_command_no_other_one_takes_over_a_run(folder, un
     content = told.read_bytes()
     told.unlink()
     if damage != "removed":
-        told.write_bytes({"empty": b"", "half": content[:99], "a list": b"[]", "no text": b"\xff"}[damage])
+        others = {"empty": b"", "half": content[:99], "a list": b"[]", "no text": b"\xff", "no fields": b"{}"}
+        told.write_bytes(others[damage])
     with pytest.raises(UserError, match="run.json should tell, but that is missing or damaged"):
         prepare(configs[9])
     reports = list((output / ".work").glob("run-*/task-*.json"))

@@ -95,6 +95,14 @@ def test_a_vocabulary_of_pieces_holds_all_characters(folder):
         train_vocabulary(config(folder, "less", vocab_size=least - 1, vocabulary=unigram))
 
 
+@pytest.mark.parametrize(("model", "expected"), [("wordpiece", "raise it"), ("unigram", "raise vocabulary.alphabet")])
+def test_an_alphabet_that_spells_no_word_is_refused(tmp_path, model, expected):
+    (tmp_path / "in.txt").write_text("kalo kalo ren ren lumi\n")
+    few = VocabularyConfig(model=model, alphabet=1)
+    with pytest.raises(UserError, match=expected):
+        train_vocabulary(PrepareConfig(input=[str(tmp_path / "in.txt")], output=str(tmp_path / "o"), vocabulary=few))
+
+
 def test_characters(folder):
     tokenizer = train_vocabulary(config(folder, "characters", vocabulary=VocabularyConfig(model="characters")))
     assert [tokenizer.tokens[i] for i in tokenizer.encode("Kalo ren")] == list("kaloren")

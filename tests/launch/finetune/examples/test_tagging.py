@@ -210,6 +210,16 @@ def test_conll_errors_name_the_row(model, tmp_path, capsys, text, parts):
     assert len(error.splitlines()) == 1 and all(part in error for part in ("bad.conll", *parts)), error
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_line_ends_of_every_system_end_a_word(tmp_path, end):
+    """Lines that end with a carriage return alone were one word once."""
+    path = tmp_path / "tags.conll"
+    path.write_bytes(end.join(["w1\tA", "w2\tB", "", "w3\tA", " ", "w4\tB", ""]).encode())
+    found = read_conll(path)
+    assert (found.words, found.tags) == (["w1", "w2", "w3", "w4"], ["A", "B", "A", "B"])
+    assert found.bounds.tolist() == [0, 2, 3, 4] and found.lines.tolist() == [1, 2, 4, 6]
+
+
 @pytest.mark.parametrize("listed", [[], ["--labels", "O", "B-x"]])
 def test_a_tag_that_is_not_known(model, tmp_path, capsys, listed):
     """Not seen in training, or not in the list that was given."""
