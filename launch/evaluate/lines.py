@@ -45,7 +45,7 @@ def score_lines(
     number = {line: place for place, line in enumerate(dict.fromkeys(lines))}
     pieces, owners = [], []
     for line, place in number.items():
-        windows = list(loaded.encoder.windows(line, length=max_length, step=max_length, place=f"line {place + 1}"))
+        windows = list(loaded.encoder.windows(line, length=max_length, step=max_length, place=f"the line {line!r:.60}"))
         pieces += windows
         owners += [place] * len(windows)
     progress.total = num_tokens(pieces, hidden)

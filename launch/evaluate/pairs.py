@@ -15,7 +15,7 @@ from cloze.launch.system.devices import SLOW_BF16, bf16_slowdown
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors
-from cloze.pipeline.untrusted import load_json, unique_fields
+from cloze.pipeline.untrusted import check_readable, load_json, unique_fields
 
 # BLiMP's 13 terms are 12 phenomena: the paper counts the two paradigms of s-selection as argument structure.
 _PHENOMENA = {"s-selection": "argument_structure"}
@@ -51,6 +51,7 @@ def read_pairs(folder: Path, every_nth: int = 1) -> list[Pair]:
         )
     pairs = []
     for path in files:
+        check_readable(path)
         with readable_errors(path):
             lines = path.read_bytes().split(b"\n")  # not splitlines, which also splits inside strings
         for number, line in enumerate(lines):

@@ -75,7 +75,21 @@ def tokenizer_to_extend(path: str) -> Tokenizer:
         )
     if model.get("end_of_word_suffix"):
         raise UserError(f"{where} with end_of_word_suffix, expected none; train a new vocabulary")
+    for token in _behind(tokenizer, model):
+        # As a part of the vocabulary, which it becomes, the model could cut it out of a longer word.
+        whole = model["type"] == "WordPiece" or model.get("ignore_merges") or len(token) == 1
+        if whole and model["type"] != "Unigram" and len(parts(tokenizer.backend, token)) < 2:
+            raise UserError(
+                f"{where} with the added token {token!r:.60}, which words may contain, behind its vocabulary, expected "
+                "only added tokens such as [MASK] there; train a new vocabulary"
+            )
     return tokenizer
+
+
+def _behind(tokenizer: Tokenizer, model: Fields) -> dict[str, int]:
+    """The added tokens that the model's own vocabulary lacks, and their ids."""
+    known = {token for token, _ in model["vocab"]} if model["type"] == "Unigram" else model["vocab"]
+    return {token: number for number, token in enumerate(tokenizer.tokens) if token and token not in known}
 
 
 def extend(old: Tokenizer, counts: dict[str, int], add: int, min_frequency: int, output: Place) -> Extension:
@@ -95,17 +109,19 @@ def extend(old: Tokenizer, counts: dict[str, int], add: int, min_frequency: int,
     wanted = add if kind == "BPE" else add + add // 4 + 8  # the model may not choose some of them
     merges.learn(wanted, min_frequency, steps_stay=kind == "BPE")
     chosen = merges.chosen(wanted, min_frequency, steps_stay=kind == "BPE")
+    nothing = f"input: found no pieces that stand together {min_frequency} times, expected some to add; give more text"
     if not chosen:
-        raise UserError(
-            f"input: found no pieces that stand together {min_frequency} times, expected some to add; give more text"
-        )
+        raise UserError(nothing)
     before = sum(len(pieces) * count for pieces, count in words)
-    if kind != "BPE":  # the model does not merge, so that some tokens may never be its choice
-        trial = _extended(old, content, [token.token for token in chosen], merges, before)
-        used = _used(trial, words)
-        chosen = [token for token in chosen if used[token.token]][:add]
     new = _extended(old, content, [token.token for token in chosen], merges, before)
     used = _used(new, words)
+    # A model that does not merge chooses some tokens never or rarely, and without these others more or less often.
+    while kind != "BPE" and (len(chosen) > add or any(used[token.token] < min_frequency for token in chosen)):
+        chosen = [token for token in chosen if used[token.token] >= min_frequency][:add]
+        new = _extended(old, content, [token.token for token in chosen], merges, before)
+        used = _used(new, words)
+    if not chosen:
+        raise UserError(nothing)
     added = [Added(token.token, used[token.token], token.pieces) for token in chosen]
     added.sort(key=lambda token: (-token.saved, token.token))
     after = sum(used.values())
@@ -219,7 +235,8 @@ def _extended(old: Tokenizer, content: Fields, tokens: list[str], merges: _Merge
         model["vocab"] += [[token, lowest] for token in behind]
         model["vocab"] += [[token, _score(merges, token, scores, total)] for token in tokens]
     else:
-        model["vocab"] |= {token: first + number for number, token in enumerate(tokens)}
+        # The library numbers added tokens that the vocabulary lacks anew, behind its end.
+        model["vocab"] |= _behind(old, model) | {token: first + number for number, token in enumerate(tokens)}
     if model["type"] == "BPE":
         as_text = bool(model["merges"]) and isinstance(model["merges"][0], str)
         model["merges"] += [" ".join(pair) if as_text else list(pair) for pair in merges.pairs[: len(tokens)]]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from cloze.launch.cli import main
 from cloze.launch.evaluate import pairs
-from cloze.launch.evaluate.pairs import Pair, accuracies
+from cloze.launch.evaluate.pairs import Pair, accuracies, read_pairs
+from cloze.pipeline.errors import UserError
 from tests.launch.evaluate.plain_scores import BAD, GOOD, TERMS, plain_score, write_pairs
 
 
@@ -66,3 +68,15 @@ def test_pairs_are_decided_as_by_a_plain_loop(model, tmp_path, capsys, monkeypat
 def test_only_a_more_probable_good_sentence_is_right():
     alike = [Pair("a", "b", "p", "q", "here")] * 4
     assert accuracies(alike, [1e-9, 0.0, -1e-9, float("nan")])["paradigms"] == {"p": 25.0}
+
+
+def test_a_suite_is_of_regular_files(tmp_path):
+    """A pipe has no end, and a device, or a file of holes, more than the memory holds."""
+    os.mkfifo(tmp_path / "pairs.jsonl")
+    with pytest.raises(UserError, match="pairs.jsonl: found no regular file"):
+        read_pairs(tmp_path)
+    (tmp_path / "pairs.jsonl").unlink()
+    with open(tmp_path / "pairs.jsonl", "wb") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(UserError, match="found 4,398,046,511,104 bytes, expected at most"):
+        read_pairs(tmp_path)

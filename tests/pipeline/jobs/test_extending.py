@@ -71,6 +71,44 @@ def test_special_tokens_behind_a_unigram_model_keep_their_ids(tmp_path):
     assert new.special_tokens.mask not in new.encode("a [MASK] b")
 
 
+def test_the_model_chooses_each_added_token_often_enough(tmp_path):
+    """WordPiece takes the longest piece first: of `##ba` it had once left one occurrence."""
+    given = config(tmp_path, "Chinese WordPiece")
+    (tmp_path / "in.txt").write_text("bba bbba bba baba bbbbb bbab bbaa aabb")
+    added = extend_vocabulary(given).added
+    assert added and min(each.count for each in added) >= 2
+    new = Tokenizer.from_folder(tmp_path / "new")
+    counts = Counter(new.encode((tmp_path / "in.txt").read_text()))
+    assert all(counts[new.tokens.index(each.token)] == each.count for each in added)
+
+
+@pytest.mark.parametrize("kind", ["WordPiece", "byte-level BPE"])
+def test_added_tokens_behind_the_vocabulary_keep_their_ids(tmp_path, kind):
+    """ModernBERT's special tokens have such ids."""
+    given = config(tmp_path, "byte-level BPE")
+    before = corpus.tokenizer() if kind == "WordPiece" else family(kind)
+    backend = tokenizers.Tokenizer.from_str(before.backend.to_str())
+    backend.add_tokens(["[X1]", tokenizers.AddedToken("<more>", normalized=False)])
+    old = Tokenizer(backend, before.names)
+    old.save(tmp_path / "old")
+    added = extend_vocabulary(given).added
+    new = Tokenizer.from_folder(tmp_path / "new")
+    assert new.tokens[: old.vocab_size] == old.tokens and new.vocab_size == old.vocab_size + len(added) > old.vocab_size
+    for text in ("a [X1] b<more>c", "X1 more"):
+        assert [new.tokens[each] for each in new.encode(text) if each < old.vocab_size] == [
+            old.tokens[each] for each in old.encode(text)
+        ]
+
+
+def test_an_added_word_is_refused_where_longer_words_would_be_cut_by_it(tmp_path):
+    given = config(tmp_path, "byte-level BPE")
+    backend = tokenizers.Tokenizer.from_str(corpus.tokenizer().backend.to_str())
+    backend.add_tokens(["newer"])
+    Tokenizer(backend, corpus.NAMES).save(tmp_path / "old")
+    with pytest.raises(UserError, match="with the added token 'newer', which words may contain, behind its vocabulary"):
+        extend_vocabulary(given)
+
+
 def test_a_vocabulary_is_extended_twice_and_workers_do_not_change_it(tmp_path):
     extend_vocabulary(config(tmp_path, "byte-level BPE", add=10))
     first = Tokenizer.from_folder(tmp_path / "new")
