@@ -19,8 +19,8 @@ MOST_BYTES = 1 << 29
 # Sections of a configuration are nested 5 deep. libyaml builds nested values by recursion with no bound of its own, and
 # overflows the stack at some 50,000.
 MOST_LEVELS = 64
-# Whole numbers to the base of 8 and 60 in YAML 1.1: 010 is 8 there, and 2:08 is 128.
-_OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)")
+# Numbers to the base of 8 and 60 in YAML 1.1: 010 is 8 there, 2:08 is 128, and 1:30.5 is 90.5.
+_OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)")
 # Far above any field's number and below what no float holds, of which Python can't make one (308 decimal digits).
 _MANY_DIGITS = re.compile(r"[-+]?[0-9][xb]?[0-9a-fA-F_]{256,}")
 _Events: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -92,6 +92,10 @@ def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
             raise UserError(f"--{flag}: found the name {quoted(key)} in {name}, expected the name of a field")
     if twice := [name for name, count in Counter(_leaves(values)).items() if count > 1]:
         raise UserError(f"--{flag}: found {twice[0]} twice in {name}, by its dotted name too, {expected}; remove one")
+    if apart := next(_beside(values, set(_sections(values))), None):  # the library would lose it, in one of the orders
+        raise UserError(
+            f"--{flag}: found {apart} beside its section in {name}, expected it in the section; move it there"
+        )
     for key, inner in values.items() if flag == "config" else ():
         if key in known and known[key].is_section and not isinstance(inner, (dict, str)):
             raise UserError(
@@ -106,6 +110,23 @@ def _leaves(values: Fields, prefix: str = "") -> Iterator[str]:
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
+
+
+def _sections(values: Fields, prefix: str = "") -> Iterator[str]:
+    """The dotted names of all sections."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield f"{prefix}{name}"
+            yield from _sections(value, f"{prefix}{name}.")
+
+
+def _beside(values: Fields, sections: set[str], prefix: str = "") -> Iterator[str]:
+    """The fields with a dotted name of which a part is one of the sections."""
+    for name, value in values.items():
+        if any(prefix + name[: dot.start()] in sections for dot in re.finditer(r"\.", name)):
+            yield f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from _beside(value, sections, f"{prefix}{name}.")
 
 
 def _names(values: Fields) -> list[str]:

@@ -34,6 +34,18 @@ jsonargparse.set_loader("yaml", partial(load_yaml, load=jsonargparse.get_loader(
 _TYPE_HINTS: Any = jsonargparse._typehints
 
 
+def _read_again(value: str, load: Callable[[str], object] = _TYPE_HINTS.basic_json_or_yaml_load) -> object:
+    """A text in the place of a number or a boolean. The library reads it once more without its loader; here with the
+    checks of `load_yaml`, and no comment is null.
+    """
+    if value.lstrip().startswith("#"):
+        raise yaml.YAMLError("a comment")
+    return load_yaml(value, load)
+
+
+_TYPE_HINTS.basic_json_or_yaml_load = _read_again
+
+
 def _copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
     """As `copy.deepcopy`, for the library: for each element of a list it copies what it knows of the whole list, the
     values before and as they were given, which it reads alone. 200 sections took 6 s, and the time grew with their
@@ -192,10 +204,6 @@ def parse(
         ) from error
     except RecursionError as error:
         raise UserError(f"cloze {name}: found values that are nested too deep, expected sections of values") from error
-    except OverflowError as error:  # the library makes floats of whole numbers
-        long = next((option for option, chunk in chunks(arguments) if re.search(r"\d{257}", " ".join(chunk))), "")
-        where = f"--{long}: " if long else ""
-        raise UserError(f"cloze {name}: {where}found a number of more than 256 digits, expected fewer") from error
     parsed = config(**{field.name: getattr(namespace, field.name) for field in fields(kind)})
     if (wrong := _infinite(parsed)) is not None:
         raise UserError(

@@ -173,6 +173,8 @@ def test_wrong_words_are_answered_with_what_is_right(words, expected, capsys):
         ("train: {log_every: 3}\n", "train: found log_every, which is no field of it; did you mean"),
         ("nonsense: 1\n", "found nonsense, which is no field"),
         ("train.max_steps: 1\ntrain: {max_steps: 2}\n", "found train.max_steps twice in c.yaml, by its dotted name"),
+        ("train.max_steps: 1\ntrain: {seed: 2}\n", "found train.max_steps beside its section in c.yaml"),
+        ("train: {seed: 2}\ntrain.max_steps: 1\n", "found train.max_steps beside its section in c.yaml"),
         ("train: {learning_rate: [1]}\n", "--train.learning_rate: found '[1]', expected a number"),
     ],
 )

@@ -145,9 +145,21 @@ def test_a_text_given_as_data_is_not_printed_whole(tmp_path):
     assert len(str(error.value)) < 400
 
 
+@pytest.mark.parametrize("value", ["1:30", "1:30.5", "010", "# c", "190:20:30.15"])
+def test_a_number_on_the_command_line_is_read_as_it_looks(tmp_path, value):
+    """As in a file, where YAML 1.1 has numbers to the base of 8 and 60, and comments."""
+    for words in (["--masking.rate", value], ["--config", str(tmp_path / "c.yaml")]):
+        (tmp_path / "c.yaml").write_text(f'masking: {{rate: "{value}"}}\n')
+        with pytest.raises(UserError, match="masking.rate: found .*, expected a number"):
+            parse("prepare", ["--input", "x", *words])
+    (tmp_path / "c.yaml").write_text(f"masking:\n  rate: {value}\n")
+    with pytest.raises(UserError, match="has the base 8 or 60|masking.rate: found null"):
+        parse("prepare", ["--input", "x", "--config", str(tmp_path / "c.yaml")])
+
+
 @pytest.mark.parametrize("words", [["--masking.rate", "1" * 400], [f"--masking.rate={'1' * 400}"]])
 def test_a_number_that_no_float_holds_is_refused(words):
-    with pytest.raises(UserError, match="^cloze prepare: --masking.rate: found a number of more than 256 digits"):
+    with pytest.raises(UserError, match="^cloze prepare: --masking.rate: found 1{9}.*, expected a number"):
         parse("prepare", ["--input", "x", *words])
 
 
