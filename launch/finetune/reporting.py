@@ -1,6 +1,7 @@
 """Results of a fine-tuning run: evaluations, results.json, predictions, the exported model."""
 
 import json
+import math
 import os
 import re
 import shlex
@@ -148,7 +149,7 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
                 publish_text(output / runs.PREDICTIONS / "glue" / name, submission(predictions))
         _say(split, metrics, examples.majority() if metrics else {}, config.evaluation.metric, console)
     if environment.is_main:
-        publish_text(output / RESULTS, json.dumps(_without_nan(results), indent=1, ensure_ascii=False) + "\n")
+        publish_text(output / RESULTS, json.dumps(_finite(results), indent=1, ensure_ascii=False) + "\n")
         warn_of_own_format(output / runs.MODEL, console)
     if run := process.stored:
         with distributed.together("send the results", run.place, device):
@@ -196,12 +197,11 @@ def where(config: FinetuneConfig, task: Task, kind: Kind, run: StoredRun | None)
     ]
 
 
-def _without_nan(results: Fields) -> Fields:
-    """NaN (a correlation with constant predictions) as null: JSON has no NaN."""
-    return {
-        name: _without_nan(value) if isinstance(value, dict) else None if value != value else value
-        for name, value in results.items()
-    }
+def _finite(value: object) -> object:
+    """NaN (a correlation with constant predictions) and infinity in results as null: JSON has neither."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write_predictions(folder: Path, name: str, examples: Examples, outputs: np.ndarray) -> list[Fields]:

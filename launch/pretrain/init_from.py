@@ -106,7 +106,7 @@ def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoi
     # By one rank, also since the source may still be training: all must take the same step.
     content = read_once(partial(_read, path, of_run, newest, checkpoints.warn), path, checkpoints.device)
     source = Source(path, BertConfig(**content["shape"]), content["weights"], content["step"], name)
-    old = Tokenizer.from_folder(path / runs.TOKENIZER if of_run else path)
+    old = Tokenizer.from_folder(runs.own_tokenizer(path) if of_run else path)
     if old.fingerprint != manifest.tokenizer_fingerprint:
         source = _with_vocabulary(config, source, old, Tokenizer.from_folder(manifest.folder / runs.TOKENIZER))
     if config.init_layers is not None:

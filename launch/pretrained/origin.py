@@ -66,14 +66,15 @@ def tokenizer_for_export(run: Path) -> Path:
     """The folder whose tokenizer goes out with the run's model.
 
     Raises:
-        UserError: it is not the one that the run was trained with.
+        UserError: it is not the one that the run was trained with, or has lost its file.
     """
     origin = origin_of(run)
-    folder = origin if origin and holds_tokenizer(origin) else run / runs.TOKENIZER
+    of_origin = origin is not None and holds_tokenizer(origin)
+    folder = origin if origin and of_origin else runs.own_tokenizer(run)
     if (run / runs.DATA).is_file():
         tokenizer = Tokenizer.from_folder(folder)
         check_tokenizer(tokenizer, run)
-        if folder == run / runs.TOKENIZER:
+        if not of_origin:
             check_vocab_txt(tokenizer, folder)
     return folder
 

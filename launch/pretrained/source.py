@@ -64,7 +64,7 @@ def find_source(config: FinetuneConfig) -> Source:
     if runs.is_pretraining(path):
         shape, head = runs.model_config(path), None
         (step, weights), length = read_run_weights(path, config.model_step, Console().warn), runs.trained_length(path)
-        own_tokenizer, expected = path / runs.TOKENIZER, runs.read_fields(path / runs.DATA).get(FINGERPRINT)
+        own_tokenizer, expected = runs.own_tokenizer(path), runs.read_fields(path / runs.DATA).get(FINGERPRINT)
     else:
         path = runs.model_folder(path) if path.is_dir() else fetch_model(config.model, config)
         shape, weights = load_pretrained(path)

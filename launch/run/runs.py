@@ -182,8 +182,26 @@ def check_holds_model(folder: Path) -> None:
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """The folder with the tokenizer of a run or of a model folder."""
-    return folder / TOKENIZER if is_pretraining(folder) else model_folder(folder)
+    """The folder with the tokenizer of a run or of a model folder.
+
+    Raises:
+        UserError: that of a run has lost its file.
+    """
+    return own_tokenizer(folder) if is_pretraining(folder) else model_folder(folder)
+
+
+def own_tokenizer(folder: Path) -> Path:
+    """The folder of a run's tokenizer.
+
+    Raises:
+        UserError: its tokenizer.json, without which another would be read from vocab.txt, is missing.
+    """
+    if not (folder / TOKENIZER / "tokenizer.json").is_file():
+        raise UserError(
+            f"{folder / TOKENIZER}: found no tokenizer.json, expected it as the run has written it; restore it, or "
+            "remove the folder: a resume of the run writes it again"
+        )
+    return folder / TOKENIZER
 
 
 def device_facts(folder: Path) -> dict[str, object]:
@@ -245,7 +263,7 @@ def describe(
     """
     expected = facts.get("tokenizer_fingerprint")
     if expected is not None and (folder / TOKENIZER).exists():
-        found = Tokenizer.from_folder(folder / TOKENIZER).fingerprint
+        found = Tokenizer.from_folder(own_tokenizer(folder)).fingerprint
         if found != expected:
             raise UserError(
                 f"{folder / TOKENIZER}: found a tokenizer with fingerprint {found[:12]}, expected {expected!s:.12}, "

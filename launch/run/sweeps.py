@@ -24,7 +24,7 @@ from cloze.launch.system.console import Console, doing, figure
 from cloze.launch.system.environment import child_variables
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
-from cloze.pipeline.untrusted import check_regular
+from cloze.pipeline.untrusted import check_regular, is_number
 
 RESULTS = "results.json"  # of a run; in the folder of a sweep, of all its runs
 _POLL_SECONDS = 0.2
@@ -84,19 +84,33 @@ class Run:
         return read_status(self.folder).get("state") == "complete"
 
     def results(self) -> Results | None:
-        """The values of a complete fine-tuning run, or None."""
-        if not self.complete or not (self.folder / RESULTS).exists():
+        """The values of a complete fine-tuning run, or None.
+
+        Raises:
+            UserError: they are not as a run writes them.
+        """
+        path = self.folder / RESULTS
+        if not self.complete or not path.exists():
             return None
-        content = runs.read_fields(self.folder / RESULTS)
-        values = {
-            f"{split}/{name}": value
-            for split, measured in content.items()
-            if split == "validation" or split.startswith("test/")
-            for name, value in measured.items()
-            if value is not None and name != "examples" and not name.endswith("total")
-        }
-        metric = content["metric"]
-        return Results(f"validation/{metric}", values, content["majority"].get(metric))
+        content = runs.read_fields(path)
+        try:
+            values = {
+                f"{split}/{name}": value
+                for split, measured in content.items()
+                if split == "validation" or split.startswith("test/")
+                for name, value in measured.items()
+                if value is not None and name != "examples" and not name.endswith("total")
+            }
+            metric = content["metric"]
+            majority = content["majority"].get(metric)
+        except (AttributeError, KeyError, TypeError):
+            values, metric, majority = {"": None}, None, None
+        if not isinstance(metric, str) or not all(map(is_number, [*values.values(), majority or 0])):
+            raise UserError(
+                f"{path}: found no results of a run, expected a metric and numbers; remove {self.folder}, and the same "
+                "command runs it again"
+            )
+        return Results(f"validation/{metric}", values, majority)
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)

@@ -69,6 +69,11 @@ def test_a_run_is_neither_asked_nor_exported_with_another_tokenizer(tmp_path, ca
         capsys.readouterr()
         assert main(command) == 2
         assert f"error: {run}/tokenizer: found a tokenizer with fingerprint" in capsys.readouterr().err
+    # vocab.txt alone would be read as another tokenizer, and transformers could not load the export
+    (run / "tokenizer/tokenizer.json").unlink()
+    for command in (asked, ["export", str(run)]):
+        assert main(command) == 2
+        assert f"error: {run}/tokenizer: found no tokenizer.json, expected it as the run" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_other_sizes_is_neither_asked_nor_exported(tmp_path, capsys, monkeypatch):

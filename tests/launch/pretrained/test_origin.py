@@ -50,6 +50,7 @@ def test_a_tokenizer_that_is_not_the_same_any_more_is_not_kept(case, released, t
         own = Tokenizer(own.backend, own.names)
     keep_origin(released, tmp_path / "run/origin", own, pairs=case == "pairs", segments=False)
     assert {path.name for path in (tmp_path / "run/origin").iterdir()} == {"config.json"}
+    own.save(tmp_path / "run/tokenizer")
     assert tokenizer_for_export(tmp_path / "run") == tmp_path / "run/tokenizer"
 
 

@@ -4,10 +4,13 @@ import json
 import math
 import statistics
 
+import pytest
+
 from cloze.launch.pretrain.sweep import PretrainingRun
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweeps import Run
 from cloze.launch.system.console import Console
+from cloze.pipeline.errors import UserError
 
 
 def test_a_run_whose_last_loss_is_no_number_has_failed_and_the_others_count(tmp_path, capsys):
@@ -34,6 +37,32 @@ def test_a_run_whose_last_loss_is_no_number_has_failed_and_the_others_count(tmp_
         ["rate", "2", "-", "-", "0", "-", "1"],
     ]
     assert "rate=2 failed: its validation/loss is not a number" in said and "best run: rate=1, 2.5000" in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metric": None},
+        {"metric": ["a"]},
+        {"validation": 3},
+        {"validation": {"accuracy": "x"}},
+        {"validation": {"accuracy": True}},
+        {"majority": None},
+        {"majority": {"accuracy": "x"}},
+    ],
+)
+def test_results_that_no_run_writes_are_refused_by_their_file(tmp_path, change):
+    run = Run("1", tmp_path / "1")
+    run.folder.mkdir()
+    (run.folder / "status.json").write_text('{"state": "complete", "step": 1}')
+    content = {"metric": "accuracy", "validation": {"accuracy": 0.5}, "majority": {"accuracy": 0.5}}
+    path = run.folder / "results.json"
+    path.write_text(json.dumps(content))
+    assert run.results().values == {"validation/accuracy": 0.5}
+    for changed in (content | change, {}):
+        path.write_text(json.dumps(changed))
+        with pytest.raises(UserError, match="results.json: found no results of a run, expected a metric and numbers"):
+            run.results()
 
 
 def test_of_fine_tuning_runs_the_higher_accuracy_is_best_and_the_majority_answer_fails(tmp_path):
