@@ -18,6 +18,8 @@ from cloze.launch.pretrain.precheck import check_inputs
 from cloze.launch.pretrain.shapes import complete
 from cloze.launch.run.metrics_file import iterate_metrics
 from cloze.launch.run.resume_check import check_folder
+from cloze.launch.run.runs import METRICS
+from cloze.launch.run.status_file import read_status
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweeps import Results, Run, arguments_of, combinations, command_of, part_of_name, written
 from cloze.launch.system.console import Console
@@ -42,17 +44,20 @@ class PretrainingRun(Run):
     """The curve whose last value is compared; of data without held-out samples train/loss."""
 
     def results(self) -> Results | None:
-        """The last evaluation and the median speed of a complete run, or None."""
+        """The evaluation at the end and the median speed of a complete run; None for another. A value whose line in
+        metrics.jsonl is lost or damaged is left out: an earlier one is not that of the end.
+        """
         if not self.complete:
             return None
-        measured: list[float | None] = []
+        last: float | None = None
         speeds: list[float] = []
-        for line in iterate_metrics(self.folder):
-            measured += [line[self.metric]] if self.metric in line else []
-            speeds += [line[_SPEED]] if _SPEED in line else []
-        values = {}
-        if measured and measured[-1] is not None:
-            values = {self.metric: measured[-1], _SPEED: statistics.median(speeds)}
+        end = read_status(self.folder).get("step")
+        for line in iterate_metrics(self.folder) if (self.folder / METRICS).exists() else ():
+            last = line.get(self.metric, last) if line["step"] == end else None
+            speeds += [line[_SPEED]] if line.get(_SPEED) is not None else []
+        values = {self.metric: last} if last is not None else {}
+        if values and speeds:
+            values[_SPEED] = statistics.median(speeds)
         return Results(self.metric, values)
 
 

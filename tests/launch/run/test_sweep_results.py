@@ -40,6 +40,35 @@ def test_a_run_whose_last_loss_is_no_number_has_failed_and_the_others_count(tmp_
 
 
 @pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (['{"step": 4, "validation/loss": 3}', '{"step": 6, "validation/loss": 2}'], {"validation/loss": 2}),
+        (['{"step": 4, "validation/loss": 3}', '{"step": 6, "validation/loss": "abc"}'], {}),
+        (['{"step": 4, "validation/loss": 3}', '{"step": 6, "validation/loss": 2'], {}),
+        (['{"step": 4, "validation/loss": 3}', '{"step": 6, "validation/loss": null}'], {}),
+        (['{"step": 6, "validation/loss": 2}', '{"step": 6, "train/loss": 9}'], {"validation/loss": 2}),
+        (
+            [
+                '{"step": 2, "speed/tokens_per_second": null}',
+                '{"step": 4, "speed/tokens_per_second": 5}',
+                '{"step": 6, "validation/loss": 2}',
+            ],
+            {"validation/loss": 2, "speed/tokens_per_second": 5},
+        ),
+        (None, {}),
+    ],
+)
+def test_what_a_run_has_reached_is_its_evaluation_at_the_end_alone(tmp_path, lines, expected):
+    """An earlier one was once taken for it where the last line was damaged."""
+    run = PretrainingRun("1", tmp_path / "1")
+    run.folder.mkdir()
+    (run.folder / "status.json").write_text('{"state": "complete", "step": 6}')
+    if lines is not None:
+        (run.folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert run.results().values == expected
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"metric": None},
