@@ -169,7 +169,9 @@ class Engine:
         Args:
             submit: is given live tensors: copies them before it returns.
         """
-        submit_model = submitting_model(submit, self._division) if self._division else submit
+        submit_model = submit
+        if self.sharding_stage == 0:
+            submit_model = submitting_model(submit, base_optimizer(self._deepspeed), self.model, self._division)
         self._deepspeed.checkpoint_engine = CheckpointFiles(submit=submit_model)
         self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)  # makes the folder
         if self._division:

@@ -5,6 +5,7 @@ DeepSpeed's file of the model holds the states of an optimizer that every rank h
 which rank has which. Either is read by any number of ranks, divided or not: nothing is converted.
 """
 
+from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ import torch
 from torch import nn
 
 from cloze.launch.engine.checkpoint_files import Content, Read, Submit
-from cloze.launch.engine.content import check_optimizer, check_state, count_in, fields_in, takes_numbers
+from cloze.launch.engine.content import OtherContent, check_optimizer, check_state, count_in, fields_in, takes_numbers
 from cloze.launch.engine.division import Division
 from cloze.launch.engine.optimizers.groups import Group
 
 OWNERS = "optimizer_owners"
 _STATES = "states"  # entry of a file of states: those of each parameter by its name
+# Entry of the file with the states: the parameters that had none yet, since they never had a gradient. All others must
+# have some, or the run would go on with other moments, without a word.
+STATELESS = "parameters_without_states"
 
 
 def optimizer_file(rank: int) -> str:
@@ -26,18 +30,45 @@ def optimizer_file(rank: int) -> str:
     return f"optimizer-{rank:05d}.pt"
 
 
-def submitting_model(submit: Submit, division: Division) -> Submit:
-    """A `submit` for DeepSpeed's file of the model: it leaves out the optimizer, of which DeepSpeed sees one rank's
-    part alone, and names the rank that has the states of each parameter.
+def submitting_model(
+    submit: Submit, optimizer: torch.optim.Optimizer, model: nn.Module, division: Division | None
+) -> Submit:
+    """A `submit` for DeepSpeed's file of the model. Of a divided optimizer, of which DeepSpeed sees one rank's part
+    alone, it leaves out the states, and names the rank that has those of each parameter.
     """
-    return lambda content, path: submit(content | {"optimizer": None, OWNERS: division.owners}, path)
+    if division:
+        return lambda content, path: submit(content | {"optimizer": None, OWNERS: division.owners}, path)
+    names = _names_of(model)
+    return lambda content, path: submit(content | {STATELESS: _stateless(optimizer, names)}, path)
 
 
 def submit_states(optimizer: torch.optim.Optimizer, division: Division, folder: Path, submit: Submit) -> None:
     """Hand over this rank's file of states; the folder is there."""
-    own = [each for group in optimizer.param_groups for each in group["params"]]
-    states = {division.names[each]: optimizer.state[each] for each in own if each in optimizer.state}
-    submit({_STATES: states}, folder / optimizer_file(division.rank))
+    states = {division.names[each]: optimizer.state[each] for each in _own(optimizer) if each in optimizer.state}
+    content = {_STATES: states, STATELESS: _stateless(optimizer, division.names)}
+    submit(content, folder / optimizer_file(division.rank))
+
+
+def _own(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _names_of(model: nn.Module) -> dict[nn.Parameter, str]:
+    return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def _stateless(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> list[str]:
+    return [names[each] for each in _own(optimizer) if not optimizer.state.get(each)]
+
+
+def _check_stateless(content: Content, missing: Iterable[str], steps: int) -> None:
+    """Raise OtherContent if a parameter has no states in a file that names others as those without. Files of earlier
+    versions name none.
+    """
+    known = content.get(STATELESS)
+    lost = [name for name in missing if isinstance(known, list) and name not in known]
+    if steps and lost:
+        raise OtherContent(f"the optimizer has no states of {lost[0]}")
 
 
 def load_states(
@@ -61,7 +92,7 @@ def load_states(
     Raises:
         OtherContent: the states are those of another optimizer, or of none.
     """
-    own = [each for group in optimizer.param_groups for each in group["params"]]
+    own, names = _own(optimizer), _names_of(model)
     trained = [each for group in groups for each in group["params"]]
     number = takes_numbers(optimizer)
     if OWNERS not in content:
@@ -69,10 +100,13 @@ def load_states(
         whole = len(own) == len(trained)
         expected = optimizer.state_dict()["param_groups"] if whole else _numbered(groups)
         check_optimizer(saved, "optimizer", expected, trained, steps=optimizer_steps, number=number)
+        missing = [names[each] for place, each in enumerate(trained) if not saved["state"].get(place)]
+        if optimizer_steps and len(missing) == len(trained):
+            raise OtherContent("optimizer.state has none of any parameter")
+        _check_stateless(content, missing, optimizer_steps)
         if whole:
             optimizer.load_state_dict(saved)
             return
-    names = {parameter: name for name, parameter in model.named_parameters()}
     if OWNERS in content:
         owners = fields_in(content[OWNERS], OWNERS, (names[each] for each in own))
         ranks = sorted({count_in(owners[names[each]], f"{OWNERS}.{names[each]}") for each in own})
@@ -86,6 +120,9 @@ def load_states(
         for each in own:
             state, where = states.get(names[each], {}), f"{_STATES}.{names[each]}"
             check_state(state, where, each, muon=muon[each], steps=optimizer_steps, number=number)
+        for rank, file in zip(ranks, files, strict=True):
+            its = [names[each] for each in own if owners[names[each]] == rank]
+            _check_stateless(file, [name for name in its if not states.get(name)], optimizer_steps)
     else:
         states = {names[each]: saved["state"][place] for place, each in enumerate(trained) if place in saved["state"]}
     own_states = {place: states[names[each]] for place, each in enumerate(own) if names[each] in states}

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from cloze.launch.engine.states import OWNERS, load_states, optimizer_file
+from cloze.launch.engine.content import OtherContent
+from cloze.launch.engine.states import OWNERS, STATELESS, load_states, optimizer_file
 
 
 @pytest.fixture
@@ -63,3 +64,33 @@ def test_states_go_to_the_parameters_of_their_names(model, divided, own):
     # torch takes them from the whole optimizer of a checkpoint; the engine then gives back its own.
     assert [group["lr"] for group in other.param_groups] == ([1e-3, 1e-3] if whole else [7.0, 7.0])
     assert read == (sorted({optimizer_file(owners[name]) for name in own}) if divided else [])
+
+
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("lost", [["0.bias"], ["0.weight", "0.bias", "1.weight", "1.bias"]])
+def test_states_that_are_gone_are_missed(model, divided, lost):
+    """A parameter that never had a gradient has none, as the file says; of a file that does not say so, an earlier
+    version's, some must be there."""
+    optimizer, states = _stepped(model)
+    by_parameter = {each: name for name, each in model.named_parameters()}
+    names = [by_parameter[each] for group in optimizer.param_groups for each in group["params"]]
+
+    def load(gone: list[str], stateless: dict, steps: int = 1) -> torch.optim.Optimizer:
+        kept = {name: state for name, state in states.items() if name not in gone}
+        whole = optimizer.state_dict()
+        whole["state"] = {names.index(name): state for name, state in kept.items()}
+        content = {"optimizer": None, OWNERS: dict.fromkeys(names, 0)} if divided else {"optimizer": whole} | stateless
+        other = torch.optim.AdamW(_groups(model))
+        load_states(
+            other, model, _groups(model), content, Path("folder"), lambda _: {"states": kept} | stateless, steps
+        )
+        return other
+
+    assert not load(names, {STATELESS: []}, steps=0).state, "before the first step"
+    assert len(load(["0.bias"], {STATELESS: ["0.bias"]}).state) == 3
+    assert len(load(["0.bias"], {}).state) == 3, "of an earlier version"
+    with pytest.raises(OtherContent, match=rf"no states of {lost[0]}|none of any parameter"):
+        load(lost, {STATELESS: []})
+    if not divided:
+        with pytest.raises(OtherContent, match="none of any parameter"):
+            load(names, {})
