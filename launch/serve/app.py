@@ -1,11 +1,12 @@
 """The routes of the server: one for each operation, health, readiness, metrics, and the page."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
+import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,10 @@ from cloze.version import __version__
 
 if TYPE_CHECKING:  # an extra, imported where it is used
     from fastapi import FastAPI
+
+# Lists, objects and fields in a body: of each text an object of a question, a passage and their likes, or a list of
+# choices, and of the body its options.
+_MOST_OF_A_TEXT, _MOST_OF_A_BODY = 16, 1000
 
 PAGE = Path(__file__).with_name("page.html")
 REFUSALS: dict[int | str, Fields] = {
@@ -110,7 +115,7 @@ def build_app(predictor: Predictor, config: ServeConfig) -> Any:
     meters.held.set_function(lambda: traffic.held)
     meters.waiting.set_function(lambda: batcher.waiting_tokens)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def lifespan(app: "FastAPI") -> AsyncIterator[None]:
         worker = asyncio.create_task(batcher.run())
         yield
@@ -127,7 +132,7 @@ def build_app(predictor: Predictor, config: ServeConfig) -> Any:
     # added last, so that it is the outer one
     app.add_middleware(CountRequests, counter=meters.requests, operations=predictor.abilities())
     app.state.stopping, app.state.traffic = False, traffic
-    app.router.route_class = _strict_route()
+    app.router.route_class = _strict_route(config)
     for entry in OPERATIONS.values():
         operation = entry.load()
         if predictor.has_head(operation):
@@ -139,10 +144,12 @@ def build_app(predictor: Predictor, config: ServeConfig) -> Any:
     return app
 
 
-def _strict_route() -> Any:
+def _strict_route(config: ServeConfig) -> Any:
     """The class of routes whose requests are read as they are meant: options in the body alone, each once."""
     from fastapi import Request
     from fastapi.routing import APIRoute
+
+    most = _MOST_OF_A_TEXT * config.max_texts + _MOST_OF_A_BODY
 
     class StrictRequest(Request):
         async def json(self) -> Any:
@@ -163,11 +170,23 @@ def _strict_route() -> Any:
                         f"query: found {quoted(request.url.query)} in the address, expected options beside `inputs` in "
                         "the body"
                     )
-                return await answer(StrictRequest(request.scope, request.receive))
+                read = StrictRequest(request.scope, request.receive)
+                _check_structure(await read.body(), most)
+                return await answer(read)
 
             return strict
 
     return StrictRoute
+
+
+def _check_structure(body: bytes, most: int) -> None:
+    """Raise UserError for a body of more lists, objects and fields than any request needs: while a million of them were
+    parsed, and collected, other requests waited for two seconds.
+    """
+    outside = re.sub(rb'"[^"]*"?', b"", body.replace(rb"\\", b"").replace(rb"\"", b""))  # without the texts
+    found = sum(map(outside.count, (b"[", b"{", b":")))
+    if found > most:
+        raise UserError(f"body: found {found:,} lists, objects and fields, expected at most {most:,}; send fewer texts")
 
 
 def _add_operation(

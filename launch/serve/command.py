@@ -1,5 +1,6 @@
 """`cloze serve`: starts the HTTP server of a model and stops it gracefully."""
 
+import gc
 import math
 import os
 import signal
@@ -44,6 +45,7 @@ def serve(config: ServeConfig) -> int:
     make_room_for_files(config)
     listener = Listener(_listen(config), config)
     app = build_app(Predictor.from_folder(model_path(config)), config)
+    gc.freeze()  # a collection need not look at the libraries and the model
 
     class Server(uvicorn.Server):
         def handle_exit(self, number: int, frame: FrameType | None) -> None:
