@@ -1,22 +1,24 @@
 """GLUE (Wang et al. 2019, arXiv 1804.07461): fine-tuning on its tasks with several seeds."""
 
-import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import yaml
 
+from cloze.launch.commands import parse
 from cloze.launch.evaluate.config import EvaluateConfig
+from cloze.launch.finetune.sweep import checked_runs
 from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.run import runs
 from cloze.launch.run.sweep_results import statistics_of
-from cloze.launch.run.sweeps import Run, run_all
+from cloze.launch.run.sweeps import Run, run_all, written
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import visible_gpus
 from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
+from cloze.pipeline.untrusted import load_yaml
 
 # GLUE's tasks by their names in `cloze finetune`; folders have these names or those of GLUE's archive (SST-2 is sst2).
 _NAMES = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
@@ -49,7 +51,8 @@ def fine_tune(
 ) -> Fields | None:
     """Run every task with every seed, each a `cloze finetune` in its own process; None if a signal stopped it.
 
-    Complete runs are not repeated. The development file is evaluated by the first metric of the task.
+    Complete runs are not repeated, and refused if they are of another model, configuration or file. The development
+    file is evaluated by the first metric of the task.
 
     Args:
         folder: folder of the model: a run or a Hugging Face folder.
@@ -61,50 +64,29 @@ def fine_tune(
         `random_weights`: the same of models of the same shape that are not pretrained.
 
     Raises:
-        UserError: a run has failed.
+        UserError: a run has failed, or a folder holds another one.
     """
     assert config.output is not None, "EvaluateConfig asks for it"
     output = Path(config.output)
     starts = {"tasks": (output, ["--model", str(folder), *(["--model_step", str(step)] if step is not None else [])])}
     if config.random_weights:
         starts["random_weights"] = output / _RANDOM, _random_weights(folder, output / _RANDOM)
-    planned = {
-        (start, task, seed): Run(
-            f"{part.relative_to(output) / task}/seed-{seed}",
-            part / task / f"seed-{seed}",
-            {},
-            [
-                sys.executable,
-                "-m",
-                "cloze",
-                "finetune",
-                task,
-                *model,
-                "--train",
-                str(train),
-                "--validation",
-                str(development),
-                "--output",
-                str(part / task / f"seed-{seed}"),
-                "--seed",
-                str(seed),
-                "--config",
-                config.finetune_config,
-            ],
+    configs = {
+        (start, task): parse(
+            "finetune",
+            [task, *model, "--train", str(train), "--validation", str(development), "--output", str(part / task)]
+            + ["--seed", "1", "--seeds", str(config.seeds), "--config", config.finetune_config],
         )
-        for seed in range(1, config.seeds + 1)
         for task, (train, development) in tasks.items()
         for start, (part, model) in starts.items()
     }
-    if run_all(list(planned.values()), visible_gpus() or [""], console):
+    runs_of = {each: list(checked_runs(own)) for each, own in configs.items()}
+    planned = {each: written(of_task) for each, of_task in runs_of.items()}
+    by_seed = [run for of_seed in zip(*planned.values(), strict=True) for run in of_seed]
+    shown = [replace(run, name=str(run.folder.relative_to(output))) for run in by_seed]
+    if run_all(shown, visible_gpus() or [""], console):
         return None
-    return {
-        start: {
-            task: _summary(task, {seed: planned[start, task, seed] for seed in range(1, config.seeds + 1)})
-            for task in tasks
-        }
-        for start in starts
-    }
+    return {start: {task: _summary(task, planned[start, task]) for task in tasks} for start in starts}
 
 
 def _random_weights(folder: Path, output: Path) -> list[str]:
@@ -112,18 +94,24 @@ def _random_weights(folder: Path, output: Path) -> list[str]:
 
     Returns:
         The arguments of `cloze finetune` for random weights of that shape.
+
+    Raises:
+        UserError: the runs there have another shape.
     """
     shape = runs.model_config(folder) if runs.is_pretraining(folder) else load_pretrained(runs.model_folder(folder))[0]
+    path, text = output / "shape.yaml", yaml.safe_dump(asdict(shape))
+    if path.is_file() and load_yaml(path.read_text(encoding="utf-8"), name=str(path)) != asdict(shape):
+        raise UserError(f"output: found {path} of another model, expected that of {folder}; choose another --output")
     output.mkdir(parents=True, exist_ok=True)
-    publish_text(output / "shape.yaml", yaml.safe_dump(asdict(shape)))
-    return ["--model", str(output / "shape.yaml"), "--tokenizer", str(runs.tokenizer_folder(folder))]
+    publish_text(path, text)
+    return ["--model", str(path), "--tokenizer", str(runs.tokenizer_folder(folder))]
 
 
-def _summary(task: str, planned: dict[int, Run]) -> Fields:
+def _summary(task: str, planned: list[Run]) -> Fields:
     """The values of a task's runs, by seed."""
     values, metric = {}, TASKS[task].metrics[0]
     majority: float | None = None
-    for seed, run in planned.items():
+    for seed, run in enumerate(planned, 1):
         results = run.results()
         if results is None:
             raise UserError(f"{run.folder}: the run has no result; {run.log} says why")

@@ -44,10 +44,15 @@ def sweep(config: FinetuneConfig) -> int:
 
 def plan(config: FinetuneConfig) -> list[Run]:
     """All runs; the configuration of each is written beside its folder after all inputs were read."""
-    return written(_planned(config))
+    return written(checked_runs(config))
 
 
-def _planned(config: FinetuneConfig) -> Iterator[tuple[Run, FinetuneConfig]]:
+def checked_runs(config: FinetuneConfig) -> Iterator[tuple[Run, FinetuneConfig]]:
+    """Each run and its configuration, after a check that its folder holds nothing but an earlier part of it.
+
+    Raises:
+        UserError: a setting or a file is wrong, or a folder holds another run.
+    """
     folder, base = Path(config.output), yaml.safe_dump(asdict(replace(config, seeds=1, grid=[])))
     parsed: list[tuple[dict[str, str], FinetuneConfig]] = []
     steps: dict[str, int | None] = {}  # the checkpoint of each model: the newest one may change

@@ -74,5 +74,17 @@ def test_fine_tuning_with_seeds(tmp_path, capsys, monkeypatch):
     assert ("warning: sst2/accuracy" in printed.err) == (worst["median"] <= worst["majority"])
     said = re.sub(r"\s+", " ", printed.out)
     assert "4 of 4 runs are complete already" in said and "random weights: median" in said
-    (tmp_path / "tasks" / "SST-2" / "dev.tsv").unlink()
+    # What lies there of another model, configuration or file was once taken for this one's result.
+    (tmp_path / "long.yaml").write_text(short.read_text().replace("epochs: 1", "epochs: 2", 1))
+    others = {str(model): save_model(tmp_path / "other", seed=5), str(short): tmp_path / "long.yaml"}
+    for before, other in others.items():
+        assert main([str(other) if word == before else word for word in arguments]) == 2
+        assert "with another run, whose" in capsys.readouterr().err
+    smaller = save_model(tmp_path / "smaller", num_hidden_layers=2)
+    assert main([str(smaller) if word == str(model) else word for word in arguments]) == 2
+    assert "shape.yaml of another model" in capsys.readouterr().err
+    development = tmp_path / "tasks" / "SST-2" / "dev.tsv"
+    development.write_text(development.read_text().replace("\t1\n", "\t0\n"))
+    assert main(arguments) == 2 and "with another run, whose" in capsys.readouterr().err
+    development.unlink()
     assert main(arguments) == 2 and "found no task of GLUE" in capsys.readouterr().err
