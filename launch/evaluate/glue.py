@@ -5,9 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from cloze.launch.commands import parse
 from cloze.launch.evaluate.config import EvaluateConfig
-from cloze.launch.finetune.sweep import checked_runs
+from cloze.launch.finetune.sweep import checked_runs, configured
 from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.run import runs
 from cloze.launch.run.sweep_results import statistics_of
@@ -72,10 +71,9 @@ def fine_tune(
     if config.random_weights:
         starts["random_weights"] = output / _RANDOM, _random_weights(folder, output / _RANDOM)
     configs = {
-        (start, task): parse(
-            "finetune",
-            [task, *model, "--train", str(train), "--validation", str(development), "--output", str(part / task)]
-            + ["--seed", "1", "--seeds", str(config.seeds), "--config", config.finetune_config],
+        (start, task): configured(
+            [task, *model, "--train_file", str(train), "--validation", str(development), "--output", str(part / task)]
+            + ["--seed", "1", "--seeds", str(config.seeds), "--config", config.finetune_config]
         )
         for task, (train, development) in tasks.items()
         for start, (part, model) in starts.items()

@@ -47,6 +47,11 @@ def plan(config: FinetuneConfig) -> list[Run]:
     return written(checked_runs(config))
 
 
+def configured(words: list[str]) -> FinetuneConfig:
+    """The configuration of a fine-tuning from the words of its command. Raises UserError as `parsing.parse`."""
+    return parse("finetune", FinetuneConfig, words, words="task", configs="finetune", complete=shorten)
+
+
 def checked_runs(config: FinetuneConfig) -> Iterator[tuple[Run, FinetuneConfig]]:
     """Each run and its configuration, after a check that its folder holds nothing but an earlier part of it.
 
@@ -58,7 +63,7 @@ def checked_runs(config: FinetuneConfig) -> Iterator[tuple[Run, FinetuneConfig]]
     steps: dict[str, int | None] = {}  # the checkpoint of each model: the newest one may change
     for settings in combinations(config.grid, _NO_SETTINGS):
         words = [config.task, "--config", base, *arguments_of(settings)]
-        chosen = parse("finetune", FinetuneConfig, words, words="task", complete=shorten)
+        chosen = configured(words)
         parsed.append((settings, chosen))
         if chosen.model_step is None:
             steps.update(_begun_from(file_of(folder / _name(settings, config.seed)), chosen.model))
