@@ -31,13 +31,15 @@ def publishing(path: Place, durable: bool = True) -> Iterator[Path]:
         durable: whether it must survive a power failure.
 
     Raises:
-        UserError: on a full disk, a folder that may not be written, and other failures of the file system.
+        UserError: on a full disk, a folder that may not be written, a path that is no regular file, and other failures
+            of the file system.
     """
     if isinstance(path, StorePath):
         with _sending(path) as aside:
             yield aside
         return
     path = Path(path)
+    check_replaceable(path)
     aside = path.with_name(f"{ASIDE}{uuid.uuid4().hex[:12]}-{path.name}")
     try:
         with readable_errors(path):
@@ -52,6 +54,17 @@ def publishing(path: Place, durable: bool = True) -> Iterator[Path]:
     finally:
         if aside.exists():
             aside.unlink()
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise UserError where a file would be put in the place of a folder, or of a device or a pipe: /dev/null would be
+    none any more.
+    """
+    with readable_errors(path):
+        if path.is_dir():
+            raise UserError(f"{path}: found a folder, expected a file or none; move it away, or choose another path")
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path}: found no regular file, expected one or none; choose another path")
 
 
 @contextmanager

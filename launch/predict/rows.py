@@ -15,7 +15,7 @@ from cloze.launch.system.console import Console
 from cloze.launch.texts import tables
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.storage import check_replaceable, readable_errors
 from cloze.pipeline.untrusted import load_json, unique_fields
 
 _CONLL = (".conll", ".conllu", ".conll03", ".conll2003")
@@ -27,7 +27,11 @@ _Item = TypeVar("_Item")
 
 
 def check_file(config: Input) -> None:
-    """Raise UserError for a missing file of texts, or one in a format that only training reads."""
+    """Raise UserError for a missing file of texts, or one in a format that only training reads, and for a path where no
+    result can be written.
+    """
+    if config.output:
+        check_replaceable(Path(config.output))
     if config.file in (None, "-"):
         return
     path = Path(config.file)

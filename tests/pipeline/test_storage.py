@@ -7,7 +7,7 @@ import pytest
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.storage import holding
+from cloze.pipeline.storage import holding, publish_text
 from tests.pipeline import corpus
 
 pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
@@ -29,6 +29,16 @@ def test_a_file_in_the_way_of_the_output(folder, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="file"):
         prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path / "file" / "data")))
+
+
+def test_no_file_takes_the_place_of_a_pipe_or_a_folder(tmp_path):
+    """Nor of a device: --json /dev/null would have removed it, for all programs."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name, found in (("pipe", "no regular file, expected one or none"), ("folder", "a folder, expected a file or")):
+        with pytest.raises(UserError, match=f"{name}: found {found}"):
+            publish_text(tmp_path / name, "x")
+    assert not (tmp_path / "pipe").is_file() and sorted(each.name for each in tmp_path.iterdir()) == ["folder", "pipe"]
 
 
 def test_a_pipe_in_the_place_of_a_lock_is_refused(tmp_path):
