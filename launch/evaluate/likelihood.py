@@ -24,6 +24,7 @@ from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import Encoding
 from cloze.model.bert import BertForPreTraining, PreTrainingOutput, encode_masked
 from cloze.pipeline import ragged
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.loading.collate import concatenated
 
@@ -82,6 +83,20 @@ def log_likelihoods(
         return causal_log_likelihoods(loaded, encodings, bf16=bf16, progress=progress)
     rest = hidden == "rest_of_word"
     return pseudo_log_likelihoods(loaded, encodings, bf16=bf16, rest_of_word=rest, progress=progress)
+
+
+def check_finite(scores: np.ndarray, place: Callable[[int], str]) -> None:
+    """Raise UserError if one of the scores (n,) is not finite.
+
+    Args:
+        place: names the text of a score by its number, for the message.
+    """
+    wrong = np.flatnonzero(~np.isfinite(scores))
+    if len(wrong):
+        raise UserError(
+            f"{place(int(wrong[0]))}: found a log-likelihood that is not finite, expected a number; the model's "
+            "weights overflow on this text"
+        )
 
 
 def causal_log_likelihoods(

@@ -2,7 +2,7 @@
 
 import re
 
-from cloze.launch.evaluate.likelihood import Hidden, Progress, log_likelihoods, num_tokens
+from cloze.launch.evaluate.likelihood import Hidden, Progress, check_finite, log_likelihoods, num_tokens
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
@@ -50,12 +50,10 @@ def score_lines(
         owners += [place] * len(windows)
     progress.total = num_tokens(pieces, hidden)
     sums, tokens = [0.0] * len(number), [0] * len(number)
-    for place, piece, value in zip(
-        owners,
-        pieces,
-        log_likelihoods(loaded, pieces, hidden, bf16=bf16, progress=progress),
-        strict=True,
-    ):
+    found = log_likelihoods(loaded, pieces, hidden, bf16=bf16, progress=progress)
+    texts = list(number)
+    check_finite(found, lambda wrong: f"the line {texts[owners[wrong]]!r:.60}")
+    for place, piece, value in zip(owners, pieces, found, strict=True):
         sums[place] += float(value)
         tokens[place] += sum(part > 0 for part in piece.parts)
     characters = sum(map(len, lines))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cloze.launch.evaluate.likelihood import Hidden, Progress, log_likelihoods, num_tokens
+from cloze.launch.evaluate.likelihood import Hidden, Progress, check_finite, log_likelihoods, num_tokens
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.devices import SLOW_BF16, bf16_slowdown
 from cloze.pipeline.errors import UserError
@@ -49,14 +49,20 @@ def read_pairs(folder: Path, every_nth: int = 1) -> list[Pair]:
             f"data: found no *.jsonl file in {folder}, expected a folder of files with sentence_good and "
             "sentence_bad in each line"
         )
-    pairs = []
+    pairs: list[Pair] = []
+    phenomena: dict[str, str] = {}
     for path in files:
         check_readable(path)
         with readable_errors(path):
             lines = path.read_bytes().split(b"\n")  # not splitlines, which also splits inside strings
         for number, line in enumerate(lines):
             if number % every_nth == 0 and line.strip():
-                pairs.append(_pair(line, path.stem, f"{path}:{number + 1}"))
+                pairs.append(pair := _pair(line, path.stem, f"{path}:{number + 1}"))
+                if (before := phenomena.setdefault(pair.paradigm, pair.phenomenon)) != pair.phenomenon:
+                    raise UserError(
+                        f"{pair.place}: found the phenomenon {pair.phenomenon!r:.60} of the paradigm "
+                        f"{pair.paradigm!r:.60}, expected {before!r:.60}, as in the lines before"
+                    )
     if not pairs:
         raise UserError(f"data: found no pairs in the *.jsonl files of {folder}, expected at least one")
     return pairs
@@ -74,8 +80,12 @@ def _pair(line: bytes, name: str, place: str) -> Pair:
     for text in (good, bad):
         if not isinstance(text, str):
             raise UserError(f"{place}: found {text!r:.60}, expected a sentence")
-    paradigm = str(content.get("UID") or name)
-    term = str(content.get("linguistics_term") or paradigm)
+    names = [content.get("UID"), content.get("linguistics_term")]
+    for found in names:
+        if not isinstance(found, str | None):
+            raise UserError(f"{place}: found {found!r:.60}, expected the name of a paradigm or a phenomenon, or none")
+    paradigm = names[0] or name
+    term = names[1] or paradigm
     return Pair(good, bad, paradigm, _PHENOMENA.get(term, term), place)
 
 
@@ -100,11 +110,13 @@ def score_pairs(
     number = {text: place for place, text in enumerate(texts)}
     encodings = [loaded.encoder.encode(text, place=place) for text, place in texts.items()]
     sides = np.array([[number[pair.good], number[pair.bad]] for pair in pairs])
+    places = list(texts.values())
     progress.total = num_tokens(encodings, hidden)
     if precision == "auto" and bf16_slowdown(torch.device(loaded.device)) >= SLOW_BF16:
         precision = "fp32"
     score = partial(log_likelihoods, loaded, hidden=hidden, progress=progress)
     scores = score(encodings, bf16=precision != "fp32")
+    check_finite(scores, places.__getitem__)
     differences = scores[sides[:, 0]] - scores[sides[:, 1]]
     if precision == "auto":
         close = np.abs(differences) < CLOSE
@@ -112,6 +124,7 @@ def score_pairs(
         chosen = [encodings[place] for place in again]
         progress.total += num_tokens(chosen, hidden)
         scores[again] = score(chosen)
+        check_finite(scores, places.__getitem__)
         # Both sentences of a pair are scored in the same precision.
         differences = np.where(close, scores[sides[:, 0]] - scores[sides[:, 1]], differences)
     return differences

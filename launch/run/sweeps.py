@@ -114,6 +114,7 @@ class Run:
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)
+_MOST_SETTINGS = 10_000  # of a grid: far above what anybody runs, and checked before the list fills the memory
 
 
 def combinations(grid: list[str], refused: Collection[str] = ()) -> list[dict[str, str]]:
@@ -133,7 +134,7 @@ def combinations(grid: list[str], refused: Collection[str] = ()) -> list[dict[st
     for entry in grid:
         name, _, text = entry.partition("=")
         values = text.split(",")
-        if not name or not all(values) or len(set(values)) < len(values):
+        if not name or not all(values) or len(set(map(_as_number, values))) < len(values):
             raise UserError(
                 f"grid: found {entry!r}, expected FIELD=VALUE,VALUE with values that differ, such as "
                 "learning_rate=2e-5,3e-5"
@@ -144,7 +145,19 @@ def combinations(grid: list[str], refused: Collection[str] = ()) -> list[dict[st
             why = "it is named twice" if name in axes else "it is the same for all runs, or their number"
             raise UserError(f"grid: found {name!r}, expected another field: {why}")
         axes[name] = [(name, value) for value in values]
+    if (runs := math.prod(map(len, axes.values()))) > _MOST_SETTINGS:
+        raise UserError(
+            f"grid: found {runs:,} combinations, expected at most {_MOST_SETTINGS:,}: each is a run of its own"
+        )
     return [dict(chosen) for chosen in itertools.product(*axes.values())]
+
+
+def _as_number(text: str) -> float | str:
+    """A value of a grid to compare: 1e-3 and 0.001 are the same."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def part_of_name(settings: dict[str, str]) -> str:

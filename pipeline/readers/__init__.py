@@ -39,6 +39,8 @@ def plan(
     for number, part in enumerate(config.all_sources):
         if part.source.format not in CHOICES:
             raise UserError(f"source.format: found {part.source.format!r}, expected one of: {', '.join(CHOICES)}")
+        if "" in part.input:  # which would be the current folder
+            raise UserError("input: found an empty name, expected a file, a folder or a glob")
         if part.source.format == "dataset":
             files += hub.find_datasets(part.input, number, part.source, first=len(files))
         else:

@@ -158,6 +158,12 @@ class Tokenizer:
                 f"{folder or 'tokenizer'}: found no token for the model's unk_token {model['unk_token']!r}, expected "
                 f"one of its vocabulary; write {names['unknown']!r} there in tokenizer.json"
             )
+        if model["type"] == "Unigram" and model.get("unk_id") is None and not model.get("byte_fallback"):
+            raise UserError(
+                f"{folder or 'tokenizer'}: found no unk_id of its Unigram model, expected "
+                f"{self.special_tokens.unknown}, the id of {names['unknown']!r}, for characters that it does not know; "
+                "write it there in tokenizer.json"
+            )
         if model.get("dropout"):
             raise UserError(
                 f"{folder or 'tokenizer'}: found dropout {model['dropout']}, by which a text has other tokens each "

@@ -6,12 +6,14 @@ import json
 import os
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from cloze.launch.cli import main
 from cloze.launch.evaluate import pairs
 from cloze.launch.evaluate.pairs import Pair, accuracies, read_pairs
 from cloze.pipeline.errors import UserError
 from tests.launch.evaluate.plain_scores import BAD, GOOD, TERMS, plain_score, write_pairs
+from tests.launch.tiny_models import save_model
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,44 @@ def test_pairs_are_decided_as_by_a_plain_loop(model, tmp_path, capsys, monkeypat
 def test_only_a_more_probable_good_sentence_is_right():
     alike = [Pair("a", "b", "p", "q", "here")] * 4
     assert accuracies(alike, [1e-9, 0.0, -1e-9, float("nan")])["paradigms"] == {"p": 25.0}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            [{"UID": "u", "linguistics_term": "a"}, {"UID": "u", "linguistics_term": "b"}],
+            "jsonl:2: found the phenomenon",
+        ),
+        (
+            [{"UID": "u"}, {"UID": "u", "linguistics_term": "b"}],
+            "'b' of the paradigm 'u', expected 'u', as in the lines",
+        ),
+        ([{"UID": 1}], "jsonl:1: found 1, expected the name of a paradigm"),
+        ([{"linguistics_term": ["a"]}], r"jsonl:1: found \['a'\], expected the name of a paradigm"),
+    ],
+)
+def test_a_paradigm_has_one_phenomenon_and_a_name(tmp_path, lines, message):
+    rows = [{"sentence_good": "a", "sentence_bad": "b"} | line for line in lines]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=message):
+        read_pairs(tmp_path)
+
+
+@pytest.mark.parametrize("suite", ["blimp", "lines"])
+def test_scores_that_are_not_finite_are_refused_by_their_text(tmp_path, capsys, suite):
+    """The weights are finite, and what they make of one word is not: such a pair was counted as wrong."""
+    folder = save_model(tmp_path / "hf", "BertForMaskedLM")
+    weights = load_file(folder / "model.safetensors")
+    words = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    weights["bert.embeddings.word_embeddings.weight"][words["cat"]] = 3e38
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "the sky", "sentence_bad": "the cat"}\n')
+    (tmp_path / "lines.txt").write_text("the sky\nthe cat\n")
+    data = tmp_path / "lines.txt" if suite == "lines" else tmp_path
+    assert main(["evaluate", str(folder), "--suite", suite, "--data", str(data), "--precision", "fp32"]) == 2
+    place = "the line 'the cat'" if suite == "lines" else f"{tmp_path}/pairs.jsonl:1"
+    assert f"error: {place}: found a log-likelihood that is not finite" in capsys.readouterr().err
 
 
 def test_a_suite_is_of_regular_files(tmp_path):

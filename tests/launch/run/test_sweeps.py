@@ -22,9 +22,13 @@ def test_every_combination():
     assert combinations(["learning_rate=2e-5,3e-5", "epochs=1,2"]) == [
         {"train.learning_rate": rate, "epochs": epochs} for rate in ("2e-5", "3e-5") for epochs in ("1", "2")
     ]
-    for wrong in (["learning_rate"], ["=1"], ["epochs=1,"], ["epochs=1,1"], ["seed=1,2"], ["epochs=1", "epochs=2"]):
+    wrong = [["learning_rate"], ["=1"], ["epochs=1,"], ["epochs=1,1"], ["seed=1,2"], ["epochs=1", "epochs=2"]]
+    for grid in (*wrong, ["epochs=1,01"], ["learning_rate=1e-3,0.001"]):
         with pytest.raises(UserError, match="grid: found"):
-            combinations(wrong, _NO_SETTINGS)
+            combinations(grid, _NO_SETTINGS)
+    many = ",".join(map(str, range(300)))
+    with pytest.raises(UserError, match="grid: found 27,000,000 combinations, expected at most 10,000"):
+        combinations([f"{name}={many}" for name in ("epochs", "dropout", "max_length")], _NO_SETTINGS)
 
 
 def test_a_value_is_compared_with_that_of_the_most_frequent_answer():

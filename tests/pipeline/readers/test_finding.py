@@ -157,3 +157,11 @@ def test_a_table_is_not_read_as_lines_of_text_unasked(tmp_path):
     with pytest.raises(UserError, match=r"texts.csv: found a table \(.csv\), expected text, JSON lines or Parquet"):
         found(tmp_path)
     assert found(tmp_path, source=SourceConfig(format="lines")) == ["texts.csv"]
+
+
+def test_an_empty_name_is_no_folder(tmp_path, monkeypatch):
+    """An unset variable of the shell would name the current one."""
+    (tmp_path / "a.txt").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="input: found an empty name, expected a file, a folder or a glob"):
+        readers.plan(PrepareConfig(input=[""]))

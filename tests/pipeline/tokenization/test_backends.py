@@ -13,6 +13,7 @@ from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, copy_tokenizer
 from tests.byte_level import EURO_NAMES, byte_tokenizer, save_as_eurobert
 from tests.pipeline import corpus
+from tests.pipeline.families import family
 from tests.synthetic import NAMES
 
 ROBERTA = processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2))
@@ -175,3 +176,15 @@ def test_roles_of_a_tokenizer_made_after_a_decoders_are_those_of_its_beginning_a
     special = read.special_tokens
     inside = read.backend.encode("the cat", add_special_tokens=False).ids
     assert theirs("the cat")["input_ids"] == [special.classification, *inside, special.separator]
+
+
+@pytest.mark.parametrize("change", [{"unk_id": None}, {}])
+def test_a_unigram_model_without_its_unknown_token_is_refused(tmp_path, change):
+    """A text with a character that it does not know ended with the library's error, and left half a table of words."""
+    family("Unigram").save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    del content["model"]["unk_id"]
+    path.write_text(json.dumps(content | {"model": content["model"] | change}))
+    with pytest.raises(UserError, match="found no unk_id of its Unigram model, expected 1, the id of"):
+        Tokenizer.from_folder(tmp_path)
