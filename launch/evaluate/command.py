@@ -15,7 +15,7 @@ from cloze.launch.evaluate.glue import find_tasks, fine_tune
 from cloze.launch.evaluate.likelihood import Progress
 from cloze.launch.evaluate.lines import read_lines, score_lines
 from cloze.launch.evaluate.pairs import accuracies, read_pairs, score_pairs
-from cloze.launch.evaluate.report import draw, print_result, print_tasks, scalars, write_json
+from cloze.launch.evaluate.report import draw, is_result, print_result, print_tasks, scalars, write_json
 from cloze.launch.predict.blanks import Score
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.finding import checkpoint_room, model_path
@@ -25,7 +25,7 @@ from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.stores.places import is_url
-from cloze.pipeline.untrusted import is_number, read_json
+from cloze.pipeline.untrusted import read_json
 
 _CHECKPOINT = re.compile(r"step-(\d+)")
 
@@ -174,8 +174,7 @@ def _saved(path: Path, suite: str, settings: Fields) -> Fields | None:
     """A result of a suite with these settings; None if there is none or it is damaged."""
     try:
         content = read_json(path)
-        figures = scalars(suite, content["result"]).values()
-        whole = path.name == _result_name(content["step"]) and all(map(is_number, figures))
+        whole = path.name == _result_name(content["step"]) and is_result(suite, content["result"])
         return content if whole and content["settings"] == settings else None
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -8,8 +8,14 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.pictures import new_figure, save
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, readable_errors
+from cloze.pipeline.untrusted import is_number
 
 _MEANS = ("mean_of_paradigms", "mean_of_phenomena")
+# What a result of a suite has, and what of it are numbers by name.
+_FIELDS = {
+    "blimp": (_MEANS, ("paradigms", "phenomena")),
+    "lines": (("lines", "characters", "tokens", "log_likelihood", "log_likelihood_per_character"), ()),
+}
 
 
 def print_result(console: Console, title: str, result: Fields) -> None:
@@ -33,6 +39,18 @@ def print_result(console: Console, title: str, result: Fields) -> None:
             *((name.replace("_", " "), f"{result[name]:.2f}") for name in _MEANS),
         ],
     )
+
+
+def is_result(suite: str, found: object) -> bool:
+    """Whether a value of JSON is what an evaluation of a suite gives."""
+    numbers, by_name = _FIELDS[suite]
+    if not isinstance(found, dict) or found.keys() != {*numbers, *by_name}:
+        return False
+    named = [found[name] for name in by_name]
+    if not all(isinstance(each, dict) for each in named):
+        return False
+    values = [*(found[name] for name in numbers), *(value for each in named for value in each.values())]
+    return all(map(is_number, values)) and (suite != "blimp" or all(0 <= value <= 100 for value in values))
 
 
 def print_tasks(console: Console, title: str, result: Fields) -> None:

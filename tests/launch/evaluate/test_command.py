@@ -89,7 +89,16 @@ def test_every_checkpoint_once_and_as_curves(run, capsys, tmp_path):
             json.dumps(saved | change).encode()
             for change in ({"step": 6}, {"step": "x"}, {"result": 3}, {"result": {}})
         ),
-        json.dumps(saved | {"result": saved["result"] | {"mean_of_phenomena": float("nan")}}).encode(),
+        *(
+            json.dumps(saved | {"result": saved["result"] | change}).encode()
+            for change in (
+                {"mean_of_phenomena": float("nan")},
+                {"mean_of_paradigms": 150.0},
+                {"paradigms": {"cycle": "x"}},
+                {"phenomena": None},
+                {"log_likelihood_per_character": -1.0},
+            )
+        ),
     ):
         result.unlink()
         if content is not None:
