@@ -76,6 +76,11 @@ def tokenizer_for_export(run: Path) -> Path:
         check_tokenizer(tokenizer, run)
         if not of_origin:
             check_vocab_txt(tokenizer, folder)
+            if not stand_around_texts(tokenizer.backend, tokenizer.names):
+                raise UserError(
+                    f"{folder / 'tokenizer.json'}: found a post_processor that puts other special tokens around texts, "
+                    "or numbers its segments otherwise, than the run did; restore the file"
+                )
     return folder
 
 

@@ -68,6 +68,24 @@ def test_a_run_whose_tokenizer_was_changed_is_refused(tmp_path, field, value):
         tokenizer_for_export(tmp_path)
 
 
+@pytest.mark.parametrize("change", ["no end", "segments"])
+def test_an_edited_post_processor_does_not_go_out(tmp_path, change):
+    """By which transformers would give the model other texts than it has learned from."""
+    folder, ours = tmp_path / "tokenizer", tokenizer()
+    ours.save(folder)
+    (tmp_path / "data.json").write_text(json.dumps({"tokenizer_fingerprint": ours.fingerprint}))
+    assert tokenizer_for_export(tmp_path) == folder
+    content = json.loads((folder / "tokenizer.json").read_text())
+    single = content["post_processor"]["single"]
+    if change == "no end":
+        single.pop()
+    else:
+        content["post_processor"]["pair"][-1]["SpecialToken"]["type_id"] = 0
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="tokenizer.json: found a post_processor that puts other special tokens"):
+        tokenizer_for_export(tmp_path)
+
+
 def test_a_run_from_a_run_keeps_what_the_first_one_kept(released, tmp_path):
     """But nothing of one that began with random weights."""
     own = Tokenizer.from_folder(released)
