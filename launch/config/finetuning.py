@@ -134,7 +134,8 @@ class FinetuneConfig(RunConfig, HubConfig):
     pooling: Literal["pooler", "cls", "mean", "max"] | None = None
     """Sequence vector that the head reads; what transformers lacks is written in Cloze's own format: for BERT's shapes
     all but pooler, for ModernBERT's max. For embed: the vector of a text, which any folder can record: cls, mean or
-    max. null: pooler; for embed the pooling of the model's vectors, mean if it has learned none."""
+    max. null: pooler, mean for a model without one; for embed the pooling of the model's vectors, mean if it has
+    learned none."""
     dropout: float | None = field(default=None, metadata=bounds(at_least=0, below=1))
     """Dropout probability everywhere in the model; null: the model's own."""
     freeze: str = "none"

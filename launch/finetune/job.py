@@ -138,7 +138,8 @@ def read_job(config: FinetuneConfig) -> Job:
     size = encoder_weights(shape)
     kind.check_model(config, shape)
     config = with_metric(config, task.metrics[0])
-    config = config.for_task(task, shape.max_position_embeddings, kind.pooling(source.pooling)).for_size(size)
+    pooling = kind.pooling(source.pooling, shape.pooler)
+    config = config.for_task(task, shape.max_position_embeddings, pooling).for_size(size)
     rate = origin_of_rate(given, size)
     architecture, head, train, validation, test = read_examples(
         config, task, source.tokenizer, shape.segments, shape.hidden_size

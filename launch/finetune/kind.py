@@ -57,11 +57,14 @@ class Kind:
         """
         return task
 
-    def pooling(self, learned: Literal["cls", "mean", "max"] | None) -> Literal["pooler", "cls", "mean", "max"]:
+    def pooling(
+        self, learned: Literal["cls", "mean", "max"] | None, has_pooler: bool
+    ) -> Literal["pooler", "cls", "mean", "max"]:
         """What pools a text's vectors if the run does not say.
 
         Args:
             learned: pooling of the model's text vectors; None if it was not trained for vectors.
+            has_pooler: whether the model has a pooler of its own.
         """
         return "pooler"
 

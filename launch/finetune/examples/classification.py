@@ -480,6 +480,12 @@ class Texts(Kind):
                 "tail or head_tail"
             )
 
+    def pooling(
+        self, learned: Literal["cls", "mean", "max"] | None, has_pooler: bool
+    ) -> Literal["pooler", "cls", "mean", "max"]:
+        # Without a pooler nothing has taught the model to tell a text's meaning at [CLS] (docs/experiments.md).
+        return "pooler" if has_pooler else "mean"
+
     def columns(self, config: FinetuneConfig, task: Task) -> Columns:
         return Columns(tuple(config.text_columns) or task.texts, header=task.header)
 

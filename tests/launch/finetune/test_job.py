@@ -12,6 +12,7 @@ from cloze.launch.pretrained.source import find_source
 from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
 from tests.launch.finetune.running import arguments
+from tests.launch.finetune.small import make_tokenizer
 from tests.launching import finish, train
 from tests.synthetic import make_shards
 
@@ -45,6 +46,20 @@ def test_all_runs_start_from_one_checkpoint_of_a_pretraining_that_goes_on(files,
     shutil.copytree(tmp_path / "old", tmp_path / "other")
     other = [word.replace(str(tmp_path / "old"), str(tmp_path / "other")) for word in words[1:]]
     assert steps(plan(parse("finetune", other))) == [4, 4], "nor does another model begin where that one did"
+
+
+@pytest.mark.parametrize(("pooler", "expected"), [(True, "pooler"), (False, "mean")])
+def test_a_model_without_a_pooler_is_read_by_the_mean_of_its_tokens(files, tmp_path, pooler, expected):
+    """At [CLS] it has learned nothing about the text."""
+    ours = make_tokenizer()
+    ours.save(tmp_path / "tokenizer")
+    shape = {"vocab_size": ours.vocab_size, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    (tmp_path / "shape.yaml").write_text(json.dumps(shape | {"intermediate_size": 64, "pooler": pooler}))
+    words = arguments("sst2", tmp_path / "shape.yaml", *files, tmp_path / "run")
+    job = read_job(parse("finetune", [*words[1:], "--tokenizer", str(tmp_path / "tokenizer")]))
+    assert job.config.pooling == job.head.pooling == expected
+    told = read_job(parse("finetune", [*words[1:], "--tokenizer", str(tmp_path / "tokenizer"), "--pooling", "cls"]))
+    assert told.head.pooling == "cls"
 
 
 def test_all_missing_columns_are_said_before_anything_is_loaded(tmp_path):
