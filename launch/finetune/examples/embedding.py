@@ -342,9 +342,7 @@ class Embedding(Kind):
         _, score = columns_of_file(config, task, config.validation, _columns(config, config.validation))
         return replace(task, metrics=scoring.RETRIEVAL if score is None else _SCORED_METRICS)
 
-    def pooling(
-        self, learned: Literal["cls", "mean", "max"] | None, has_pooler: bool
-    ) -> Literal["cls", "mean", "max"]:
+    def pooling(self, learned: Literal["cls", "mean", "max"] | None, has_pooler: bool) -> Literal["cls", "mean", "max"]:
         return learned or "mean"
 
     def read(self, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, hidden_size: int) -> Read:
