@@ -56,3 +56,9 @@ def test_a_line_counts_by_its_characters_and_is_cut_where_it_is_long(model, tmp_
     assert result["log_likelihood"] == pytest.approx(expected, abs=1e-3)
     assert result["log_likelihood_per_character"] == pytest.approx(expected / result["characters"], abs=1e-5)
     assert "log likelihood per character" in capsys.readouterr().out
+
+
+def test_a_line_without_tokens_is_named(model, tmp_path, capsys):
+    (tmp_path / "lines.txt").write_text("the cat\n\nthe cat\n\x01\u200b\nthe man\n", encoding="utf-8")
+    assert main(["evaluate", str(model), "--suite", "lines", "--data", str(tmp_path / "lines.txt")]) == 2
+    assert r"error: the line '\x01\u200b': found an empty text" in capsys.readouterr().err
