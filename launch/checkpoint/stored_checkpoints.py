@@ -307,8 +307,9 @@ class StoredCheckpoints(CheckpointManager):
         self._store_given_up = distributed.reduce_sum(away).item() > 0
 
     def _kept(self) -> str:
-        kept = sorted(path for path in self.folder.glob("step-*") if whole_number(path.name[5:]) is not None)
-        return f"this machine's part of the newest checkpoint is {kept[-1].resolve() if kept else 'none'}"
+        names = (path.name for path in self.folder.glob("step-*"))
+        kept = sorted(name for name in names if whole_number(name.removeprefix("step-")) is not None)
+        return f"this machine's part of the newest checkpoint is {self.folder.resolve() / kept[-1] if kept else 'none'}"
 
     def _end_without_store(self) -> NoReturn:
         """Raise UserError with the failure and the folder of the last checkpoint. Collective."""

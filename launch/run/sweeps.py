@@ -104,7 +104,7 @@ class Run:
             metric = content["metric"]
             majority = content["majority"].get(metric)
         except (AttributeError, KeyError, TypeError):
-            values, metric, majority = {"": None}, None, None
+            values, metric, majority = {}, None, None
         if not isinstance(metric, str) or not all(map(is_number, [*values.values(), majority or 0])):
             raise UserError(
                 f"{path}: found no results of a run, expected a metric and numbers; remove {self.folder}, and the same "
