@@ -57,10 +57,12 @@ def publishing(path: Place, durable: bool = True) -> Iterator[Path]:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise UserError where a file would be put in the place of a folder, or of a device or a pipe: /dev/null would be
-    none any more.
+    """Raise UserError where a file would be put in the place of a folder, or of a device, a pipe or a link: /dev/null
+    and /dev/stdout would be none any more, and what a link names would stay as it was.
     """
     with readable_errors(path):
+        if path.is_symlink():
+            raise UserError(f"{path}: found a link to {path.readlink()}, expected a file or none; name the file itself")
         if path.is_dir():
             raise UserError(f"{path}: found a folder, expected a file or none; move it away, or choose another path")
         if path.exists() and not path.is_file():

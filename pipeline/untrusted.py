@@ -21,6 +21,7 @@ MOST_BYTES = 1 << 29
 MOST_LEVELS = 64
 # Numbers to the base of 8 and 60 in YAML 1.1: 010 is 8 there, 2:08 is 128, and 1:30.5 is 90.5.
 _OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)")
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 # Far above any field's number and below what no float holds, of which Python can't make one (308 decimal digits).
 _MANY_DIGITS = re.compile(r"[-+]?[0-9][xb]?[0-9a-fA-F_]{256,}")
 _Events: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -165,10 +166,14 @@ def _survey(text: str) -> tuple[bool, int, tuple[yaml.ScalarEvent, str] | None]:
         if not isinstance(event, yaml.NodeEvent):
             continue
         values += 1
-        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _OTHER_BASE.fullmatch(event.value):
-            wrong = wrong or (event, "has the base 8 or 60 in YAML: write a decimal number, or quotes around a text")
-        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _MANY_DIGITS.fullmatch(event.value):
-            wrong = wrong or (event, "has more than 256 digits: write a smaller number, or quotes around a text")
+        if isinstance(event, yaml.ScalarEvent) and (event.implicit[0] or event.tag in _NUMBERS):
+            if _OTHER_BASE.fullmatch(event.value):
+                wrong = wrong or (
+                    event,
+                    "has the base 8 or 60 in YAML: write a decimal number, or quotes around a text",
+                )
+            if _MANY_DIGITS.fullmatch(event.value):
+                wrong = wrong or (event, "has more than 256 digits: write a smaller number, or quotes around a text")
         if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:  # of which no path can be made
             wrong = wrong or (event, "holds the character 0")
         known = names[-1] if names else None

@@ -10,19 +10,19 @@ from cloze.launch.finetune.sweep import checked_runs, configured
 from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.run import runs
 from cloze.launch.run.sweep_results import statistics_of
-from cloze.launch.run.sweeps import Run, run_all, written
+from cloze.launch.run.sweeps import RESULTS, Run, run_all, written
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import visible_gpus
 from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
-from cloze.pipeline.untrusted import load_yaml
 
 # GLUE's tasks by their names in `cloze finetune`; folders have these names or those of GLUE's archive (SST-2 is sst2).
 _NAMES = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 _DEVELOPMENT = ("dev.tsv", "dev_matched.tsv")
 _RANDOM = "random-weights"  # folder of the runs from random weights
+_UNDEFINED = ("matthews_correlation", "pearson", "spearman")  # of constant predictions; they count as 0
 
 
 def find_tasks(folder: Path) -> dict[str, tuple[Path, Path]]:
@@ -80,6 +80,9 @@ def fine_tune(
     }
     runs_of = {each: list(checked_runs(own)) for each, own in configs.items()}
     planned = {each: written(of_task) for each, of_task in runs_of.items()}
+    steps = sorted({str(own.model_step) for of_task in runs_of.values() for _, own in of_task if own.model_step})
+    if steps:  # that of runs that lie there, although there may be a newer one now
+        console.say(f"{folder}: fine-tuned from its checkpoint of step {', '.join(steps)}")
     by_seed = [run for of_seed in zip(*planned.values(), strict=True) for run in of_seed]
     shown = [replace(run, name=str(run.folder.relative_to(output))) for run in by_seed]
     if run_all(shown, visible_gpus() or [""], console):
@@ -98,7 +101,7 @@ def _random_weights(folder: Path, output: Path) -> list[str]:
     """
     shape = runs.model_config(folder) if runs.is_pretraining(folder) else load_pretrained(runs.model_folder(folder))[0]
     path, text = output / "shape.yaml", yaml.safe_dump(asdict(shape))
-    if path.is_file() and load_yaml(path.read_text(encoding="utf-8"), name=str(path)) != asdict(shape):
+    if path.is_file() and runs.read_fields(path) != asdict(shape):
         raise UserError(f"output: found {path} of another model, expected that of {folder}; choose another --output")
     output.mkdir(parents=True, exist_ok=True)
     publish_text(path, text)
@@ -114,7 +117,12 @@ def _summary(task: str, planned: list[Run]) -> Fields:
         if results is None:
             raise UserError(f"{run.folder}: the run has no result; {run.log} says why")
         metric, majority = results.metric.partition("/")[2], results.majority  # alike for all seeds
-        values[str(seed)] = results.value or 0.0  # a correlation of constants is undefined
+        if metric != TASKS[task].metrics[0] or (results.value is None and metric not in _UNDEFINED):
+            raise UserError(
+                f"{run.folder / RESULTS}: found no {TASKS[task].metrics[0]} of the validation file, expected it as the "
+                f"metric; remove {run.folder}, and the same command runs it again"
+            )
+        values[str(seed)] = results.value or 0.0
     spread = statistics_of(values)
     of_seeds = {name: spread[name] for name in ("median", "mean", "deviation")}
     return {"metric": metric, "majority": majority, **of_seeds, "seeds": values}

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.finetune.job import read_job
 from cloze.launch.parsing import parse
+from cloze.launch.run import runs
 from cloze.launch.run.resume_check import check_folder
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweeps import Run, arguments_of, combinations, command_of, file_of, part_of_name, written
@@ -18,7 +18,6 @@ from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.environment import visible_gpus
 from cloze.launch.system.pictures import check_library
 from cloze.launch.training.shortening import shorten
-from cloze.pipeline.untrusted import load_yaml
 
 # Fields that a grid may not set: they differ between runs anyway, or would make results incomparable.
 _NO_SETTINGS = ("task", "output", "seed", "seeds", "grid", "evaluation.metric")
@@ -87,5 +86,6 @@ def _name(settings: dict[str, str], seed: int) -> str:
 
 def _begun_from(path: Path, model: str) -> dict[str, int]:
     """The checkpoint of a model from which an earlier run of this sweep began: there may be a newer one now."""
-    begun: Any = load_yaml(path.read_text(encoding="utf-8"), name=str(path)) if path.is_file() else {}
-    return {model: begun["model_step"]} if begun.get("model") == model and begun.get("model_step") is not None else {}
+    begun = runs.read_fields(path) if path.is_file() else {}
+    step = begun.get("model_step")
+    return {model: step} if begun.get("model") == model and type(step) is int else {}

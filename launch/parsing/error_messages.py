@@ -13,7 +13,7 @@ from cloze.launch.parsing.fields import Described, describe, shown
 from cloze.launch.parsing.given import chunks, value_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.untrusted import load_yaml
+from cloze.pipeline.untrusted import check_readable, load_yaml
 
 _LONGEST = 80  # characters of a value that are quoted
 # Further messages of the library as patterns, each with ours, in which the groups of its pattern are filled.
@@ -69,6 +69,7 @@ def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
         is_file = False
     expected = "expected a YAML file of NAME: VALUE lines"
     if is_file and path.is_file():
+        check_readable(path)
         name, text = value, path.read_bytes()
     elif not is_file and ("\n" in value or value.lstrip().startswith("{")):  # YAML itself, as a sweep gives it
         name, text = quoted(value), value.encode()

@@ -28,22 +28,19 @@ from cloze.version import PACKAGE
 
 Config = TypeVar("Config")
 
-# The YAML loader for jsonargparse, with a bound on expanded aliases.
-jsonargparse.set_loader("yaml", partial(load_yaml, load=jsonargparse.get_loader("yaml")), (yaml.YAMLError,))
-
 _TYPE_HINTS: Any = jsonargparse._typehints
 
 
-def _read_again(value: str, load: Callable[[str], object] = _TYPE_HINTS.basic_json_or_yaml_load) -> object:
-    """A text in the place of a number or a boolean. The library reads it once more without its loader; here with the
-    checks of `load_yaml`, and no comment is null.
-    """
-    if value.lstrip().startswith("#"):
-        raise yaml.YAMLError("a comment")
-    return load_yaml(value, load)
+def _load(load: Callable[[str], object], text: str) -> object:
+    """A file or a value as `load` reads it, after the checks of `load_yaml`; a comment is not null, a tag no value."""
+    if text.lstrip().startswith(("#", "!")) and "\n" not in text:
+        raise yaml.YAMLError("a comment or a tag")
+    return load_yaml(text, load)
 
 
-_TYPE_HINTS.basic_json_or_yaml_load = _read_again
+jsonargparse.set_loader("yaml", partial(_load, jsonargparse.get_loader("yaml")), (yaml.YAMLError,))
+# A text in the place of a number or a boolean is read once more, without the loader.
+_TYPE_HINTS.basic_json_or_yaml_load = partial(_load, _TYPE_HINTS.basic_json_or_yaml_load)
 
 
 def _copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
@@ -210,6 +207,11 @@ def parse(
             f"cloze {name}: --{wrong}: found a value that is infinite or no number, expected a number; see "
             f"cloze {name} --help"
         )
+    if (unset := _empty(parsed)) is not None:
+        raise UserError(
+            f"cloze {name}: {unset}: found an empty text, such as an unset variable of the shell gives, expected a "
+            f"value; give one, or leave it out; see cloze {name} --help"
+        )
     return parsed
 
 
@@ -254,6 +256,19 @@ def _infinite(values: object, prefix: str = "") -> str | None:
         parts = (vars(values) if is_dataclass(values) else {}).items()
     names = ((f"{prefix}.{name}" if prefix else str(name), part) for name, part in parts)
     return next((found for name, part in names if (found := _infinite(part, name)) is not None), None)
+
+
+def _empty(values: Any, prefix: str = "") -> str | None:
+    """The dotted name of the first field that is an empty text without having it for a default; None if there is none.
+    An empty path would be the current folder.
+    """
+    for field in fields(values):
+        value, name = getattr(values, field.name), f"{prefix}{field.name}"
+        if value == "" and field.default != "":
+            return name
+        if is_dataclass(value) and (found := _empty(value, f"{name}.")) is not None:
+            return found
+    return None
 
 
 def _listed(value: str) -> list[str]:

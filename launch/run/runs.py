@@ -12,10 +12,11 @@ import yaml
 from cloze.launch.config import RunConfig
 from cloze.launch.system.software import software
 from cloze.model.config import BertConfig
+from cloze.model.config_files import SLOW_TOKENIZER_FILES, TOKENIZER_FILES
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.storage import publish_text, readable_errors
+from cloze.pipeline.storage import publish_text, readable_errors, sha256_of
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from cloze.pipeline.untrusted import check_readable, fields_if_readable, load_json, load_yaml, read_json, unique_fields
 
@@ -29,6 +30,8 @@ PREDICTIONS = "predictions"  # of a fine-tuning run: the folder of what it predi
 METRICS = "metrics.jsonl"
 TRACKING = "trackers.json"  # state of the trackers, for resumes
 TOKENIZER = "tokenizer"
+_HASHES = "sha256.json"  # in the tokenizer's folder: of the files beside it
+_AS_WRITTEN = "as the run has written it; restore it, or remove the folder: a resume of the run writes it again"
 # Of the model folder that the run began with: config.json, and the tokenizer's files if it is the same.
 ORIGIN = "origin"
 MODEL = "model"  # written by a complete fine-tuning run
@@ -194,14 +197,26 @@ def own_tokenizer(folder: Path) -> Path:
     """The folder of a run's tokenizer.
 
     Raises:
-        UserError: its tokenizer.json, without which another would be read from vocab.txt, is missing.
+        UserError: its tokenizer.json, without which another would be read from vocab.txt, is missing, or a file that
+            goes out with the model is not as the run has written it.
     """
-    if not (folder / TOKENIZER / "tokenizer.json").is_file():
-        raise UserError(
-            f"{folder / TOKENIZER}: found no tokenizer.json, expected it as the run has written it; restore it, or "
-            "remove the folder: a resume of the run writes it again"
-        )
-    return folder / TOKENIZER
+    path = folder / TOKENIZER
+    if not (path / "tokenizer.json").is_file():
+        raise UserError(f"{path}: found no tokenizer.json, expected it {_AS_WRITTEN}")
+    if (path / _HASHES).is_file():  # earlier versions wrote none
+        hashes, there = read_fields(path / _HASHES), {each.name for each in path.iterdir()}
+        for name in (*TOKENIZER_FILES, *SLOW_TOKENIZER_FILES):
+            found = sha256_of(path / name) if (path / name).is_file() else "no file" if name in there else None
+            if found != hashes.get(name):
+                what = "no such file" if found is None else "another file"
+                raise UserError(f"{path / name}: found {what}, expected it {_AS_WRITTEN}")
+    return path
+
+
+def _seal(tokenizer: Path) -> None:
+    """Write the hashes of a tokenizer's files beside them."""
+    hashes = {path.name: sha256_of(path) for path in sorted(tokenizer.iterdir())}
+    publish_text(tokenizer / _HASHES, json.dumps(hashes, indent=1) + "\n")
 
 
 def device_facts(folder: Path) -> dict[str, object]:
@@ -284,6 +299,8 @@ def describe(
             shutil.rmtree(aside, ignore_errors=True)
             save(aside)
             if aside.exists():
+                if name == TOKENIZER:
+                    _seal(aside)
                 aside.rename(folder / name)
 
 

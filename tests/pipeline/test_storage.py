@@ -35,10 +35,16 @@ def test_no_file_takes_the_place_of_a_pipe_or_a_folder(tmp_path):
     """Nor of a device: --json /dev/null would have removed it, for all programs."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    for name, found in (("pipe", "no regular file, expected one or none"), ("folder", "a folder, expected a file or")):
+    (tmp_path / "link").symlink_to("elsewhere")
+    for name, found in (
+        ("pipe", "no regular file, expected one or none"),
+        ("folder", "a folder, expected a file or"),
+        ("link", "a link to elsewhere, expected a file or none"),
+    ):
         with pytest.raises(UserError, match=f"{name}: found {found}"):
             publish_text(tmp_path / name, "x")
-    assert not (tmp_path / "pipe").is_file() and sorted(each.name for each in tmp_path.iterdir()) == ["folder", "pipe"]
+    assert not (tmp_path / "pipe").is_file() and (tmp_path / "link").is_symlink()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "link", "pipe"]
 
 
 def test_a_pipe_in_the_place_of_a_lock_is_refused(tmp_path):

@@ -36,7 +36,7 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 # Values of a column for unknown labels: test files of GLUE and SWAG that have a label column hold -1.
 _UNKNOWN = (None, "", -1, "-1")
-_MOST = float(np.finfo(np.float32).max)  # of a number that is learned, in fp32
+_MOST = float(np.finfo(np.float32).max) ** 0.5  # of a number that is learned: its square is a loss in fp32
 
 
 def _sorted(labels: Iterable[str], path: Path) -> tuple[str, ...]:
@@ -413,8 +413,9 @@ def number_in(row: Row, column: str) -> float:
     """
     value = row.values.get(column)
     try:
-        # Python also reads 1_000, and true as 1.
-        number = float("nan") if isinstance(value, bool) or "_" in str(value) else float(value)  # type: ignore[arg-type]
+        # Python also reads 1_000, digits of other scripts, and true as 1.
+        plain = not isinstance(value, bool) and str(value).isascii() and "_" not in str(value)
+        number = float(value) if plain else float("nan")  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         number = float("nan")
     if not abs(number) <= _MOST:

@@ -80,6 +80,18 @@ def test_fine_tuning_with_seeds(tmp_path, capsys, monkeypatch):
     for before, other in others.items():
         assert main([str(other) if word == before else word for word in arguments]) == 2
         assert "with another run, whose" in capsys.readouterr().err
+    written = tmp_path / "runs/random-weights/shape.yaml"
+    for content in ("{x", "[1]"):
+        before = written.read_text()
+        written.write_text(content)
+        assert main(arguments) == 2 and f"error: {written}: found " in capsys.readouterr().err
+        written.write_text(before)
+    results = tmp_path / "runs/sst2/seed-1/results.json"
+    for change in ({"metric": "f1"}, {"validation": {"loss": 1.0}}):
+        before = results.read_text()
+        results.write_text(json.dumps(json.loads(before) | change))
+        assert main(arguments) == 2 and "results.json: found no accuracy of the validation" in capsys.readouterr().err
+        results.write_text(before)
     smaller = save_model(tmp_path / "smaller", num_hidden_layers=2)
     assert main([str(smaller) if word == str(model) else word for word in arguments]) == 2
     assert "shape.yaml of another model" in capsys.readouterr().err

@@ -62,6 +62,15 @@ def test_a_model_without_a_pooler_is_read_by_the_mean_of_its_tokens(files, tmp_p
     assert told.head.pooling == "cls"
 
 
+@pytest.mark.parametrize("content", ["", "[1]", "{x", "abc"])
+def test_a_damaged_configuration_of_a_sweeps_run_is_a_line(files, model, tmp_path, content):
+    words = arguments("sst2", model, *files, tmp_path / "sweep", "--seeds", 2)[1:]
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/seed-42.yaml").write_text(content)
+    with pytest.raises(UserError, match="seed-42.yaml: found "):
+        plan(parse("finetune", words))
+
+
 def test_all_missing_columns_are_said_before_anything_is_loaded(tmp_path):
     (tmp_path / "train.csv").write_text("a,b\n1,2\n")
     (tmp_path / "dev.csv").write_text("text,b\n1,2\n")

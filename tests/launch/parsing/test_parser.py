@@ -145,7 +145,25 @@ def test_a_text_given_as_data_is_not_printed_whole(tmp_path):
     assert len(str(error.value)) < 400
 
 
-@pytest.mark.parametrize("value", ["1:30", "1:30.5", "010", "# c", "190:20:30.15"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pretrain", "--data", "", "--output", "o"],
+        ["pretrain", "--data", "d", "--output", "o", "--init_from", ""],
+        ["vocab", "--input", "x", "--output", "o", "--extend", ""],
+        ["status", ""],
+        ["finetune", "sst2", "--model=", "--train", "t", "--validation", "v", "--output", "o"],
+    ],
+)
+def test_an_empty_text_is_no_value(words):
+    """It would be the current folder, or nothing, where an unset variable was meant."""
+    with pytest.raises(
+        UserError, match=r": found an empty text, such as an unset variable of the shell gives, expected"
+    ):
+        parse(words[0], words[1:])
+
+
+@pytest.mark.parametrize("value", ["1:30", "1:30.5", "010", "# c", "190:20:30.15", "!!float 1:30"])
 def test_a_number_on_the_command_line_is_read_as_it_looks(tmp_path, value):
     """As in a file, where YAML 1.1 has numbers to the base of 8 and 60, and comments."""
     for words in (["--masking.rate", value], ["--config", str(tmp_path / "c.yaml")]):
@@ -153,7 +171,7 @@ def test_a_number_on_the_command_line_is_read_as_it_looks(tmp_path, value):
         with pytest.raises(UserError, match="masking.rate: found .*, expected a number"):
             parse("prepare", ["--input", "x", *words])
     (tmp_path / "c.yaml").write_text(f"masking:\n  rate: {value}\n")
-    with pytest.raises(UserError, match="has the base 8 or 60|masking.rate: found null"):
+    with pytest.raises(UserError, match="has the base 8 or 60|masking.rate: found null|not what its form or tag says"):
         parse("prepare", ["--input", "x", "--config", str(tmp_path / "c.yaml")])
 
 

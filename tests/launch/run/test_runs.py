@@ -49,6 +49,25 @@ def test_a_length_above_the_models_positions_is_refused(tmp_path):
         runs.trained_length(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"])
+def test_what_goes_out_with_a_model_is_as_the_run_has_written_it(tmp_path, name):
+    """Other padding, another class, other names of special tokens: transformers would read other texts."""
+    ours = tokenizer()
+    config, facts = PretrainConfig(data="d", output=str(tmp_path)), {"tokenizer_fingerprint": ours.fingerprint}
+    runs.describe(tmp_path, config, facts, {runs.TOKENIZER: ours.save}, {})
+    path = runs.own_tokenizer(tmp_path) / name
+    before = path.read_bytes() if path.exists() else None
+    path.write_bytes((before or b"{}") + b"\n")
+    with pytest.raises(UserError, match=f"{name}: found another file, expected it as the run has written it; restore"):
+        runs.own_tokenizer(tmp_path)
+    if before is not None:
+        path.unlink()
+        with pytest.raises(UserError, match="found no (such file|tokenizer.json), expected it as the run has written"):
+            runs.own_tokenizer(tmp_path)
+        path.write_bytes(before)
+        assert runs.own_tokenizer(tmp_path) == path.parent
+
+
 def test_a_resume_refuses_a_tokenizer_that_is_not_the_runs_any_more(tmp_path):
     """Before, the run was complete and its exports were refused."""
     ours = tokenizer()
@@ -59,6 +78,9 @@ def test_a_resume_refuses_a_tokenizer_that_is_not_the_runs_any_more(tmp_path):
     describe()
     path = tmp_path / runs.TOKENIZER / "tokenizer.json"
     path.write_text(path.read_text().replace('"cat"', '"cot"'))
+    with pytest.raises(UserError, match="tokenizer.json: found another file, expected it as the run has written it"):
+        describe()
+    (tmp_path / runs.TOKENIZER / "sha256.json").unlink()  # as in a run of an earlier version
     with pytest.raises(UserError, match="tokenizer: found a tokenizer with fingerprint .*; remove the folder"):
         describe()
     path.write_text("")
