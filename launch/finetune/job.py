@@ -42,11 +42,15 @@ class Job:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Hashes of the inputs, which must be the same at a resume."""
+        """Hashes of the inputs, which must be the same at a resume. Of a run of pretraining the step is enough: it may
+        have a newer checkpoint, and a resume goes on from the one that it began with. At the path of a model folder
+        another model may lie.
+        """
         return {
             "train_hash": _hash(Path(self.config.train_file)),
             # by which the best checkpoint is chosen and the run may end
             runs.VALIDATION_HASH: _hash(Path(self.config.validation)),
+            **({runs.MODEL_HASH: self.source.hash} if self.source.step is None else {}),
             "tokenizer_fingerprint": self.source.tokenizer.fingerprint,
         }
 

@@ -12,6 +12,7 @@ from cloze.model.initialization import init_weights, init_word_embeddings
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from cloze.pipeline.untrusted import check_regular
 
 
 def build_model(config: PretrainConfig, objective: Objective | None = None) -> BertPreTrained:
@@ -39,14 +40,21 @@ def build_model(config: PretrainConfig, objective: Objective | None = None) -> B
     return model
 
 
+_MOST_CHARACTERS = 1 << 20  # of a line of word vectors: 50,000 numbers
+
+
 def check_word_vectors(path: Path, width: int) -> None:
     """Whether a file of word vectors can be read, and whether its first vector has the width of the embeddings.
 
     Raises:
         UserError: there is no such file, or the vector has another width.
     """
+    check_regular(path)
     with readable_errors(path), open(path, encoding="utf-8", errors="replace") as lines:
-        first = [next(lines, "").rstrip().split(" "), next(lines, "").rstrip().split(" ")]
+        read = [lines.readline(_MOST_CHARACTERS) for _ in range(2)]
+    if len(max(read, key=len)) == _MOST_CHARACTERS:
+        raise UserError(f"{path}: found a line of {_MOST_CHARACTERS:,} characters, expected a word and its numbers")
+    first = [line.rstrip().split(" ") for line in read]
     _, *values = first[len(first[0]) == 2]  # the first line may hold the counts of words and dimensions
     if values and len(values) != width:
         raise UserError(

@@ -1,9 +1,13 @@
 """The source of a fine-tuned model: a Cloze run, a Hugging Face folder or hub name, or random weights of a shape."""
 
+import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
+
+import torch
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.parsing import parse
@@ -43,6 +47,15 @@ class Source:
     pooling: Literal["cls", "mean", "max"] | None = None
     folder: Path | None = None
     """The run or model folder; None: a shape alone."""
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the configuration and of all weights."""
+        digest = hashlib.sha256(json.dumps(asdict(self.config), sort_keys=True).encode())
+        for name, weight in sorted(self.weights.items()):
+            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+            digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
 
 def find_source(config: FinetuneConfig) -> Source:

@@ -16,6 +16,7 @@ from cloze.launch.run.runs import (
     DEVICE,
     HEARTBEATS,
     LOCK,
+    MODEL_HASH,
     SOFTWARE,
     STATUS,
     TRACKING,
@@ -145,7 +146,7 @@ def _refuse_another(
         states: whether there are optimizer states to resume from.
     """
     # A field that an earlier version did not have gets its default.
-    unknown = {name: facts[name] for name in facts if name in (TRAINED_LENGTH, VALIDATION_HASH)}
+    unknown = {name: facts[name] for name in facts if name in (TRAINED_LENGTH, VALIDATION_HASH, MODEL_HASH)}
     before = _shaping(_defaults(config)) | unknown | before
     now = shaping_of(config, facts)
     for name in sorted(before.keys() | now.keys()):

@@ -43,6 +43,7 @@ STARTS = "starts"  # in software.json
 RUN = "run"
 TRAINED_LENGTH = "max_length"  # in data.json
 VALIDATION_HASH = "validation_hash"
+MODEL_HASH = "model_hash"
 
 Facts = Mapping[str, str | int]  # facts of the inputs of a run, by name: hashes, fingerprints, lengths
 

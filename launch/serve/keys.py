@@ -15,6 +15,7 @@ from cloze.pipeline.storage import readable_errors
 LEAST_CHARACTERS = 16
 # Paths that reveal nothing of anyone's texts: probes, and pages that a browser requests without a key.
 OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json")
+_MOST_BYTES = 1 << 20  # of a file of keys: thousands of them
 STATIC = "/static-offline-docs/"  # files of fastapi_offline
 
 
@@ -33,8 +34,11 @@ def read_keys(config: ServeConfig) -> list[bytes] | None:
                 "for them"
             )
         return None
-    with readable_errors(Path(path)):
-        lines = Path(path).read_bytes().splitlines()
+    with readable_errors(Path(path)), open(path, "rb") as file:  # a pipe of the shell, too
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise UserError(f"serve.api_key_file: found more than {_MOST_BYTES:,} bytes in {path}, expected a key a line")
+    lines = content.splitlines()
     keys = [line.strip() for line in lines if line.strip() and not line.startswith(b"#")]
     if not keys:
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 
 import pytest
@@ -80,6 +81,11 @@ def test_fine_tuning_with_seeds(tmp_path, capsys, monkeypatch):
     for before, other in others.items():
         assert main([str(other) if word == before else word for word in arguments]) == 2
         assert "with another run, whose" in capsys.readouterr().err
+    shutil.move(model, tmp_path / "first")
+    shutil.copytree(tmp_path / "other", model)
+    assert main(arguments) == 2 and "with another run, whose model_hash" in capsys.readouterr().err, "at the same path"
+    shutil.rmtree(model)
+    shutil.move(tmp_path / "first", model)
     written = tmp_path / "runs/random-weights/shape.yaml"
     for content in ("{x", "[1]"):
         before = written.read_text()

@@ -12,6 +12,7 @@ import transformers
 from cloze.launch.checkpoint import CheckpointManager
 from cloze.launch.cli import main
 from cloze.launch.config import PretrainConfig
+from cloze.launch.pretrain.first_model import check_word_vectors
 from cloze.launch.pretrain.init_from import Source, for_student, take_weights
 from cloze.launch.pretrain.shapes import check_shape
 from cloze.model.bert import BertForPreTraining
@@ -295,3 +296,10 @@ def test_a_distilbert_takes_the_layers_of_a_bert(tmp_path):
 def test_the_preset_of_a_student_is_distilberts_own_shape():
     theirs = json.loads(transformers.DistilBertConfig().to_json_string())
     assert config_from_huggingface(theirs) == BertConfig.preset("distil-base", vocab_size=30522)
+
+
+def test_word_vectors_of_an_endless_line_are_refused(tmp_path):
+    with open(tmp_path / "vectors.txt", "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UserError, match="vectors.txt: found a line of 1,048,576 characters, expected a word and its"):
+        check_word_vectors(tmp_path / "vectors.txt", 64)

@@ -88,6 +88,7 @@ def test_a_page_of_another_site_gets_nothing_without_a_key(offline, options, hea
         ("", {}, "found no key in"),
         ("# none\n", {}, "found no key in"),
         ("short\n", {}, "found 5 characters in key 1"),
+        ("x" * (1 << 21), {}, "found more than 1,048,576 bytes in"),
     ],
 )
 def test_a_server_that_others_reach_needs_keys(tmp_path, content, options, expected):
