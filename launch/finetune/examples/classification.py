@@ -84,7 +84,7 @@ def _label_set(row: Row, column: str) -> list[str]:
             f"{row.place}: found {value!r:.60} in column {column!r}, expected a list of labels, or labels with "
             "commas between them; fix the row"
         )
-    if any(part is None or isinstance(part, (list, dict)) for part in value):
+    if not all(map(_is_name, value)):
         raise UserError(f"{row.place}: found {value!r:.60} in column {column!r}, expected texts in it; fix the row")
     return [str(part) for part in value]
 
@@ -398,11 +398,16 @@ def label_of(row: Row, column: str) -> str:
         UserError: with the row, if there is none.
     """
     value = row.values.get(column)
-    if value is None or value == "":
+    if value is None or value == "" or value != value:  # pandas writes NaN for a label that is missing
         raise UserError(f"{row.place}: found no label in column {column!r}, expected one; fix the row")
-    if isinstance(value, (list, dict)):
+    if not _is_name(value):
         raise UserError(f"{row.place}: found {value!r:.60} in column {column!r}, expected a label; fix the row")
     return str(value)
+
+
+def _is_name(value: object) -> bool:
+    """Whether a value can be a label: a text, a number, a date, but no list, object, bytes, null or NaN."""
+    return value is not None and not isinstance(value, list | dict | bytes) and value == value
 
 
 def number_in(row: Row, column: str) -> float:
@@ -414,7 +419,7 @@ def number_in(row: Row, column: str) -> float:
     value = row.values.get(column)
     try:
         # Python also reads 1_000, digits of other scripts, and true as 1.
-        plain = not isinstance(value, bool) and str(value).isascii() and "_" not in str(value)
+        plain = not isinstance(value, bool | bytes) and str(value).isascii() and "_" not in str(value)
         number = float(value) if plain else float("nan")  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         number = float("nan")

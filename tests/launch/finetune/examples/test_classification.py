@@ -6,8 +6,10 @@ import json
 import random
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import f1_score
 from tokenizers import Tokenizer as PlainTokenizer
@@ -218,6 +220,22 @@ def test_known_files_are_read_by_name(model, tmp_path, task):
     assert len(train) == 2 and train.targets(np.array([0]))["labels"].flatten().tolist() == [label]
     assert len(TASKS[task].texts) == 1 or (train.batch(np.array([0]))["token_type_ids"] == 1).any()
     assert head.problem == ("regression" if isinstance(label, float) else "single_label")
+
+
+@pytest.mark.parametrize(
+    ("column", "labels", "found"),
+    [
+        ("label", [b"a", b"b"], "found b'a' in column 'label', expected a label"),
+        ("label", [1.0, float("nan")], "row 2: found no label in column 'label'"),
+        ("labels", [[b"a"], [b"b"]], r"found \[b'a'\] in column 'labels', expected texts in it"),
+    ],
+)
+def test_bytes_and_missing_numbers_of_parquet_are_no_labels(model, tmp_path, column, labels, found):
+    """They were classes by the names that Python writes them with."""
+    task = "multi-label" if column == "labels" else "classification"
+    parquet.write_table(pa.table({"text": ["w1", "w2"], column: labels}), tmp_path / "data.parquet")
+    with pytest.raises(UserError, match=found):
+        read(task, model, tmp_path / "data.parquet")
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
