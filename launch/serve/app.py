@@ -149,8 +149,6 @@ def _strict_route(config: ServeConfig) -> Any:
     from fastapi import Request
     from fastapi.routing import APIRoute
 
-    most = _MOST_OF_A_TEXT * config.max_texts + _MOST_OF_A_BODY
-
     class StrictRequest(Request):
         async def json(self) -> Any:
             try:
@@ -171,7 +169,7 @@ def _strict_route(config: ServeConfig) -> Any:
                         "the body"
                     )
                 read = StrictRequest(request.scope, request.receive)
-                _check_structure(await read.body(), most)
+                _check_structure(await read.body(), config.max_texts)
                 return await answer(read)
 
             return strict
@@ -179,11 +177,16 @@ def _strict_route(config: ServeConfig) -> Any:
     return StrictRoute
 
 
-def _check_structure(body: bytes, most: int) -> None:
-    """Raise UserError for a body of more lists, objects and fields than any request needs: while a million of them were
-    parsed, and collected, other requests waited for two seconds.
+def _check_structure(body: bytes, max_texts: int) -> None:
+    """Raise UserError for a body of more texts, or of more lists, objects and fields, than any request needs: while a
+    million of them were parsed, and collected, other requests waited for two seconds.
     """
-    outside = re.sub(rb'"[^"]*"?', b"", body.replace(rb"\\", b"").replace(rb"\"", b""))  # without the texts
+    most = _MOST_OF_A_TEXT * max_texts + _MOST_OF_A_BODY
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    texts, most_texts = bare.count(b'"') // 2, most + max_texts**2  # each of max_texts may have as many choices
+    if texts > most_texts:
+        raise UserError(f"body: found {texts:,} texts and names, expected at most {most_texts:,}; send fewer")
+    outside = re.sub(rb'"[^"]*"?', b"", bare)
     found = sum(map(outside.count, (b"[", b"{", b":")))
     if found > most:
         raise UserError(f"body: found {found:,} lists, objects and fields, expected at most {most:,}; send fewer texts")

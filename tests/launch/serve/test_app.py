@@ -131,6 +131,12 @@ def test_the_operations_are_those_of_the_command_line(address, offline):
         ("/embed", b'{"inputs": ' + b"[" * 9000 + b"]" * 9000 + b"}", 422, "found 9,002 lists, objects and fields"),
         ("/embed", b'{"inputs": [' + b"[]," * 5000 + b"[]]}", 422, "body: found 5,004 lists, objects and fields"),
         ("/embed", {"inputs": ['[{:\\"[{:' * 5]}, 200, "vector"),
+        (
+            "/embed",
+            b'{"inputs": [' + b'"",' * 6000 + b'""]}',
+            422,
+            "body: found 6,002 texts and names, expected",
+        ),
         ("/embed", b'{"inputs": ["\xc0\xaf"]}', 422, "found no valid JSON at character 1 ('utf-8' codec can't decode"),
         ("/embed", {"inputs": ["cat"], "layer": True}, 422, "layer: Input should be a valid integer"),
         ("/embed", {"inputs": ["cat"], "layer": "1"}, 422, "layer: Input should be a valid integer"),
