@@ -264,7 +264,7 @@ def _empty(values: Any, prefix: str = "") -> str | None:
     """
     for field in fields(values):
         value, name = getattr(values, field.name), f"{prefix}{field.name}"
-        if value == "" and field.default != "":
+        if value == "" and field.default != "" and not field.metadata.get("typed_text"):
             return name
         if is_dataclass(value) and (found := _empty(value, f"{name}.")) is not None:
             return found

@@ -17,7 +17,7 @@ from cloze.pipeline.records import SpecialTokens
 from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.places import Place, to_place
-from cloze.pipeline.untrusted import check_readable, load_json
+from cloze.pipeline.untrusted import check_readable, is_number, load_json
 
 FILE_NAME = "manifest.json"
 FORMAT_VERSION = 2
@@ -256,7 +256,7 @@ def _first_fault(manifest: Manifest) -> str | None:
         return f"found more_lengths {lengths!r:.60}, expected lengths"
     shares = [manifest.unigram_entropy, manifest.preparation["samples"]["random_share"]]
     shares += [manifest.masking[name] for name in ("rate", "mask_share", "random_share")]
-    if not all(type(value) in (int, float) and 0 <= value < float("inf") for value in shares):
+    if not all(is_number(value) and value >= 0 for value in shares):
         return f"found shares and entropy {shares!s:.200}, expected numbers"
     texts = [manifest.tokenizer_fingerprint, manifest.objective, *manifest.masking, *(manifest.tokenizer_files or {})]
     if not all(type(text) is str for text in texts) or type(manifest.seed) is not int or manifest.seed < 0:

@@ -126,7 +126,7 @@ def test_the_start_warns_of_as_many_gpus_as_the_header_does_within_a_factor_of_t
     """The rule of a start is a closed form; the header is planned."""
     if name == "distilbert-base":
         pytest.skip("its teacher is no part of the recipe")
-    config = parse("pretrain", ["--config", name, "--data", "", "--output", "", "--model.vocab_size", "30522"])
+    config = parse("pretrain", ["--config", name, "--data", "d", "--output", "o", "--model.vocab_size", "30522"])
     objective, length = make_objective(config), config.train.sequence_length
     with torch.device("meta"):
         parameters = sum(each.numel() for each in objective.build_model().parameters())

@@ -187,7 +187,7 @@ def test_a_frozen_encoder_learns_as_in_a_plain_loop_over_transformers(model, fil
 def test_features_of_several_layers_over_processes_and_kills(model, files, tmp_path):
     """Weighted layers, with dropout: killed and started again, the same bits; then predicted from the folder.
 
-    The model that it began with has changed meanwhile, as a run that goes on changes: what counts is the checkpoint's.
+    The model that it began with has changed meanwhile, which is accepted: what counts is the checkpoint's.
     """
     model = shutil.copytree(model, tmp_path / "model")
     options = (
@@ -210,7 +210,8 @@ def test_features_of_several_layers_over_processes_and_kills(model, files, tmp_p
     )
     changed = {name: 1.5 * tensor for name, tensor in load_file(model / "model.safetensors").items()}
     save_file(changed, model / "model.safetensors", metadata={"format": "pt"})
-    assert "resumed from step" in finish(ForkedRun(again))
+    assert "with another run, whose model_hash is" in finish(ForkedRun(again), 2)
+    assert "resumed from step" in finish(ForkedRun([*again, "--checkpoint.accept_changes", "true"]))
     assert curve(tmp_path / "killed") == curve(tmp_path / "one")
     assert_same_weights(weights(tmp_path / "killed"), weights(tmp_path / "one"))
     assert (weights(tmp_path / "one")["mix.weights"] != 0).all()

@@ -123,6 +123,7 @@ def test_a_manifest_that_disagrees_with_its_tokenizer_is_a_line(data, place, cha
         (("counts",), None, "damaged \\(AttributeError"),
         (("preparation",), [], "damaged \\(TypeError"),
         (("unigram_entropy",), None, "found shares and entropy"),
+        (("unigram_entropy",), 10**310, "found shares and entropy"),
         (("special_tokens", "pad"), 10**9, "found special_tokens"),
         (("tokenizer_fingerprint",), 7, "found a fingerprint, an objective or a seed of another kind"),
         (("preparation", "masking", "strategy"), "all", "masking: found strategy 'all', expected token or whole_word"),
