@@ -8,12 +8,12 @@
 For each budget in FLOPs and each seed a run of configs/pretrain/strict-small.yaml with the settings of RECIPES, whose
 steps follow from the budget: forward and backward by `model/flops.py`, of the lengths in the shards' manifest, next
 tokens and masked ones each with the tokens that they predict. In half of each step's samples next tokens are predicted,
-in the other half masked ones, both from the vector before (GPT-BERT's mixture, arXiv 2410.24159). More than ten epochs are refused: BabyLM's limit since
-2025. Then `cloze evaluate` on held-out lines and on BLiMP. FILE has a row for each run as soon as it has been
-evaluated, on any machine; the same command goes on behind the rows, and resumes a run that was stopped from its last
-checkpoint in RUNS. Rows with other settings or other data than a budget has now stay in FILE and are not drawn.
---precision: on a CPU without units for bf16, fp32 is the faster one. --plan: steps, tokens and epochs; nothing is run.
---quick: tiny runs on made text, to see that it works.
+in the other half masked ones, both from the vector before (GPT-BERT's mixture, arXiv 2410.24159). More than ten epochs
+are refused: BabyLM's limit since 2025. Then `cloze evaluate` on held-out lines and on BLiMP. FILE has a row for each
+run as soon as it has been evaluated, on any machine; the same command goes on behind the rows, and resumes a run that
+was stopped from its last checkpoint in RUNS. Rows with other settings or other data than a budget has now stay in FILE
+and are not drawn. --precision: on a CPU without units for bf16, fp32 is the faster one. --plan: steps, tokens and
+epochs; nothing is run. --quick: tiny runs on made text, to see that it works.
 
 Each budget is a run of its own, since each has a shape of its own.
 
