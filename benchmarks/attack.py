@@ -22,10 +22,10 @@
 What the slow tests do, in larger numbers: tests/distributed/chaos.py, tests/hostile_files.py, tests/full_disk.py,
 tests/hostile_states.py, tests/hostile_values.py, tests/hostile_tables.py and tests/launch/serve/hostile_requests.py.
 Whatever ended otherwise is lost: it is printed with the seed that repeats it, and the exit status is 1. --quick takes
-some 10 minutes on two quiet cores; without it some 80. It is done in parts: runs that are killed 15 times, 40 files,
-all requests; with --minutes in parts of a few of each kind in turn, until the time is used. FILE has the figures of
-each part as soon as it has ended, and the same command with the same FILE and seed goes on behind the parts that stand
-there.
+some 10 minutes on two quiet cores; without it some 70, and the states (not timed). It is done in parts: runs that are
+killed 15 times, 40 files, all requests; with --minutes in parts of a few of each kind in turn, until the time is used.
+FILE has the figures of each part as soon as it has ended, and the same command with the same FILE and seed goes on
+behind the parts that stand there.
 """
 
 from __future__ import annotations

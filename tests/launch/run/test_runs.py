@@ -32,6 +32,12 @@ def test_numbers_come_back_and_what_an_earlier_version_lacks_is_none(tmp_path):
     assert runs.saved_micro_batch_size(tmp_path) is None
 
 
+def test_a_field_that_stands_twice_is_refused(tmp_path):
+    (tmp_path / "results.json").write_text('{"metric": "f1", "metric": "accuracy"}')
+    with pytest.raises(UserError, match="results.json: found what is no JSON"):
+        runs.read_fields(tmp_path / "results.json")
+
+
 @pytest.mark.parametrize("line", ["1: 2", "null: 3", "2026-01-01: x", "train: {true: 1}"])
 def test_names_of_fields_are_texts(tmp_path, line):
     (tmp_path / runs.CONFIG).write_text(f"seed: 1\n{line}\n")
