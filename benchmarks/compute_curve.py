@@ -44,7 +44,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -72,8 +72,8 @@ WARMUP_STEPS = 200  # of the recipe
 
 @dataclass(frozen=True)
 class Recipe:
-    """How strict-small is changed for a budget. options: of `cloze pretrain`. next_tokens: the share of the run that
-    predicts next tokens, 0 where an option gives train.causal_share. warmup: its share of the steps, up to the
+    """How strict-small is changed for a budget. options: of `cloze pretrain`. next_tokens: the share of the run up to
+    which next tokens are predicted; 0 with train.causal_share: all of it. warmup: its share of the steps, up to the
     recipe's 200.
     """
 
@@ -223,12 +223,14 @@ def cost_of(recipe: Recipe, data: Path) -> Cost:
     lengths = np.arange(len(histogram))
     tokens, squares = float(lengths @ histogram), float(lengths**2 @ histogram)
     # The rate falls with the position; a sample has as many masked tokens as pipeline/samples/masking.py gives it.
-    rates = run_masking(run.config, run.data).rate.at(np.linspace(recipe.next_tokens, 1, 1001) * steps * batch)
+    masking, at = run_masking(run.config, run.data), (np.arange(1000) + 0.5) / 1000 * steps * batch
+    rates = masking.rate.at(at)
     wanted = np.maximum(1, np.rint(rates[:, None] * lengths))
-    masked = float((np.minimum(wanted, np.maximum(0, lengths - SPECIAL_TOKENS)) @ histogram).mean())
-    flops = [run.objective.flops(TokenCounts(tokens, squares, predicted)) for predicted in (tokens - 1, masked)]
-    causal = recipe.next_tokens or float(run.config.train.causal_part)  # of the run, or of each step
-    mean = causal * flops[0] + (1 - causal) * flops[1]
+    masked = np.minimum(wanted, np.maximum(0, lengths - SPECIAL_TOKENS)) @ histogram
+    kinds = replace(masking, next_tokens_until=round(recipe.next_tokens * steps * batch))
+    causal = np.array([float(kinds.causal_at(position)) for position in at])
+    predicted = causal * (tokens - 1) + (1 - causal) * masked  # FLOPs are linear in it
+    mean = run.objective.flops(TokenCounts(tokens, squares, float(predicted.mean())))
     return Cost(mean, tokens, batch, run.data.num_samples, num_parameters(build_model(run.config)), recipe)
 
 

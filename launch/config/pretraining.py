@@ -187,11 +187,7 @@ class PretrainConfig(RunConfig):
                 f"masking.final_rate: found {self.masking.final_rate} {why.format('null')}",
             ),
             (
-                until and causal,
-                f"train.causal_share: found {causal} with masking.next_tokens_until {until}, expected one of the two",
-            ),
-            (
-                until and self.evaluation.patience is not None,
+                until and not causal and self.evaluation.patience is not None,
                 f"evaluation.patience: found {self.evaluation.patience} with masking.next_tokens_until, expected null: "
                 "masked tokens are measured, which get no better before they begin",
             ),

@@ -119,8 +119,8 @@ class TrainConfig:
     """tokens: mean over all masked tokens of the global batch; samples: mean of the means of the samples."""
     causal_share: float = field(default=0.0, metadata=bounds(at_least=0, below=1))
     """Share of each step's samples whose next tokens are predicted, with causal attention, in the place of masked ones,
-    and the weight of their mean loss beside the others' (arXiv 2410.24159); a micro-batch has one of both kinds; 0:
-    none."""
+    and the weight of their mean loss beside the others' (arXiv 2410.24159); a micro-batch has one of both kinds; up to
+    masking.next_tokens_until, if that is given; 0: none."""
     log_every_steps: int = field(default=10, metadata=FREE | bounds(at_least=1))
     """Steps between two lines of metrics."""
     max_skipped_steps: int = field(default=20, metadata=FREE | bounds(at_least=1))
@@ -305,7 +305,8 @@ class MaskingConfig:
     always uses."""
     next_tokens_until: int = field(default=0, metadata=bounds(at_least=0))
     """Tokens since the start of the run up to which every next token is predicted, with causal attention, before masked
-    ones are (arXiv 2507.00994); fewer than the run has; also for shards that hold their masks."""
+    ones are (arXiv 2507.00994), or with train.causal_share those of that share; fewer than the run has; also for shards
+    that hold their masks; 0: none, or the share all along."""
 
     def __post_init__(self) -> None:
         check_bounds("masking", self)

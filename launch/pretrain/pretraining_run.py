@@ -152,7 +152,7 @@ class Pretraining(Recipe):
         size, squares = float(lengths @ histogram), float(lengths**2 @ histogram)
         masking = run_masking(config, self.data)
         samples = config.train.max_steps * config.train.global_batch_size
-        next_tokens = float(masking.causal_share) or masking.next_tokens_until / samples
+        next_tokens = masking.mean_causal_share(samples)
         predicted = next_tokens + (1 - next_tokens) * self.data.most_masked(masking)
         return self.objective.flops(TokenCounts(size, squares, predicted * size)) / size
 

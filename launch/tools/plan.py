@@ -20,6 +20,7 @@ from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, St
 from cloze.launch.tools.planning.machines import find_machine
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
+from cloze.pipeline.loading.streams import RunMasking
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import publish_text
 
@@ -193,8 +194,8 @@ def _lengths(config: PlanConfig) -> tuple[PlanConfig, Lengths]:
         steps = math.ceil(config.tokens / (config.train.global_batch_size * found.mean))
         config = replace(config, train=replace(config.train, max_steps=steps))
     tokens = config.train.max_steps * config.train.global_batch_size * found.mean
-    next_tokens = config.train.causal_share or min(1.0, config.masking.next_tokens_until / tokens)
-    return config, replace(found, next_tokens=next_tokens)
+    kinds = RunMasking(next_tokens_until=config.masking.next_tokens_until, causal_share=config.train.causal_part)
+    return config, replace(found, next_tokens=kinds.mean_causal_share(round(tokens)))  # in tokens, as the option
 
 
 def _masked_lengths(config: PlanConfig) -> Lengths:

@@ -246,9 +246,9 @@ class BatchStream:
         rows = chosen if read.rows is None else read.rows[chosen]
         lengths = read.samples.lengths.astype(np.uint16)  # as in `window_order`
         by_length = np.argsort(lengths[rows], axis=1, kind="stable")
-        causal = len(own) if position < self._masking.next_tokens_until else 0
-        if share := self._masking.causal_share:
-            causal = int(share * len(own))
+        share = self._masking.causal_at(position)
+        causal = int(share * len(own))
+        if 0 < share < 1:
             positions = position + size * np.arange(count)[:, None] + own
             first = _drawn(share, self._seed, positions.ravel()).reshape(positions.shape)
             kinds = np.argsort(~np.take_along_axis(first, by_length, axis=1), axis=1, kind="stable")

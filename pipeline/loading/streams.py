@@ -26,14 +26,26 @@ class RunMasking:
     Args:
         rate: masking rate by the position in the stream of samples.
         strategy: token, whole_word or span.
-        next_tokens_until: position up to which next tokens are predicted instead of masked ones.
-        causal_share: share of each global batch's samples of which next tokens are predicted instead of masked ones.
+        next_tokens_until: position up to which next tokens are predicted instead of masked ones; 0 with a causal
+            share: the whole run.
+        causal_share: share of each global batch's samples of which next tokens are predicted; 0: all up to there.
     """
 
     rate: RateSchedule | RatePhases | None = None
     strategy: str | None = None
     next_tokens_until: int = 0
     causal_share: Fraction = Fraction(0)
+
+    def causal_at(self, position: int) -> Fraction:
+        """Share of the samples of the global batch at a position whose next tokens are predicted."""
+        if self.next_tokens_until:
+            return (self.causal_share or Fraction(1)) if position < self.next_tokens_until else Fraction(0)
+        return self.causal_share
+
+    def mean_causal_share(self, samples: int) -> float:
+        """Mean of `causal_at` over a run of so many samples."""
+        until = min(self.next_tokens_until, samples)
+        return float(self.causal_at(0)) * (until / samples if until else 1.0)
 
 
 def masks_per_sample(reader: ShardReader, strategy: str | None = None) -> DynamicMasking | None:

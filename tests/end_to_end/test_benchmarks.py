@@ -545,8 +545,8 @@ def test_best_rates_are_searched_on_both_sides_and_drawn(benchmark, monkeypatch,
         benchmark("rate_transfer", *arguments[1:])
 
 
-@pytest.mark.parametrize("in_every_step", [False, True])
-def test_the_flops_of_a_budget_are_those_of_the_batches_of_its_run(in_every_step, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("until", "in_every_step"), [(0.5, False), (0.0, True), (0.6, True)])
+def test_the_flops_of_a_budget_are_those_of_the_batches_of_its_run(until, in_every_step, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import compute_curve
 
@@ -562,7 +562,7 @@ def test_the_flops_of_a_budget_are_those_of_the_batches_of_its_run(in_every_step
     if in_every_step:
         size = 8
         options = recipe.options | {"train.causal_share": 0.5, "train.micro_batch_size": size}
-        recipe = replace(recipe, options=options, next_tokens=0.0)
+        recipe = replace(recipe, options=options, next_tokens=until)
     cost = compute_curve.cost_of(recipe, data)
     found = cost.of_budget(1e10)
     run = open_inputs(parse("pretrain", compute_curve.command(found.options, str(data), str(tmp_path / "run"))), 1)
@@ -584,7 +584,8 @@ def test_the_flops_of_a_budget_are_those_of_the_batches_of_its_run(in_every_step
     assert found.flops == pytest.approx(flops, rel=0.01) and found.flops == pytest.approx(1e10, rel=0.02)
     assert found.tokens == pytest.approx(sum(batch.num_tokens for batch in batches), rel=0.01)
     assert found.epochs == found.steps * 16 / 200 and batches[-1].epoch == math.ceil(found.epochs) - 1
-    assert sum("causal" in each for each in micro) == pytest.approx(len(micro) / 2, abs=1)
+    causal = len(micro) * (until or 1) * (0.5 if in_every_step else 1)
+    assert sum("causal" in each for each in micro) == pytest.approx(causal, abs=1)
     with pytest.raises(SystemExit, match="steps: found 4[0-9].[0-9] epochs, expected at most 10"):
         cost.of_budget(1e11 / 2)
 

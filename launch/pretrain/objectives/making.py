@@ -34,13 +34,13 @@ def make_objective(config: PretrainConfig) -> Objective:
     ):
         if not found:
             continue
-        if kind is not MaskedTokens:
+        if kind not in (MaskedTokens, MaskedAndNextTokens):
             raise UserError(f"{name}: found {found} with objective {config.objective}, expected 0, or objective masked")
         if size := config.model.convolution_size:
             raise UserError(
                 f"{name}: found {found} with model.convolution_size {size}, which sees the next token, expected 0"
             )
-        kind = MaskedAndNextTokens  # the two are not given together: PretrainConfig
+        kind = MaskedAndNextTokens
     return make("objective", config.objective, kind, config, config.objective_options)
 
 

@@ -57,7 +57,8 @@ class MaskedTokens(Objective):
 
 class MaskedAndNextTokens(MaskedTokens):
     """MaskedTokens with micro-batches of next tokens among those of masked ones: all of them at first
-    (`masking.next_tokens_until`), or a share in every step (`train.causal_share`), by which its mean is then weighted.
+    (`masking.next_tokens_until`), or a share in every step (`train.causal_share`), by which its mean is then weighted,
+    or that share at first.
 
     Both have the same loss, over labels at given positions; next tokens have curves of their own.
     """
@@ -68,6 +69,11 @@ class MaskedAndNextTokens(MaskedTokens):
         super().__init__(config)
         if share := config.train.causal_share:
             self.weights = {"mlm": 1 - share, "next_token": share}
+
+    def step_weights(self, totals: Tensor) -> Mapping[str, float | Tensor]:
+        """The share's in a step with both kinds; 1 where masked tokens are alone."""
+        both = totals[self.TERMS.index("next_token")] > 0
+        return {name: torch.where(both, weight, 1.0) for name, weight in self.weights.items()}
 
     def total(self, means: Mapping[str, float]) -> float:
         """As of MaskedTokens, without the weights: evaluations have masked tokens alone."""

@@ -133,12 +133,12 @@ class Objective(ABC):
                     f"objective: found {type(term).__name__} for {name} in what {type(self).__name__}"
                     ".terms has returned, expected a Term (launch/pretrain/objectives/objective.py)"
                 )
-        divisors = totals.clamp(min=1).float()
+        divisors, step_weights = totals.clamp(min=1).float(), self.step_weights(totals)
         parts = []
         for number, name in enumerate(self.TERMS):
             losses, _, weights, _ = terms[name]
             part = (losses if weights is None else losses * weights).sum() / divisors[number]
-            parts.append(part if (weight := self.weights.get(name, 1.0)) == 1.0 else weight * part)
+            parts.append(part if name not in step_weights else step_weights[name] * part)
         loss = reduce(add, parts)
         shares: Mapping[str, Tensor | float] = {}
         if any(term.count is None for term in terms.values()):
@@ -154,6 +154,10 @@ class Objective(ABC):
                 _number(math.nan if correct is None else correct.sum(dtype=torch.float64), loss),
             ]
         return loss, torch.stack(sums)
+
+    def step_weights(self, totals: Tensor) -> Mapping[str, float | Tensor]:
+        """The weights of terms in the loss of a step with these totals; 1 for terms that are not listed."""
+        return self.weights
 
     def scalars(self, sums: list[float]) -> dict[str, float]:
         """Means of the summed terms, by their names in TensorBoard, of terms that had a loss."""

@@ -335,15 +335,21 @@ def test_masked_and_next_tokens_have_the_gradient_of_the_reference_for_any_split
 
 
 def test_a_run_of_masked_and_next_tokens_is_the_same_for_any_split_and_can_be_used(data, tmp_path, capsys):
-    arguments = (*NO_DROPOUT, *HALF_CAUSAL, "--train.max_steps", "3", "--evaluation.every_steps", "3")
+    """Both kinds in two steps, masked ones alone in the third."""
+    until = next_tokens_until(data, 2)
+    arguments = (*NO_DROPOUT, *HALF_CAUSAL, *until, "--train.max_steps", "3", "--evaluation.every_steps", "3")
+    arguments = (*arguments, "--train.log_every_steps", "1")
     for processes, micro in ((1, 16), (2, 2)):  # 8 of each kind
         options = (*arguments, "--schedule.warmup_steps", "0", "--train.micro_batch_size", str(micro))
         shown = train(data, tmp_path / f"{processes}", *options, processes=processes)
     assert "16 = 2 micro x 4 accumulation x 2 processes" in shown
     for line in read_metrics(tmp_path / "2"):
         if "train/loss" in line:
-            halves = 0.5 * line["train/mlm_loss"] + 0.5 * line["train/next_token_loss"]
-            assert line["train/loss"] == pytest.approx(halves + line["train/next_sentence_loss"])
+            predicted = line["train/mlm_loss"]
+            if line["step"] < 3:
+                predicted = 0.5 * predicted + 0.5 * line["train/next_token_loss"]
+            assert ("train/next_token_loss" in line) == (line["step"] < 3)
+            assert line["train/loss"] == pytest.approx(predicted + line["train/next_sentence_loss"])
         if "validation/loss" in line:
             whole = line["validation/mlm_loss"] + line["validation/next_sentence_loss"]
             assert line["validation/loss"] == pytest.approx(whole)
@@ -368,10 +374,6 @@ def test_a_share_of_next_tokens_that_does_not_fit_is_refused_in_one_line(data, t
             "train.causal_share: found 0.3 of train.global_batch_size = 16, expected a share of whole samples, such ",
         ),
         (("1",), "train.causal_share: found 1.0, expected at least 0, below 1"),
-        (
-            ("0.5", "--masking.next_tokens_until", "100"),
-            "train.causal_share: found 0.5 with masking.next_tokens_until 100, expected one of the two",
-        ),
         (("0.5", "--objective", "span_boundary"), "train.causal_share: found 0.5 with objective span_boundary"),
         (("0.5", "--model.convolution_size", "3"), "train.causal_share: found 0.5 with model.convolution_size 3"),
     ):
@@ -394,7 +396,7 @@ def test_a_killed_run_resumes_exactly(data, teacher, tmp_path, objective):
         "distillation": distilled(teacher),
         "replaced_tokens": ELECTRA,
         "next_tokens": next_tokens_until(data, 12),
-        "half_causal": HALF_CAUSAL,
+        "half_causal": (*HALF_CAUSAL, *next_tokens_until(data, 12)),
     }.get(objective, ("--objective", objective))
     arguments = ("--train.max_steps", "24", "--checkpoint.every_steps", "8", "--zero.stage", "2", *named)
     whole, cut = (pretrain_arguments(data, tmp_path / name, *arguments) for name in ("whole", "cut"))

@@ -193,6 +193,36 @@ def test_a_share_of_samples_has_next_tokens_the_same_for_any_split_and_start(fol
         take(data, 1, causal_share=share)
 
 
+@pytest.mark.parametrize("until", [60, 72])
+def test_a_share_may_end_before_the_run(folder, until):
+    """The batches before are those of a run with the share all along, those after of one without."""
+    data, half = dynamic(folder), {"causal_share": Fraction(1, 2)}
+    found, shared, plain = take(data, 6, next_tokens_until=until, **half), take(data, 6, **half), take(data, 6)
+    for batch, before, after in zip(found, shared, plain, strict=True):
+        expected = before if batch.position < until else after
+        assert batch.num_masked == expected.num_masked and np.array_equal(batch.indices, expected.indices)
+        for mine, theirs in zip(batch.micro_batches, expected.micro_batches, strict=True):
+            assert mine.keys() == theirs.keys()
+            assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
+    assert ["causal" in batch.micro_batches[0] for batch in found] == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("until", "share", "mean"),
+    [
+        (0, Fraction(0), 0),
+        (25, Fraction(0), 0.25),
+        (0, Fraction(1, 4), 0.25),
+        (50, Fraction(1, 4), 0.125),
+        (200, Fraction(1, 4), 0.25),
+    ],
+)
+def test_the_mean_share_of_a_run(until, share, mean):
+    masking = RunMasking(next_tokens_until=until, causal_share=share)
+    shares = [float(masking.causal_at(position)) for position in range(100)]
+    assert masking.mean_causal_share(100) == mean == np.mean(shares)
+
+
 def test_which_samples_have_next_tokens_has_nothing_to_do_with_their_lengths(data):
     """Lengths alternate along a stream, so that every second sample would be a short one."""
     lengths = ([], [])
