@@ -5,7 +5,7 @@ DeepSpeed's file of the model holds the states of an optimizer that every rank h
 which rank has which. Either is read by any number of ranks, divided or not: nothing is converted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -61,13 +61,19 @@ def _stateless(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, st
     return [names[each] for each in _own(optimizer) if not optimizer.state.get(each)]
 
 
-def _check_stateless(content: Content, missing: Iterable[str], steps: int) -> None:
-    """Raise OtherContent if a parameter has no states in a file that names others as those without. Files of earlier
-    versions name none.
+def _check_stateless(content: Content, names: Sequence[str], missing: Collection[str], steps: int) -> None:
+    """Raise OtherContent if a file that names the parameters without states lacks those of another. A file of an
+    earlier version names none: there some must have states.
+
+    Args:
+        names: of the parameters whose states belong there.
+        missing: of those that have none.
+        steps: that the optimizer has made; before the first there are no states.
     """
     known = content.get(STATELESS)
-    lost = [name for name in missing if isinstance(known, list) and name not in known]
-    if steps and lost:
+    if not isinstance(known, list):
+        known = missing if len(missing) < len(names) else []
+    if steps and (lost := [name for name in missing if name not in known]):
         raise OtherContent(f"the optimizer has no states of {lost[0]}")
 
 
@@ -101,9 +107,7 @@ def load_states(
         expected = optimizer.state_dict()["param_groups"] if whole else _numbered(groups)
         check_optimizer(saved, "optimizer", expected, trained, steps=optimizer_steps, number=number)
         missing = [names[each] for place, each in enumerate(trained) if not saved["state"].get(place)]
-        if optimizer_steps and len(missing) == len(trained):
-            raise OtherContent("optimizer.state has none of any parameter")
-        _check_stateless(content, missing, optimizer_steps)
+        _check_stateless(content, [names[each] for each in trained], missing, optimizer_steps)
         if whole:
             optimizer.load_state_dict(saved)
             return
@@ -122,7 +126,7 @@ def load_states(
             check_state(state, where, each, muon=muon[each], steps=optimizer_steps, number=number)
         for rank, file in zip(ranks, files, strict=True):
             its = [names[each] for each in own if owners[names[each]] == rank]
-            _check_stateless(file, [name for name in its if not states.get(name)], optimizer_steps)
+            _check_stateless(file, its, [name for name in its if not states.get(name)], optimizer_steps)
     else:
         states = {names[each]: saved["state"][place] for place, each in enumerate(trained) if place in saved["state"]}
     own_states = {place: states[names[each]] for place, each in enumerate(own) if names[each] in states}

@@ -117,12 +117,13 @@ def _summary(task: str, planned: list[Run]) -> Fields:
         if results is None:
             raise UserError(f"{run.folder}: the run has no result; {run.log} says why")
         metric, majority = results.metric.partition("/")[2], results.majority  # alike for all seeds
-        if metric != TASKS[task].metrics[0] or (results.value is None and metric not in _UNDEFINED):
+        value = 0.0 if results.value is None and metric in _UNDEFINED else results.value
+        if metric != TASKS[task].metrics[0] or value is None or not -1 <= value <= 1:
             raise UserError(
                 f"{run.folder / RESULTS}: found no {TASKS[task].metrics[0]} of the validation file, expected it as the "
                 f"metric; remove {run.folder}, and the same command runs it again"
             )
-        values[str(seed)] = results.value or 0.0
+        values[str(seed)] = value
     spread = statistics_of(values)
     of_seeds = {name: spread[name] for name in ("median", "mean", "deviation")}
     return {"metric": metric, "majority": majority, **of_seeds, "seeds": values}

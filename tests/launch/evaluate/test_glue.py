@@ -93,7 +93,7 @@ def test_fine_tuning_with_seeds(tmp_path, capsys, monkeypatch):
         assert main(arguments) == 2 and f"error: {written}: found " in capsys.readouterr().err
         written.write_text(before)
     results = tmp_path / "runs/sst2/seed-1/results.json"
-    for change in ({"metric": "f1"}, {"validation": {"loss": 1.0}}):
+    for change in ({"metric": "f1"}, {"validation": {"loss": 1.0}}, {"validation": {"loss": 1.0, "accuracy": 75.0}}):
         before = results.read_text()
         results.write_text(json.dumps(json.loads(before) | change))
         assert main(arguments) == 2 and "results.json: found no accuracy of the validation" in capsys.readouterr().err
