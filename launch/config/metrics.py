@@ -37,12 +37,22 @@ _OTHER = Measure()
 _LOWER_IS_BETTER = ("loss", "perplexity", "error")  # last words of the names of users' curves
 
 
-def measure_of(curve: str) -> Measure:
-    """The measure of a curve `MEASURE`, `TERM_MEASURE` (mlm_loss) or either with `/SET` behind it.
+def first_measure(name: str) -> str | None:
+    """The measure that a name is or begins with, as that of a column (accuracy_topic); None: it does not."""
+    return next((each for each in MEASURES if f"{name}_".startswith(f"{each}_")), None)
 
-    For a curve of a user's callback lower is better if its name ends in loss, perplexity or error, otherwise higher.
+
+def measure_of(curve: str) -> Measure:
+    """The measure of a curve `MEASURE`, `MEASURE_COLUMN` (mean_squared_error_fluency), `TERM_MEASURE` (mlm_loss) or any
+    of them with `/SET` behind it. What begins with a measure is of that, whatever the column is called: no term of an
+    objective does (`make_objective`).
+
+    For another curve of a user's callback lower is better if its name ends in loss, perplexity or error, otherwise
+    higher.
     """
     own = name = curve.partition("/")[0]
+    if first := first_measure(own):
+        return MEASURES[first]
     while name not in MEASURES:
         _, separator, name = name.partition("_")
         if not separator:

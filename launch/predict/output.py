@@ -6,11 +6,12 @@ import csv
 import itertools
 import json
 import math
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publishing
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_ENDS_CELL = re.compile(r"[\t\n\r]")
 _CHUNK = 4096  # number of rows that determine the columns of a table and their types
 
 Results = Iterable[tuple[Row, Result]]
@@ -161,16 +163,33 @@ def _write_table(path: Path, aside: Path, rows: Iterator[Fields]) -> int:
 
 @contextmanager
 def _separated(path: Path, aside: Path, first: list[Fields]) -> Iterator[Write]:
-    """CSV or TSV; lists and objects are JSON in their cell, null is an empty cell."""
+    """CSV, or TSV, which has no quotes (launch/texts/tables.py); lists and objects are JSON in their cell, null is an
+    empty cell.
+    """
+    columns = _columns(first)
     with open(aside, "w", encoding="utf-8", newline="") as file:
-        delimiter = "\t" if path.suffix == ".tsv" else ","
-        writer = csv.DictWriter(file, _columns(first), delimiter=delimiter, lineterminator="\n")
-        writer.writeheader()
-        yield lambda chunk: writer.writerows({name: _cell(value) for name, value in row.items()} for row in chunk)
+        write = _write_tabbed(path, file) if path.suffix == ".tsv" else csv.writer(file, lineterminator="\n").writerows
+        write([columns])
+        yield lambda chunk: write([_cell(row.get(name)) for name in columns] for row in chunk)
 
 
-def _cell(value: object) -> object:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict | bool) else value
+def _write_tabbed(path: Path, file: TextIO) -> Callable[[Iterable[Sequence[str]]], None]:
+    def write(rows: Iterable[Sequence[str]]) -> None:
+        for row in rows:
+            if damaging := next((cell for cell in row if _ENDS_CELL.search(cell)), None):
+                raise UserError(
+                    f"output: {path}: found a tab or a line end in {damaging[:40]!r}, which a cell of TSV can't hold; "
+                    "write *.csv, *.jsonl or *.parquet"
+                )
+            file.write("\t".join(row) + "\n")
+
+    return write
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict | bool) else str(value)
 
 
 @contextmanager

@@ -261,6 +261,11 @@ class ColumnExamples(TextExamples):
     def find_head(
         task: Task, targets: tuple[str, ...], table: Table, listed: list[str], pooling: Pooling
     ) -> HeadConfig:
+        if "mean" in targets:
+            raise UserError(
+                "label_columns: found the column 'mean', whose accuracy would be called accuracy_mean, as that of all "
+                "columns; rename it"
+            )
         columns = tuple((name, _sorted((label_of(row, name) for row in table.rows), table.path)) for name in targets)
         names = tuple(f"{name}: {label}" for name, labels in columns for label in labels)
         return HeadConfig(names, "columns", columns, pooling)

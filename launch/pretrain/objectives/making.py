@@ -5,6 +5,7 @@ import inspect
 from pathlib import Path
 
 from cloze.launch.config import PretrainConfig
+from cloze.launch.config.metrics import first_measure
 from cloze.launch.pretrain.objectives.masked import MaskedAndNextTokens, MaskedTokens
 from cloze.launch.pretrain.objectives.objective import Objective
 from cloze.launch.pretrain.objectives.table import OBJECTIVES
@@ -41,6 +42,12 @@ def make_objective(config: PretrainConfig) -> Objective:
                 f"{name}: found {found} with model.convolution_size {size}, which sees the next token, expected 0"
             )
         kind = MaskedAndNextTokens
+    for term in kind.TERMS:
+        if measure := first_measure(term):
+            raise UserError(
+                f"objective: found the term {term!r} in {kind.__name__}.TERMS, expected a name that does not begin "
+                f"with {measure}: its curve {term}_loss would count as one of {measure}"
+            )
     return make("objective", config.objective, kind, config, config.objective_options)
 
 

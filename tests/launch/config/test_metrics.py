@@ -26,6 +26,10 @@ def test_losses_of_objectives_are_to_fall_and_accuracies_to_rise(objective):
         ("my_own", 2.0, 1.0),
         ("my_error", 1.0, 2.0),
         ("accuracy_topic", 0.9, 0.5),
+        ("accuracy_error", 0.9, 0.5),  # of a column of that name
+        ("mean_squared_error_fluency", 1.0, 2.0),
+        ("mean_squared_error_accuracy/test", 1.0, 2.0),
+        ("pearson_mean_squared_error", 0.9, 0.5),
         ("lossless", 2.0, 1.0),
         ("myloss", 1.0, 2.0),
         ("calibration-error/wiki", 1.0, 2.0),

@@ -10,6 +10,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from cloze.launch.cli import main
 from cloze.launch.run import runs
+from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
 from tests.launch.finetune.altered import fails_in_the_report, stopped_at_the_report
 from tests.launch.finetune.examples.test_classification import read
@@ -123,6 +124,12 @@ def test_what_is_averaged_is_said(model, tmp_path, task):
     header = ("text", "sentence", "#1 String", "#2 String", "Quality", "label", "labels", "x", "y")
     path = write_tsv(tmp_path / "train.tsv", header, [("w1", "w1", "w1", "w2", n, n, "a,b", n, n) for n in (0, 1)])
     assert read(task, model, path, *options)[3].measured == said
+
+
+def test_a_label_column_that_would_be_taken_for_the_mean_is_refused(model, tmp_path):
+    path = write_tsv(tmp_path / "train.tsv", ("text", "mean", "x"), [("w1", n, n) for n in (0, 1)])
+    with pytest.raises(UserError, match="label_columns: found the column 'mean', whose accuracy would be called"):
+        read("label-columns", model, path, "--label_columns", "mean", "x")
 
 
 def test_a_file_without_labels_is_predicted_and_submitted(run):

@@ -54,8 +54,11 @@ def refused(capsys, *arguments) -> str:
 
 
 def read(path) -> list[dict]:
+    if path.suffix == ".tsv":  # as GLUE's: without quotes
+        columns, *rows = [line.split("\t") for line in path.read_text(encoding="utf-8").removesuffix("\n").split("\n")]
+        return [dict(zip(columns, row, strict=True)) for row in rows]
     with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("kind", ["csv", "semicolons", "tsv", "jsonl", "parquet", "csv.gz"])
@@ -88,7 +91,8 @@ def test_every_record_once_with_its_columns(folders, tmp_path, capsys, kind):
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "jsonl"])
 def test_results_become_a_table(folders, tmp_path, capsys, kind):
-    rows = [{"number": str(n), "review": text, "prediction": "old"} for n, text in enumerate(TEXTS)]
+    texts = [text.replace("\n", " ") for text in TEXTS] if kind == "tsv" else TEXTS
+    rows = [{"number": str(n), "review": text, "prediction": "old"} for n, text in enumerate(texts)]
     path, output = write(tmp_path / "new.csv", rows), tmp_path / f"results.{kind}"
     assert main(["predict", "classify", str(folders / "classifier"), "--file", str(path), "--output", str(output)]) == 0
     assert "3 results" in capsys.readouterr().out
@@ -99,11 +103,18 @@ def test_results_become_a_table(folders, tmp_path, capsys, kind):
     found = pq.read_table(output).to_pylist() if kind == "parquet" else read(output)
     assert [{name: each[name] for name in rows[0]} for each in found] == rows  # nothing of the input is overwritten
     model = Predictor.from_folder(folders / "classifier")
-    for each, text in zip(found, TEXTS, strict=True):
+    for each, text in zip(found, texts, strict=True):
         best, other = model.classify(text)
         assert each["cloze_prediction"] == best.label
         assert float(each[f"probability_{best.label}"]) == pytest.approx(best.score, abs=1e-6)
         assert float(each[f"probability_{other.label}"]) == pytest.approx(other.score, abs=1e-6)
+
+
+@pytest.mark.parametrize("text", ["w1\tw2", "w1\nw2", "w1\r"])
+def test_a_cell_that_tsv_cannot_hold_is_refused(folders, tmp_path, capsys, text):
+    path, output = write(tmp_path / "new.csv", [{"review": "w1"}, {"review": text}]), tmp_path / "results.tsv"
+    line = refused(capsys, "classify", folders / "classifier", "--file", path, "--output", output)
+    assert f"results.tsv: found a tab or a line end in {text!r}" in line and not output.exists()
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
