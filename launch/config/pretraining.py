@@ -34,9 +34,10 @@ class PretrainEvaluationConfig(EvaluationConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.sets:
-            if not re.fullmatch(r"[\w.-]+", name):
+            if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):  # YAML takes 2024 for a number
                 raise UserError(
-                    f"evaluation.sets: found the name {name!r}, expected letters, digits, dots, dashes and underscores"
+                    f"evaluation.sets: found the name {name!r}, expected a text of letters, digits, dots, dashes and "
+                    "underscores, a number in quotes"
                 )
 
 

@@ -24,6 +24,7 @@ from cloze.launch.system.console import Console, clock, doing
 from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
+from cloze.pipeline.storage import sha256_of
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.untrusted import read_json
 
@@ -57,7 +58,7 @@ def evaluate(config: EvaluateConfig) -> int:
 def _fine_tune(config: EvaluateConfig, folder: Path, step: int | Literal["best"] | None, console: Console) -> int:
     if step == "best":
         raise UserError("step: found best with suite glue, expected a number or null")
-    result = fine_tune(folder, step, find_tasks(Path(config.data)), config, console)
+    result = fine_tune(folder, step, find_tasks(Path(config.data), console.warn), config, console)
     if result is None:
         console.say("stopped; the same command continues")
         return EXIT_REQUEUE
@@ -130,8 +131,9 @@ def _every_checkpoint(
     settings["rest_of_word"] = config.hidden == "rest_of_word"
     settings["data"] = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
     for step in checkpoint_room().checkpoint_steps(run):
-        path = folder / _result_name(step)
-        if _saved(path, config.suite, settings) is not None:
+        path, checkpoint = folder / _result_name(step), _checkpoint_hash(run, step)
+        saved = _saved(path, config.suite, settings)
+        if saved is not None and saved.get("checkpoint") == checkpoint:
             continue
         try:
             predictor = Predictor.from_folder(run, step)
@@ -141,7 +143,7 @@ def _every_checkpoint(
             console.warn(f"{run}: the checkpoint of step {step} has been removed by the run since; skipped")
             continue
         result = measure(predictor)
-        write_json(path, {"step": step, "settings": settings, "result": result})
+        write_json(path, {"step": step, "checkpoint": checkpoint, "settings": settings, "result": result})
         console.say(
             f"step {step}  "
             + "  ".join(
@@ -152,6 +154,14 @@ def _every_checkpoint(
         )
     _write_curves(config.suite, folder, settings)
     return EXIT_COMPLETE
+
+
+def _checkpoint_hash(run: Path, step: int) -> str | None:
+    """SHA-256 of the file that lists the hashes of a checkpoint's files; None: it has been removed. A run that goes on
+    from an earlier step writes others at the same steps.
+    """
+    path = run / runs.CHECKPOINTS / f"step-{step:08d}" / checkpoint_room().CHECKSUMS
+    return sha256_of(path) if path.is_file() else None
 
 
 def _write_curves(suite: str, folder: Path, settings: Fields) -> None:

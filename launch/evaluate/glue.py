@@ -1,5 +1,6 @@
 """GLUE (Wang et al. 2019, arXiv 1804.07461): fine-tuning on its tasks with several seeds."""
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -25,18 +26,25 @@ _RANDOM = "random-weights"  # folder of the runs from random weights
 _UNDEFINED = ("matthews_correlation", "pearson", "spearman")  # of constant predictions; they count as 0
 
 
-def find_tasks(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Task -> training file and development file, for every task that has a folder here.
+def find_tasks(folder: Path, warn: Callable[[str], None]) -> dict[str, tuple[Path, Path]]:
+    """Task -> training file and development file, for every task that has a folder here; one that lacks a file is left
+    out with a warning.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or two of one task.
     """
-    found = {}
+    found: dict[str, tuple[Path, Path]] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         name = path.name.lower().replace("-", "").replace("_", "")
+        if name not in _NAMES:
+            continue
         development = next((path / name for name in _DEVELOPMENT if (path / name).is_file()), None)
-        if name in _NAMES and (path / "train.tsv").is_file() and development:
-            found[name] = path / "train.tsv", development
+        if not (path / "train.tsv").is_file() or development is None:
+            warn(f"{path}: found no train.tsv with {' or '.join(_DEVELOPMENT)}; the task is left out")
+            continue
+        if name in found:
+            raise UserError(f"data: found {found[name][0].parent} and {path}, expected one folder of {name}")
+        found[name] = path / "train.tsv", development
     if not found:
         raise UserError(
             f"data: found no task of GLUE in {folder}, expected folders such as SST-2 or cola with "

@@ -21,6 +21,7 @@ from cloze.model.problems import HeadConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from cloze.pipeline.untrusted import check_regular
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,15 @@ class Job:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Hashes of the inputs, which must be the same at a resume. Of a run of pretraining the step is enough: it may
-        have a newer checkpoint, and a resume goes on from the one that it began with. At the path of a model folder
-        another model may lie.
+        """Hashes of the inputs, which must be the same at a resume. At the model's path another one may lie. A run of
+        pretraining is known by its start: it may have a newer checkpoint, and a resume goes on from the one that it
+        began with.
         """
         return {
             "train_hash": _hash(Path(self.config.train_file)),
             # by which the best checkpoint is chosen and the run may end
             runs.VALIDATION_HASH: _hash(Path(self.config.validation)),
-            **({runs.MODEL_HASH: self.source.hash} if self.source.step is None else {}),
+            **({} if self.source.identity is None else {runs.MODEL_HASH: self.source.identity}),
             "tokenizer_fingerprint": self.source.tokenizer.fingerprint,
         }
 
@@ -114,9 +115,9 @@ def read_examples(
         UserError: a file does not hold what the task needs.
     """
     kind: Kind = KINDS[task.kind].load()
+    paths = (config.train_file, config.validation, *config.test)
     architecture, head, train, read_file = kind.read(config, task, tokenizer, hidden_size)
     validation, *test = [read_file(path) for path in (config.validation, *config.test)]
-    paths = (config.train_file, config.validation, *config.test)
     for examples, path in zip((train, validation, *test), paths, strict=True):
         examples.name, examples.segments = Path(path).name.split(".")[0], segments
     for examples, path in zip((train, validation), paths, strict=False):
@@ -135,6 +136,9 @@ def read_job(config: FinetuneConfig) -> Job:
     submission_names(config)  # errors in the columns are raised before anything is read
     kind: Kind = KINDS[task.kind].load()
     _check_fields(config, task, kind)
+    for path in map(Path, (config.train_file, config.validation, *config.test)):
+        if not path.is_dir():  # as a saved data set
+            check_regular(path)  # each is read more than once
     kind.check_columns(config, task)
     task = kind.measured(config, task)
     source = find_source(config)

@@ -259,15 +259,25 @@ def _infinite(values: object, prefix: str = "") -> str | None:
 
 
 def _empty(values: Any, prefix: str = "") -> str | None:
-    """The dotted name of the first field that is an empty text without having it for a default; None if there is none.
-    An empty path would be the current folder.
+    """The dotted name of the first field that is an empty text without having it for a default, or has one among its
+    texts; None if there is none. An empty path would be the current folder.
     """
     for field in fields(values):
         value, name = getattr(values, field.name), f"{prefix}{field.name}"
-        if value == "" and field.default != "" and not field.metadata.get("typed_text"):
+        if field.metadata.get("typed_text"):
+            continue
+        if value == "" and field.default != "":
             return name
-        if is_dataclass(value) and (found := _empty(value, f"{name}.")) is not None:
-            return found
+        parts = {name: value}
+        if isinstance(value, list):
+            parts = {f"{name}.{number}": part for number, part in enumerate(value)}
+        elif field.type == dict[str, str]:
+            parts = {f"{name}.{key}": part for key, part in value.items()}
+        for place, part in parts.items():
+            if part == "" and parts is not value and place != name:
+                return place
+            if is_dataclass(part) and (found := _empty(part, f"{place}.")) is not None:
+                return found
     return None
 
 

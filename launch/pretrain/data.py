@@ -271,9 +271,16 @@ def _phases(config: MixtureConfig, names: tuple[str, ...], manifests: tuple[Mani
             weights = [[(size / largest) ** (1 / (config.temperature or 1.0)) for size in sizes]]
     phases: tuple[Phase, ...] = ()
     for number, row in enumerate(weights):
-        shares = np.array(row) / (lengths if by_tokens else 1.0)
+        shares = np.array(row) / max(row) / (lengths if by_tokens else 1.0)
+        shares /= shares.sum()
+        for name, weight, share in zip(names, row, shares.tolist(), strict=True):
+            if not share and (weight or not config.phases):  # a phase may leave a source out
+                raise UserError(
+                    f"data: found a share of {name} that is too small for a number, expected weights (sizes with "
+                    f"temperature {config.temperature}) less far apart"
+                )
         begin = _position(ends[number - 1], phases, lengths) if phases else 0
-        phases = (*phases, Phase(begin, tuple((shares / shares.sum()).tolist())))
+        phases = (*phases, Phase(begin, tuple(shares.tolist())))
     return phases
 
 
@@ -290,6 +297,8 @@ def check_manifest(
         UserError: vocabulary, length or tokenizer of the shards do not match the model.
     """
     data = manifest.folder
+    if not manifest.splits["train"].counts.get("samples"):
+        raise UserError(f"{data}: found no sample in its split train, expected some; prepare more text")
     if model.vocab_size not in (0, manifest.vocab_size):
         raise UserError(
             f"model.vocab_size: found {model.vocab_size}, expected {manifest.vocab_size}, the vocabulary "
@@ -330,7 +339,7 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
                 f"masking.{name}: found {value} with shards in {stored} that hold their masks, expected "
                 "none; or prepare them with --masking.mode dynamic"
             )
-    end = config.train.max_steps * config.train.global_batch_size
+    end = samples_of_run(config, data)
     rate: RateSchedule | RatePhases | None = None
     if chosen.phases:
         ends = [
@@ -347,6 +356,12 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
             f"{data.mean_length * end:,.0f} tokens of the run; masked ones follow"
         )
     return RunMasking(rate, chosen.strategy, until, config.train.causal_part)
+
+
+def samples_of_run(config: PretrainConfig, data: TrainingData) -> int:
+    """Samples of `train.max_steps` global batches."""
+    steps, final, warmup = config.train.max_steps, config.train.global_batch_size, batch_warmup(config, data)
+    return warmup.samples(steps, final) if warmup else steps * final
 
 
 def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchPhases | None:

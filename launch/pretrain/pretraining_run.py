@@ -13,7 +13,14 @@ from cloze.launch.checkpoint import CheckpointManager, TrainState
 from cloze.launch.config import PretrainConfig
 from cloze.launch.config.training import AUTO
 from cloze.launch.engine.engine import Engine
-from cloze.launch.pretrain.data import batch_warmup, cache_facts, open_training, read_once, run_masking
+from cloze.launch.pretrain.data import (
+    batch_warmup,
+    cache_facts,
+    open_training,
+    read_once,
+    run_masking,
+    samples_of_run,
+)
 from cloze.launch.pretrain.device_defaults import crowded, differences, facts_of, resolve_compile
 from cloze.launch.pretrain.first_model import build_model, check_word_vectors, take_word_vectors
 from cloze.launch.pretrain.init_from import Start
@@ -151,8 +158,7 @@ class Pretraining(Recipe):
         lengths = np.arange(len(histogram))
         size, squares = float(lengths @ histogram), float(lengths**2 @ histogram)
         masking = run_masking(config, self.data)
-        samples = config.train.max_steps * config.train.global_batch_size
-        next_tokens = masking.mean_causal_share(samples)
+        next_tokens = masking.mean_causal_share(samples_of_run(config, self.data))
         predicted = next_tokens + (1 - next_tokens) * self.data.most_masked(masking)
         return self.objective.flops(TokenCounts(size, squares, predicted * size)) / size
 

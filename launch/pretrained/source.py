@@ -49,8 +49,12 @@ class Source:
     """The run or model folder; None: a shape alone."""
 
     @cached_property
-    def hash(self) -> str:
-        """SHA-256 of the configuration and of all weights."""
+    def identity(self) -> str | None:
+        """What tells it from another model at its path: of a run of pretraining the hash that it got at its start, None
+        of one that an earlier version began; else the SHA-256 of the configuration and of all weights.
+        """
+        if self.step is not None and self.folder is not None:
+            return runs.run_of(self.folder)
         digest = hashlib.sha256(json.dumps(asdict(self.config), sort_keys=True).encode())
         for name, weight in sorted(self.weights.items()):
             digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())

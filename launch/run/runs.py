@@ -305,6 +305,15 @@ def describe(
                 aside.rename(folder / name)
 
 
+def run_of(folder: Path) -> str | None:
+    """The hash that a run got at its start; None: an earlier version began it."""
+    path = folder / SOFTWARE
+    run = read_fields(path).get(RUN) if path.is_file() else None
+    if not isinstance(run, str | None):
+        raise UserError(f"{path}: {RUN}: found {run!s:.60}, expected a text; restore the file")
+    return run
+
+
 def num_starts(folder: Path) -> int:
     """How often the run has been started; 0 where it is not known, as for a run that an earlier version began."""
     try:

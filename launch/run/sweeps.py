@@ -28,6 +28,7 @@ from cloze.pipeline.untrusted import check_regular, is_number
 
 RESULTS = "results.json"  # of a run; in the folder of a sweep, of all its runs
 _POLL_SECONDS = 0.2
+_COUNTS = ("examples", "total", "HasAns_total", "NoAns_total")  # among the results of a run, the last three SQuAD's
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Run:
                 for split, measured in content.items()
                 if split == "validation" or split.startswith("test/")
                 for name, value in measured.items()
-                if value is not None and name != "examples" and not name.endswith("total")
+                if value is not None and name not in _COUNTS
             }
             metric = content["metric"]
             majority = content["majority"].get(metric)
@@ -134,7 +135,7 @@ def combinations(grid: list[str], refused: Collection[str] = ()) -> list[dict[st
     for entry in grid:
         name, _, text = entry.partition("=")
         values = text.split(",")
-        if not name or not all(values) or len(set(map(_as_number, values))) < len(values):
+        if not name or not all(values) or len(set(values)) < len(values):
             raise UserError(
                 f"grid: found {entry!r}, expected FIELD=VALUE,VALUE with values that differ, such as "
                 "learning_rate=2e-5,3e-5"
@@ -150,14 +151,6 @@ def combinations(grid: list[str], refused: Collection[str] = ()) -> list[dict[st
             f"grid: found {runs:,} combinations, expected at most {_MOST_SETTINGS:,}: each is a run of its own"
         )
     return [dict(chosen) for chosen in itertools.product(*axes.values())]
-
-
-def _as_number(text: str) -> float | str:
-    """A value of a grid to compare: 1e-3 and 0.001 are the same."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def part_of_name(settings: dict[str, str]) -> str:
@@ -188,11 +181,17 @@ def written(planned: Iterable[tuple[AnyRun, RunConfig]]) -> list[AnyRun]:
         planned: runs and their configurations; nothing is written before all of them have been given, and so checked.
 
     Raises:
-        UserError: two runs have the same folder.
+        UserError: two runs have the same folder, or the same settings in other words, as 1e-3 and 0.001.
     """
     texts: dict[Path, str] = {}
+    names: dict[str, str] = {}
     checked: list[AnyRun] = []
     for run, config in planned:
+        settings = yaml.safe_dump(asdict(config) | {"output": None})
+        if (same := names.setdefault(settings, run.name)) != run.name:
+            raise UserError(
+                f"grid: found {same} and {run.name} with the same settings, expected others; leave one of them out"
+            )
         path = file_of(run.folder)
         if path in texts:
             raise UserError(

@@ -178,9 +178,17 @@ def _strict_route(config: ServeConfig) -> Any:
 
 
 def _check_structure(body: bytes, max_texts: int) -> None:
-    """Raise UserError for a body of more texts, or of more lists, objects and fields, than any request needs: while a
-    million of them were parsed, and collected, other requests waited for two seconds.
+    """Raise UserError for a body that is no UTF-8, or of more texts, or of more lists, objects and fields, than any
+    request needs: while a million of them were parsed, and collected, other requests waited for two seconds.
     """
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"body: found bytes that are no UTF-8 text ({error}), expected JSON in UTF-8") from error
+    if (
+        b"\0" in body
+    ):  # by which JSON's reader takes it for UTF-16 or UTF-32, whose quotation marks are not counted here
+        raise UserError("body: found a byte 0x00, as of UTF-16, expected JSON in UTF-8")
     most = _MOST_OF_A_TEXT * max_texts + _MOST_OF_A_BODY
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
     texts, most_texts = bare.count(b'"') // 2, most + max_texts**2  # each of max_texts may have as many choices

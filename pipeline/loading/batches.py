@@ -51,6 +51,14 @@ class BatchPhases:
         """Size of the global batch that begins at `position`."""
         return (*self.sizes, final)[bisect.bisect_right(self.ends, position)]
 
+    def samples(self, batches: int, final: int) -> int:
+        """Samples of the first `batches` global batches."""
+        position = 0
+        for size, end in zip(self.sizes, self.ends, strict=True):
+            count = min(batches, max(0, -(-(end - position) // size)))
+            position, batches = position + count * size, batches - count
+        return position + batches * final
+
 
 def growing_batches(initial: int, increment: int, samples: int, final: int) -> BatchPhases:
     """Global batches that grow from `initial` to `final` by `increment` at equal intervals of `samples` samples in all

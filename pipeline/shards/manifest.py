@@ -254,10 +254,12 @@ def _first_fault(manifest: Manifest) -> str | None:
         return "tokenizer_files: found another entry than the SHA-256 of a file by its name"
     if not _are_counts(lengths, _MOST_NUMBERS["max_length"]):
         return f"found more_lengths {lengths!r:.60}, expected lengths"
-    shares = [manifest.unigram_entropy, manifest.preparation["samples"]["random_share"]]
+    shares = [manifest.preparation["samples"]["random_share"]]
     shares += [manifest.masking[name] for name in ("rate", "mask_share", "random_share")]
-    if not all(is_number(value) and value >= 0 for value in shares):
-        return f"found shares and entropy {shares!s:.200}, expected numbers"
+    if not all(is_number(value) and 0 <= value <= 1 for value in shares):
+        return f"found shares {shares!s:.200}, expected numbers from 0 to 1"
+    if not is_number(value := manifest.unigram_entropy) or value < 0:
+        return f"found unigram_entropy {value!r:.60}, expected a number from 0 on"
     texts = [manifest.tokenizer_fingerprint, manifest.objective, *manifest.masking, *(manifest.tokenizer_files or {})]
     if not all(type(text) is str for text in texts) or type(manifest.seed) is not int or manifest.seed < 0:
         return "found a fingerprint, an objective or a seed of another kind, expected texts and a number"
@@ -296,6 +298,18 @@ def _fault_of_split(manifest: Manifest, split: SplitInfo) -> str | None:
         return "shards: found a sha256 that is no text"
     if not _are_counts(split.length_histogram) or not 1 <= len(split.length_histogram) <= manifest.max_length + 1:
         return f"found a length_histogram of other values than counts of the lengths 0 to {manifest.max_length}"
+    histogram = np.array(split.length_histogram, dtype=object)  # whole numbers of any size
+    for name, of_shards, of_lengths in (
+        ("samples", shards.samples, histogram.sum()),
+        ("tokens", shards.tokens, (histogram * np.arange(len(histogram))).sum()),
+    ):
+        if len({counts.get(name, 0), sum(of_shards), of_lengths}) > 1:
+            return (
+                f"found {counts.get(name, 0)} {name} in counts, {sum(of_shards)} in shards and {of_lengths} in "
+                "length_histogram, expected one number"
+            )
+    if counts.get("masked") and not counts.get("tokens"):
+        return f"found {counts['masked']} masked tokens of none"
     needed = ("samples", "tokens", *(["masked"] if manifest.mask_sets else [])) if len(shards) else ()
     if not _are_counts(counts.values()) or any(
         counts[each] < (each != "masked" and any(shards.samples)) for each in needed

@@ -104,6 +104,12 @@ def test_every_checkpoint_once_and_as_curves(run, capsys, tmp_path):
         if content is not None:
             result.write_bytes(content)
         assert main(arguments) == 0 and capsys.readouterr().out.startswith("step 4 "), content
+    checksums = run / "run" / "checkpoints" / "step-00000004" / "checksums.json"
+    listed = checksums.read_text()
+    checksums.write_text(listed + "\n")  # as of another checkpoint of this step
+    assert main(arguments) == 0 and capsys.readouterr().out.startswith("step 4 ")
+    checksums.write_text(listed)
+    assert main(arguments) == 0 and capsys.readouterr().out.startswith("step 4 ")
     moved = shutil.copytree(run / "pairs", tmp_path / "pairs")
     arguments[3] = str(moved)
     assert main(arguments) == 0 and capsys.readouterr().out == "", "the same data, elsewhere"

@@ -81,6 +81,12 @@ def test_fine_tuning_with_seeds(tmp_path, capsys, monkeypatch):
     for before, other in others.items():
         assert main([str(other) if word == before else word for word in arguments]) == 2
         assert "with another run, whose" in capsys.readouterr().err
+    (tmp_path / "tasks" / "RTE").mkdir()
+    assert main(arguments) == 0
+    assert f"warning: {tmp_path / 'tasks' / 'RTE'}: found no train.tsv with dev.tsv" in capsys.readouterr().err
+    shutil.copytree(tmp_path / "tasks" / "SST-2", tmp_path / "tasks" / "sst2")
+    assert main(arguments) == 2 and "expected one folder of sst2" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "tasks" / "sst2")
     shutil.move(model, tmp_path / "first")
     shutil.copytree(tmp_path / "other", model)
     assert main(arguments) == 2 and "with another run, whose model_hash" in capsys.readouterr().err, "at the same path"

@@ -1,6 +1,7 @@
 """What a fine-tuning run starts from."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -43,6 +44,11 @@ def test_all_runs_start_from_one_checkpoint_of_a_pretraining_that_goes_on(files,
     grid = [*words[1:], "--grid", "model_step=2,null"]
     asked = steps(plan(parse("finetune", grid)))
     assert asked == [2, 2, 4, 4], "a step that is asked for is that setting's own"
+    (tmp_path / "old").rename(tmp_path / "first")
+    train(tmp_path / "data", tmp_path / "old", "--seed", "7", "--train.max_steps", "2", "--checkpoint.every_steps", "2")
+    assert "with another run, whose model_hash is" in finish(ForkedRun(single), 2), "at the same path"
+    shutil.rmtree(tmp_path / "old")
+    (tmp_path / "first").rename(tmp_path / "old")
     shutil.copytree(tmp_path / "old", tmp_path / "other")
     other = [word.replace(str(tmp_path / "old"), str(tmp_path / "other")) for word in words[1:]]
     assert steps(plan(parse("finetune", other))) == [4, 4], "nor does another model begin where that one did"
@@ -60,6 +66,15 @@ def test_a_model_without_a_pooler_is_read_by_the_mean_of_its_tokens(files, tmp_p
     assert job.config.pooling == job.head.pooling == expected
     told = read_job(parse("finetune", [*words[1:], "--tokenizer", str(tmp_path / "tokenizer"), "--pooling", "cls"]))
     assert told.head.pooling == "cls"
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "train.jsonl", "train.parquet", "train.csv.gz"])
+def test_a_pipe_is_no_file_of_examples(files, model, tmp_path, name):
+    """Each file is read several times."""
+    os.mkfifo(tmp_path / name)
+    config = parse("finetune", arguments("sst2", model, tmp_path / name, files[1], tmp_path / "run")[1:])
+    with pytest.raises(UserError, match="found no regular file, expected one"):
+        read_job(config)
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{x", "abc"])

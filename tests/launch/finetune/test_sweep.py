@@ -96,6 +96,13 @@ def test_a_stop_is_passed_on_and_the_sweep_asks_to_be_queued_again(model, files,
     assert not (folder / "seed-43").exists()
 
 
+@pytest.mark.parametrize("grid", ["epochs=1,1.0", "learning_rate=1e-3,0.001", "evaluation.keep_best=true,True"])
+def test_settings_that_are_the_same_in_other_words_are_refused(model, files, tmp_path, capsys, grid):
+    assert main(arguments("sst2", model, *files, tmp_path / "sweep", "--grid", grid)) == 2
+    assert "with the same settings, expected others" in capsys.readouterr().err
+    assert not (tmp_path / "sweep").exists()
+
+
 def test_seeds_under_torchrun_are_refused(model, files, tmp_path, monkeypatch, capsys):
     torchruns = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
     for name, value in torchruns.items():

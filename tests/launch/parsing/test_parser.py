@@ -152,6 +152,10 @@ def test_a_text_given_as_data_is_not_printed_whole(tmp_path):
         ["pretrain", "--data", "d", "--output", "o", "--init_from", ""],
         ["vocab", "--input", "x", "--output", "o", "--extend", ""],
         ["status", ""],
+        ["pretrain", "--data", "{sources: [{name: a, path: ''}]}", "--output", "o"],
+        ["pretrain", "--data", "d", "--output", "o", "--evaluation.sets.news", ""],
+        ["pretrain", "--data", "d", "--output", "o", "--evaluation.sets", "{news: ''}"],
+        ["prepare", "--input", "a", "", "--tokenizer", "t", "--output", "o"],
         ["finetune", "sst2", "--model=", "--train", "t", "--validation", "v", "--output", "o"],
     ],
 )

@@ -346,6 +346,12 @@ def test_folders_that_do_not_fit_together_are_refused_in_one_line(data, tmp_path
         ("{sources: a}", "expected a folder, or a section (or a YAML file of one) with sources"),
     ):
         assert expected in error_of(capsys, "--data", given, *run)
+    far = [{"path": str(data / "wiki"), "weight": 1e-300}, {"path": str(data / "web"), "weight": 1e300}]
+    for given in ({"sources": far}, {"sources": [{"path": each["path"]} for each in far], "temperature": 1e-3}):
+        assert "data: found a share of w" in error_of(capsys, "--data", json.dumps(given), *run)
+    for name in ("2024", "true", "1.5"):
+        said = error_of(capsys, "--data", str(data / "wiki"), *run, "--evaluation.sets", f"{{{name}: {data / 'web'}}}")
+        assert "expected a text of letters" in said
     (tmp_path / "run.yaml").write_text("data: {sources: [{path: a, wight: 1}]}")
     error = error_of(capsys, "--config", str(tmp_path / "run.yaml"), *run)
     assert "--data: found wight in it, which is no field there; it takes " in error
@@ -384,6 +390,9 @@ def test_shares_by_tokens_samples_and_temperature(data):
     lengths = [ShardReader(data / name).mean_length for name in ("wiki", "web")]
     tokens = np.array(by_tokens.phases[0].shares) * lengths
     assert tokens / tokens.sum() == pytest.approx([0.75, 0.25])
+    for weight in (1e308, 5e-324):
+        alike = MixtureConfig([replace(each, weight=weight) for each in sources], proportions="samples")
+        assert opened(data, alike)[1].phases[0].shares == (0.5, 0.5)
     bare = [DataSource(str(data / "wiki")), DataSource(str(data / "web"))]
     as_large = opened(data, MixtureConfig(bare))[1]
     assert as_large.phases[0].shares == pytest.approx((200 / 290, 90 / 290))

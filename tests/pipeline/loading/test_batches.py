@@ -300,6 +300,7 @@ def test_a_batch_that_grows_is_the_same_for_any_ranks_and_from_any_step(data):
     options = {"size": 32, "streams": 8, "warmup": warmup}
     alone = take(data, 12, **options)
     sizes = [batch.num_samples for batch in alone]
+    assert [warmup.samples(number, 32) for number in range(13)] == np.cumsum([0, *sizes]).tolist()
     assert sizes == sorted(sizes) and set(sizes) == {8, 16, 24, 32} and sizes[-1] == 32
     assert [batch.position for batch in alone] == np.cumsum([0, *sizes[:-1]]).tolist()
     assert [batch.num_samples // 4 for batch in alone] == [len(batch.micro_batches) for batch in alone]
@@ -317,6 +318,8 @@ def test_batches_of_several_sizes_are_the_same_for_any_ranks_and_from_any_step(d
     options = {"size": 8, "streams": 8, "warmup": BatchPhases((32, 16), (50, 81))}
     alone = take(data, 8, **options)
     assert [batch.num_samples for batch in alone] == [32, 32, 16, 16, 8, 8, 8, 8]
+    assert [options["warmup"].samples(number, 8) for number in (0, 1, 3, 8)] == [0, 32, 80, 128]
+    assert BatchPhases((32, 16), (50, 60)).samples(4, 8) == 32 + 32 + 8 + 8, "a phase that a batch went over"
     assert [len(batch.micro_batches) for batch in alone] == [8, 8, 4, 4, 2, 2, 2, 2]
     for parts, whole in zip(parts_of(data, 8, 2, **options), alone, strict=True):
         assert np.array_equal(together(parts), np.sort(whole.indices))
