@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Mapping
 
 import torch
@@ -83,6 +84,9 @@ def _deviation(config: BertConfig, name: str) -> float:
     return config.initializer_range if given is None else given
 
 
+_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+
+
 def init_word_embeddings(model: nn.Module, path: str | os.PathLike[str], tokens: Mapping[str, int]) -> int:
     """Set word embeddings from a word2vec text file.
 
@@ -97,17 +101,20 @@ def init_word_embeddings(model: nn.Module, path: str | os.PathLike[str], tokens:
     """
     weight = next(module for name, module in model.named_modules() if name.endswith("embeddings.word")).weight
     found: set[str] = set()
-    with open(path, encoding="utf-8", errors="replace") as lines, torch.no_grad():
+    words, expected = 0, None
+    with open(path, encoding="utf-8-sig", errors="replace") as lines, torch.no_grad():
         for number, line in enumerate(lines, start=1):
             word, *values = line.rstrip().split(" ")
-            if number == 1 and len(values) == 1:
-                continue  # the counts of words and dimensions
+            if number == 1 and len(values) == 1:  # the counts of words and dimensions
+                expected = int(word) if re.fullmatch("[0-9]{1,18}", word) else None
+                continue
+            words += 1
             if word not in tokens:
                 continue
-            try:
-                vector = torch.tensor([float(value) for value in values])
-            except ValueError:
-                raise ModelError(f"{path}:{number}: found {line[:40]!r}, expected a word and numbers") from None
+            numbers = [float(value) for value in values if _NUMBER.fullmatch(value)]
+            vector = torch.tensor(numbers)
+            if len(numbers) != len(values) or not vector.isfinite().all():
+                raise ModelError(f"{path}:{number}: found {line[:40]!r}, expected a word and numbers in fp32's range")
             if len(vector) != weight.shape[1]:
                 raise ModelError(
                     f"{path}:{number}: found {len(vector)} numbers, expected {weight.shape[1]}, the width of the "
@@ -115,6 +122,10 @@ def init_word_embeddings(model: nn.Module, path: str | os.PathLike[str], tokens:
                 )
             weight[tokens[word]] = vector
             found.add(word)
+    if expected is not None and words != expected:
+        raise ModelError(
+            f"{path}: found {words} words, expected {expected}, as its first line says; fetch it again, or correct it"
+        )
     if not found:
         raise ModelError(f"{path}: found none of the {len(tokens)} tokens, expected a word2vec text file of them")
     return len(found)

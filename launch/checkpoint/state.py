@@ -8,7 +8,7 @@ from pathlib import Path
 from cloze.launch.run.runs import RUN
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text, sha256_of
-from cloze.pipeline.untrusted import read_json
+from cloze.pipeline.untrusted import is_number, read_json
 
 CHECKSUMS = "checksums.json"
 STATE = "state.json"
@@ -107,6 +107,7 @@ def damage(folder: Path, *, sizes_only: bool = False) -> str | None:
         for name in (*_NEEDED, *(each for each in _KINDS if each in state)):
             value, (least, most) = state[name], _RANGES.get(name, (None, None))
             wrong = isinstance(value, bool) or not isinstance(value, _KINDS[name])
+            wrong = wrong or (isinstance(value, int | float) and not is_number(value))
             if wrong or (least is not None and value is not None and not least <= value <= most):
                 return f"{STATE}: {name} is {str(value)[:60]!r}"
         if state["step"] != int(folder.name.removeprefix("step-").partition(".")[0]):

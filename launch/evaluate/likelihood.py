@@ -19,7 +19,7 @@ import torch
 from cloze.launch.predict.blanks import hidden_log_probabilities
 from cloze.launch.predict.predictor import batches
 from cloze.launch.pretrained.loaded import LoadedModel
-from cloze.launch.system.console import clock
+from cloze.launch.system.console import Console, clock
 from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import Encoding
 from cloze.model.bert import BertForPreTraining, PreTrainingOutput, encode_masked
@@ -79,6 +79,13 @@ def log_likelihoods(
         bf16: whether the encoder's matrix products are made in bf16.
         progress: called with the tokens processed since its last call.
     """
+    unknown = loaded.tokenizer.special_tokens.unknown
+    scored = [token for each in encodings for token, part in zip(each.ids, each.parts, strict=True) if part > 0]
+    if counted := scored.count(unknown):
+        Console().warn(
+            f"{counted:,} of {len(scored):,} tokens ({counted / len(scored):.1%}) are "
+            f"{loaded.tokenizer.names['unknown']}: words that the vocabulary lacks are scored as this token"
+        )
     if hidden == "later":
         return causal_log_likelihoods(loaded, encodings, bf16=bf16, progress=progress)
     rest = hidden == "rest_of_word"

@@ -4,6 +4,7 @@ import re
 
 from cloze.launch.evaluate.likelihood import Hidden, Progress, check_finite, log_likelihoods, num_tokens
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.system.console import Console
 from cloze.pipeline.config import PrepareConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -48,6 +49,11 @@ def score_lines(
         windows = list(loaded.encoder.windows(line, length=max_length, step=max_length, place=f"the line {line!r:.60}"))
         pieces += windows
         owners += [place] * len(windows)
+    if len(pieces) > len(number) and max_length > loaded.encoder.max_length:
+        Console().warn(
+            f"max_length: found {max_length}, the model has {loaded.encoder.max_length} positions: longer lines are "
+            "scored in pieces of these"
+        )
     progress.total = num_tokens(pieces, hidden)
     sums, tokens = [0.0] * len(number), [0] * len(number)
     found = log_likelihoods(loaded, pieces, hidden, bf16=bf16, progress=progress)

@@ -55,6 +55,8 @@ def read_pairs(folder: Path, every_nth: int = 1) -> list[Pair]:
         check_readable(path)
         with readable_errors(path):
             lines = path.read_bytes().split(b"\n")  # not splitlines, which also splits inside strings
+        if not any(line.strip() for line in lines):
+            raise UserError(f"{path}: found no pair, expected one in each line; move the file away")
         for number, line in enumerate(lines):
             if number % every_nth == 0 and line.strip():
                 pairs.append(pair := _pair(line, path.stem, f"{path}:{number + 1}"))

@@ -198,9 +198,13 @@ def where(config: FinetuneConfig, task: Task, kind: Kind, run: StoredRun | None)
 
 
 def _finite(value: object) -> object:
-    """NaN (a correlation with constant predictions) and infinity in results as null: JSON has neither."""
+    """NaN (a correlation with constant predictions) and infinity in results, and in a table's columns, as null: JSON
+    has neither.
+    """
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -210,13 +214,17 @@ def _write_predictions(folder: Path, name: str, examples: Examples, outputs: np.
     """
     predictions = examples.predictions(outputs)
     # Dates and other values of a table's columns become text.
-    lines = (json.dumps(each, ensure_ascii=False, default=str) + "\n" for each in predictions)
+    lines = (json.dumps(_finite(each), ensure_ascii=False, default=str) + "\n" for each in predictions)
     publish_text(folder / f"{name}.jsonl", "".join(lines))
     if examples.labelled:
         publish_text(folder / f"{name}-mistakes.md", error_analysis.page(examples, predictions))
         if can_draw():
+            drawn: set[str] = set()
             for title, matrix in examples.kind.matrices(predictions).items():
                 file = re.sub(r"[^\w.-]", "_", title.replace(" ", "-", 1))
+                while file in drawn:  # of a column whose name differs in such characters alone
+                    file += "_"
+                drawn.add(file)
                 error_analysis.draw_confusion(matrix, f"{name}: {title}", folder / f"{name}-{file}.png")
     return predictions
 

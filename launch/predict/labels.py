@@ -1,5 +1,6 @@
 """The operation `classify`: classes of a text or pair of texts."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,25 +74,33 @@ class Classify(Operation):
         """
         assert loaded is not None, "a model has said it"
         head = loaded.model.head
-        columns: Fields = {}
+        columns: list[tuple[str, Any]] = []
         for column in dict.fromkeys(label.column for label in result.labels):
             labels = {label.label: label.score for label in result.labels if label.column == column}
             of = "" if column is None else f"_{column}"
             if head.answer == "numbers":
                 single = len(labels) == 1
-                columns |= {"prediction" if single else f"prediction_{name}": value for name, value in labels.items()}
+                columns += [("prediction" if single else f"prediction_{name}", value) for name, value in labels.items()]
                 continue
             names = head.classes[column]
-            columns[f"prediction{of}"] = (
+            prediction = (
                 [name for name in names if labels.get(name, 0) > head.threshold]
                 if head.answer == "labels"
                 else next(iter(labels))
             )
+            columns.append((f"prediction{of}", prediction))
             if self.top_k is None:
-                columns |= {f"probability{of}_{name}": labels[name] for name in names}
+                columns += [(f"probability{of}_{name}", labels[name]) for name in names]
             else:
-                columns[f"probability{of}"] = next(iter(labels.values()))
-        return columns | {"cut_tokens": result.cut_tokens}
+                columns.append((f"probability{of}", next(iter(labels.values()))))
+        columns.append(("cut_tokens", result.cut_tokens))
+        times = Counter(name for name, _ in columns)
+        if twice := next((name for name in times if times[name] > 1), None):
+            raise UserError(
+                f"output: found two results that would both be the column {twice!r}, by the names of the model's label "
+                "columns and labels, expected names that differ; write *.jsonl"
+            )
+        return dict(columns)
 
     def table_lines(self, row: Row, result: Labels) -> Iterator[dict[str, str]]:
         for label in result.labels:

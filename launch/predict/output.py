@@ -8,8 +8,9 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -134,14 +135,20 @@ def write_results(path: Path, operation: Operation, loaded: LoadedModel | None, 
                 np.save(file, np.stack(vectors))
             return len(vectors)
         if path.suffix == ".jsonl":
-            with open(aside, "w", encoding="utf-8") as file:
-                written = (file.write(encoded(as_json(operation, *pair)) + "\n") for pair in results)
+            with open(aside, "w", encoding="utf-8") as lines:
+                written = (lines.write(encoded(as_json(operation, *pair)) + "\n") for pair in results)
                 return sum(1 for _ in written)
-        rows = (beside(operation, row, operation.columns(loaded, result)) for row, result in results)
-        return _write_table(path, aside, rows)
+        given: set[str] = set()  # the columns of the input
+
+        def rows() -> Iterator[Fields]:
+            for row, result in results:
+                given.update(row.values or ())
+                yield beside(operation, row, operation.columns(loaded, result))
+
+        return _write_table(path, aside, rows(), given)
 
 
-def _write_table(path: Path, aside: Path, rows: Iterator[Fields]) -> int:
+def _write_table(path: Path, aside: Path, rows: Iterator[Fields], given: Set[str]) -> int:
     """Write rows in the columns of the first ones, by which a file begins."""
     columns: tuple[str, ...] = ()
     number = 0
@@ -149,7 +156,7 @@ def _write_table(path: Path, aside: Path, rows: Iterator[Fields]) -> int:
         while chunk := list(itertools.islice(rows, _CHUNK)):
             if not columns:
                 columns = _columns(chunk)
-                begin = _parquet if path.suffix == ".parquet" else _separated
+                begin = partial(_parquet, given=given) if path.suffix == ".parquet" else _separated
                 write = opened.enter_context(begin(path, aside, chunk))
             if late := [name for name in _columns(chunk) if name not in columns]:
                 raise UserError(
@@ -193,8 +200,8 @@ def _cell(value: object) -> str:
 
 
 @contextmanager
-def _parquet(path: Path, aside: Path, first: list[Fields]) -> Iterator[Write]:
-    schema = _schema(path, first)
+def _parquet(path: Path, aside: Path, first: list[Fields], given: Set[str]) -> Iterator[Write]:
+    schema = _schema(path, first, given)
     try:
         writer = parquet.ParquetWriter(aside, schema)
     except pa.ArrowException as error:  # objects without fields
@@ -206,22 +213,34 @@ def _parquet(path: Path, aside: Path, first: list[Fields]) -> Iterator[Write]:
         yield lambda chunk: writer.write_table(_table(path, chunk, schema))
 
 
-def _schema(path: Path, chunk: list[Fields]) -> pa.Schema:
+def _schema(path: Path, chunk: list[Fields], given: Set[str]) -> pa.Schema:
     """Schema from the first rows; a column without values is text, one of empty lists has lists of texts; numbers in
-    vectors are fp32.
+    vectors that are results are fp32.
     """
     found = _table(path, [dict.fromkeys(_columns(chunk)), *chunk], None).schema
-    kinds = {
-        pa.null(): pa.string(),
-        pa.list_(pa.null()): pa.list_(pa.string()),
-        pa.list_(pa.float64()): pa.list_(pa.float32()),
-    }
-    return pa.schema([field.with_type(kinds.get(field.type, field.type)) for field in found])
+    kinds = {pa.null(): pa.string(), pa.list_(pa.null()): pa.list_(pa.string())}
+    vectors = pa.list_(pa.float64()), pa.list_(pa.float32())
+    return pa.schema(
+        field.with_type(
+            vectors[1] if field.type == vectors[0] and field.name not in given else kinds.get(field.type, field.type)
+        )
+        for field in found
+    )
 
 
 def _table(path: Path, chunk: list[Fields], schema: pa.Schema | None) -> pa.Table:
     try:
-        return pa.Table.from_pylist(chunk, schema)
+        table = pa.Table.from_pylist(chunk, schema)
+        # With a schema 1.5 would become 1 in a column of whole numbers, and an object lose fields that it lacks.
+        for field in schema or ():
+            name, kind = field.name, field.type
+            if (pa.types.is_integer(kind) or pa.types.is_nested(kind)) and not (
+                pa.types.is_list(kind) and pa.types.is_float32(kind.value_type)
+            ):
+                own = [row.get(name) for row in chunk]
+                if table[name].to_pylist() != pa.array(own).to_pylist():
+                    raise TypeError(f"in {name!r}, of the type {kind} in the first rows")
+        return table
     except (pa.ArrowException, TypeError, OverflowError) as error:  # the last: a whole number above 64 bits
         raise UserError(
             f"output: {path}: found values that are no column of a table ({' '.join(str(error).split())}), "

@@ -140,7 +140,8 @@ def listed(name: str, given: Iterable[_Item]) -> Iterable[_Item]:
 
 def _from_table(path: Path, asked: tuple[str, ...], learned: Columns | None, kind: type[Operation]) -> Iterator[Row]:
     """A Row for each row of a table, with all of its columns."""
-    reading = tables.open_table(path, *((learned.header, learned.texts[0]) if learned else ()))
+    # With columns that are named the file has its names in its first line.
+    reading = tables.open_table(path, *((learned.header, learned.texts[0]) if learned and not asked else ()))
     columns = _find_columns(path, reading.columns, asked, learned, kind)
     # With the operation's own field names the second text is optional in JSON objects.
     optional = kind.takes_pair == "maybe" and columns.texts == kind.fields and not asked

@@ -11,6 +11,21 @@ from cloze.pipeline.extras import how_to_install
 
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS, _PICKLED_WEIGHTS = "model.safetensors", "pytorch_model.bin"
+_SILENT_SECONDS = 120.0  # without a byte from the hub; a commit of many files takes it some seconds
+# What exports write, and may have written before under the same name: what the next one lacks goes with its commit.
+EXPORTED = (
+    "config.json",
+    _WEIGHTS,
+    *TOKENIZER_FILES,
+    *SLOW_TOKENIZER_FILES,
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling/*",
+    "2_Normalize/*",
+    "modeling_cloze.py",
+    "model.onnx",
+    "onnx.json",
+)
 _FILES = ["config.json", _WEIGHTS, *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES, CARD]
 
 
@@ -78,6 +93,7 @@ def check_push(name: str) -> None:
         from huggingface_hub import HfApi
     except ImportError as error:
         raise UserError(f"push: found no huggingface_hub, expected it; {how_to_install('finetune')}") from error
+    _bound_waiting()
     try:
         HfApi().whoami()
     except Exception as error:  # network, tokens, settings: the library raises many kinds of errors
@@ -95,6 +111,7 @@ def push_model(folder: Path, name: str, *, private: bool) -> str:
     """
     from huggingface_hub import HfApi
 
+    _bound_waiting()
     api = HfApi()
     kept = f"{folder} is whole; upload it by `hf upload {name} {folder}`, or remove it and export again"
     try:
@@ -110,10 +127,22 @@ def push_model(folder: Path, name: str, *, private: bool) -> str:
             f"add --private false, or choose another name; {kept}"
         )
     try:
-        api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message="Upload by cloze export")
+        api.upload_folder(
+            repo_id=repository.repo_id,
+            folder_path=folder,
+            commit_message="Upload by cloze export",
+            delete_patterns=[*EXPORTED],
+        )
     except Exception as error:
         raise UserError(f"push: {name} was not written ({_said(error)}); {kept}") from error
     return str(repository)
+
+
+def _bound_waiting() -> None:
+    """Let the library give up on a hub that is silent; by default it waits without end."""
+    from huggingface_hub import get_session
+
+    get_session().timeout = _SILENT_SECONDS
 
 
 def _said(error: Exception) -> str:

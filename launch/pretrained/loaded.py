@@ -5,11 +5,13 @@ Imports no torch, since the operations that refer to it are parsed without torch
 
 from typing import Any
 
+from cloze.launch.system.console import Console
 from cloze.launch.system.environment import device_type
 from cloze.launch.texts.encoding import Answering, Encoder, Truncation, Vectors
 from cloze.launch.texts.tables import Columns
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.backends import stand_around_texts
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 
@@ -58,18 +60,30 @@ class LoadedModel:
         head = getattr(model, "head", None)
         pieces = (head.piece_length, head.piece_step) if head and head.pieces != "none" else None
         positions = self.config.max_position_embeddings
+        names = tokenizer.names
+        self._around = f"{names['classification']} TEXT {names['separator']}"
         self.encoder = Encoder(tokenizer, positions, pieces, truncation, answering, self._other_pairs())
+        if self._is_joined and not stand_around_texts(tokenizer.backend, names, pairs=False):
+            Console().warn(
+                f"{source}: its tokenizer puts other special tokens around a text than {self._around}, which Cloze "
+                "puts: answers differ from those of other libraries"
+            )
+
+    @property
+    def _is_joined(self) -> bool:
+        """Whether the tokenizer itself says how texts are joined; a bare vocabulary does not."""
+        backend, folder = self.tokenizer.backend, self.tokenizer.folder
+        return backend.post_processor is not None or (folder is not None and (folder / "tokenizer.json").is_file())
 
     def _other_pairs(self) -> str | None:
         """Why pairs are refused: the model's own tokenizer joins them in another way; None: in ours."""
-        processor = self.tokenizer.backend.post_processor
-        between = processor.num_special_tokens_to_add(True) - 2 if processor else 1
-        if between <= 1:
+        backend, names = self.tokenizer.backend, self.tokenizer.names
+        if not self._is_joined or stand_around_texts(backend, names, segments=self.config.type_vocab_size > 1):
             return None
         return (
-            f"{self.source}: found a pair of texts for a model whose tokenizer puts {between} special tokens between "
-            "them, expected single texts: Cloze puts one, with which its answers would be others; fine-tune it first, "
-            "with cloze finetune"
+            f"{self.source}: found a pair of texts for a model whose tokenizer joins them in another way than "
+            f"{self._around} PAIR {names['separator']}, expected single texts: with Cloze's special tokens and types "
+            "its answers would be others; fine-tune it first, with cloze finetune"
         )
 
 

@@ -21,7 +21,7 @@ def figure(value: float) -> str:
 
 def clock(seconds: float) -> str:
     """Seconds as h:mm:ss."""
-    if not seconds < _CENTURY:  # as of a rate that is hardly above 0
+    if not abs(seconds) < _CENTURY:  # as of a rate that is hardly above 0
         return "over 100 years"
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"

@@ -21,7 +21,7 @@ from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.readers.hub import saved_file, saved_rows
 from cloze.pipeline.storage import readable_errors
-from cloze.pipeline.untrusted import load_json, unique_fields
+from cloze.pipeline.untrusted import MOST_BYTES, load_json, unique_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -187,7 +187,7 @@ def open_table(
         rows = _read_json_lines(path)
     elif kind in (".tsv", ".txt", ".csv"):
         records = _records(path) if kind == ".csv" else _tabbed(path)
-        rows = _separated(reading, records, header, mark, skip_malformed)
+        rows = _separated(reading, records, () if kind == ".csv" else header, mark, skip_malformed)
     else:
         raise UserError(
             f"{path}: found the ending {kind!r}, expected .tsv, .csv, .jsonl or .parquet, or the folder of "
@@ -209,9 +209,15 @@ def read_text(path: Path) -> str:
     """The whole of a UTF-8 file, .gz or plain.
 
     Raises:
-        UserError: as `_lines`.
+        UserError: as `_lines`, or there are more characters than anybody reads at once: a gzip file may hold a thousand
+            times its size.
     """
-    return "".join(_lines(path, ""))
+    lines, size = [], 0
+    for line in _lines(path, ""):
+        lines.append(line)
+        if (size := size + len(line)) > MOST_BYTES:
+            raise UserError(f"{path}: found more than {MOST_BYTES:,} characters, expected fewer; divide it")
+    return "".join(lines)
 
 
 def _lines(path: Path, newline: str) -> Iterator[str]:

@@ -94,7 +94,7 @@ def read_run(folder: Path, now: float | None = None, shown: str | None = None) -
     planned = None if budgeted else fields.get("train.max_steps")
     max_steps = planned if type(planned) is int else None
     seconds = last.get("speed/step_seconds")
-    running = state == "running" and max_steps is not None and seconds is not None
+    running = state == "running" and max_steps is not None and seconds is not None and seconds > 0
     starts = runs.num_starts(folder)
     return RunState(
         shown or str(folder),

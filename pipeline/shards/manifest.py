@@ -273,7 +273,8 @@ def _first_fault(manifest: Manifest) -> str | None:
     for name, split in manifest.splits.items():
         if wrong := _fault_of_split(manifest, split):
             return f"{name}: {wrong}"
-    return None if "train" in manifest.splits else "found no split 'train', expected one"
+    missing = [name for name in SPLITS if name not in manifest.splits]
+    return f"found no split {missing[0]!r}, expected {', '.join(SPLITS)}" if missing else None
 
 
 def _fault_of_split(manifest: Manifest, split: SplitInfo) -> str | None:

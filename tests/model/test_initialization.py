@@ -60,7 +60,7 @@ def test_word_embeddings_may_start_from_a_word2vec_text_file(tmp_path):
     init_weights(model, 0)
     before = model.bert.embeddings.word.weight.clone()
     path = tmp_path / "vectors.txt"
-    path.write_text("3 4\ncat 4 3 2 1\ncat 1 2 3 4\nunknown 9 9 9 9\ndog 5 6 7 8.5\n")
+    path.write_text("\ufeff4 4\ncat 4 3 2 1\ncat 1 2 3 4\nunknown 9 9 9 9\ndog 5 6 7 8.5\n")
     assert init_word_embeddings(model, path, {"cat": 7, "dog": 9, "cow": 11}) == 2
     after = model.masked_lm.decoder.weight  # tied
     assert after[7].tolist() == [1, 2, 3, 4] and after[9].tolist() == [5, 6, 7, 8.5]
@@ -72,6 +72,15 @@ def test_word_embeddings_may_start_from_a_word2vec_text_file(tmp_path):
     path.write_text("cat 1 2 x 4\n")
     with pytest.raises(ModelError, match=r"vectors.txt:1"):
         init_word_embeddings(model, path, {"cat": 7})
+    for wrong in ("nan", "inf", "1e39", "1_0", "٣"):
+        path.write_text(f"cat 1 2 {wrong} 4\n", encoding="utf-8")
+        with pytest.raises(ModelError, match=r"vectors.txt:1: .*, expected a word and numbers in fp32's range"):
+            init_word_embeddings(model, path, {"cat": 7})
+    path.write_text("999 4\ncat 1 2 3 4\n")
+    with pytest.raises(ModelError, match="found 1 words, expected 999, as its first line says"):
+        init_word_embeddings(model, path, {"cat": 7})
+    path.write_text("\ufeffcat 1 2 3 4\n", encoding="utf-8")
+    assert init_word_embeddings(model, path, {"cat": 7}) == 1
     path.write_text("nothing 1 2 3 4\n")
     with pytest.raises(ModelError, match="none of the 1 tokens"):
         init_word_embeddings(model, path, {"cat": 7})

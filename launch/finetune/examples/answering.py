@@ -253,6 +253,11 @@ class AnswerExamples(Examples):
             total += (sums.log() + largest - scores[at[:, side], side]).mean().item() / 2
         return total
 
+    @property
+    def num_examples(self) -> int:
+        """The questions; the units are windows of their contexts."""
+        return len(self._questions)
+
     def text(self, number: int) -> str:
         return self._questions[number].text
 

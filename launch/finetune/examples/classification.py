@@ -77,6 +77,8 @@ def _label_set(row: Row, column: str) -> list[str]:
             value = parse_json(value)
         except ValueError:
             pass  # a label may begin with a bracket
+    if isinstance(value, list) and any(isinstance(part, str) and not part.strip() for part in value):
+        raise UserError(f"{row.place}: found an empty label in column {column!r}, expected names; fix the row")
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list):

@@ -29,6 +29,7 @@ from cloze.pipeline.records import NO_LABEL
 from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
+_CONLL_U = 10  # fields of a word in CoNLL-U
 _DOCUMENT = "-DOCSTART-"  # CoNLL-2003 puts it between documents
 
 _Tag = TypeVar("_Tag")
@@ -83,6 +84,13 @@ def read_conll(path: str | Path) -> Sentences:
         fields = line.split(separator)
         if fields[0] == _DOCUMENT:
             continue
+        if not fields_of and len(fields) == _CONLL_U and separator == "\t":
+            raise UserError(
+                f"{path}: row {number}: found the {_CONLL_U} fields of CoNLL-U, expected a word, its tag last; write "
+                "the second field and that of the tags"
+            )
+        if not fields[-1].strip():
+            raise UserError(f"{path}: row {number}: found no tag in {line.strip()!r:.60}, expected one; fix the line")
         if fields_of and len(fields) != len(fields_of[0]) or not fields[0]:
             raise UserError(
                 f"{path}: row {number}: found {len(fields)} fields in {line.strip()!r:.60}, expected "

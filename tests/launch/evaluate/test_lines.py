@@ -24,6 +24,16 @@ def test_lines_end_at_line_breaks_alone_and_other_bytes_are_one_line(tmp_path):
         read_pairs(tmp_path)
 
 
+def test_what_a_score_hides_is_said(model, tmp_path, capsys):
+    (tmp_path / "held-out.txt").write_text("the man went\nder Mann\n" + 60 * "the " + "\n")
+    words = ["evaluate", str(model), "--suite", "lines", "--data", str(tmp_path / "held-out.txt")]
+    assert main([*words, "--max_length", "999"]) == 0
+    said = capsys.readouterr().err
+    assert "warning: max_length: found 999, the model has " in said and "2 of 65 tokens (3.1%) are [UNK]" in said
+    (tmp_path / "held-out.txt").write_text("the man went\n")
+    assert main(words) == 0 and "warning" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("masked", [None, "token", "rest_of_word", "causal"])
 def test_a_line_counts_by_its_characters_and_is_cut_where_it_is_long(model, tmp_path, capsys, masked):
     """By default a word's pieces are predicted from left to right, so that none tells those before it."""

@@ -112,6 +112,10 @@ def test_scores_that_are_not_finite_are_refused_by_their_text(tmp_path, capsys, 
 
 def test_a_suite_is_of_regular_files(tmp_path):
     """A pipe has no end, and a device, or a file of holes, more than the memory holds."""
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(UserError, match="empty.jsonl: found no pair, expected one in each line"):
+        read_pairs(tmp_path)
+    (tmp_path / "empty.jsonl").unlink()
     os.mkfifo(tmp_path / "pairs.jsonl")
     with pytest.raises(UserError, match="pairs.jsonl: found no regular file"):
         read_pairs(tmp_path)

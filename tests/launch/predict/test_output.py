@@ -1,11 +1,19 @@
 """Results as JSON, as tables and in files."""
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from cloze.launch.cli import main
+from cloze.launch.predict.labels import Classify, Label, Labels
+from cloze.launch.predict.operation import Row
+from cloze.launch.predict.output import write_results
 from cloze.launch.predict.predictor import Predictor
+from cloze.model.problems import HeadConfig
+from cloze.pipeline.errors import UserError
 from tests.launch.errors import error_of
 from tests.launch.predict.asking import lines
 
@@ -87,6 +95,31 @@ def test_vectors_in_files(folders, capsys, tmp_path):
     assert table["text"].to_pylist() == texts
     np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32), expected)
     assert "ends in .csv, .tsv, .parquet, .jsonl, .npy" in error_of(capsys, *arguments, tmp_path / "vectors.txt")
+
+
+def test_parquet_keeps_the_values_of_the_input(folders, capsys, tmp_path):
+    """Numbers and objects of a later row do not fit the first ones' type; vectors of the input are not the model's."""
+    arguments = ("predict", "classify", folders / "classifier", "--file", tmp_path / "rows.jsonl", "--output")
+    given = [0.123456789012345, 1e300, 16777217.0]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "the cat", "x": given, "n": 1}) + "\n")
+    assert main([str(argument) for argument in (*arguments, tmp_path / "found.parquet")]) == 0
+    assert pq.read_table(tmp_path / "found.parquet").select(["x", "n"]).to_pylist() == [{"x": given, "n": 1}]
+    for first, late in ((1, 1.5), ({"p": 1}, {"q": 2}), ([1], [1.5]), ({"p": [1]}, {"p": [1.5]})):
+        rows = [{"text": "the cat", "x": first}] * 4096 + [{"text": "the cat", "x": late}]
+        found = [(Row(row["text"], values=row), Labels([Label("bad", 0.5), Label("good", 0.5)], 0)) for row in rows]
+        loaded = Predictor.from_folder(folders / "classifier").loaded
+        with pytest.raises(UserError, match="found.parquet: found values that are no column of a table.*'x'"):
+            write_results(tmp_path / "found.parquet", Classify(), loaded, found)
+
+
+def test_results_that_would_be_one_column_are_refused(tmp_path):
+    columns = (("a", ("b_c", "x")), ("a_b", ("c", "y")))
+    result = Labels([Label(label, 0.5, name) for name, labels in columns for label in labels], 0)
+    head = HeadConfig(tuple(f"{name}: {label}" for name, labels in columns for label in labels), "columns", columns)
+    loaded = SimpleNamespace(model=SimpleNamespace(head=head))
+    with pytest.raises(UserError, match="found two results that would both be the column 'probability_a_b_c'"):
+        Classify().columns(loaded, result)
+    assert "probability_a_b" in Classify(top_k=1).columns(loaded, result)
 
 
 @pytest.mark.parametrize("value", ["1180591620717411303424", "{}", '{"a": {}}', "[{}]"])

@@ -10,11 +10,14 @@ import pytest
 
 from cloze.launch.cli import main
 from cloze.launch.finetune.examples.classification import _label_set
-from cloze.launch.predict.labels import Classify, Label, Labels
+from cloze.launch.predict.labels import Classify, ClassifyConfig, Label, Labels
 from cloze.launch.predict.operation import Row
 from cloze.launch.predict.output import write_results
 from cloze.launch.predict.predictor import Predictor
+from cloze.launch.predict.rows import read_rows
 from cloze.launch.texts import tables
+from cloze.launch.texts.tables import Columns
+from cloze.pipeline.errors import UserError
 from tests.launch.tiny_models import labels, save_model
 from tests.terminal import terminal
 
@@ -108,6 +111,20 @@ def test_results_become_a_table(folders, tmp_path, capsys, kind):
         assert each["cloze_prediction"] == best.label
         assert float(each[f"probability_{best.label}"]) == pytest.approx(best.score, abs=1e-6)
         assert float(each[f"probability_{other.label}"]) == pytest.approx(other.score, abs=1e-6)
+
+
+def test_a_file_whose_columns_are_named_has_a_first_line_of_names(tmp_path):
+    """Of CoLA, whose own files have none, alone a TSV file without them is read by its columns."""
+    learned = Columns(("sentence",), header=("source", "label", "star", "sentence"))
+    (tmp_path / "own.csv").write_text("id,review\n1,fine\n")
+    (tmp_path / "own.tsv").write_text("id\treview\n1\tfine\n")
+    (tmp_path / "cola.tsv").write_text("x\t1\t\tfine\n")
+    for name in ("own.csv", "own.tsv"):
+        asked = ClassifyConfig("m", file=str(tmp_path / name), text_columns=["review"])
+        assert [row.text for row in read_rows(asked, learned)] == ["fine"]
+    assert [row.text for row in read_rows(ClassifyConfig("m", file=str(tmp_path / "cola.tsv")), learned)] == ["fine"]
+    with pytest.raises(UserError, match="found the columns 'id', 'review', expected one named 'sentence'"):
+        list(read_rows(ClassifyConfig("m", file=str(tmp_path / "own.csv")), learned))
 
 
 @pytest.mark.parametrize("text", ["w1\tw2", "w1\nw2", "w1\r"])

@@ -35,7 +35,7 @@ def test_a_head_that_is_its_embeddings_comes_back_from_our_own_format(tmp_path):
     assert Predictor.from_folder(tmp_path).fill_mask(text) == Predictor(LoadedModel(model, ours)).fill_mask(text)
 
 
-def test_a_pair_for_a_model_whose_tokenizer_joins_pairs_in_another_way_is_refused():
+def test_a_pair_for_a_model_whose_tokenizer_joins_pairs_in_another_way_is_refused(capsys):
     """RoBERTa's puts two separators between them; not once it has been fine-tuned on pairs here, which changes that."""
     ours = tokenizer()
     config = BertConfig(
@@ -50,8 +50,22 @@ def test_a_pair_for_a_model_whose_tokenizer_joins_pairs_in_another_way_is_refuse
     )
     theirs = LoadedModel(model, ours, "released").encoder
     assert len(theirs.encode("the cat")) == 4
-    with pytest.raises(UserError, match="released: found a pair of texts .* puts 2 special tokens between them"):
+    assert "warning" not in capsys.readouterr().err
+    refused = "released: found a pair of texts .* joins them in another way than"
+    with pytest.raises(UserError, match=refused):
         theirs.encode("the cat", "the mat")
+    for single, pair, warned in (
+        ("$A", "$A $B", True),
+        (f"{first} $A", f"{first} $A {last} $B:1 {last}:1", True),
+        (f"{first} $A {last}", f"{first} $A {last} $B {last}", False),  # of one type
+        (f"{first} $A {last}", f"{first} $B {last} $A:1 {last}:1", False),
+    ):
+        ours.backend.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+        theirs = LoadedModel(model, ours, "released").encoder
+        said = capsys.readouterr().err
+        assert ("released: its tokenizer puts other special tokens around a text" in said) == warned
+        with pytest.raises(UserError, match=refused):
+            theirs.encode("the cat", "the mat")
     put_around_texts(ours.backend, ours.names)
     assert len(LoadedModel(model, ours, "tuned").encoder.encode("the cat", "the mat")) == 7
 

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import huggingface_hub
@@ -45,7 +46,10 @@ class Hub(BaseHTTPRequestHandler):
         if not self._known():
             return
         repositories = self.server.repositories
-        if self.path == "/api/whoami-v2":
+        if "/tree/main" in self.path:
+            files = self.server.files.items()
+            self._send(200, [{"type": "file", "path": name, "size": len(text), "oid": COMMIT} for name, text in files])
+        elif self.path == "/api/whoami-v2":
             self._send(200, {"name": "me", "type": "user"})
         elif (name := re.sub(r"^/api/models/|/revision/main$|\?.*$", "", self.path)) in repositories:
             self._send(200, {"id": name, "sha": COMMIT, "private": repositories[name], "siblings": [], "tags": []})
@@ -75,6 +79,8 @@ class Hub(BaseHTTPRequestHandler):
             for line in map(json.loads, text.splitlines()):
                 if line["key"] == "file":
                     self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                elif line["key"] == "deletedFile":
+                    del self.server.files[line["value"]["path"]]
             self._send(
                 200,
                 {
@@ -115,8 +121,10 @@ def test_a_folder_arrives_file_by_file_in_a_private_repository(hub, tmp_path, ca
         if path.is_file()
     }
     assert hub.files == written and "model.safetensors" in written
-    # Again: a further commit. In public, if that is said.
+    # Again: a further commit, with which goes what an earlier export had, and nothing else. In public, if that is said.
+    hub.files |= {"1_Pooling/config.json": b"{}", "special_tokens_map.json": b"{}", "figures.json": b"[]"}
     assert main(["export", str(folder), "--output", str(tmp_path / "again"), "--push", "me/tiny"]) == 0
+    assert hub.files.keys() == {*written, "figures.json"}
     assert (
         main(["export", str(folder), "--output", str(tmp_path / "open"), "--push", "me/shown", "--private", "false"])
         == 0
@@ -130,6 +138,15 @@ def refused(command: list[str], capsys) -> str:
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("error: push: ")
     return line
+
+
+def test_a_hub_that_is_silent_is_given_up(hub, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("cloze.launch.pretrained.hub._SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(Hub, "do_GET", lambda self: time.sleep(3))
+    folder = save_model(tmp_path / "model")
+    assert "found no way to the hub as yourself (ReadTimeout" in refused(
+        ["export", str(folder), "--push", "me/tiny"], capsys
+    )
 
 
 def test_what_hinders_it_is_one_line(hub, tmp_path, capsys, monkeypatch):

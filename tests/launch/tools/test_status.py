@@ -62,6 +62,7 @@ def test_what_a_running_run_does_is_shown(run, capsys):
     assert read_run(run).phase is None
     first, before = run / "heartbeats" / "rank-00000.json", (run / "status.json").read_text()
     kept, second, now = first.read_text(), first.with_name("rank-00001.json"), time.time()
+    figures = (run / runs.METRICS).read_text()
     (run / "status.json").write_text('{"state": "running", "step": 2}')
     try:
         first.write_text(json.dumps({"time": now, "since": now - 3, "phase": "evaluate"}))
@@ -74,7 +75,10 @@ def test_what_a_running_run_does_is_shown(run, capsys):
         assert read_run(run, now + 1).phase == "saving (1), waiting for data (1) for 0:01:16"
         second.write_text("{}")
         assert read_run(run, now).phase == "saving for 0:01:15", "one that is cut short says nothing"
+        (run / runs.METRICS).write_text(figures + '{"step": 2, "speed/step_seconds": -1e308}\n')
+        assert read_run(run, now).seconds_left is None and main(["status", str(run)]) == 0
     finally:
+        (run / runs.METRICS).write_text(figures)
         first.write_text(kept), second.unlink(missing_ok=True), (run / "status.json").write_text(before)
 
 

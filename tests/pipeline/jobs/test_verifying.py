@@ -85,6 +85,8 @@ def with_right_hash(data, place: tuple, value) -> None:
     for name in place[:-1]:
         inner = inner[name]
     inner[place[-1]] = value
+    if value is ...:
+        del inner[place[-1]]
     text = json.dumps(content | {"sha256": ""}, indent=1, ensure_ascii=False) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()
     (data / "manifest.json").write_text(text.replace('"sha256": ""', f'"sha256": "{digest}"'), encoding="utf-8")
@@ -153,6 +155,7 @@ def test_a_manifest_that_disagrees_with_its_tokenizer_is_a_line(data, place, cha
         (("splits", "train", "counts", "tokens"), 0, "train: found 0 tokens in counts"),
         (("splits", "train", "counts", "tokens"), 1 << 60, "train: found 1152921504606846976 tokens in counts"),
         (("splits", "validation", "counts"), {"masked": 5}, "validation: found"),
+        (("splits", "test"), ..., "found no split 'test', expected train, validation, test"),
         (("splits", "train", "shards", "samples", 0), 10**18, "found 1000000000000000000 samples"),
         (("splits", "train", "shards", "tokens", 0), 10**17, "found .* samples of 100000000000000000 tokens"),
         (("splits", "train", "shards", "tokens", 0), -1, "shards: found a count"),
@@ -176,7 +179,7 @@ def test_verify_checks_a_manifest_without_hashes_as_well_as_it_can(data, capsys)
     def verified(changes: dict) -> list[str]:
         text = json.dumps(content | changes, indent=1, ensure_ascii=False) + "\n"
         (data / "manifest.json").write_text(text, encoding="utf-8")
-        assert Manifest.load(data).to_json() == text  # so that its hash stays what it was
+        assert Manifest.read(data).to_json() == text  # so that its hash stays what it was
         with data_commands.Bars() as bars:
             return verify(VerifyConfig(str(data)), bars)[1]
 
@@ -186,7 +189,7 @@ def test_verify_checks_a_manifest_without_hashes_as_well_as_it_can(data, capsys)
     assert "1 tokens lost" in verified({"counts": content["counts"] | {"tokens": content["counts"]["tokens"] + 1}})[0]
     train = content["splits"]["train"]
     train["counts"]["samples"] += 1
-    assert re.search("found .* samples, .* by length", verified({"splits": content["splits"]})[0])
+    assert re.search("found .* samples in counts", verified({"splits": content["splits"]})[0])
 
 
 def test_verify_looks_into_further_lengths(tmp_path):

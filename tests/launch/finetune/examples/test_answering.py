@@ -75,6 +75,7 @@ def perfect(examples) -> np.ndarray:
 def test_answers_come_back_in_the_characters_of_the_text(model, tmp_path):
     examples = answer_examples(model, squad(tmp_path / "train.json", random.Random(2), 20))
     assert len(examples) > 20 and examples.lengths.max() <= 24, "long texts have several windows"
+    assert examples.num_examples == 20, "the questions"
     outputs = perfect(examples)
     assert examples.metrics(outputs)["exact_match"] == 100.0
     contexts, questions, _ = read_squad(tmp_path / "train.json")

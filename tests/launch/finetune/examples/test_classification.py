@@ -569,6 +569,9 @@ def test_independent_labels_in_a_cell():
     """A list as JSON, as predictions are written; words with commas; a label that begins with a bracket."""
     for cell, expected in (('["b", "a"]', ["b", "a"]), ("[]", []), ("b, a", ["b", "a"]), ("[x], y", ["[x]", "y"])):
         assert _label_set(Row({"labels": cell}, "row 2"), "labels") == expected
+    for cell in ('["a", " "]', ["a", ""]):
+        with pytest.raises(UserError, match="row 2: found an empty label in column 'labels'"):
+            _label_set(Row({"labels": cell}, "row 2"), "labels")
 
 
 def test_labels_are_found_in_their_order(model, tmp_path):

@@ -1,5 +1,6 @@
 """Tags and choices: long inputs, exact counts, and the same answers from transformers."""
 
+import gzip
 import json
 import random
 
@@ -15,6 +16,7 @@ from cloze.launch.finetune.examples.tagging import TagExamples, find_tags, read_
 from cloze.launch.finetune.tasks import find_task
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.texts.encoding import Encoder
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.launch.finetune.running import finetune, lines
@@ -182,6 +184,8 @@ def test_a_byte_level_tagger_predicts_what_it_was_measured_by(tmp_path):
         ("w1 O\nw2\n", ("row 2", "found 1 fields", "expected 2")),
         ("w1 O\nw2 B-y extra\n", ("row 2", "found 3 fields")),
         ("\n\n", ("found no rows",)),
+        ("w1\tO\nw2\t\n", ("row 2", "found no tag in 'w2'")),
+        ("\t".join(["1", "Cats", "cat", *"______", "SpaceAfter=No"]) + "\n", ("row 1", "the 10 fields of CoNLL-U")),
         ("w1\nw2\n", ("row 1", "expected a word and its tag")),
     ],
 )
@@ -208,6 +212,14 @@ def test_conll_errors_name_the_row(model, tmp_path, capsys, text, parts):
     )
     error = capsys.readouterr().err.strip()
     assert len(error.splitlines()) == 1 and all(part in error for part in ("bad.conll", *parts)), error
+
+
+def test_what_gzip_unpacks_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("cloze.launch.texts.tables.MOST_BYTES", 1000)
+    with gzip.open(tmp_path / "bomb.conll.gz", "wt") as file:
+        file.write("w1 O\n" * 300)
+    with pytest.raises(UserError, match=r"bomb.conll.gz: found more than 1,000 characters"):
+        read_conll(tmp_path / "bomb.conll.gz")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
