@@ -105,9 +105,13 @@ def _check_numbers(weights: Any, folder: Path) -> None:
             raise ModelError(
                 f"{folder}: found {str(name)[:60]!r} that is no tensor, expected weights; convert the model"
             )
-        if name.endswith(_INDICES):
-            continue
-        if tensor.dtype not in _NUMBERS or tensor.layout is not torch.strided:
+        if tensor.is_nested or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            raise ModelError(
+                f"{folder}: found {name}, a {kind} tensor on the device {tensor.device.type}, expected a plain one in "
+                "memory; take the model as it was trained"
+            )
+        if tensor.dtype not in _NUMBERS and not name.endswith(_INDICES):
             found = str(tensor.dtype).removeprefix("torch.")
             raise ModelError(
                 f"{folder}: found {name} of {found}, expected floating-point numbers (fp32, bf16, fp16, fp64): "

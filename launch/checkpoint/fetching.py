@@ -99,7 +99,7 @@ def fetch_run(
     Raises:
         UserError: there is no run, no such checkpoint, or it is damaged.
     """
-    folder = folder or temporary_folder()
+    folder = folder or temporary_folder(place)
     fetch_description(place, folder)
     if not (folder / runs.CONFIG).exists():
         raise UserError(

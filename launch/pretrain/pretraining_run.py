@@ -92,6 +92,10 @@ class Pretraining(Recipe):
         self._training = open_training(config, data, process.environment, process.device)
         if not self.held_out:
             process.console.warn(f"{data.manifest.folder}: the validation split is empty; nothing is evaluated")
+        measured = {each.name for each in self.held_out}
+        for name in (*data.names, *config.evaluation.sets) if self.held_out else ():
+            if name not in measured:
+                process.console.warn(f"the validation split of {name} is empty; it has no curves of its own")
         self._validation = open_validation(config, self.held_out, process)
         if step is None and config.init_word_vectors:
             check_word_vectors(Path(config.init_word_vectors), config.model.embedding_width)

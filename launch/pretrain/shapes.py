@@ -69,7 +69,7 @@ def _local(folder: str) -> Path:
     place = to_place(folder)
     if not isinstance(place, StorePath):
         return place
-    local = temporary_folder()
+    local = temporary_folder(place)
     fetch_description(place, local)
     return local
 

@@ -47,9 +47,16 @@ def keep_origin(source: Path, folder: Path, tokenizer: Tokenizer, *, pairs: bool
 
 
 def origin_of(run: Path) -> Path | None:
-    """The folder in which a run keeps what it began with; None: it began with nothing of a model folder."""
+    """The folder in which a run keeps what it began with; None: it began with nothing of a model folder.
+
+    Raises:
+        UserError: a file there is not as the run has written it.
+    """
     folder = run / runs.ORIGIN
-    return folder if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    runs.check_sealed(folder)
+    return folder
 
 
 def read_origin(run: Path) -> Json | None:

@@ -204,20 +204,28 @@ def own_tokenizer(folder: Path) -> Path:
     path = folder / TOKENIZER
     if not (path / "tokenizer.json").is_file():
         raise UserError(f"{path}: found no tokenizer.json, expected it {_AS_WRITTEN}")
-    if (path / _HASHES).is_file():  # earlier versions wrote none
-        hashes, there = read_fields(path / _HASHES), {each.name for each in path.iterdir()}
-        for name in (*TOKENIZER_FILES, *SLOW_TOKENIZER_FILES):
-            found = sha256_of(path / name) if (path / name).is_file() else "no file" if name in there else None
-            if found != hashes.get(name):
-                what = "no such file" if found is None else "another file"
-                raise UserError(f"{path / name}: found {what}, expected it {_AS_WRITTEN}")
+    check_sealed(path)
     return path
 
 
-def _seal(tokenizer: Path) -> None:
-    """Write the hashes of a tokenizer's files beside them."""
-    hashes = {path.name: sha256_of(path) for path in sorted(tokenizer.iterdir())}
-    publish_text(tokenizer / _HASHES, json.dumps(hashes, indent=1) + "\n")
+def check_sealed(path: Path) -> None:
+    """Raise UserError for a file of a run's folder `tokenizer` or `origin` that goes out with the model and is not as
+    the run has written it.
+    """
+    if not (path / _HASHES).is_file():  # earlier versions wrote none
+        return
+    hashes, there = read_fields(path / _HASHES), {each.name for each in path.iterdir()}
+    for name in ("config.json", *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES):
+        found = sha256_of(path / name) if (path / name).is_file() else "no file" if name in there else None
+        if found != hashes.get(name):
+            what = "no such file" if found is None else "another file"
+            raise UserError(f"{path / name}: found {what}, expected it {_AS_WRITTEN}")
+
+
+def _seal(folder: Path) -> None:
+    """Write the hashes of a folder's files beside them."""
+    hashes = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
+    publish_text(folder / _HASHES, json.dumps(hashes, indent=1) + "\n")
 
 
 def device_facts(folder: Path) -> dict[str, object]:
@@ -300,7 +308,7 @@ def describe(
             shutil.rmtree(aside, ignore_errors=True)
             save(aside)
             if aside.exists():
-                if name == TOKENIZER:
+                if name in (TOKENIZER, ORIGIN):
                     _seal(aside)
                 aside.rename(folder / name)
 

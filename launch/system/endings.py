@@ -15,6 +15,7 @@ from cloze.launch.system.environment import Environment, read_environment
 from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError, reason_of
 from cloze.pipeline.storage import describe
+from cloze.pipeline.stores.temporary_folders import in_users_terms
 
 EXIT_COMPLETE = 0
 EXIT_FAILURE = 1
@@ -96,7 +97,7 @@ def _end_with_line(line: str) -> int:
 
 def _print_error(line: str) -> None:
     # In one piece: other processes write to the same terminal, and print() may write the line's end by itself.
-    print(f"{_on_one_line(line)}\n", end="", file=sys.stderr, flush=True)
+    print(f"{_on_one_line(in_users_terms(line))}\n", end="", file=sys.stderr, flush=True)
 
 
 def _on_one_line(text: str) -> str:

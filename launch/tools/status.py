@@ -121,7 +121,7 @@ class _Stored:
     """
 
     def __init__(self, place: StorePath, curves: Path | None = None) -> None:
-        self.place, self.folder, self._curves = place, temporary_folder(), curves
+        self.place, self.folder, self._curves = place, temporary_folder(place), curves
         self._reader = LogReader(place, None if curves else _NEWEST_PIECES)
 
     def look(self) -> RunState:

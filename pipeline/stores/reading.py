@@ -83,7 +83,7 @@ def open_stored(url: str | StorePath) -> StoredFile:
 
 def fetched(folder: StorePath, names: tuple[str, ...]) -> Path:
     """A local folder with copies of the existing objects of these names in a store's folder."""
-    local = temporary_folder()
+    local = temporary_folder(folder)
     for name in names:
         try:
             (local / name).write_bytes(shared.read(folder / name))

@@ -15,16 +15,35 @@ SCRATCH = "cloze-scratch-"  # prefix of a process's folder in TMPDIR
 _LOCK = "lock"
 _NEW_SECONDS = 60  # seconds; a newer folder may not have its lock yet
 _alone = threading.Lock()
+_places: dict[str, str] = {}  # local copies -> what they are copies of
 
 
-def temporary_folder() -> Path:
+def temporary_folder(copy_of: object = None) -> Path:
     """A new empty folder in the system's temporary folder (TMPDIR).
+
+    Args:
+        copy_of: what it will be a copy of, by whose name a message calls it (`in_users_terms`).
 
     Raises:
         UserError: nothing can be written to any that is usual.
     """
     with _alone:
-        return Path(tempfile.mkdtemp(dir=_own().name))
+        folder = Path(tempfile.mkdtemp(dir=_own().name))
+    if copy_of is not None:
+        call(folder, copy_of)
+    return folder
+
+
+def call(folder: Path, place: object) -> None:
+    """Let messages name the place that a folder is a copy of."""
+    _places[str(folder)] = str(place)
+
+
+def in_users_terms(line: str) -> str:
+    """A message with the places of which there were local copies, instead of these."""
+    for folder in sorted(_places, key=len, reverse=True):
+        line = line.replace(folder, _places[folder])
+    return line
 
 
 @cache

@@ -64,6 +64,13 @@ def test_a_pickled_weight_of_one_number_in_a_large_shape_is_refused_at_once(clas
     (tmp_path / "model.safetensors").unlink()
     torch.save(weights | {QUERY: torch.ones(1).expand(1 << 40)}, tmp_path / "pytorch_model.bin")
     refused(tmp_path, f"found {QUERY} with fewer numbers than its shape has")
+    for name, tensor, found in (
+        (QUERY, torch.empty(2, 2, device="meta"), "a strided tensor on the device meta"),
+        (QUERY, torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor"),
+        ("bert.embeddings.position_ids", torch.zeros(1).expand(1 << 36), "with fewer numbers than its shape has"),
+    ):
+        torch.save(weights | {name: tensor}, tmp_path / "pytorch_model.bin")
+        refused(tmp_path, found)
     torch.save([1], tmp_path / "pytorch_model.bin")
     refused(tmp_path, "weights without names")
     torch.save({"a": [1]}, tmp_path / "pytorch_model.bin")

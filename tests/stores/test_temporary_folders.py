@@ -28,6 +28,18 @@ def test_the_next_process_removes_what_a_killed_one_has_left(tmp_path, monkeypat
         assert len(list(tmp_path.iterdir())) == bool(kill)
 
 
+def test_a_message_names_what_a_folder_is_a_copy_of():
+    """A copy is gone when its message is read."""
+    copy, nameless = temporary_folders.temporary_folder("s3://b/run"), temporary_folders.temporary_folder()
+    inner = copy / "rank-00000"
+    temporary_folders.call(inner, "s3://b/other")
+    line = f"{copy / 'config.yaml'}, {inner}/x and {nameless / 'y'}: damaged"
+    assert (
+        temporary_folders.in_users_terms(line)
+        == f"s3://b/run/config.yaml, s3://b/other/x and {nameless / 'y'}: damaged"
+    )
+
+
 def test_without_a_folder_for_them_or_space_in_it_a_line_names_tmpdir(monkeypatch):
     def none() -> str:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")

@@ -239,8 +239,9 @@ def test_validation_is_measured_by_set_and_together(data, two):
 
 
 def test_the_best_by_one_set(data, tmp_path):
-    run = tmp_path / "run"
-    train(
+    """Beside a set without held-out samples, of which a warning tells."""
+    run, empty = tmp_path / "run", make_shards(tmp_path / "empty", validation=0)
+    said = train(
         data / "mix.yaml",
         run,
         "--train.max_steps",
@@ -251,7 +252,10 @@ def test_the_best_by_one_set(data, tmp_path):
         "loss/crawl",
         "--evaluation.keep_best",
         "true",
+        "--evaluation.sets.none",
+        str(empty),
     )
+    assert "warning: the validation split of none is empty; it has no curves of its own" in " ".join(said.split())
     measured = {line["step"]: line["validation/loss/crawl"] for line in read_metrics(run) if "validation/loss" in line}
     best = min(measured, key=measured.get)
     state = json.loads((run / "checkpoints" / "step-00000006" / "state.json").read_text())

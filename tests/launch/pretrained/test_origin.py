@@ -1,12 +1,15 @@
 """What a run keeps of the model folder that it began with."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrained.origin import keep_origin, read_origin, tokenizer_for_export
+from cloze.launch.run import runs
 from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -40,6 +43,20 @@ def test_a_run_keeps_the_files_that_still_hold(released, tmp_path):
     kept = tokenizer_for_export(tmp_path / "run")
     assert {path.name for path in kept.iterdir()} == FILES
     assert all((kept / name).read_bytes() == (released / name).read_bytes() for name in FILES)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
+def test_what_was_kept_goes_out_as_the_run_has_written_it(released, tmp_path, name):
+    """Another class or side of padding, by which transformers would read other texts."""
+    same, config = Tokenizer.from_folder(released), PretrainConfig(data="d", output=str(tmp_path))
+    keep = partial(keep_origin, released, tokenizer=same, pairs=False, segments=False)
+    runs.describe(tmp_path, config, {"tokenizer_fingerprint": same.fingerprint}, {runs.ORIGIN: keep}, {})
+    assert tokenizer_for_export(tmp_path) == tmp_path / "origin" and read_origin(tmp_path)
+    path = tmp_path / "origin" / name
+    path.write_text((path.read_text() if path.exists() else "{}") + "\n")
+    for read in (read_origin, tokenizer_for_export):
+        with pytest.raises(UserError, match=f"origin/{name}: found another file, expected it as the run has written"):
+            read(tmp_path)
 
 
 @pytest.mark.parametrize("case", ["pairs", "another tokenizer"])
