@@ -40,6 +40,7 @@ TENSORS: dict[str, Callable[[torch.Tensor], object]] = {
     "bf16": lambda t: t.bfloat16(),
     "sparse": lambda t: t.to_sparse(),
     "meta": lambda t: t.to("meta"),
+    "nested": lambda t: torch.nested.nested_tensor([t.flatten(), t.flatten()[:1]]),
     "quantized": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
     "expanded": lambda t: torch.zeros(()).expand(t.shape),
     "negative": lambda t: -t.abs() - 1,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from cloze.launch.checkpoint.state import describe, read_state
+from cloze.launch.checkpoint.state import describe, fault_of_state, read_state
 from cloze.launch.checkpoint.transfer import Damaged, fetch, part_name, parts_of
 from cloze.launch.run import runs
 from cloze.launch.run.commits import Commit, read_commits
@@ -52,7 +52,8 @@ def read_index(place: StorePath, step: int, commit: Commit) -> Fields:
         raise Damaged(f"{INDEX} has another SHA-256 than when it was written")
     try:
         index: Fields = load_json(data)
-        index["state"]["step"]
+        if (fault := fault_of_state(index["state"])) or index["state"]["step"] != step:
+            raise Damaged(f"{INDEX}: state: {fault or 'it is that of another step'}")
         for name, (size, digest) in index["files"].items():
             inside(Path(INDEX), name)
             if type(size) is not int or size < 0 or not isinstance(digest, str):
@@ -128,7 +129,7 @@ def fetch_run(
             f"{place}: no good checkpoint{f' of step {step}' if isinstance(step, int) else ''}; the run has {found}"
         )
     if step == "best":
-        newest = read_state(folder / runs.CHECKPOINTS / f"step-{newest:08d}")["best_step"]
+        newest = read_state(folder / runs.CHECKPOINTS / f"step-{newest:08d}").get("best_step", -1)
         if newest in commits:
             _fetched(place, folder, newest, commits, warn)
     for earlier in sorted(saved for saved in commits if saved < newest)[::-1][: count - 1]:

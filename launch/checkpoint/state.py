@@ -104,16 +104,25 @@ def damage(folder: Path, *, sizes_only: bool = False) -> str | None:
         # Checkpoints of earlier versions lack this hash.
         if state.get("files_hash") not in (None, hash_of_files(checksums)):
             return f"{STATE} was written with other files than {CHECKSUMS} lists"
-        for name in (*_NEEDED, *(each for each in _KINDS if each in state)):
-            value, (least, most) = state[name], _RANGES.get(name, (None, None))
-            wrong = isinstance(value, bool) or not isinstance(value, _KINDS[name])
-            wrong = wrong or (isinstance(value, int | float) and not is_number(value))
-            if wrong or (least is not None and value is not None and not least <= value <= most):
-                return f"{STATE}: {name} is {str(value)[:60]!r}"
+        if fault := fault_of_state(state):
+            return f"{STATE}: {fault}"
         if state["step"] != int(folder.name.removeprefix("step-").partition(".")[0]):
             return f"{STATE} is that of step {state['step']}"
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return f"{CHECKSUMS} or {STATE} is missing or damaged ({type(error).__name__})"
+    return None
+
+
+def fault_of_state(state: Fields) -> str | None:
+    """What of a checkpoint's state a resume can't compute with, or None."""
+    for name in (*_NEEDED, *(each for each in _KINDS if each in state)):
+        if name not in state:
+            return f"{name} is missing"
+        value, (least, most) = state[name], _RANGES.get(name, (None, None))
+        wrong = isinstance(value, bool) or not isinstance(value, _KINDS[name])
+        wrong = wrong or (isinstance(value, int | float) and not is_number(value))
+        if wrong or (least is not None and value is not None and not least <= value <= most):
+            return f"{name} is {str(value)[:60]!r}"
     return None
 
 

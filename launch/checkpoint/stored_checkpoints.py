@@ -128,7 +128,7 @@ class StoredCheckpoints(CheckpointManager):
                     self.warn(f"{self._place}: step {step} is damaged (process {rank}: {problem}); skipped")
             if not any(problems):
                 self._good.add(step)
-                self._best_committed = index["state"]["best_step"]
+                self._best_committed = index["state"].get("best_step", -1)  # as an earlier version's, without one
                 return step
             self._damaged.add(step)
         return None

@@ -20,7 +20,7 @@ from cloze.launch.system.pictures import check_library
 from cloze.launch.training.shortening import shorten
 
 # Fields that a grid may not set: they differ between runs anyway, or would make results incomparable.
-_NO_SETTINGS = ("task", "output", "seed", "seeds", "grid", "evaluation.metric")
+_NO_SETTINGS = ("task", "output", "seed", "seeds", "grid", "evaluation.metric", "validation")
 
 
 def sweep(config: FinetuneConfig) -> int:

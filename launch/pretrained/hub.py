@@ -54,6 +54,8 @@ def fetch_model(name: str, hub: HubConfig) -> Path:
     """
     from huggingface_hub import snapshot_download
 
+    _bound_waiting()
+
     def fetch(files: list[str]) -> Path:
         return Path(
             snapshot_download(

@@ -7,7 +7,7 @@ import torch
 from cloze.launch.checkpoint import CheckpointManager, StoredCheckpoints, known_content
 from cloze.launch.checkpoint.state import saved_alike
 from cloze.launch.config import RunConfig
-from cloze.launch.engine.content import OtherContent, described
+from cloze.launch.engine.content import OtherContent, described, has_values
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
 from cloze.launch.run.resume_check import check_checkpoint
@@ -107,6 +107,6 @@ def resume(
 def _window_in(saved: dict[str, torch.Tensor]) -> torch.Tensor:
     """The sums since the last line of metrics in what a rank has saved, or OtherContent."""
     window = saved.get("window")
-    if not isinstance(window, torch.Tensor) or window.dtype != torch.float64:
+    if not isinstance(window, torch.Tensor) or window.dtype != torch.float64 or not has_values(window):
         raise OtherContent(f"window is {described(window)}, expected a tensor of float64")
     return window

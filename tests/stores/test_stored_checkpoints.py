@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cloze.launch.checkpoint.fetching import Files
+from cloze.launch.checkpoint.fetching import INDEX, Damaged, Files, read_index, step_place
 from cloze.launch.checkpoint.local_checkpoints import ATTEMPT, WHOLE
 from cloze.launch.checkpoint.state import describe, hash_of_files
 from cloze.launch.checkpoint.stored_checkpoints import StoredCheckpoints
-from cloze.launch.run.commits import CommitLog
+from cloze.launch.run.commits import Commit, CommitLog
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
@@ -249,3 +249,26 @@ def test_checkpoints_of_a_run_of_which_the_store_has_nothing(start):
     second = start("one")
     with pytest.raises(UserError, match=f"^checkpoint.scratch: found checkpoints in {re.escape(str(second.folder))}"):
         second.agree_on_latest()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"world_size": ...}, "world_size is missing"),
+        ({"zero_stage": []}, "zero_stage is '[]'"),
+        ({"step": "6"}, "step is '6'"),
+        ({"step": 5}, "it is that of another step"),
+        ({"world_size": 10**30}, "world_size is '1000"),
+        ({"best_step": None}, "best_step is 'None'"),
+    ],
+)
+def test_a_state_of_an_index_is_checked_as_that_of_a_folder(bucket, change, said):
+    """Its digest is right: an earlier version has written it, or somebody else."""
+    place = to_place(bucket) / "run"
+    state = {"step": 6, "best_step": 4, "world_size": 1, "zero_stage": 0} | change
+    state = {name: value for name, value in state.items() if value is not ...}
+    folder = step_place(place, 6) / "a"
+    data = json.dumps({"state": state, "files": {}}).encode()
+    (folder / INDEX).write(data)
+    with pytest.raises(Damaged, match=f"index.json: state: {re.escape(said)}"):
+        read_index(place, 6, Commit("a", hashlib.sha256(data).hexdigest(), len(data)))

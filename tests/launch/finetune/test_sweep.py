@@ -103,6 +103,13 @@ def test_settings_that_are_the_same_in_other_words_are_refused(model, files, tmp
     assert not (tmp_path / "sweep").exists()
 
 
+def test_settings_are_compared_on_one_file(model, files, tmp_path, capsys):
+    assert (
+        main(arguments("sst2", model, *files, tmp_path / "sweep", "--grid", f"validation={files[0]},{files[1]}")) == 2
+    )
+    assert "grid: found 'validation', expected another field: it is the same for all runs" in capsys.readouterr().err
+
+
 def test_seeds_under_torchrun_are_refused(model, files, tmp_path, monkeypatch, capsys):
     torchruns = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
     for name, value in torchruns.items():

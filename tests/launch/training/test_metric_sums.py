@@ -1,8 +1,11 @@
 """Sums between two lines of metrics."""
 
+import pytest
 import torch
 
+from cloze.launch.engine.content import OtherContent
 from cloze.launch.training.metric_sums import Window
+from cloze.launch.training.resuming import _window_in
 
 
 def test_a_window_keeps_the_losses_of_good_steps_and_the_tokens_of_all(monkeypatch):
@@ -19,3 +22,18 @@ def test_a_window_keeps_the_losses_of_good_steps_and_the_tokens_of_all(monkeypat
     window.add_saved(saved)
     window.add_saved(torch.ones(3, dtype=torch.float64))  # of a run with other sources
     assert torch.equal(window.values, saved)
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        None,
+        torch.zeros(3),
+        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(1)], dtype=torch.float64),
+        torch.zeros(1, dtype=torch.float64).expand(1 << 40),
+    ],
+    ids=["none", "fp32", "nested", "expanded"],
+)
+def test_sums_of_another_kind_are_not_those_of_a_run(window):
+    with pytest.raises(OtherContent, match="window is .*, expected a tensor of float64"):
+        _window_in({"window": window})
