@@ -80,10 +80,11 @@ def _parsed(path: StorePath, data: bytes) -> tuple[_Content, str]:
     commits = found[0].commits
     counts = [found[0].starts, *(each.num_bytes for each in commits.values())]
     texts = [text for each in commits.values() for text in (each.folder, each.digest)]
-    if not all(type(count) is int for count in counts) or not all(type(text) is str for text in texts):
+    kinds = all(type(count) is int for count in counts) and all(type(text) is str for text in texts)
+    if not kinds or [*map(str, commits)] != [*saved["commits"]] or any(".." in text.split("/") for text in texts):
         raise UserError(
-            f"{path}: found a checkpoint whose folder or hash is no text, or a count that is no whole number, expected "
-            "the list that `cloze pretrain` wrote; restore it, or choose another --output"
+            f"{path}: found a checkpoint whose folder or hash is no text or lies elsewhere, or whose step or size is "
+            "no whole number, expected the list that `cloze pretrain` wrote; restore it, or choose another --output"
         )
     return found
 

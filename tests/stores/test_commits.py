@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from cloze.launch.run.commits import Commit, CommitLog, TakenOver, read_commits
@@ -28,6 +30,22 @@ def test_an_old_job_cannot_commit(bucket):
     assert sorted(read_commits(path)) == [10, 20]
     new.remove({10})
     assert read_commits(path) == {20: Commit("b", "y", 2)}
+
+
+@pytest.mark.parametrize(
+    "commits",
+    [{"6": {"folder": "../../x"}}, {"6": {}, "06": {}}, {"6": {"digest": 5}}, {"6": {"num_bytes": 0.5}}],
+)
+def test_what_no_run_writes_is_refused(bucket, commits):
+    path = to_place(bucket) / "run/commits.json"
+    log = CommitLog(path)
+    log.claim()
+    log.commit(6, Commit("a", "x", 1))
+    saved = json.loads(path.read_bytes())
+    of_one = saved["commits"]["6"]
+    path.write(json.dumps(saved | {"commits": {step: of_one | each for step, each in commits.items()}}).encode())
+    with pytest.raises(UserError, match="commits.json: found a checkpoint whose folder or hash is no text or lies"):
+        read_commits(path)
 
 
 def test_a_lost_answer_commits_once(bucket, proxy, monkeypatch):
