@@ -3,6 +3,7 @@
 Imports no torch, since the operations that refer to it are parsed without torch.
 """
 
+from pathlib import Path
 from typing import Any
 
 from cloze.launch.system.console import Console
@@ -13,6 +14,7 @@ from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.backends import stand_around_texts
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from cloze.pipeline.untrusted import fields_if_readable
 
 
 class LoadedModel:
@@ -78,7 +80,11 @@ class LoadedModel:
     def _other_pairs(self) -> str | None:
         """Why pairs are refused: the model's own tokenizer joins them in another way; None: in ours."""
         backend, names = self.tokenizer.backend, self.tokenizer.names
-        if not self._is_joined or stand_around_texts(backend, names, segments=self.config.type_vocab_size > 1):
+        typed, folder = self.config.type_vocab_size > 1, self.tokenizer.folder
+        config = fields_if_readable(folder / "tokenizer_config.json") if isinstance(folder, Path) else {}
+        given = config.get("model_input_names")
+        untyped = typed and isinstance(given, list) and "token_type_ids" not in given  # as its other users join pairs
+        if not self._is_joined or (stand_around_texts(backend, names, segments=typed) and not untyped):
             return None
         return (
             f"{self.source}: found a pair of texts for a model whose tokenizer joins them in another way than "

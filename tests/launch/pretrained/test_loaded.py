@@ -1,5 +1,6 @@
 """Models that are loaded."""
 
+import json
 from contextlib import nullcontext
 
 import pytest
@@ -12,6 +13,7 @@ from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.backends import put_around_texts
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.launch.tiny_models import tokenizer
 
 
@@ -35,7 +37,7 @@ def test_a_head_that_is_its_embeddings_comes_back_from_our_own_format(tmp_path):
     assert Predictor.from_folder(tmp_path).fill_mask(text) == Predictor(LoadedModel(model, ours)).fill_mask(text)
 
 
-def test_a_pair_for_a_model_whose_tokenizer_joins_pairs_in_another_way_is_refused(capsys):
+def test_a_pair_for_a_model_whose_tokenizer_joins_pairs_in_another_way_is_refused(capsys, tmp_path):
     """RoBERTa's puts two separators between them; not once it has been fine-tuned on pairs here, which changes that."""
     ours = tokenizer()
     config = BertConfig(
@@ -68,6 +70,13 @@ def test_a_pair_for_a_model_whose_tokenizer_joins_pairs_in_another_way_is_refuse
             theirs.encode("the cat", "the mat")
     put_around_texts(ours.backend, ours.names)
     assert len(LoadedModel(model, ours, "tuned").encoder.encode("the cat", "the mat")) == 7
+    ours.save(tmp_path)
+    for inputs in (["input_ids", "token_type_ids"], ["input_ids"]):
+        path = tmp_path / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_input_names": inputs}))
+        theirs = LoadedModel(model, Tokenizer.from_folder(tmp_path), "released").encoder
+        with nullcontext() if len(inputs) == 2 else pytest.raises(UserError, match=refused):
+            assert len(theirs.encode("the cat", "the mat")) == 7
 
 
 def test_positions_that_begin_after_another_padding_token_are_refused():
