@@ -280,8 +280,8 @@ def _first_fault(manifest: Manifest) -> str | None:
 def _fault_of_split(manifest: Manifest, split: SplitInfo) -> str | None:
     shards, counts = split.shards, split.counts
     columns = [getattr(shards, each.name) for each in fields(ShardInfo)]
-    if {len(column) for column in columns} != {len(shards)}:
-        return "shards: found columns of different lengths, expected a value for each shard"
+    if not all(type(column) is list for column in columns) or {len(column) for column in columns} != {len(shards)}:
+        return "shards: found no columns of one length, expected a value for each shard"
     if not _are_counts(shards.pair_set, manifest.pair_sets - 1):
         return f"shards: found a pair_set, expected numbers below pair_sets {manifest.pair_sets}"
     for shard_counts in (shards.samples, shards.tokens, shards.bytes):

@@ -162,7 +162,9 @@ def test_a_manifest_that_disagrees_with_its_tokenizer_is_a_line(data, place, cha
         (("splits", "train", "shards", "bytes", 0), 10**40, "shards: found a count"),
         (("splits", "train", "shards", "pair_set", 0), 10**9, "shards: found a pair_set"),
         (("splits", "train", "shards", "file", 0), "../../x", "found shard '../../x', expected a file below"),
-        (("splits", "train", "shards", "samples"), [1], "columns of different lengths"),
+        (("splits", "train", "shards", "samples"), [1], "no columns of one length"),
+        (("splits", "test", "shards", "tokens"), {}, "no columns of one length"),
+        (("splits", "test", "shards", "pair_set"), "", "no columns of one length"),
     ],
 )
 def test_a_manifest_with_the_right_hash_and_hostile_numbers_is_a_line(data, place, value, message):
