@@ -231,21 +231,32 @@ def _schema(path: Path, chunk: list[Fields], given: Set[str]) -> pa.Schema:
 def _table(path: Path, chunk: list[Fields], schema: pa.Schema | None) -> pa.Table:
     try:
         table = pa.Table.from_pylist(chunk, schema)
-        # With a schema 1.5 would become 1 in a column of whole numbers, and an object lose fields that it lacks.
-        for field in schema or ():
-            name, kind = field.name, field.type
-            if (pa.types.is_integer(kind) or pa.types.is_nested(kind)) and not (
-                pa.types.is_list(kind) and pa.types.is_float32(kind.value_type)
-            ):
-                own = [row.get(name) for row in chunk]
-                if table[name].to_pylist() != pa.array(own).to_pylist():
-                    raise TypeError(f"in {name!r}, of the type {kind} in the first rows")
-        return table
+        changed = [
+            field for field in schema or () if _changes(table[field.name], [row.get(field.name) for row in chunk])
+        ]
     except (pa.ArrowException, TypeError, OverflowError) as error:  # the last: a whole number above 64 bits
-        raise UserError(
-            f"output: {path}: found values that are no column of a table ({' '.join(str(error).split())}), "
-            "expected one kind of values in each; write *.jsonl"
-        ) from error
+        raise _no_column(path, " ".join(str(error).split())) from error
+    if changed:
+        raise _no_column(path, f"in {changed[0].name!r}, of the type {changed[0].type} in the first rows")
+    return table
+
+
+def _changes(column: pa.ChunkedArray, values: list[object]) -> bool:
+    """Whether a column of a given type has other values: 1.5 becomes 1 in one of whole numbers, and an object loses the
+    fields that the type lacks. Vectors of results are rounded to fp32, as they are meant to be.
+    """
+    kind = column.type
+    vectors = pa.types.is_list(kind) and pa.types.is_float32(kind.value_type)
+    if vectors or not (pa.types.is_integer(kind) or pa.types.is_nested(kind)):
+        return False
+    return bool(column.to_pylist() != pa.array(values).to_pylist())
+
+
+def _no_column(path: Path, why: str) -> UserError:
+    return UserError(
+        f"output: {path}: found values that are no column of a table ({why}), expected one kind of values in each; "
+        "write *.jsonl"
+    )
 
 
 def _columns(chunk: list[Fields]) -> tuple[str, ...]:
