@@ -137,7 +137,7 @@ def build_parser(name: str, config: Any, words: str | None = None) -> Parser:
     parser.add_argument("--config", action="config")
     positional = not takes_flags(name)
     takes_texts = words is not None and get_type_hints(config)[words] == list[str]
-    texts = [each.name for each in fields(config) if each.metadata.get("typed_text")]
+    texts = [each.name for each in fields(config) if each.metadata.get("typed_text") and each.name != words]
     parser.add_class_arguments(config, None, as_positional=positional, sub_configs=True, skip={words, *texts})
     if words:
         known = describe(config)

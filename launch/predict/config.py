@@ -20,7 +20,7 @@ class Input(ModelConfig, Operation):
 
     outputs: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".parquet", ".jsonl")
 
-    text: list[str] = field(default_factory=list)
+    text: list[str] = field(default_factory=list, metadata={"typed_text": True})
     """Texts; without any (and without --file) standard input is read."""
     file: str | None = None
     """A table with one text per row (.csv, .tsv, .parquet, .jsonl, or the folder of a saved data set); any other file
