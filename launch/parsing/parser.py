@@ -266,15 +266,13 @@ def _empty(values: Any, prefix: str = "") -> str | None:
         value, name = getattr(values, field.name), f"{prefix}{field.name}"
         if field.metadata.get("typed_text"):
             continue
-        if value == "" and field.default != "":
-            return name
         parts = {name: value}
         if isinstance(value, list):
             parts = {f"{name}.{number}": part for number, part in enumerate(value)}
         elif field.type == dict[str, str]:
             parts = {f"{name}.{key}": part for key, part in value.items()}
         for place, part in parts.items():
-            if part == "" and parts is not value and place != name:
+            if part == "" and (place != name or field.default != ""):
                 return place
             if is_dataclass(part) and (found := _empty(part, f"{place}.")) is not None:
                 return found

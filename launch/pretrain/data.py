@@ -1,6 +1,7 @@
 """Training and validation data of a pretraining run: opened and checked to fit each other and the model."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -271,7 +272,8 @@ def _phases(config: MixtureConfig, names: tuple[str, ...], manifests: tuple[Mani
             weights = [[(size / largest) ** (1 / (config.temperature or 1.0)) for size in sizes]]
     phases: tuple[Phase, ...] = ()
     for number, row in enumerate(weights):
-        shares = np.array(row) / max(row) / (lengths if by_tokens else 1.0)
+        # By a power of two, which rounds nothing, so that no sum overflows.
+        shares = np.ldexp(row, -math.frexp(max(row))[1]) / (lengths if by_tokens else 1.0)
         shares /= shares.sum()
         for name, weight, share in zip(names, row, shares.tolist(), strict=True):
             if not share and (weight or not config.phases):  # a phase may leave a source out

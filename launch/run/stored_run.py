@@ -42,7 +42,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import inside, readable_errors
 from cloze.pipeline.stores.leases import Lease
 from cloze.pipeline.stores.places import StorePath, is_url, to_output
-from cloze.pipeline.stores.temporary_folders import call
+from cloze.pipeline.stores.temporary_folders import show_as
 
 # Seconds that the end of a run waits for the store to take the remaining data. An error is reported after that; other
 # processes delay theirs by a few seconds only (launch/cli.py).
@@ -92,7 +92,7 @@ class StoredRun:
         self._own = self.scratch / f"rank-{environment.rank:05d}"
         self.folder = self._own / place.name
         """This process's copy of the run's folder; its name is the run's, which TensorBoard and trackers show."""
-        call(self.folder, place)
+        show_as(self.folder, place)
         self.attempt: str | None = None
         """The name of this start, which rank 0 gives it and the others hear of (`meet`)."""
         self.log: CommitLog | None = None

@@ -185,9 +185,8 @@ def _check_structure(body: bytes, max_texts: int) -> None:
         body.decode()
     except UnicodeDecodeError as error:
         raise UserError(f"body: found bytes that are no UTF-8 text ({error}), expected JSON in UTF-8") from error
-    if (
-        b"\0" in body
-    ):  # by which JSON's reader takes it for UTF-16 or UTF-32, whose quotation marks are not counted here
+    # By such bytes JSON's reader takes a body for UTF-16 or UTF-32, whose quotation marks are not counted here.
+    if b"\0" in body:
         raise UserError("body: found a byte 0x00, as of UTF-16, expected JSON in UTF-8")
     most = _MOST_OF_A_TEXT * max_texts + _MOST_OF_A_BODY
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"")

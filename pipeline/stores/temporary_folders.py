@@ -30,11 +30,11 @@ def temporary_folder(copy_of: object = None) -> Path:
     with _alone:
         folder = Path(tempfile.mkdtemp(dir=_own().name))
     if copy_of is not None:
-        call(folder, copy_of)
+        show_as(folder, copy_of)
     return folder
 
 
-def call(folder: Path, place: object) -> None:
+def show_as(folder: Path, place: object) -> None:
     """Let messages name the place that a folder is a copy of."""
     _places[str(folder)] = str(place)
 

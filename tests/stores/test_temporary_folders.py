@@ -32,7 +32,7 @@ def test_a_message_names_what_a_folder_is_a_copy_of():
     """A copy is gone when its message is read."""
     copy, nameless = temporary_folders.temporary_folder("s3://b/run"), temporary_folders.temporary_folder()
     inner = copy / "rank-00000"
-    temporary_folders.call(inner, "s3://b/other")
+    temporary_folders.show_as(inner, "s3://b/other")
     line = f"{copy / 'config.yaml'}, {inner}/x and {nameless / 'y'}: damaged"
     assert (
         temporary_folders.in_users_terms(line)
