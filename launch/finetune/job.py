@@ -44,8 +44,8 @@ class Job:
     @property
     def facts(self) -> dict[str, str]:
         """Hashes of the inputs, which must be the same at a resume. At the model's path another one may lie. A run of
-        pretraining is known by its start: it may have a newer checkpoint, and a resume goes on from the one that it
-        began with.
+        pretraining is known by its start and its data: it may have a newer checkpoint, and a resume goes on from the
+        one that it began with.
         """
         return {
             "train_hash": _hash(Path(self.config.train_file)),
@@ -98,8 +98,8 @@ def _check_fields(config: FinetuneConfig, task: Task, kind: Kind) -> None:
                 f"{name}: found {getattr(config, name)} with the task {config.task}, expected {expected}: "
                 f"it is for {', '.join(readers)}"
             )
-    if len(set(config.labels)) < len(config.labels):
-        raise UserError(f"labels: found {', '.join(config.labels)}, expected each once")
+    if len(set(config.labels)) < len(config.labels) or not all(label.strip() for label in config.labels):
+        raise UserError(f"labels: found {', '.join(config.labels)}, expected names, each once")
     kind.check(config, task)
 
 

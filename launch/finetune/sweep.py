@@ -20,7 +20,10 @@ from cloze.launch.system.pictures import check_library
 from cloze.launch.training.shortening import shorten
 
 # Fields that a grid may not set: they differ between runs anyway, or would make results incomparable.
-_NO_SETTINGS = ("task", "output", "seed", "seeds", "grid", "evaluation.metric", "validation")
+_NO_SETTINGS = (
+    *("task", "output", "seed", "seeds", "grid"),
+    *("evaluation.metric", "validation", "label_columns", "embedding.scored_columns"),
+)
 
 
 def sweep(config: FinetuneConfig) -> int:

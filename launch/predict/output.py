@@ -175,9 +175,20 @@ def _separated(path: Path, aside: Path, first: list[Fields]) -> Iterator[Write]:
     """
     columns = _columns(first)
     with open(aside, "w", encoding="utf-8", newline="") as file:
-        write = _write_tabbed(path, file) if path.suffix == ".tsv" else csv.writer(file, lineterminator="\n").writerows
+        quoted = csv.writer(_Lines(file), lineterminator="\r\n")  # so that it quotes a cell with either half of it
+        write = _write_tabbed(path, file) if path.suffix == ".tsv" else quoted.writerows
         write([columns])
         yield lambda chunk: write([_cell(row.get(name)) for name in columns] for row in chunk)
+
+
+class _Lines:
+    """Ends the rows of a `csv.writer` with a line feed alone."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, row: str) -> None:
+        self._file.write(row.removesuffix("\r\n") + "\n")
 
 
 def _write_tabbed(path: Path, file: TextIO) -> Callable[[Iterable[Sequence[str]]], None]:
@@ -249,7 +260,14 @@ def _changes(column: pa.ChunkedArray, values: list[object]) -> bool:
     vectors = pa.types.is_list(kind) and pa.types.is_float32(kind.value_type)
     if vectors or not (pa.types.is_integer(kind) or pa.types.is_nested(kind)):
         return False
-    return bool(column.to_pylist() != pa.array(values).to_pylist())
+    return _present(column.to_pylist()) != _present(pa.array(values).to_pylist())
+
+
+def _present(value: object) -> object:
+    """A value without the fields that are null: a type may name some that a row lacks."""
+    if isinstance(value, dict):
+        return {name: _present(part) for name, part in value.items() if part is not None}
+    return [_present(part) for part in value] if isinstance(value, list) else value
 
 
 def _no_column(path: Path, why: str) -> UserError:

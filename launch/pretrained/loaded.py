@@ -3,7 +3,6 @@
 Imports no torch, since the operations that refer to it are parsed without torch.
 """
 
-from pathlib import Path
 from typing import Any
 
 from cloze.launch.system.console import Console
@@ -14,7 +13,6 @@ from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.backends import stand_around_texts
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
-from cloze.pipeline.untrusted import fields_if_readable
 
 
 class LoadedModel:
@@ -30,6 +28,7 @@ class LoadedModel:
         answering: how answers were found in training; None: defaults.
         columns: columns of the training table; None: unknown.
         vectors: how vectors were pooled in training; None: it was not trained for vectors.
+        trained_here: whether it was trained on texts as Cloze joins them, whatever its tokenizer's files say.
         revision: which of its versions it is, as text: the step of a run, the commit of a hub model; None: unknown.
 
     Raises:
@@ -46,12 +45,13 @@ class LoadedModel:
         columns: Columns | None = None,
         vectors: Vectors | None = None,
         revision: str | None = None,
+        trained_here: bool = False,
     ) -> None:
         self.device = device_type()
         self.model = model.to(self.device).eval()
         self.tokenizer, self.source, self.columns = tokenizer, source, columns
         self.vectors = vectors or Vectors()
-        self.revision = revision
+        self.revision, self._trained_here = revision, trained_here
         self.config: BertConfig = model.config
         if tokenizer.vocab_size > self.config.vocab_size:
             raise UserError(
@@ -73,18 +73,18 @@ class LoadedModel:
 
     @property
     def _is_joined(self) -> bool:
-        """Whether the tokenizer itself says how texts are joined; a bare vocabulary does not."""
+        """Whether the tokenizer itself says how the model's texts were joined; a bare vocabulary does not."""
         backend, folder = self.tokenizer.backend, self.tokenizer.folder
+        if self._trained_here:
+            return False
         return backend.post_processor is not None or (folder is not None and (folder / "tokenizer.json").is_file())
 
     def _other_pairs(self) -> str | None:
         """Why pairs are refused: the model's own tokenizer joins them in another way; None: in ours."""
         backend, names = self.tokenizer.backend, self.tokenizer.names
-        typed, folder = self.config.type_vocab_size > 1, self.tokenizer.folder
-        config = fields_if_readable(folder / "tokenizer_config.json") if isinstance(folder, Path) else {}
-        given = config.get("model_input_names")
-        untyped = typed and isinstance(given, list) and "token_type_ids" not in given  # as its other users join pairs
-        if not self._is_joined or (stand_around_texts(backend, names, segments=typed) and not untyped):
+        typed = self.config.type_vocab_size > 1
+        alike = stand_around_texts(backend, names, segments=typed) and (self.tokenizer.gives_token_types or not typed)
+        if alike or not self._is_joined:
             return None
         return (
             f"{self.source}: found a pair of texts for a model whose tokenizer joins them in another way than "

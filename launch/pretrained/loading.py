@@ -52,7 +52,9 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
         length = runs.trained_length(folder)
         check_tokenizer(tokenizer, folder)
         truncation = Truncation(length) if length else None
-        return _checked_finite(LoadedModel(model, tokenizer, str(folder), truncation, revision=f"step {last}"))
+        return _checked_finite(
+            LoadedModel(model, tokenizer, str(folder), truncation, revision=f"step {last}", trained_here=True)
+        )
     if step is not None:
         raise UserError(f"step: found {step} with {folder}, which is one model, expected none; leave --step out")
     revision, folder = _revision(folder), runs.model_folder(folder)

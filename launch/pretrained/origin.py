@@ -40,7 +40,8 @@ def keep_origin(source: Path, folder: Path, tokenizer: Tokenizer, *, pairs: bool
     if not holds_tokenizer(source):
         return
     own = Tokenizer.from_folder(source)
-    if own.fingerprint == tokenizer.fingerprint and stand_around_texts(own.backend, own.names, pairs, segments):
+    alike = stand_around_texts(own.backend, own.names, pairs, segments)
+    if own.fingerprint == tokenizer.fingerprint and alike and (own.gives_token_types or not (pairs and segments)):
         for name in (*TOKENIZER_FILES, *SLOW_TOKENIZER_FILES):
             if (source / name).is_file():
                 copy_tokenizer_file(source / name, folder / name)

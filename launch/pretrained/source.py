@@ -50,11 +50,11 @@ class Source:
 
     @cached_property
     def identity(self) -> str | None:
-        """What tells it from another model at its path: of a run of pretraining the hash that it got at its start, None
-        of one that an earlier version began; else the SHA-256 of the configuration and of all weights.
+        """What tells it from another model at its path: of a run of pretraining `runs.identity_of`, else the SHA-256 of
+        the configuration and of all weights.
         """
         if self.step is not None and self.folder is not None:
-            return runs.run_of(self.folder)
+            return runs.identity_of(self.folder)
         digest = hashlib.sha256(json.dumps(asdict(self.config), sort_keys=True).encode())
         for name, weight in sorted(self.weights.items()):
             digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())

@@ -1,5 +1,6 @@
 """The folder of a run: the names of its files, and its description (configuration, data, device, tokenizer)."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -313,13 +314,15 @@ def describe(
                 aside.rename(folder / name)
 
 
-def run_of(folder: Path) -> str | None:
-    """The hash that a run got at its start; None: an earlier version began it."""
+def identity_of(folder: Path) -> str | None:
+    """A hash of a run's configuration at its start and of its data, which tell it from another run; None: an earlier
+    version began it.
+    """
     path = folder / SOFTWARE
     run = read_fields(path).get(RUN) if path.is_file() else None
     if not isinstance(run, str | None):
         raise UserError(f"{path}: {RUN}: found {run!s:.60}, expected a text; restore the file")
-    return run
+    return run and hashlib.sha256(f"{run} {sha256_of(folder / DATA)}".encode()).hexdigest()
 
 
 def num_starts(folder: Path) -> int:

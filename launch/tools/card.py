@@ -198,6 +198,11 @@ def _training(run: Path) -> str:
         for name, value in recipe.items()
         if name not in _NOT_SHOWN and (name not in _PATHS or isinstance(value, dict))
     }
+    for name in ("objective_options", "deepspeed"):  # for fields of other versions
+        if name in recipe:
+            recipe[name] = _without_paths(recipe[name])
+    if isinstance(checkpoint := recipe.get("checkpoint"), dict):
+        checkpoint.pop("scratch", None)
     try:
         if isinstance(mixture := recipe.get("data"), dict):
             mixture["sources"] = [
@@ -210,8 +215,7 @@ def _training(run: Path) -> str:
             f"{run / runs.CONFIG}: found sections that no run has ({error}), expected those that the run wrote; "
             "restore the file"
         ) from error
-    shown = _without_paths(recipe)  # such as checkpoint.scratch, and those of other versions
-    return "\n".join([markdown(("", ""), rows), "```yaml", yaml.safe_dump(shown, sort_keys=False).strip(), "```"])
+    return "\n".join([markdown(("", ""), rows), "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```"])
 
 
 def _without_paths(value: object) -> object:

@@ -44,7 +44,7 @@ from cloze.pipeline.tokenization.backends import (
     stand_around_texts,
 )
 from cloze.pipeline.tokenization.words import WordSplitter, begins_word, word_of
-from cloze.pipeline.untrusted import load_json
+from cloze.pipeline.untrusted import fields_if_readable, load_json
 
 _TABLE_WORDS = 1 << 20  # maximum words in the table, which is then cleared: some 200 MB with their strings
 _TABLE_LETTERS = 1 << 25  # the same for their characters, since noise has words of thousands
@@ -55,6 +55,8 @@ FETCHED = (*FILES, "special_tokens_map.json")  # of a folder in a store
 _TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # the class of transformers that uses tokenizer.json as it is
 # BERT has segments: without this transformers omits token_type_ids.
 _MODEL_INPUT_NAMES = ["input_ids", "token_type_ids", "attention_mask"]
+# Without `model_input_names` these classes of transformers 5 give no token types; those of a family, as BERT's, do.
+_CLASSES_WITHOUT_TYPES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 # Published vocabularies leave some thousand ids without a token; tables have an entry for each id up to the highest.
 _MOST_UNUSED_IDS = 1 << 20
 _MOST_SAID = 300  # characters of an error of the library
@@ -281,6 +283,16 @@ class Tokenizer:
         for name, content in self.contents(config).items():
             with publishing(to_place(folder) / name) as aside:
                 aside.write_bytes(content)
+
+    @property
+    def gives_token_types(self) -> bool:
+        """Whether other libraries that read its folder give a model the numbers of the texts of a pair."""
+        if not isinstance(self.folder, Path):
+            return True
+        config = fields_if_readable(self.folder / "tokenizer_config.json")
+        if isinstance(given := config.get("model_input_names"), list):
+            return "token_type_ids" in given
+        return config.get("tokenizer_class") not in _CLASSES_WITHOUT_TYPES
 
     def contents(self, config: bytes | None = None) -> dict[str, bytes]:
         """The files that `save` writes, by name, in its order."""

@@ -405,7 +405,8 @@ def label_of(row: Row, column: str) -> str:
         UserError: with the row, if there is none.
     """
     value = row.values.get(column)
-    if value is None or value == "" or value != value:  # pandas writes NaN for a label that is missing
+    blank = isinstance(value, str) and not value.strip()
+    if value is None or blank or value != value:  # pandas writes NaN for a label that is missing
         raise UserError(f"{row.place}: found no label in column {column!r}, expected one; fix the row")
     if not _is_name(value):
         raise UserError(f"{row.place}: found {value!r:.60} in column {column!r}, expected a label; fix the row")

@@ -104,10 +104,15 @@ def test_parquet_keeps_the_values_of_the_input(folders, capsys, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "the cat", "x": given, "n": 1}) + "\n")
     assert main([str(argument) for argument in (*arguments, tmp_path / "found.parquet")]) == 0
     assert pq.read_table(tmp_path / "found.parquet").select(["x", "n"]).to_pylist() == [{"x": given, "n": 1}]
+    loaded = Predictor.from_folder(folders / "classifier").loaded
+    both = [{"text": "the cat", "x": {"p": 1, "q": [{"r": 2}]}}] * 4096 + [{"text": "the cat", "x": {"p": 1}}]
+    labels = Labels([Label("bad", 0.5), Label("good", 0.5)], 0)
+    found = [(Row(row["text"], values=row), labels) for row in both]
+    assert write_results(tmp_path / "optional.parquet", Classify(), loaded, found) == len(both)
+    assert pq.read_table(tmp_path / "optional.parquet")["x"][-1].as_py() == {"p": 1, "q": None}
     for first, late in ((1, 1.5), ({"p": 1}, {"q": 2}), ([1], [1.5]), ({"p": [1]}, {"p": [1.5]})):
         rows = [{"text": "the cat", "x": first}] * 4096 + [{"text": "the cat", "x": late}]
-        found = [(Row(row["text"], values=row), Labels([Label("bad", 0.5), Label("good", 0.5)], 0)) for row in rows]
-        loaded = Predictor.from_folder(folders / "classifier").loaded
+        found = [(Row(row["text"], values=row), labels) for row in rows]
         with pytest.raises(UserError, match="found.parquet: found values that are no column of a table.*'x'"):
             write_results(tmp_path / "found.parquet", Classify(), loaded, found)
 

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +22,7 @@ from cloze.pipeline.errors import UserError
 from tests.launch.tiny_models import labels, save_model
 from tests.terminal import terminal
 
-TEXTS = ["the cat sat", 'a "good" film, and\na bad one', "the sky is blue"]  # quotes, a comma, a line's end
+TEXTS = ["the\rcat sat", 'a "good" film, and\na bad one', "the sky is blue"]  # quotes, a comma, a line's end
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def read(path) -> list[dict]:
 
 @pytest.mark.parametrize("kind", ["csv", "semicolons", "tsv", "jsonl", "parquet", "csv.gz"])
 def test_every_record_once_with_its_columns(folders, tmp_path, capsys, kind):
-    texts = [text.replace("\n", " ") for text in TEXTS] if kind == "tsv" else TEXTS
+    texts = [re.sub(r"[\r\n]", " ", text) for text in TEXTS] if kind == "tsv" else TEXTS
     rows = [{"number": str(n), "review": text, "label": "bad"} for n, text in enumerate(texts)]
     if kind == "csv":
         path = write(tmp_path / "new.csv", rows)
@@ -94,7 +95,7 @@ def test_every_record_once_with_its_columns(folders, tmp_path, capsys, kind):
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "jsonl"])
 def test_results_become_a_table(folders, tmp_path, capsys, kind):
-    texts = [text.replace("\n", " ") for text in TEXTS] if kind == "tsv" else TEXTS
+    texts = [re.sub(r"[\r\n]", " ", text) for text in TEXTS] if kind == "tsv" else TEXTS
     rows = [{"number": str(n), "review": text, "prediction": "old"} for n, text in enumerate(texts)]
     path, output = write(tmp_path / "new.csv", rows), tmp_path / f"results.{kind}"
     assert main(["predict", "classify", str(folders / "classifier"), "--file", str(path), "--output", str(output)]) == 0

@@ -71,12 +71,19 @@ def test_a_pair_for_a_model_whose_tokenizer_joins_pairs_in_another_way_is_refuse
     put_around_texts(ours.backend, ours.names)
     assert len(LoadedModel(model, ours, "tuned").encoder.encode("the cat", "the mat")) == 7
     ours.save(tmp_path)
-    for inputs in (["input_ids", "token_type_ids"], ["input_ids"]):
-        path = tmp_path / "tokenizer_config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_input_names": inputs}))
-        theirs = LoadedModel(model, Tokenizer.from_folder(tmp_path), "released").encoder
-        with nullcontext() if len(inputs) == 2 else pytest.raises(UserError, match=refused):
-            assert len(theirs.encode("the cat", "the mat")) == 7
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    for change, typed in (
+        ({"model_input_names": ["input_ids", "token_type_ids"]}, True),
+        ({"model_input_names": ["input_ids"]}, False),
+        ({"model_input_names": None, "tokenizer_class": "BertTokenizer"}, True),
+        ({"model_input_names": None, "tokenizer_class": "TokenizersBackend"}, False),
+    ):
+        path.write_text(json.dumps(config | change))
+        own = Tokenizer.from_folder(tmp_path)
+        with nullcontext() if typed else pytest.raises(UserError, match=refused):
+            assert len(LoadedModel(model, own, "released").encoder.encode("the cat", "the mat")) == 7
+        assert len(LoadedModel(model, own, "run", trained_here=True).encoder.encode("the cat", "the mat")) == 7
 
 
 def test_positions_that_begin_after_another_padding_token_are_refused():

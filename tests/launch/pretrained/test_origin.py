@@ -59,6 +59,21 @@ def test_what_was_kept_goes_out_as_the_run_has_written_it(released, tmp_path, na
             read(tmp_path)
 
 
+def test_a_tokenizer_that_gives_no_token_types_is_not_kept_where_pairs_have_them(tmp_path):
+    ours = tokenizer()
+    ours.save(tmp_path / "released")
+    (tmp_path / "released/config.json").write_text('{"model_type": "bert"}')
+    for inputs, kept in ((["input_ids", "token_type_ids"], True), (["input_ids"], False)):
+        path = tmp_path / "released/tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_input_names": inputs}))
+        for pairs in (True, False):
+            folder = tmp_path / f"{len(inputs)}-{pairs}"
+            keep_origin(
+                tmp_path / "released", folder, Tokenizer.from_folder(tmp_path / "released"), pairs=pairs, segments=True
+            )
+            assert (folder / "tokenizer.json").exists() == (kept or not pairs)
+
+
 @pytest.mark.parametrize("case", ["pairs", "another tokenizer"])
 def test_a_tokenizer_that_is_not_the_same_any_more_is_not_kept(case, released, tmp_path):
     own = Tokenizer.from_folder(released)

@@ -92,3 +92,15 @@ def test_a_resume_refuses_a_tokenizer_that_is_not_the_runs_any_more(tmp_path):
     path.write_text("")
     with pytest.raises(UserError, match="can't be read as a tokenizer"):
         describe()
+
+
+def test_a_run_is_known_by_its_start_and_its_data(tmp_path):
+    """The same configuration of other data at the same path is another model."""
+    config = PretrainConfig(data="d", output=str(tmp_path))
+    found = []
+    for data, run in (("a", "1"), ("b", "1"), ("a", "2"), ("a", "1")):
+        runs.describe(tmp_path, config, {"manifest_hash": data}, {}, {}, run)
+        found.append(runs.identity_of(tmp_path))
+    assert found[0] == found[3] and len(set(found)) == 3 and None not in found
+    runs.describe(tmp_path, config, {"manifest_hash": "a"}, {}, {})
+    assert runs.identity_of(tmp_path) is None, "an earlier version began it"

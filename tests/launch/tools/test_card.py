@@ -19,9 +19,10 @@ def test_a_card_names_no_folder_of_options_that_are_not_ours():
 
 def test_a_card_has_no_folder_of_the_run(tmp_path):
     recipe = {"output": "/data/me/run", "checkpoint": {"scratch": "/nvme/me", "keep_last": 2}, "seed": 42}
+    recipe["evaluation"] = {"metric": "loss/news"}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(recipe))
     found = yaml.safe_load(_training(tmp_path).partition("```yaml")[2].partition("```")[0])
-    assert found == {"checkpoint": {"scratch": None, "keep_last": 2}, "seed": 42}
+    assert found == {"checkpoint": {"keep_last": 2}, "seed": 42, "evaluation": {"metric": "loss/news"}}
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,7 @@ def test_known_files_are_read_by_name(model, tmp_path, task):
     [
         ("label", [b"a", b"b"], "found b'a' in column 'label', expected a label"),
         ("label", [1.0, float("nan")], "row 2: found no label in column 'label'"),
+        ("label", ["a", " "], "row 2: found no label in column 'label'"),
         ("labels", [[b"a"], [b"b"]], r"found \[b'a'\] in column 'labels', expected texts in it"),
     ],
 )
