@@ -11,6 +11,7 @@ import torch
 
 from cloze.launch.evaluate.likelihood import Hidden, Progress, check_finite, log_likelihoods, num_tokens
 from cloze.launch.pretrained.loaded import LoadedModel
+from cloze.launch.system.console import Console
 from cloze.launch.system.devices import SLOW_BF16, bf16_slowdown
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -49,6 +50,9 @@ def read_pairs(folder: Path, every_nth: int = 1) -> list[Pair]:
             f"data: found no *.jsonl file in {folder}, expected a folder of files with sentence_good and "
             "sentence_bad in each line"
         )
+    left = [path for path in folder.rglob("*") if ".jsonl" in path.name.lower() and path not in files]
+    if left:
+        Console().warn(f"{folder}: left out {len(left)} files that are no *.jsonl of the folder itself, as {left[0]}")
     pairs: list[Pair] = []
     phenomena: dict[str, str] = {}
     for path in files:

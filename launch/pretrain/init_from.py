@@ -30,6 +30,7 @@ from cloze.pipeline.fields import Fields
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.stores.places import StorePath, to_place
+from cloze.pipeline.stores.temporary_folders import show_as
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _FETCHED = "step-init_from.tmp"  # beside the checkpoints of the new run, removed by its first save
@@ -76,6 +77,7 @@ def bring_source(place: StorePath, checkpoints: CheckpointManager, warn: Callabl
         with readable_errors(folder):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
+            show_as(folder, place)
             fetch_run(place, newest, warn=warn, folder=folder)
 
     with distributed.together("fetch init_from", folder, device):

@@ -56,7 +56,7 @@ def origin_of(run: Path) -> Path | None:
     folder = run / runs.ORIGIN
     if not folder.is_dir():
         return None
-    runs.check_sealed(folder)
+    runs.check_sealed(folder, "as the run has written it; restore it, as no resume writes it again")
     return folder
 
 

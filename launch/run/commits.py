@@ -7,6 +7,7 @@ condition is the version that it wrote last. No clock is involved.
 """
 
 import json
+import re
 import uuid
 from dataclasses import asdict, dataclass
 
@@ -17,6 +18,7 @@ from cloze.pipeline.stores.places import StorePath
 from cloze.pipeline.untrusted import load_json
 
 _FORMAT = 1
+_PATH = re.compile(r"[\w./-]*", re.ASCII)  # of folders and digests: what a run gives them, and nothing that is no key
 
 
 class TakenOver(UserError):
@@ -81,7 +83,8 @@ def _parsed(path: StorePath, data: bytes) -> tuple[_Content, str]:
     counts = [found[0].starts, *(each.num_bytes for each in commits.values())]
     texts = [text for each in commits.values() for text in (each.folder, each.digest)]
     kinds = all(type(count) is int for count in counts) and all(type(text) is str for text in texts)
-    if not kinds or [*map(str, commits)] != [*saved["commits"]] or any(".." in text.split("/") for text in texts):
+    outside = kinds and any(".." in text.split("/") or not _PATH.fullmatch(text) for text in texts)
+    if not kinds or outside or [*map(str, commits)] != [*saved["commits"]]:
         raise UserError(
             f"{path}: found a checkpoint whose folder or hash is no text or lies elsewhere, or whose step or size is "
             "no whole number, expected the list that `cloze pretrain` wrote; restore it, or choose another --output"

@@ -205,13 +205,16 @@ def own_tokenizer(folder: Path) -> Path:
     path = folder / TOKENIZER
     if not (path / "tokenizer.json").is_file():
         raise UserError(f"{path}: found no tokenizer.json, expected it {_AS_WRITTEN}")
-    check_sealed(path)
+    check_sealed(path, _AS_WRITTEN)
     return path
 
 
-def check_sealed(path: Path) -> None:
+def check_sealed(path: Path, expected: str) -> None:
     """Raise UserError for a file of a run's folder `tokenizer` or `origin` that goes out with the model and is not as
     the run has written it.
+
+    Args:
+        expected: what it should be and what to do, for the message.
     """
     if not (path / _HASHES).is_file():  # earlier versions wrote none
         return
@@ -220,7 +223,7 @@ def check_sealed(path: Path) -> None:
         found = sha256_of(path / name) if (path / name).is_file() else "no file" if name in there else None
         if found != hashes.get(name):
             what = "no such file" if found is None else "another file"
-            raise UserError(f"{path / name}: found {what}, expected it {_AS_WRITTEN}")
+            raise UserError(f"{path / name}: found {what}, expected it {expected}")
 
 
 def _seal(folder: Path) -> None:

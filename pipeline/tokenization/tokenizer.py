@@ -55,8 +55,12 @@ FETCHED = (*FILES, "special_tokens_map.json")  # of a folder in a store
 _TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # the class of transformers that uses tokenizer.json as it is
 # BERT has segments: without this transformers omits token_type_ids.
 _MODEL_INPUT_NAMES = ["input_ids", "token_type_ids", "attention_mask"]
-# Without `model_input_names` these classes of transformers 5 give no token types; those of a family, as BERT's, do.
-_CLASSES_WITHOUT_TYPES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+# Without `model_input_names` these classes of transformers give token types (and BERT's, where none is named); others
+# don't, as TokenizersBackend.
+_CLASSES_WITH_TYPES = (
+    *("BertTokenizer", "ElectraTokenizer", "AlbertTokenizer", "ConvBertTokenizer", "MobileBertTokenizer"),
+    *("SqueezeBertTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer"),
+)
 # Published vocabularies leave some thousand ids without a token; tables have an entry for each id up to the highest.
 _MOST_UNUSED_IDS = 1 << 20
 _MOST_SAID = 300  # characters of an error of the library
@@ -292,7 +296,8 @@ class Tokenizer:
         config = fields_if_readable(self.folder / "tokenizer_config.json")
         if isinstance(given := config.get("model_input_names"), list):
             return "token_type_ids" in given
-        return config.get("tokenizer_class") not in _CLASSES_WITHOUT_TYPES
+        named = config.get("tokenizer_class")
+        return not isinstance(named, str) or named.removesuffix("Fast") in _CLASSES_WITH_TYPES
 
     def contents(self, config: bytes | None = None) -> dict[str, bytes]:
         """The files that `save` writes, by name, in its order."""

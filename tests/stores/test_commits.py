@@ -34,7 +34,14 @@ def test_an_old_job_cannot_commit(bucket):
 
 @pytest.mark.parametrize(
     "commits",
-    [{"6": {"folder": "../../x"}}, {"6": {}, "06": {}}, {"6": {"digest": 5}}, {"6": {"num_bytes": 0.5}}],
+    [
+        {"6": {"folder": "../../x"}},
+        {"6": {"folder": "a\0b"}},
+        {"6": {"folder": "é"}},
+        {"6": {}, "06": {}},
+        {"6": {"digest": 5}},
+        {"6": {"num_bytes": 0.5}},
+    ],
 )
 def test_what_no_run_writes_is_refused(bucket, commits):
     path = to_place(bucket) / "run/commits.json"

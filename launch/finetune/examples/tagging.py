@@ -84,10 +84,11 @@ def read_conll(path: str | Path) -> Sentences:
         fields = line.split(separator)
         if fields[0] == _DOCUMENT:
             continue
-        if not fields_of and len(fields) == _CONLL_U and separator == "\t":
+        numbered = len(fields) == _CONLL_U and separator == "\t" and fields[0] == "1"
+        if not fields_of and (numbered or ".conllu" in path.suffixes):
             raise UserError(
-                f"{path}: row {number}: found the {_CONLL_U} fields of CoNLL-U, expected a word, its tag last; write "
-                "the second field and that of the tags"
+                f"{path}: row {number}: found CoNLL-U, of {_CONLL_U} fields, expected a word, its tag last; write the "
+                "second field and that of the tags into a *.conll"
             )
         if not fields[-1].strip():
             raise UserError(f"{path}: row {number}: found no tag in {line.strip()!r:.60}, expected one; fix the line")

@@ -120,8 +120,8 @@ class Distillation(MaskedTokens):
         check_option("temperature", temperature, _LEAST_TEMPERATURE)
         for name, value in (("soft", soft), ("masked", masked), ("cosine", cosine)):
             check_option(name, value, 0)
-        if not teacher:  # as an unset variable of the shell gives; it would be the current folder
-            raise UserError("objective_options.teacher: found an empty text, expected a folder or a run")
+        if not isinstance(teacher, str) or not teacher:  # empty, as an unset variable, it would be the current folder
+            raise UserError(f"objective_options.teacher: found {teacher!r:.60}, expected the name of a folder or a run")
         loaded = load_model(teacher)
         self.teacher, self._temperature = loaded.model.eval().requires_grad_(False), temperature
         self.frozen = (self.teacher,)

@@ -110,6 +110,15 @@ def test_scores_that_are_not_finite_are_refused_by_their_text(tmp_path, capsys, 
     assert f"error: {place}: found a log-likelihood that is not finite" in capsys.readouterr().err
 
 
+def test_files_that_are_left_out_are_counted(tmp_path, capsys):
+    rows = '{"sentence_good": "a", "sentence_bad": "b"}\n'
+    for name in ("pairs.jsonl", "OTHER.JSONL", "more/pairs.jsonl", "pairs.jsonl.gz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(rows)
+    assert len(read_pairs(tmp_path)) == 1
+    assert "left out 3 files that are no *.jsonl of the folder itself" in capsys.readouterr().err
+
+
 def test_a_suite_is_of_regular_files(tmp_path):
     """A pipe has no end, and a device, or a file of holes, more than the memory holds."""
     (tmp_path / "empty.jsonl").touch()

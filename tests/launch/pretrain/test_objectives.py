@@ -717,8 +717,9 @@ def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, t
         (
             data,
             ("--objective_options.teacher", ""),
-            "objective_options.teacher: found an empty text, expected a folder",
+            "objective_options.teacher: found '', expected the name",
         ),
+        (data, ("--objective_options.teacher", "2024"), "objective_options.teacher: found 2024, expected the name of"),
         (data, ("--init_layers", "[1, 9]"), "init_layers: found 9, expected 0 to 3, the layers of"),
         (data, ("--init_layers", "[1]"), "init_layers: found 1, expected one for each of model.num_hidden_layers = 2"),
         (data, ("--model.hidden_size", "16"), "model.hidden_size: found 16, expected 32: that of init_from"),
