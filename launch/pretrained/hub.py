@@ -13,7 +13,7 @@ _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS, _PICKLED_WEIGHTS = "model.safetensors", "pytorch_model.bin"
 _SILENT_SECONDS = 120.0  # without a byte from the hub; a commit of many files takes it some seconds
 # What exports write, and may have written before under the same name: what the next one lacks goes with its commit.
-EXPORTED = (
+_EXPORTED = (
     "config.json",
     _WEIGHTS,
     *TOKENIZER_FILES,
@@ -133,7 +133,7 @@ def push_model(folder: Path, name: str, *, private: bool) -> str:
             repo_id=repository.repo_id,
             folder_path=folder,
             commit_message="Upload by cloze export",
-            delete_patterns=[*EXPORTED],
+            delete_patterns=[*_EXPORTED],
         )
     except Exception as error:
         raise UserError(f"push: {name} was not written ({_said(error)}); {kept}") from error
