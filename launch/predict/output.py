@@ -240,19 +240,33 @@ def _schema(path: Path, chunk: list[Fields], given: Set[str]) -> pa.Schema:
 
 
 def _table(path: Path, chunk: list[Fields], schema: pa.Schema | None) -> pa.Table:
+    kinds = dict.fromkeys(_columns(chunk)) if schema is None else dict(zip(schema.names, schema.types, strict=True))
+    return pa.table({name: _column(path, name, [row.get(name) for row in chunk], kind) for name, kind in kinds.items()})
+
+
+def _column(path: Path, name: str, values: list[object], kind: pa.DataType | None) -> pa.Array:
+    """Values as a column of a type, or of the one that they have."""
     try:
-        table = pa.Table.from_pylist(chunk, schema)
-        changed = [
-            field for field in schema or () if _changes(table[field.name], [row.get(field.name) for row in chunk])
-        ]
-    except (pa.ArrowException, TypeError, OverflowError) as error:  # the last: a whole number above 64 bits
-        raise _no_column(path, " ".join(str(error).split())) from error
+        column = _array(values) if kind is None else pa.array(values, kind)
+        changed = kind is not None and _changes(column, values)
+    except OverflowError as error:
+        raise _no_column(path, name, "a whole number outside of the range of the column's type") from error
+    except (pa.ArrowException, TypeError) as error:
+        raise _no_column(path, name, " ".join(str(error).split())) from error
     if changed:
-        raise _no_column(path, f"in {changed[0].name!r}, of the type {changed[0].type} in the first rows")
-    return table
+        raise _no_column(path, name, f"of the type {kind} in the first rows")
+    return column
 
 
-def _changes(column: pa.ChunkedArray, values: list[object]) -> bool:
+def _array(values: list[object]) -> pa.Array:
+    """Values as an array of the type that they have."""
+    try:
+        return pa.array(values)
+    except OverflowError:  # above 2^63, as a column of Parquet may have them
+        return pa.array(values, pa.uint64())
+
+
+def _changes(column: pa.Array, values: list[object]) -> bool:
     """Whether a column of a given type has other values: 1.5 becomes 1 in one of whole numbers, and an object loses the
     fields that the type lacks. Vectors of results are rounded to fp32, as they are meant to be.
     """
@@ -260,7 +274,7 @@ def _changes(column: pa.ChunkedArray, values: list[object]) -> bool:
     vectors = pa.types.is_list(kind) and pa.types.is_float32(kind.value_type)
     if vectors or not (pa.types.is_integer(kind) or pa.types.is_nested(kind)):
         return False
-    return _present(column.to_pylist()) != _present(pa.array(values).to_pylist())
+    return _present(column.to_pylist()) != _present(_array(values).to_pylist())
 
 
 def _present(value: object) -> object:
@@ -270,10 +284,10 @@ def _present(value: object) -> object:
     return [_present(part) for part in value] if isinstance(value, list) else value
 
 
-def _no_column(path: Path, why: str) -> UserError:
+def _no_column(path: Path, name: str, why: str) -> UserError:
     return UserError(
-        f"output: {path}: found values that are no column of a table ({why}), expected one kind of values in each; "
-        "write *.jsonl"
+        f"output: {path}: found values that are no column of a table (in {name!r}: {why}), expected one kind of values "
+        "in each; write *.jsonl"
     )
 
 

@@ -100,17 +100,17 @@ def test_vectors_in_files(folders, capsys, tmp_path):
 def test_parquet_keeps_the_values_of_the_input(folders, capsys, tmp_path):
     """Numbers and objects of a later row do not fit the first ones' type; vectors of the input are not the model's."""
     arguments = ("predict", "classify", folders / "classifier", "--file", tmp_path / "rows.jsonl", "--output")
-    given = [0.123456789012345, 1e300, 16777217.0]
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "the cat", "x": given, "n": 1}) + "\n")
+    given = {"x": [0.123456789012345, 1e300, 16777217.0], "n": 1, "large": 2**64 - 1}
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "the cat"} | given) + "\n")
     assert main([str(argument) for argument in (*arguments, tmp_path / "found.parquet")]) == 0
-    assert pq.read_table(tmp_path / "found.parquet").select(["x", "n"]).to_pylist() == [{"x": given, "n": 1}]
+    assert pq.read_table(tmp_path / "found.parquet").select(list(given)).to_pylist() == [given]
     loaded = Predictor.from_folder(folders / "classifier").loaded
     both = [{"text": "the cat", "x": {"p": 1, "q": [{"r": 2}]}}] * 4096 + [{"text": "the cat", "x": {"p": 1}}]
     labels = Labels([Label("bad", 0.5), Label("good", 0.5)], 0)
     found = [(Row(row["text"], values=row), labels) for row in both]
     assert write_results(tmp_path / "optional.parquet", Classify(), loaded, found) == len(both)
     assert pq.read_table(tmp_path / "optional.parquet")["x"][-1].as_py() == {"p": 1, "q": None}
-    for first, late in ((1, 1.5), ({"p": 1}, {"q": 2}), ([1], [1.5]), ({"p": [1]}, {"p": [1.5]})):
+    for first, late in ((1, 1.5), ({"p": 1}, {"q": 2}), ([1], [1.5]), ({"p": [1]}, {"p": [1.5]}), (2**63, -1)):
         rows = [{"text": "the cat", "x": first}] * 4096 + [{"text": "the cat", "x": late}]
         found = [(Row(row["text"], values=row), labels) for row in rows]
         with pytest.raises(UserError, match="found.parquet: found values that are no column of a table.*'x'"):
@@ -127,7 +127,7 @@ def test_results_that_would_be_one_column_are_refused(tmp_path):
     assert "probability_a_b" in Classify(top_k=1).columns(loaded, result)
 
 
-@pytest.mark.parametrize("value", ["1180591620717411303424", "{}", '{"a": {}}', "[{}]"])
+@pytest.mark.parametrize("value", ["1180591620717411303424", "[9223372036854775808]", "{}", '{"a": {}}', "[{}]"])
 def test_a_value_that_parquet_has_no_type_for(folders, capsys, tmp_path, value):
     (tmp_path / "rows.jsonl").write_text(f'{{"text": "the cat", "x": {value}}}\n')
     arguments = ("predict", "classify", folders / "classifier", "--file", tmp_path / "rows.jsonl", "--output")
