@@ -54,7 +54,7 @@ def origin_of(run: Path) -> Path | None:
         UserError: a file there is not as the run has written it.
     """
     folder = run / runs.ORIGIN
-    if not folder.is_dir():
+    if not folder.is_dir() and runs.seal_of(folder) is None:
         return None
     runs.check_sealed(folder, "as the run has written it; restore it, as no resume writes it again")
     return folder

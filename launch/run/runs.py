@@ -25,13 +25,15 @@ CONFIG = "config.yaml"
 DATA = "data.json"
 DEVICE = "device.json"  # what was chosen by the device at the first start
 DEEPSPEED = "deepspeed.json"
-SOFTWARE = "software.json"  # versions of the newest start, the number of starts, and which run this is
+# Versions of the newest start, the number of starts, which run this is, and the folders that go out with its model.
+SOFTWARE = "software.json"
 STATUS = "status.json"
 PREDICTIONS = "predictions"  # of a fine-tuning run: the folder of what it predicts for the rows of its files
 METRICS = "metrics.jsonl"
 TRACKING = "trackers.json"  # state of the trackers, for resumes
 TOKENIZER = "tokenizer"
-_HASHES = "sha256.json"  # in the tokenizer's folder: of the files beside it
+_HASHES = "sha256.json"  # in the folders `tokenizer` and `origin`: of the files beside it
+_SEALED = "sealed"  # in software.json: the names of these folders, each with the hash of that file
 _AS_WRITTEN = "as the run has written it; restore it, or remove the folder: a resume of the run writes it again"
 # Of the model folder that the run began with: config.json, and the tokenizer's files if it is the same.
 ORIGIN = "origin"
@@ -216,7 +218,11 @@ def check_sealed(path: Path, expected: str) -> None:
     Args:
         expected: what it should be and what to do, for the message.
     """
-    if not (path / _HASHES).is_file():  # earlier versions wrote none
+    seal = sha256_of(path / _HASHES) if (path / _HASHES).is_file() else None
+    if seal_of(path) not in (None, seal):
+        what = "no such" if seal is None else "another"
+        raise UserError(f"{path / _HASHES}: found {what} file, expected it {expected}")
+    if seal is None:  # earlier versions wrote none
         return
     hashes, there = read_fields(path / _HASHES), {each.name for each in path.iterdir()}
     for name in ("config.json", *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES):
@@ -226,10 +232,19 @@ def check_sealed(path: Path, expected: str) -> None:
             raise UserError(f"{path / name}: found {what}, expected it {expected}")
 
 
-def _seal(folder: Path) -> None:
-    """Write the hashes of a folder's files beside them."""
+def _seal(folder: Path) -> str:
+    """Write the hashes of a folder's files beside them; returns the hash of that file."""
     hashes = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
     publish_text(folder / _HASHES, json.dumps(hashes, indent=1) + "\n")
+    return sha256_of(folder / _HASHES)
+
+
+def seal_of(path: Path) -> object:
+    """What a run recorded of its folder `tokenizer` or `origin` when it wrote it; None: it wrote none, or an earlier
+    version began it.
+    """
+    sealed = fields_if_readable(path.parent / SOFTWARE).get(_SEALED)
+    return sealed.get(path.name) if isinstance(sealed, dict) else None
 
 
 def device_facts(folder: Path) -> dict[str, object]:
@@ -301,20 +316,24 @@ def describe(
     # The file that marks the folder as a run comes after the files that a resume compares; after an interruption the
     # next start writes the rest.
     publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
-    starts = {STARTS: num_starts(folder) + 1, **({} if run is None else {RUN: run})}
-    publish_text(folder / SOFTWARE, json.dumps(software() | starts, indent=1) + "\n")
     publish_text(folder / DEEPSPEED, json.dumps(deepspeed, indent=1) + "\n")
+    sealed = {name: seal for name in saves if (seal := seal_of(folder / name)) is not None}
     for name, save in saves.items():
         aside = folder / f"{name}.tmp"
         if (folder / name).exists():
+            if (folder / name / _HASHES).is_file():  # a start that wrote it may have been killed before the end of this
+                sealed.setdefault(name, sha256_of(folder / name / _HASHES))
             continue
         with readable_errors(aside):
             shutil.rmtree(aside, ignore_errors=True)
             save(aside)
             if aside.exists():
                 if name in (TOKENIZER, ORIGIN):
-                    _seal(aside)
+                    sealed[name] = _seal(aside)
                 aside.rename(folder / name)
+    # After the folders that it names.
+    starts = {STARTS: num_starts(folder) + 1, **({} if run is None else {RUN: run}), _SEALED: sealed}
+    publish_text(folder / SOFTWARE, json.dumps(software() | starts, indent=1) + "\n")
 
 
 def identity_of(folder: Path) -> str | None:

@@ -1,6 +1,7 @@
 """What a run keeps of the model folder that it began with."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -45,12 +46,32 @@ def test_a_run_keeps_the_files_that_still_hold(released, tmp_path):
     assert all((kept / name).read_bytes() == (released / name).read_bytes() for name in FILES)
 
 
+def describe(folder: Path, released: Path, begun: bool = True) -> None:
+    """As the starts of a run do, the first of which has the folder that it begins with."""
+    same, config = Tokenizer.from_folder(released), PretrainConfig(data="d", output=str(folder))
+    keep = partial(keep_origin, released, tokenizer=same, pairs=False, segments=False)
+    saves = {runs.ORIGIN: keep if begun else lambda folder: None}
+    runs.describe(folder, config, {"tokenizer_fingerprint": same.fingerprint}, saves, {})
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_folder_that_is_gone_is_missed(released, tmp_path, resumed):
+    """The export would have another config.json, and another class of tokenizer."""
+    describe(tmp_path, released)
+    assert tokenizer_for_export(tmp_path) == tmp_path / "origin"
+    for gone in (lambda: (tmp_path / "origin/sha256.json").unlink(), lambda: shutil.rmtree(tmp_path / "origin")):
+        gone()
+        if resumed:
+            describe(tmp_path, released, begun=False)
+        for read in (read_origin, tokenizer_for_export):
+            with pytest.raises(UserError, match="origin/sha256.json: found no such file, expected it as the run"):
+                read(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
 def test_what_was_kept_goes_out_as_the_run_has_written_it(released, tmp_path, name):
     """Another class or side of padding, by which transformers would read other texts."""
-    same, config = Tokenizer.from_folder(released), PretrainConfig(data="d", output=str(tmp_path))
-    keep = partial(keep_origin, released, tokenizer=same, pairs=False, segments=False)
-    runs.describe(tmp_path, config, {"tokenizer_fingerprint": same.fingerprint}, {runs.ORIGIN: keep}, {})
+    describe(tmp_path, released)
     assert tokenizer_for_export(tmp_path) == tmp_path / "origin" and read_origin(tmp_path)
     path = tmp_path / "origin" / name
     path.write_text((path.read_text() if path.exists() else "{}") + "\n")

@@ -86,7 +86,8 @@ def test_a_resume_refuses_a_tokenizer_that_is_not_the_runs_any_more(tmp_path):
     path.write_text(path.read_text().replace('"cat"', '"cot"'))
     with pytest.raises(UserError, match="tokenizer.json: found another file, expected it as the run has written it"):
         describe()
-    (tmp_path / runs.TOKENIZER / "sha256.json").unlink()  # as in a run of an earlier version
+    for name in (runs.SOFTWARE, f"{runs.TOKENIZER}/sha256.json"):  # as in a run of an earlier version
+        (tmp_path / name).unlink()
     with pytest.raises(UserError, match="tokenizer: found a tokenizer with fingerprint .*; remove the folder"):
         describe()
     path.write_text("")
