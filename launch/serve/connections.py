@@ -28,7 +28,7 @@ _OTHER_FILES = 200
 # Processor time to parse a request and each of its bytes: several times what ordinary ones take. The third is the most
 # that a connection may save up, and what it gets at a time in the lane.
 _SECONDS_A_REQUEST = 0.001
-_SECONDS_A_BYTE = 0.05 / (1 << 20)
+_SECONDS_A_BYTE = 0.02 / (1 << 20)
 _SLICE_SECONDS = 0.005
 # Bytes read from a connection at a time, before others are read from: 256 KiB of short lines take h11 0.2 s at once.
 _PIECE_BYTES = 1 << 14
@@ -141,7 +141,8 @@ class _Bounded(H11Protocol):
         super().__init__(*arguments, **options)
         self.app_state = {**self.app_state, "connection": self}
         self._deadline: asyncio.TimerHandle | None = None
-        self._credit = _SECONDS_A_REQUEST  # seconds that parsing may take
+        self._credit = _SECONDS_A_REQUEST  # seconds that parsing may take, and what uvicorn does with each event
+        self._charged = 0.0  # until when, on this thread's clock
         self._cut = False
         self._next_event: Callable[[], Any] = self.conn.next_event
         self.conn.next_event = self._next_if_paid  # type: ignore[method-assign]
@@ -180,13 +181,16 @@ class _Bounded(H11Protocol):
         """The next event of h11; without credit NEED_DATA, at which uvicorn stops."""
         import h11
 
+        self._charge()
         if self._credit <= 0:
             self._cut = True
             return h11.NEED_DATA
-        began = time.thread_time()  # not the clock: the model's threads run as well
-        event = self._next_event()
-        self._credit -= time.thread_time() - began
-        return event
+        return self._next_event()
+
+    def _charge(self) -> None:
+        now = time.thread_time()  # not the clock: the model's threads run as well
+        self._credit -= now - self._charged
+        self._charged = now
 
     def take_turn(self) -> None:
         """Parse for one slice, as the first in the lane."""
@@ -200,7 +204,9 @@ class _Bounded(H11Protocol):
             return
         cycle = self.cycle
         self._cut = False
+        self._charged = time.thread_time()
         super().handle_events()
+        self._charge()
         if self._cut and not self.transport.is_closing():
             # The lane ends this pause, not uvicorn's flow control; if that needs one too, it pauses again at its turn.
             self.transport.pause_reading()

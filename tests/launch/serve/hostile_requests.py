@@ -29,12 +29,12 @@ def post(path: str, body: bytes, size: int | None = None, host: str = "localhost
     ).encode() + body
 
 
-def chunked(body: bytes) -> bytes:
-    """The bytes of a request for vectors, whose body comes in chunks of a byte."""
+def chunked(body: bytes, size: int = 1, extension: bytes = b"") -> bytes:
+    """The bytes of a request for vectors, whose body comes in chunks of so many bytes, each with an extension."""
     head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    return (
-        head + b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
-    )
+    parts = (body[start : start + size] for start in range(0, len(body), size))
+    chunks = b"".join(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in parts)
+    return head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
 
 
 # Half heads, bodies that do not end, answers that nobody reads, clients that leave.
@@ -72,6 +72,8 @@ SIEGES = {
     "half heads": KINDS[0],
     "half bodies": KINDS[1],
     "chunks of a byte": chunked(b" " * 30_000),
+    "chunks of 200 bytes": chunked(b" " * 1_000_000, 200),
+    "chunks with extensions": chunked(b" " * 5000, 1, b";" + b"x" * 200),
     "large answers": KINDS[2],
     "much to compute": KINDS[3],
     "garbage": b"\x00\xff\r\n\r\n",
