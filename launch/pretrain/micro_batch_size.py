@@ -22,6 +22,7 @@ from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import to_device
+from cloze.launch.system.endings import out_of_memory
 from cloze.launch.system.environment import Environment, processes_on_this_machine
 from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
 from cloze.launch.training.objective import ModelOutput
@@ -167,7 +168,7 @@ def _search(
     try:
         probe = build_probe(config, data, objective, build_model(), environment, device)
     except Exception as error:
-        if not _out_of_memory(error):
+        if not out_of_memory(error):
             raise
         raise UserError(
             "train.micro_batch_size: found no memory for the model and its optimizer alone, expected room "
@@ -182,11 +183,6 @@ def _search(
         return largest_that_fits(candidates, run, memory, lambda fits: _agree(fits, device))
     finally:
         probe.release()
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether an allocation has failed; on the host torch reports it only in the message."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
 def _agree(fits: bool, device: torch.device) -> bool:
@@ -420,7 +416,7 @@ class Probe:
                     self._engine.backward(self._loss(batch), last=number == self._micro_steps - 1)
                 self._engine.step(PROBE_RATE)
         except Exception as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             if self._world_size > 1:
                 raise UserError(
@@ -447,7 +443,7 @@ class Probe:
                 # Not through the engine or `backward`, whose gradient hooks would start reductions.
                 torch.autograd.grad(loss, parameters, allow_unused=True)
         except Exception as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             return False
         return True

@@ -67,11 +67,22 @@ class Ending:
             return _end_with_line(describe(error, "a file that was written below --output or TMPDIR"))
         if isinstance(error, (UserError, ModelError)):
             return _end_with_line(str(error))
+        if isinstance(error, (RuntimeError, MemoryError)) and out_of_memory(error):
+            return _end_with_line(
+                f"memory: found too little ({reason_of(error)}), expected more than the model, its states and a batch "
+                "take; choose a smaller model, --train.micro_batch_size or length (cloze plan says what they take)"
+            )
         if isinstance(error, RuntimeError) and (line := _line_of_loss(error)) is not None:
             time.sleep(SAID_SECONDS)  # launchers usually end this process first: one line is enough
             _print_error(f"error: {line}")
             return EXIT_FAILURE
         return None
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an allocation has failed; on the host torch reports it only in the message."""
+    named = type(error).__name__ == "OutOfMemoryError"  # torch's, which is not imported for this
+    return named or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def _end_with_line(line: str) -> int:

@@ -183,15 +183,15 @@ class Objective(ABC):
         return values
 
 
-def check_option(name: str, value: object, least: float, whole: bool = False) -> None:
-    """Raise UserError for an option that is not a finite number, or below its minimum."""
+_MOST = 1_000_000  # of a weight or a temperature: far above any in use, and its products stay within fp32
+
+
+def check_option(name: str, value: object, least: float, most: float = _MOST, *, whole: bool = False) -> None:
+    """Raise UserError for an option that is no number, or outside its bounds."""
     kind = "a whole number" if whole else "a number"
-    if (
-        not isinstance(value, int if whole else (int, float))
-        or isinstance(value, bool)
-        or not (least <= value < math.inf)
-    ):
-        raise UserError(f"objective_options.{name}: found {value!r}, expected {kind} of at least {least:g}")
+    number = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+    if not number or whole and not isinstance(value, int):
+        raise UserError(f"objective_options.{name}: found {value!r:.60}, expected {kind} from {least:g} to {most:,g}")
 
 
 def check_standard(config: PretrainConfig, why: str) -> None:

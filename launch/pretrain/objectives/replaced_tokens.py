@@ -120,6 +120,9 @@ def _share(embeddings: Embeddings, generator: BertForMaskedLM) -> None:
         generator.masked_lm.decoder.weight = shared
 
 
+_LARGEST = 16  # times the discriminator's heads; ELECTRA's are a quarter to a half
+
+
 class ReplacedTokens(MaskedTokens):
     """The generator's loss over masked tokens plus the discriminator's loss over all tokens.
 
@@ -140,7 +143,7 @@ class ReplacedTokens(MaskedTokens):
         detection: float = 50.0,
     ) -> None:
         super().__init__(config)
-        check_option("generator_size", generator_size, 0)
+        check_option("generator_size", generator_size, 0, _LARGEST)
         if generator_layers is not None:
             check_option("generator_layers", generator_layers, 1, whole=True)
         check_option("temperature", temperature, 1e-3)

@@ -83,6 +83,9 @@ class SpanBoundaryBert(BertForPreTraining):
         )
 
 
+_LONGEST = 1 << 16  # no sample has more tokens
+
+
 class SpanBoundary(MaskedTokens):
     """The terms of MaskedTokens and the boundary term, for data with span masks.
 
@@ -93,7 +96,7 @@ class SpanBoundary(MaskedTokens):
 
     def __init__(self, config: PretrainConfig, longest: int = 20, boundary: float = 1.0) -> None:
         super().__init__(config)
-        check_option("longest", longest, 1, whole=True)
+        check_option("longest", longest, 1, _LONGEST, whole=True)
         check_option("boundary", boundary, 0)
         if config.model.shifted_predictions:
             raise UserError(

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from cloze.launch.cli import main
 from cloze.launch.system import distributed
@@ -62,6 +63,21 @@ def test_a_write_that_finds_no_space_is_a_line(capsys, number, said):
     with Ending() as ending:
         raise OSError(number, os.strerror(number))
     assert ending.status == 2 and capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 128 bytes"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+    ],
+)
+def test_too_little_memory_is_a_line(capsys, error):
+    with Ending() as ending:
+        raise error
+    said = capsys.readouterr().err
+    assert ending.status == 2 and said.startswith("error: memory: found too little (") and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
