@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cloze.pipeline.stores.temporary_folders import in_users_terms
+
 _CENTURY = 100 * 365 * 86400.0  # seconds
 
 
@@ -100,11 +102,13 @@ class Console:
 
     def say(self, line: str) -> None:
         if self.is_main:
-            print(f"{line}\n", end="", flush=True)  # one write call: other processes write to the same terminal
+            print(
+                f"{in_users_terms(line)}\n", end="", flush=True
+            )  # one write call: other processes write to the same terminal
 
     def warn(self, line: str) -> None:
         if self.is_main:
-            print(f"warning: {line}\n", end="", file=sys.stderr, flush=True)
+            print(f"warning: {in_users_terms(line)}\n", end="", file=sys.stderr, flush=True)
 
     def facts(self, title: str, rows: Sequence[tuple[str, ...]]) -> None:
         """A table of names and values."""
