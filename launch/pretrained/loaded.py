@@ -83,8 +83,8 @@ class LoadedModel:
         """Why pairs are refused: the model's own tokenizer joins them in another way; None: in ours."""
         backend, names = self.tokenizer.backend, self.tokenizer.names
         typed = self.config.type_vocab_size > 1
-        alike = stand_around_texts(backend, names, segments=typed) and (self.tokenizer.gives_token_types or not typed)
-        if alike or not self._is_joined:
+        numbered = not typed or self.tokenizer.gives_token_types(as_saved=True)
+        if numbered and stand_around_texts(backend, names, segments=typed) or not self._is_joined:
             return None
         return (
             f"{self.source}: found a pair of texts for a model whose tokenizer joins them in another way than "

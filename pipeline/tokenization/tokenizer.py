@@ -11,7 +11,9 @@ tokenizer, so the ids are always those of the tokenizer.
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, wraps
 from pathlib import Path
@@ -58,14 +60,22 @@ _MODEL_INPUT_NAMES = ["input_ids", "token_type_ids", "attention_mask"]
 # Without `model_input_names` these classes of transformers give token types (and BERT's, where none is named); others
 # don't, as TokenizersBackend.
 _CLASSES_WITH_TYPES = (
-    *("BertTokenizer", "ElectraTokenizer", "AlbertTokenizer", "ConvBertTokenizer", "MobileBertTokenizer"),
-    *("SqueezeBertTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer"),
+    *("BertTokenizer", "ElectraTokenizer", "ConvBertTokenizer", "MobileBertTokenizer", "SqueezeBertTokenizer"),
+    "DebertaV2Tokenizer",
 )
+# These give them in transformers 4, and not in 5.
+_CLASSES_WITH_TYPES_IN_4 = "AlbertTokenizer", "DebertaTokenizer", "PreTrainedTokenizer"
 # Published vocabularies leave some thousand ids without a token; tables have an entry for each id up to the highest.
 _MOST_UNUSED_IDS = 1 << 20
 _MOST_SAID = 300  # characters of an error of the library
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
+
+
+def _of_transformers_4(model: Mapping[str, object]) -> bool:
+    """Whether a model's configuration was saved by version 4 of transformers or an earlier one."""
+    version = re.match("[0-9]+", str(model.get("transformers_version")))
+    return version is not None and int(version[0]) <= 4
 
 
 def holds_tokenizer(folder: Place) -> bool:
@@ -241,7 +251,9 @@ class Tokenizer:
                 raise UserError(str(error).replace(str(here), str(there))) from error
         folder = path if path.is_dir() else path.parent
         if path.is_dir():
-            found = [path / name for name in _READ if (path / name).is_file()]
+            found = [path / name for name in _READ if os.path.lexists(path / name)]
+            if found and not found[0].is_file():  # as a link to a file that is gone: the next one may have other words
+                raise UserError(f"{found[0]}: found no regular file, expected one of a tokenizer; restore it")
         else:
             found = [path] if path.is_file() else []
         if not found:
@@ -288,16 +300,23 @@ class Tokenizer:
             with publishing(to_place(folder) / name) as aside:
                 aside.write_bytes(content)
 
-    @property
-    def gives_token_types(self) -> bool:
-        """Whether other libraries that read its folder give a model the numbers of the texts of a pair."""
+    def gives_token_types(self, *, as_saved: bool) -> bool:
+        """Whether transformers, reading its folder, gives a model the numbers of the texts of a pair.
+
+        Args:
+            as_saved: by the version that has saved the model, with which it was trained; else by any version.
+        """
         if not isinstance(self.folder, Path):
             return True
-        config = fields_if_readable(self.folder / "tokenizer_config.json")
+        config, model = (fields_if_readable(self.folder / name) for name in ("tokenizer_config.json", "config.json"))
         if isinstance(given := config.get("model_input_names"), list):
             return "token_type_ids" in given
-        named = config.get("tokenizer_class")
-        return not isinstance(named, str) or named.removesuffix("Fast") in _CLASSES_WITH_TYPES
+        named = config.get("tokenizer_class") or model.get("tokenizer_class")  # as AutoTokenizer looks for it
+        if not isinstance(named, str):
+            return model.get("model_type") != "albert" or as_saved and _of_transformers_4(model)
+        named = named.removesuffix("Fast")
+        saved = as_saved and named in _CLASSES_WITH_TYPES_IN_4 and _of_transformers_4(model)
+        return saved or named in _CLASSES_WITH_TYPES
 
     def contents(self, config: bytes | None = None) -> dict[str, bytes]:
         """The files that `save` writes, by name, in its order."""

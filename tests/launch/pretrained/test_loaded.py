@@ -73,14 +73,24 @@ def test_a_pair_for_a_model_whose_tokenizer_joins_pairs_in_another_way_is_refuse
     ours.save(tmp_path)
     path = tmp_path / "tokenizer_config.json"
     config = json.loads(path.read_text())
-    for change, typed in (
-        ({"model_input_names": ["input_ids", "token_type_ids"]}, True),
-        ({"model_input_names": ["input_ids"]}, False),
-        ({"model_input_names": None, "tokenizer_class": "BertTokenizer"}, True),
-        ({"model_input_names": None, "tokenizer_class": "TokenizersBackend"}, False),
+    for names, named, beside, typed in (
+        (["input_ids", "token_type_ids"], None, {}, True),
+        (["input_ids"], None, {"transformers_version": "4.57.1"}, False),
+        (None, "BertTokenizer", {"tokenizer_class": "DistilBertTokenizer"}, True),
+        (None, "TokenizersBackend", {"tokenizer_class": "BertTokenizer"}, False),
+        (None, None, {"tokenizer_class": "DistilBertTokenizer"}, False),
+        (None, None, {"tokenizer_class": "BertTokenizerFast"}, True),
+        # As the version that saved it gives them, with which it was trained.
+        (None, "AlbertTokenizerFast", {"transformers_version": "4.57.1"}, True),
+        (None, "AlbertTokenizer", {"transformers_version": "5.0.0"}, False),
+        (None, "PreTrainedTokenizerFast", {"transformers_version": "4.57.1"}, True),
+        (None, "PreTrainedTokenizerFast", {}, False),
+        (None, None, {"model_type": "albert"}, False),
     ):
-        path.write_text(json.dumps(config | change))
+        path.write_text(json.dumps(config | {"model_input_names": names, "tokenizer_class": named}))
+        (tmp_path / "config.json").write_text(json.dumps(beside))
         own = Tokenizer.from_folder(tmp_path)
+        assert not (own.gives_token_types(as_saved=False) and not typed)
         with nullcontext() if typed else pytest.raises(UserError, match=refused):
             assert len(LoadedModel(model, own, "released").encoder.encode("the cat", "the mat")) == 7
         assert len(LoadedModel(model, own, "run", trained_here=True).encoder.encode("the cat", "the mat")) == 7

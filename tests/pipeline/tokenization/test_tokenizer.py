@@ -445,6 +445,16 @@ def test_a_tokenizer_that_draws_its_tokens_is_refused(tmp_path):
         Tokenizer.from_folder(tmp_path)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
+def test_what_lies_in_the_place_of_its_file_is_named(tmp_path, make):
+    """As the link of a hub's folder whose content was removed: its vocab.txt may have other words."""
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncat\n")
+    assert Tokenizer.from_folder(tmp_path).vocab_size == 6
+    make(tmp_path / "tokenizer.json")
+    with pytest.raises(UserError, match="tokenizer.json: found no regular file, expected one of a tokenizer"):
+        Tokenizer.from_folder(tmp_path)
+
+
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(UserError, match="cloze vocab"):
         Tokenizer.from_folder(tmp_path / "none")
