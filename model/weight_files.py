@@ -1,5 +1,6 @@
 """Reads the files of a model's folder, which may be damaged or made to harm: JSON, weights in one file or in shards."""
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,19 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise ModelError(f"{folder}: the weights cannot be read ({reason}); fetch or export them again") from None
     _check_numbers(weights, folder)
     return weights
+
+
+def hash_of(weights: dict[str, Tensor], beside: str = "") -> str:
+    """SHA-256 of weights with their names, types and shapes.
+
+    Args:
+        beside: text that is hashed before them.
+    """
+    digest = hashlib.sha256(beside.encode())
+    for name, weight in sorted(weights.items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def shard_names(folder: Path) -> dict[str, set[str]]:

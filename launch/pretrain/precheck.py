@@ -26,9 +26,11 @@ def check_inputs(config: PretrainConfig) -> None:
 def check_start(config: PretrainConfig) -> None:
     """Raise UserError for `init_from` or word vectors that are not there, or `init_from` of another shape.
 
-    A run that has checkpoints goes on from them and reads neither again. A run in a store may have some.
+    A run that has checkpoints goes on from them and reads neither again. A run that was begun may have some in a store;
+    if not, they are looked for when it starts anew.
     """
-    if is_url(config.output) or runs.has_checkpoints(Path(config.output)):
+    output = Path(config.output)
+    if is_url(config.output) or runs.has_checkpoints(output) or (output / runs.CONFIG).is_file():
         return
     if config.init_word_vectors and not Path(config.init_word_vectors).is_file():
         raise UserError(

@@ -42,9 +42,11 @@ from cloze.launch.training.start_table import origin_of_rate, training_facts
 from cloze.model.bert import BertPreTrained
 from cloze.model.flops import TokenCounts, encoder_weights, num_parameters
 from cloze.model.parametrization import describe
+from cloze.model.weight_files import hash_of
 from cloze.pipeline.config import PAIR_OBJECTIVES
 from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.loading.batches import BatchStream
+from cloze.pipeline.storage import sha256_of
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, copy_tokenizer
 
 
@@ -117,9 +119,12 @@ class Pretraining(Recipe):
         config, console = self.config, process.console
         model = build_model(config, self.objective)
         if step is None and config.init_word_vectors:
-            take_word_vectors(Path(config.init_word_vectors), self._tokenizer, model, console)
+            vectors = Path(config.init_word_vectors)
+            take_word_vectors(vectors, self._tokenizer, model, console)
+            self.first_weights = sha256_of(vectors)
         if self._start:
             self._start.take(model, console)
+            self.first_weights = hash_of(self._start.source.weights)
             self.needs_conversion = self._start.elastic
         self._num_parameters = num_parameters(model)  # before ZeRO-3 partitions them
         sheet = data_sheet_of(process.device) if process.device.type == "cuda" else None
@@ -188,11 +193,13 @@ class Pretraining(Recipe):
         copy_tokenizer(self._tokenizer, folder)
 
     def save_origin(self, folder: Path) -> None:
-        if self._start:
-            model = self.config.model
+        source = self._start.source.path if self._start else None
+        if source is None and self.config.init_from and runs.seal_of(Path(self.config.output) / runs.ORIGIN):
+            source = Path(self.config.init_from)  # of a run that goes on, whose folder was removed
+        if source is not None:
             pairs = any(manifest.objective in PAIR_OBJECTIVES for manifest in self.data.manifests)
-            source = self._start.source.path
-            keep_origin(source, folder, self._tokenizer, pairs=pairs, segments=model.type_vocab_size > 1)
+            segments = self.config.model.type_vocab_size > 1
+            keep_origin(source, folder, self._tokenizer, pairs=pairs, segments=segments)
 
     def make_show(self, engine: Engine, metrics: MetricsWriter | None) -> Callable[[int], None]:
         return make_show(self.config, self.data, engine, metrics)

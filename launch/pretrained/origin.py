@@ -40,8 +40,9 @@ def keep_origin(source: Path, folder: Path, tokenizer: Tokenizer, *, pairs: bool
     if not holds_tokenizer(source):
         return
     own = Tokenizer.from_folder(source)
-    alike = stand_around_texts(own.backend, own.names, pairs, segments)
-    if own.fingerprint == tokenizer.fingerprint and alike and (own.gives_token_types or not (pairs and segments)):
+    numbered = not (pairs and segments) or own.gives_token_types(as_saved=False)
+    alike = numbered and stand_around_texts(own.backend, own.names, pairs, segments)
+    if alike and own.fingerprint == tokenizer.fingerprint:
         for name in (*TOKENIZER_FILES, *SLOW_TOKENIZER_FILES):
             if (source / name).is_file():
                 copy_tokenizer_file(source / name, folder / name)
@@ -56,7 +57,7 @@ def origin_of(run: Path) -> Path | None:
     folder = run / runs.ORIGIN
     if not folder.is_dir() and runs.seal_of(folder) is None:
         return None
-    runs.check_sealed(folder, "as the run has written it; restore it, as no resume writes it again")
+    runs.check_sealed(folder)
     return folder
 
 

@@ -1,13 +1,10 @@
 """The source of a fine-tuned model: a Cloze run, a Hugging Face folder or hub name, or random weights of a shape."""
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
-
-import torch
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.parsing import parse
@@ -23,6 +20,7 @@ from cloze.model.config import BertConfig
 from cloze.model.config_files import FINGERPRINT, OWN_MODEL_TYPE
 from cloze.model.huggingface import StateDict, load_architecture, load_head, load_note, load_pretrained
 from cloze.model.problems import HeadConfig
+from cloze.model.weight_files import hash_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, holds_tokenizer
@@ -55,11 +53,7 @@ class Source:
         """
         if self.step is not None and self.folder is not None:
             return runs.identity_of(self.folder)
-        digest = hashlib.sha256(json.dumps(asdict(self.config), sort_keys=True).encode())
-        for name, weight in sorted(self.weights.items()):
-            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-            digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return hash_of(self.weights, json.dumps(asdict(self.config), sort_keys=True))
 
 
 def find_source(config: FinetuneConfig) -> Source:

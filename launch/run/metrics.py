@@ -89,10 +89,11 @@ class MetricsWriter:
         if path.exists():
             _truncate(path, step, evaluated_step, self._take_up)
         found = sum(map(len, self._steps.values()))
-        if num_lines is not None and found < num_lines:
+        if num_lines is not None and found != num_lines:
+            what = "without those that are lost" if found < num_lines else "with those that were added"
             Console().warn(
                 f"{path}: found {found} lines up to step {step}, expected the {num_lines} that were there when "
-                "the checkpoint was saved; the curve goes on without those that are lost"
+                f"the checkpoint was saved; the curve goes on {what}"
             )
         self._folder = folder
         shown = dict.fromkeys((*_OVERVIEW[:4], f"validation/{metric}", *_OVERVIEW[4:]))
@@ -103,6 +104,7 @@ class MetricsWriter:
         with readable_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a", encoding="utf-8")
+            self._size = path.stat().st_size
             self._board = (
                 SummaryWriter(str(folder), purge_step=step + 1 if step else 0) if "tensorboard" in trackers else None
             )
@@ -124,7 +126,7 @@ class MetricsWriter:
         with readable_errors(self._folder):
             # JSON has no infinity and no NaN, which a validation loss may be.
             known = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
-            self._file.write(json.dumps({"step": step, **known}) + "\n")
+            self._size += self._file.write(json.dumps({"step": step, **known}) + "\n")  # ASCII
             self._file.flush()
             self._steps[is_evaluation(known)].append(step)
             if self._board:
@@ -171,10 +173,11 @@ class MetricsWriter:
         """Raise UserError if metrics.jsonl is not the file any more that this run has written."""
         path = self._folder / METRICS
         with readable_errors(path):
-            if not (path.exists() and os.path.samestat(os.fstat(self._file.fileno()), path.stat())):
+            found = path.stat() if path.exists() else None
+            if not found or not os.path.samestat(os.fstat(self._file.fileno()), found) or found.st_size < self._size:
                 raise UserError(
-                    f"{path}: found {'another file' if path.exists() else 'no file'}, expected the one that this run "
-                    "has written: it was removed or replaced meanwhile, and the curve is lost; leave the folder alone "
+                    f"{path}: found {'another file' if found else 'no file'}, expected the one that this run has "
+                    "written: it was removed, replaced or cut meanwhile, and the curve is lost; leave the folder alone "
                     "while a run uses it; the same command says what else is left"
                 )
 

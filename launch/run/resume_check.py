@@ -69,6 +69,14 @@ def config_hash(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(_shaping(asdict(config)), sort_keys=True).encode()).hexdigest()
 
 
+def run_hash(config: RunConfig, first_weights: str) -> str:
+    """What tells a run from others at its start: the fields that shape it, and the hash of the weights that it begins
+    with, where these do not say them (empty).
+    """
+    own = config_hash(config)
+    return hashlib.sha256(f"{own} {first_weights}".encode()).hexdigest() if first_weights else own
+
+
 def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> None:
     """Refuse a folder that holds anything but an earlier part of this run.
 

@@ -34,9 +34,14 @@ TRACKING = "trackers.json"  # state of the trackers, for resumes
 TOKENIZER = "tokenizer"
 _HASHES = "sha256.json"  # in the folders `tokenizer` and `origin`: of the files beside it
 _SEALED = "sealed"  # in software.json: the names of these folders, each with the hash of that file
-_AS_WRITTEN = "as the run has written it; restore it, or remove the folder: a resume of the run writes it again"
 # Of the model folder that the run began with: config.json, and the tokenizer's files if it is the same.
 ORIGIN = "origin"
+# What these folders should be and what to do, for messages.
+_AS_WRITTEN = {
+    TOKENIZER: "as the run has written it; restore it, or remove the folder: a resume of the run writes it again",
+    ORIGIN: "as the run has written it; restore it, or remove the folder: a resume of the run writes it again, if what "
+    "the run began with is where it was",
+}
 MODEL = "model"  # written by a complete fine-tuning run
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
@@ -206,18 +211,16 @@ def own_tokenizer(folder: Path) -> Path:
     """
     path = folder / TOKENIZER
     if not (path / "tokenizer.json").is_file():
-        raise UserError(f"{path}: found no tokenizer.json, expected it {_AS_WRITTEN}")
-    check_sealed(path, _AS_WRITTEN)
+        raise UserError(f"{path}: found no tokenizer.json, expected it {_AS_WRITTEN[TOKENIZER]}")
+    check_sealed(path)
     return path
 
 
-def check_sealed(path: Path, expected: str) -> None:
+def check_sealed(path: Path) -> None:
     """Raise UserError for a file of a run's folder `tokenizer` or `origin` that goes out with the model and is not as
     the run has written it.
-
-    Args:
-        expected: what it should be and what to do, for the message.
     """
+    expected = _AS_WRITTEN[path.name]
     seal = sha256_of(path / _HASHES) if (path / _HASHES).is_file() else None
     if seal_of(path) not in (None, seal):
         what = "no such" if seal is None else "another"
@@ -302,7 +305,8 @@ def describe(
         run: the value of RUN; None: an earlier version has begun it.
 
     Raises:
-        UserError: the tokenizer that an earlier start has written there is not that of the run any more.
+        UserError: the tokenizer that an earlier start has written there is not that of the run any more, or what it
+            kept of the model that the run began with is gone and can't be written again.
     """
     expected = facts.get("tokenizer_fingerprint")
     if expected is not None and (folder / TOKENIZER).exists():
@@ -328,9 +332,14 @@ def describe(
             shutil.rmtree(aside, ignore_errors=True)
             save(aside)
             if aside.exists():
-                if name in (TOKENIZER, ORIGIN):
-                    sealed[name] = _seal(aside)
+                if name in _AS_WRITTEN:
+                    seal = _seal(aside)
+                    if name == ORIGIN and sealed.get(name, seal) != seal:  # the run began with something else
+                        continue
+                    sealed[name] = seal
                 aside.rename(folder / name)
+    for name in sealed:
+        check_sealed(folder / name)
     # After the folders that it names.
     starts = {STARTS: num_starts(folder) + 1, **({} if run is None else {RUN: run}), _SEALED: sealed}
     publish_text(folder / SOFTWARE, json.dumps(software() | starts, indent=1) + "\n")
@@ -385,11 +394,15 @@ def check_own(folder: Path, checkpoint: Path, state: Fields) -> None:
 
 
 def check_there(folder: Path) -> None:
-    """Raise UserError if something that `describe` has written is not in the run's folder any more."""
+    """Raise UserError if something that `describe` has written is not in the run's folder any more, or is empty."""
     for name in (CONFIG, DATA, SOFTWARE, DEEPSPEED, TOKENIZER):
-        if not (folder / name).exists():
+        path = folder / name
+        if not path.exists() or path.is_file() and not path.stat().st_size:
             raise UserError(
-                f"{folder}: found no {name}, expected it as the run has written it: something was removed while the "
-                "run used the folder; the same command writes it again and goes on from the newest checkpoint that is "
-                "left"
+                f"{folder}: found {'nothing in' if path.exists() else 'no'} {name}, expected it as the run has written "
+                "it: something was removed while the run used the folder; the same command writes it again and goes on "
+                "from the newest checkpoint that is left"
             )
+    for name in _AS_WRITTEN:
+        if (folder / name).exists() or seal_of(folder / name) is not None:
+            check_sealed(folder / name)

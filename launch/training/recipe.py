@@ -40,6 +40,9 @@ class Recipe(ABC):
     """The user's own."""
     ema: EmaConfig = EmaConfig()
     """Configuration of the average of the weights."""
+    first_weights: str = ""
+    """A hash of the weights that a new run begins with, where its configuration does not say them; known after
+    `build_model`."""
     needs_conversion: bool = False
     """Whether optimizer states are taken from a run of another world size; known after `build_model`."""
 

@@ -13,7 +13,7 @@ from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.run.resume_check import config_hash, shaping_of
+from cloze.launch.run.resume_check import config_hash, run_hash, shaping_of
 from cloze.launch.run.stored_run import stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import peak_flops
@@ -108,7 +108,7 @@ class Training:
             process.console.say(f"resumed from step {step} of {config.train.max_steps}")
         self.kept: Fields = {} if step is None else self.checkpoints.state(step)
         """The content of state.json of the checkpoint that the run goes on from."""
-        self.run: str | None = self.kept.get(runs.RUN) if self.kept else config_hash(config)
+        self.run: str | None = self.kept.get(runs.RUN) if self.kept else run_hash(config, recipe.first_weights)
         """Which run this is; None: an earlier version has begun it."""
         self.measure = recipe.make_evaluation(self.engine, process, step is not None)
         if process.environment.is_main:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import threading
@@ -429,6 +430,25 @@ def test_moments_of_another_number_of_processes_are_converted_on_each_machine(da
         assert "taken, of 4 steps" in printed
         assert_same_weights(weights(fetch_run(to_place(output))), weights(tmp_path / "shared"))
         assert not [path for machine in two for path in machine.folder.rglob("step-*")]
+
+
+@pytest.mark.slow
+def test_what_a_run_began_with_stays_with_it_on_another_machine(data, machines, bucket, tmp_path):
+    """The model folder is gone when it goes on there, and its export has what that folder had."""
+    train(data, tmp_path / "source", "--train.max_steps", "1")
+    assert main(["export", str(tmp_path / "source"), "--output", str(tmp_path / "released")]) == 0
+    config = tmp_path / "released/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"of_another_tool": 1}))
+    output, begun = f"{bucket}/own", ("--checkpoint.accept_changes", "true", "--init_from", str(tmp_path / "released"))
+    train_on(*machines(1), data, output, *begun, "--train.max_steps", "2")
+    shutil.rmtree(tmp_path / "released")
+    assert "resumed from step 2" in train_on(*machines(1), data, output, *begun, "--train.max_steps", "4")
+    assert main(["export", output, "--output", str(tmp_path / "again")]) == 0
+    assert json.loads((tmp_path / "again/config.json").read_text())["of_another_tool"] == 1
+    (to_place(output) / "origin/config.json").unlink()
+    assert "config.json: found no such file" in train_on(
+        *machines(1), data, output, *begun, "--train.max_steps", "6", status=2
+    )
 
 
 def send(processes: list[int], number: int) -> None:

@@ -1,6 +1,7 @@
 """A run that starts from another: other length, other rate, weights with or without moments; in real processes."""
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -18,6 +19,8 @@ from cloze.launch.pretrain.shapes import check_shape
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.config_files import config_from_huggingface
+from cloze.model.huggingface import load_pretrained
+from cloze.model.weight_files import hash_of
 from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
 from tests.launching import (
@@ -209,6 +212,20 @@ def test_a_hugging_face_bert_is_trained_on(long, tmp_path):
     assert values | {"architectures": ["BertForMaskedLM"]} == described
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes(), name
+
+    # Which run it is depends on the weights. What it keeps of them is written again while they are there.
+    path = tmp_path / "run"
+    state = json.loads((saved(path)[-1] / "state.json").read_text())
+    known = f"{state['config_hash']} {hash_of(load_pretrained(folder)[1])}"
+    assert state["run"] == hashlib.sha256(known.encode()).hexdigest()
+    shutil.rmtree(path / "origin")
+    train(long, path, *STILL, "--init_from", str(folder))
+    assert main(["export", str(path), "--output", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again/config.json").read_bytes() == (tmp_path / "back/config.json").read_bytes()
+    shutil.rmtree(path / "origin")
+    folder.rename(tmp_path / "elsewhere")
+    assert "origin/sha256.json: found no such file" in train(long, path, *STILL, "--init_from", str(folder), status=2)
+    (tmp_path / "elsewhere").rename(folder)
 
     # And what does not fit says so, in one line.
     for overrides, expected in (

@@ -54,18 +54,24 @@ def describe(folder: Path, released: Path, begun: bool = True) -> None:
     runs.describe(folder, config, {"tokenizer_fingerprint": same.fingerprint}, saves, {})
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_a_folder_that_is_gone_is_missed(released, tmp_path, resumed):
+def test_a_folder_that_is_gone_is_missed_until_it_is_written_again(released, tmp_path):
     """The export would have another config.json, and another class of tokenizer."""
-    describe(tmp_path, released)
-    assert tokenizer_for_export(tmp_path) == tmp_path / "origin"
-    for gone in (lambda: (tmp_path / "origin/sha256.json").unlink(), lambda: shutil.rmtree(tmp_path / "origin")):
+    run = tmp_path / "run"
+    run.mkdir()
+    describe(run, released)
+    assert tokenizer_for_export(run) == run / "origin"
+    for gone in (lambda: (run / "origin/sha256.json").unlink(), lambda: shutil.rmtree(run / "origin")):
         gone()
-        if resumed:
-            describe(tmp_path, released, begun=False)
-        for read in (read_origin, tokenizer_for_export):
+        for read in (read_origin, tokenizer_for_export, partial(describe, released=released, begun=False)):
             with pytest.raises(UserError, match="origin/sha256.json: found no such file, expected it as the run"):
-                read(tmp_path)
+                read(run)
+    content = (released / "config.json").read_text()
+    (released / "config.json").write_text(content.replace("1}", "2}"))
+    with pytest.raises(UserError, match="origin/sha256.json: found no such file"):
+        describe(run, released)  # another model lies there now
+    (released / "config.json").write_text(content)
+    describe(run, released)
+    assert tokenizer_for_export(run) == run / "origin"
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "added_tokens.json"])

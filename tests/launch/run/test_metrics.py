@@ -21,11 +21,26 @@ from cloze.launch.finetune.scoring import METRICS
 from cloze.launch.pretrain.source_statistics import MEANS
 from cloze.launch.run.metrics import MetricsWriter, tensorboard_command
 from cloze.launch.run.metrics_file import read_metrics
+from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
 from tests.launching import ROOT, curve, finish, pretrain_command, start, train
 from tests.synthetic import make_shards
 
 STEPS = 12
+
+
+def test_a_curve_that_was_cut_while_it_was_written_is_missed(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 3.0}\n')
+    writer = MetricsWriter(tmp_path, 1, trackers=[])
+    writer.write(2, {"train/loss": 2.0})
+    writer.check_there()
+    (tmp_path / "metrics.jsonl").write_text("")
+    writer.write(3, {"train/loss": 1.0})
+    with pytest.raises(
+        UserError, match="metrics.jsonl: found another file, expected the one that this run has written"
+    ):
+        writer.check_there()
+    writer.close()
 
 
 @pytest.fixture(scope="module")

@@ -95,6 +95,18 @@ def test_a_resume_refuses_a_tokenizer_that_is_not_the_runs_any_more(tmp_path):
         describe()
 
 
+@pytest.mark.parametrize("name", [runs.DATA, runs.CONFIG, runs.SOFTWARE, "tokenizer/tokenizer.json"])
+@pytest.mark.parametrize("change", ["removed", "emptied"])
+def test_what_a_complete_run_has_lost_is_seen(tmp_path, name, change):
+    ours = tokenizer()
+    facts = {"tokenizer_fingerprint": ours.fingerprint}
+    runs.describe(tmp_path, PretrainConfig("d", str(tmp_path)), facts, {runs.TOKENIZER: ours.save}, {"stage": 0})
+    runs.check_there(tmp_path)
+    (tmp_path / name).unlink() if change == "removed" else (tmp_path / name).write_text("")
+    with pytest.raises(UserError, match=f"{name}.*expected it as the run has written it"):
+        runs.check_there(tmp_path)
+
+
 def test_a_run_is_known_by_its_start_and_its_data(tmp_path):
     """The same configuration of other data at the same path is another model."""
     config = PretrainConfig(data="d", output=str(tmp_path))
