@@ -29,7 +29,7 @@ from cloze.pipeline.records import NO_LABEL
 from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-_CONLL_U = 10  # fields of a word in CoNLL-U
+_CONLL_U, _ID = 10, re.compile("[0-9]+([-.][0-9]+)?")  # fields of a word in CoNLL-U, the first of them
 _DOCUMENT = "-DOCSTART-"  # CoNLL-2003 puts it between documents
 
 _Tag = TypeVar("_Tag")
@@ -77,6 +77,8 @@ def read_conll(path: str | Path) -> Sentences:
     for number, line in enumerate([*re.split("\r\n|\r|\n", read_text(path)), ""], 1):  # the last sentence ends too
         if not line.strip():
             if ends[-1] != len(lines):
+                if len(ends) == 1:
+                    _refuse_conll_u(path, lines[0], fields_of, separator)
                 ends.append(len(lines))
             continue
         if not lines:
@@ -84,12 +86,6 @@ def read_conll(path: str | Path) -> Sentences:
         fields = line.split(separator)
         if fields[0] == _DOCUMENT:
             continue
-        numbered = len(fields) == _CONLL_U and separator == "\t" and fields[0] == "1"
-        if not fields_of and (numbered or ".conllu" in path.suffixes):
-            raise UserError(
-                f"{path}: row {number}: found CoNLL-U, of {_CONLL_U} fields, expected a word, its tag last; write the "
-                "second field and that of the tags into a *.conll"
-            )
         if not fields[-1].strip():
             raise UserError(f"{path}: row {number}: found no tag in {line.strip()!r:.60}, expected one; fix the line")
         if fields_of and len(fields) != len(fields_of[0]) or not fields[0]:
@@ -103,6 +99,18 @@ def read_conll(path: str | Path) -> Sentences:
         raise UserError(f"{path}: found no rows, expected a word with its tag a line")
     tags = [fields[-1] for fields in fields_of] if len(fields_of[0]) > 1 else None
     return Sentences(path, [fields[0] for fields in fields_of], tags, np.array(lines), np.array(ends))
+
+
+def _refuse_conll_u(path: Path, number: int, sentence: list[list[str]], separator: str | None) -> None:
+    """Raise UserError for CoNLL-U, by the file's name or by its first sentence: ten fields, the first of which are
+    numbers, or ranges of them for words of several tokens (universaldependencies.org/format.html).
+    """
+    numbered = len(sentence[0]) == _CONLL_U and separator == "\t" and all(_ID.fullmatch(word) for word, *_ in sentence)
+    if numbered or ".conllu" in path.name.lower():
+        raise UserError(
+            f"{path}: row {number}: found CoNLL-U, of {_CONLL_U} fields, expected a word, its tag last; write the "
+            "second field and that of the tags into a *.conll"
+        )
 
 
 def read_entities(path: str | Path) -> Sentences:

@@ -185,7 +185,14 @@ def test_a_byte_level_tagger_predicts_what_it_was_measured_by(tmp_path):
         ("w1 O\nw2 B-y extra\n", ("row 2", "found 3 fields")),
         ("\n\n", ("found no rows",)),
         ("w1\tO\nw2\t\n", ("row 2", "found no tag in 'w2'")),
-        ("\t".join(["1", "Cats", "cat", *"______", "SpaceAfter=No"]) + "\n", ("row 1", "found CoNLL-U, of 10 fields")),
+        *(
+            ("\n".join("\t".join([word, "Cats", "cat", *"______", "SpaceAfter=No"]) for word in words), found)
+            for words, found in (
+                (("1",), ("row 1", "found CoNLL-U, of 10 fields")),
+                (("1-2", "1", "2", "2.1"), ("row 1", "found CoNLL-U, of 10 fields")),
+                (("1", "cats"), ("found the tag",)),  # ten columns of another format
+            )
+        ),
         ("w1\nw2\n", ("row 1", "expected a word and its tag")),
     ],
 )
