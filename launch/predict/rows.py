@@ -16,7 +16,7 @@ from cloze.launch.texts import tables
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import check_replaceable, readable_errors
-from cloze.pipeline.untrusted import load_json, unique_fields
+from cloze.pipeline.untrusted import check_regular, load_json, unique_fields
 
 _CONLL = (".conll", ".conllu", ".conll03", ".conll2003")
 _SQUAD = re.compile(rb'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
@@ -37,7 +37,11 @@ def check_file(config: Input) -> None:
     path = Path(config.file)
     if not path.exists():
         raise UserError(f"file: found no {config.file}, expected a file of texts")
-    if config.lines is not None or not path.is_file():
+    if config.lines is not None or path.is_dir():
+        return
+    if tables.ending(path) in tables.ENDINGS:  # which is read more than once; a pipe of lines is not
+        check_regular(path)
+    if not path.is_file():
         return
     if path.suffix in _CONLL:
         raise UserError(

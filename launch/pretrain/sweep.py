@@ -34,6 +34,8 @@ from cloze.pipeline.stores.places import is_url
 _SPEED = "speed/tokens_per_second"
 # Fields that a grid may not set: they differ between runs anyway, or would make results incomparable.
 _NO_SETTINGS = ("output", "grid", "run", "processes", "evaluation.metric")
+# Fields by which runs are measured on other samples, or by another loss.
+_MEASURES = ("data", "mixture", "objective", "objective_options", "evaluation.samples", "evaluation.sets")
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,12 @@ def sweep(config: SweepConfig, environment: Environment) -> int:
         raise UserError(f"output: found {config.output}, expected a folder: the runs of a sweep lie on one file system")
     check_library("grid")
     planned, console = plan(config), Console()
+    names = [entry.partition("=")[0] for entry in config.grid]
+    if others := [name for name in names if f"{name}.".startswith(tuple(f"{each}." for each in _MEASURES))]:
+        console.warn(
+            f"grid: found {', '.join(others)}, by which runs are measured on other samples or by another loss: their "
+            "order says little; evaluate them on one text (cloze evaluate)"
+        )
     if config.run is not None:
         if not 0 <= config.run < len(planned):
             raise UserError(f"run: found {config.run}, expected 0 to {len(planned) - 1}, a run of the grid")

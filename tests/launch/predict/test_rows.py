@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import os
 import re
 
 import pyarrow as pa
@@ -126,6 +127,14 @@ def test_a_file_whose_columns_are_named_has_a_first_line_of_names(tmp_path):
     assert [row.text for row in read_rows(ClassifyConfig("m", file=str(tmp_path / "cola.tsv")), learned)] == ["fine"]
     with pytest.raises(UserError, match="found the columns 'id', 'review', expected one named 'sentence'"):
         list(read_rows(ClassifyConfig("m", file=str(tmp_path / "own.csv")), learned))
+
+
+@pytest.mark.parametrize("name", ["p.parquet", "p.csv", "p.tsv", "p.jsonl", "p.jsonl.gz"])
+def test_a_pipe_is_no_table(tmp_path, name):
+    """Its reading waited for a writer without a word."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="found no regular file, expected one"):
+        list(read_rows(ClassifyConfig("m", file=str(tmp_path / name))))
 
 
 @pytest.mark.parametrize("text", ["w1\tw2", "w1\nw2", "w1\r"])

@@ -47,6 +47,14 @@ def test_what_is_wrong_with_a_grid_is_said_before_anything_runs(data, tmp_path, 
     assert not any(path.is_dir() for path in (tmp_path / "sweep").glob("*"))
 
 
+def test_runs_that_are_measured_on_other_samples_are_warned_of(data, tmp_path, capsys):
+    assert main(words(data, tmp_path / "sweep", "--grid", "evaluation.samples=2,4", "--run", "9")) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 2, said
+    warning, error = said.splitlines()
+    assert warning.startswith("warning: grid: found evaluation.samples, by which") and "run: found 9" in error
+
+
 @pytest.fixture
 def forking(tmp_path):
     """The main of a sweep whose runs are forked."""
