@@ -219,16 +219,21 @@ def division_main(folder: Path, _command: list[str]) -> int:
 
 
 def loads_main(source: Path, folder: Path, _command: list[str]) -> int:
-    """Loads what `division_main` saved at each stage, here at each stage."""
+    """Loads what `division_main` saved at each stage, here at each stage; an engine forgets one before the next."""
     from cloze.launch.checkpoint.deepspeed_files import load_pickled
+    from cloze.launch.engine.fragments import base_optimizer
 
     with joined() as (environment, _):
         found = {}
-        for name, saved, stage in product(WHOLE, (0, 1, 2), (0, 1, 2)):
+        for name, stage in product(WHOLE, (0, 1, 2)):
             engine = _engine(config_of(stage, "fp32", environment.world_size, name), environment)
-            assert engine.load(source / f"{name}-{saved}", load_pickled, len(RATES) - 1)
-            weights = {name: each.detach().clone() for name, each in engine.model.named_parameters()}
-            found[name, saved, stage] = {"weights": weights, "states": _states(engine)}
+            for saved in (0, 1, 2):
+                assert engine.load(source / f"{name}-{saved}", load_pickled, len(RATES) - 1)
+                weights = {name: each.detach().clone() for name, each in engine.model.named_parameters()}
+                found[name, saved, stage] = {"weights": weights, "states": _states(engine)}
+                for each in engine.model.parameters():
+                    each.data.zero_()
+                base_optimizer(engine._deepspeed).state.clear()
             engine.close()
         torch.save(found, folder / f"{environment.rank}-of-{environment.world_size}.pt")
     return 0

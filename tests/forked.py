@@ -24,12 +24,13 @@ from unittest import mock
 
 from cloze.launch import cli
 from cloze.launch.system.environment import child_variables, fewer_imports
+from tests.parallel import PRELOADED
 
 with fewer_imports():
     from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["tests.preloaded"])  # one list for all tests: the last one that is set counts
+FORKSERVER.set_forkserver_preload(PRELOADED)
 
 
 class _ServerWithCompiler(forkserver.ForkServer):

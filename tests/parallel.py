@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from multiprocessing import forkserver, resource_tracker
+
 import pytest
+
+# What a server of forked processes imports (forked.py). One list for all tests: the last one that is set counts.
+PRELOADED = ["tests.preloaded"]
 
 # Of these folders one process runs all tests: Slurm's hosts and the others have the same names, and the shim of the GPU
 # is compiled once for a session.
@@ -30,6 +36,25 @@ def pytest_xdist_make_scheduler(config, log):
 
     config.option.loadscopereorder = False  # by numbers of tests, which say nothing of their time
     return Files(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_configure_node(node):
+    """All processes have theirs forked from one server, whose imports take 5 s of processor time; it makes them while
+    the tests are collected.
+    """
+    forkserver.set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
+    node.workerinput["forkserver"] = forkserver._forkserver._forkserver_address
+
+
+def pytest_configure(config):
+    """Take the server that the first process has started, and ends, for this process's own."""
+    if hasattr(config, "workerinput"):
+        server = forkserver._forkserver
+        server._forkserver_address = config.workerinput["forkserver"]
+        server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # a server's own ends it when it is closed
+        server.ensure_running = resource_tracker.ensure_running
 
 
 def pytest_collection_modifyitems(config, items):

@@ -103,8 +103,11 @@ LONGEST_FUNCTION = 70  # lines; a screen is about 60
 MOST_LEVELS = 7
 
 
+@functools.cache
 def read_sources() -> Sources:
-    """Every file of the three floors, and of the package that holds them."""
+    """Every file of the three floors, and of the package that holds them; read once, by the first test that asks: each
+    process of pytest-xdist imports the tests of all others too.
+    """
     paths = [path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")] + list((ROOT / "cloze").glob("*.py"))
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(paths)}
 

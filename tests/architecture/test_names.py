@@ -12,7 +12,6 @@ from pathlib import Path
 
 from tests.architecture.laws import ROOT, arrows, file_of, imported, read_sources
 
-SOURCES = read_sources()
 NEEDS = ("distributed", "gpu", "stores")
 SHARED = {"precheck"}  # modules of one name in several rooms, which are tested together
 MOST_EXCUSED = 37
@@ -90,9 +89,9 @@ def modules() -> list[str]:
 @functools.cache
 def imported_by(test: Path) -> set[str]:
     """The files that a test file imports, and those that a room's `__init__.py`, which it imports, hands out."""
-    found = {file_of(name, SOURCES) for name in imported(ast.parse(test.read_text(encoding="utf-8")))} - {None}
+    found = {file_of(name, read_sources()) for name in imported(ast.parse(test.read_text(encoding="utf-8")))} - {None}
     rooms = {path for path in found if path.endswith("/__init__.py")}
-    return found.union(*(arrows({path: SOURCES[path]}, SOURCES)[path] for path in rooms))
+    return found.union(*(arrows({path: read_sources()[path]}, read_sources())[path] for path in rooms))
 
 
 def own_tests(module: str) -> list[Path]:
@@ -112,7 +111,7 @@ def own_tests(module: str) -> list[Path]:
 def only_declares(module: str) -> bool:
     """Whether a module has no function, so that a test has nothing to call: names of types, protocols, exceptions."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-    return not any(isinstance(node, functions) for node in ast.walk(SOURCES[module]))
+    return not any(isinstance(node, functions) for node in ast.walk(read_sources()[module]))
 
 
 def test_every_module_has_tests_where_its_name_says_or_where_the_list_says():

@@ -7,12 +7,17 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
+from cloze.model.bert import BertForPreTraining
+from cloze.model.tasks import BertForMaskedLM
 from cloze.pipeline.shards.manifest import Manifest
 from tests.hostile_files import judge
 from tests.launch.evaluate.plain_scores import BAD, GOOD, plain_score
@@ -79,15 +84,24 @@ def test_a_training_step_is_measured_where_its_workload_is(benchmark, monkeypatc
 
 @pytest.mark.parametrize("shape", ["small", "modern"])
 def test_both_contenders_of_a_step_have_the_same_model_and_tokens(monkeypatch, shape):
-    """Shapes and counts of the peers' weights, and losses over the same tokens, at random weights."""
+    """Counts of the peers' weights; losses over the same tokens, at random weights of four layers."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    from synthetic_batches import SHAPES, build, concatenate, make_batch, shape_of
+    import synthetic_batches
+    from synthetic_batches import SHAPES, build, concatenate, make_batch, peer, shape_of
+
+    def count(model: torch.nn.Module) -> int:
+        return sum(each.numel() for each in model.parameters())
 
     sizes = (shape, 512, 32)
+    with torch.device("meta"):
+        whole = (BertForPreTraining if shape in SHAPES else BertForMaskedLM)(shape_of(*sizes))
+        assert count(whole) == count(peer(*sizes, "sdpa"))
+    fewer = replace(shape_of(*sizes), num_hidden_layers=4)
+    monkeypatch.setattr(synthetic_batches, "shape_of", lambda *_: fewer)
+    monkeypatch.setattr(transformers, "ModernBertConfig", partial(transformers.ModernBertConfig, num_hidden_layers=4))
     ours = build("cloze", {}, *sizes, "cpu")
     theirs = build("transformers", {"attention": "sdpa"}, *sizes, "cpu")
-    assert ours.config == shape_of(*sizes)
-    assert sum(each.numel() for each in ours.parameters()) == sum(each.numel() for each in theirs.parameters())
+    assert ours.config == fewer and count(ours) == count(theirs)
     batch = make_batch(512, 32, 0.5, 4, seed=0, pairs=shape in SHAPES)
     flat = concatenate(batch)
     assert len(flat["input_ids"]) == batch["attention_mask"].sum() and (batch["labels"] != -100).any()

@@ -81,7 +81,7 @@ def chain(cloze, tmp_path_factory):
             "--output",
             folder / "run",
             "--train.max_steps",
-            30,
+            20,
             "--schedule.warmup_steps",
             5,
             "--zero.stage",
@@ -106,10 +106,10 @@ def test_every_step_says_what_it_did(chain):
         "unigram entropy",
         "eager",
         "FLOPs a token",
-        "complete at step 30",
+        "complete at step 20",
     ):
         assert fact in printed["pretrain"], fact
-    assert "exported step 30" in printed["export"] and SENTENCE in printed["predict"]
+    assert "exported step 20" in printed["export"] and SENTENCE in printed["predict"]
 
 
 def test_the_curves_have_the_names_that_scripts_rely_on(chain):
@@ -205,7 +205,7 @@ def test_the_deepspeed_launcher_trains_the_same_model(chain, home):
         "--output",
         run,
         "--train.max_steps",
-        30,
+        20,
         "--schedule.warmup_steps",
         5,
         "--zero.stage",

@@ -1,6 +1,5 @@
 // A CUDA device that exists in name only, for torch's build without CUDA: index 0, one null stream. With it
 // FakeTensorMode runs every operator on device "cuda", backward too: shapes and dtypes as on a GPU, no numbers.
-#include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CPUAllocator.h>

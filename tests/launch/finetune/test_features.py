@@ -198,7 +198,7 @@ def test_features_of_several_layers_over_processes_and_kills(model, files, tmp_p
         "--pooling",
         "mean",
         "--epochs",
-        12,
+        6,
         "--checkpoint.every_steps",
         7,
     )

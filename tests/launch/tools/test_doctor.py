@@ -12,9 +12,11 @@ from cloze.launch.cli import main
 from cloze.launch.config import DoctorConfig
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.system import devices, distributed
+from cloze.launch.tools import doctor_checks
 from cloze.launch.tools.doctor import doctor
+from cloze.launch.tools.planning.kernels import measure_kernels
 from tests.forked import ForkedRun
-from tests.launching import finish, pretrain_arguments, train
+from tests.launching import finish, pretrain_arguments
 from tests.synthetic import make_shards
 
 
@@ -24,8 +26,9 @@ def data(tmp_path_factory):
 
 
 def hurried(command: list[str]) -> int:
-    """The command, with less time for the matrix products."""
+    """The command, with less time for the matrix products and the kernels."""
     devices._SECONDS = 0.05
+    doctor_checks.measure_kernels = partial(measure_kernels, seconds=0.05)
     return main(command)
 
 
@@ -87,7 +90,7 @@ def test_a_run_faster_than_its_peak_says_what_that_means(data, tmp_path, monkeyp
     """Once, and the run goes on with a peak that it measures anew: no figure above it is shown."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     devices.keep_measured(torch.device("cpu"), {torch.float32: 1e3})
-    output = train(data, tmp_path / "run", "--train.max_steps", "3")
+    output = finish(ForkedRun(pretrain_arguments(data, tmp_path / "run", "--train.max_steps", "3"), 1, hurried))
     assert output.count("of the peak is impossible") == 1
     assert f"the peak in {tmp_path / 'cache' / 'cloze' / 'matmul-flops.json'} was measured while" in output
     values = [line["speed/mfu"] for line in read_metrics(tmp_path / "run") if "train/loss" in line]

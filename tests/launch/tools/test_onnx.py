@@ -26,6 +26,7 @@ SHAPE = dict(
     max_position_embeddings=24,
     initializer_range=0.3,
 )
+ONE_LAYER = SHAPE | dict(num_hidden_layers=1)  # beside those of two it is a head that is looked at
 MODERN = SHAPE | dict(
     position_embedding="rotary",
     type_vocab_size=0,
@@ -41,13 +42,14 @@ MODERN = SHAPE | dict(
 )
 THREE = HeadConfig(("a", "b", "c"))
 CASES = {
-    **{name: (name, SHAPE, THREE if cls.takes_head else None) for name, cls in ARCHITECTURES.items()},
+    **{name: (name, ONE_LAYER, THREE if cls.takes_head else None) for name, cls in ARCHITECTURES.items()},
+    "BertForPreTraining": ("BertForPreTraining", SHAPE, None),
     "mean of label columns": (
         "BertForSequenceClassification",
-        SHAPE,
+        ONE_LAYER,
         HeadConfig(("x: 0", "x: 1", "y: 0", "y: 1"), "columns", (("x", ("0", "1")), ("y", ("0", "1"))), "mean"),
     ),
-    "max": ("BertForSequenceClassification", SHAPE, HeadConfig(("a", "b"), pooling="max")),
+    "max": ("BertForSequenceClassification", ONE_LAYER, HeadConfig(("a", "b"), pooling="max")),
     "alibi": ("BertForTokenClassification", SHAPE | {"position_embedding": "alibi"}, THREE),
     "ModernBERT": ("BertForQuestionAnswering", MODERN, None),
 }
@@ -123,6 +125,7 @@ def test_the_command_adds_a_graph_to_a_fine_tuned_model(tmp_path, capsys):
     save_model(
         tmp_path / "run" / "model",
         "BertForSequenceClassification",
+        num_hidden_layers=1,
         **labels("bad", "good"),
         cloze_truncation=truncation,
     )
@@ -140,6 +143,7 @@ def test_a_tagger_s_graph_names_the_length_that_it_has_learned(tmp_path):
     save_model(
         tmp_path / "model",
         "BertForTokenClassification",
+        num_hidden_layers=1,
         **labels("O", "B-X"),
         cloze_truncation={"max_length": 16, "keep": "head", "head_tokens": 128, "words": "characters"},
     )
@@ -151,7 +155,7 @@ def test_a_tagger_s_graph_names_the_length_that_it_has_learned(tmp_path):
 
 def test_a_question_answerer_s_graph_names_the_windows_that_it_has_learned(tmp_path):
     answering = {"max_length": 16, "window_step": 8, "max_answer_tokens": 5, "allow_no_answer": True}
-    save_model(tmp_path / "model", "BertForQuestionAnswering", cloze_answering=answering)
+    save_model(tmp_path / "model", "BertForQuestionAnswering", num_hidden_layers=1, cloze_answering=answering)
     assert main(["export", str(tmp_path / "model"), "--output", str(tmp_path / "out"), "--onnx", "true"]) == 0
     described = json.loads((tmp_path / "out" / "onnx.json").read_text())
     assert described["max_length"] == 16 and described["answering"] == answering

@@ -33,6 +33,7 @@ SMALL = BertConfig(
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
 )
+TWO_LAYERS = replace(SMALL, num_hidden_layers=2)
 
 
 def test_a_slice_has_its_share_of_the_peak(monkeypatch):
@@ -75,7 +76,7 @@ def test_sums_run_beside_the_last_backward_of_stage_0_alone():
 
 
 def test_what_limits_the_micro_batch_is_named():
-    config = PlanConfig(gpus=8, model=SMALL, train=TrainConfig(global_batch_size=64, sequence_length=128))
+    config = PlanConfig(gpus=8, model=TWO_LAYERS, train=TrainConfig(global_batch_size=64, sequence_length=128))
     estimator = Estimator(config, Lengths.of_procedure(128, 0.1, 0.15), Cluster(find_machine("a10"), 8, 8, 1e9))
     assert "each of 8 devices 8 sequences" in plan._limited_by_batch(config, estimator, {"largest_micro_batch_size": 8})
     assert plan._limited_by_batch(config, estimator, {"largest_micro_batch_size": 4}) is None, "by memory"
@@ -86,7 +87,7 @@ def test_what_limits_the_micro_batch_is_named():
 
 def test_a_step_waits_for_the_fullest_rank_for_hooks_and_for_inspection():
     """Alone there is none to wait for; and slower products lower the MFU."""
-    config = PlanConfig(gpus=8, model=SMALL, train=TrainConfig(global_batch_size=64, sequence_length=128))
+    config = PlanConfig(gpus=8, model=TWO_LAYERS, train=TrainConfig(global_batch_size=64, sequence_length=128))
     cluster = Cluster(find_machine("h100"), 8, 8, 5e10)
     eight = Estimator(config, Lengths.of_procedure(128, 0.1, 0.15), cluster)
     together, alone = eight.step(0, 8), eight.on(1).step(0, 8)
@@ -171,7 +172,7 @@ def test_a_moving_average_takes_four_bytes_a_parameter_divided_as_states_are():
         config = PretrainConfig(
             data="",
             output="",
-            model=SMALL,
+            model=TWO_LAYERS,
             ema=EmaConfig(decay),
             train=TrainConfig(global_batch_size=8, micro_batch_size=1),
         )
@@ -202,7 +203,7 @@ def teacher(tmp_path_factory):
 
 
 def planned(objective: str, stage: int = 0, **options) -> Estimator:
-    model = replace(SMALL, num_hidden_layers=2, embedding_size=SMALL.hidden_size, pooler=False)
+    model = replace(TWO_LAYERS, embedding_size=SMALL.hidden_size, pooler=False)
     config = PretrainConfig(
         "",
         "",
@@ -277,7 +278,7 @@ def test_next_tokens_take_the_memory_of_all_predictions_and_a_part_of_their_time
         "--config",
         "bert-base-phase1",
         "--model.num_hidden_layers",
-        "3",
+        "2",
         "--device",
         "a10",
         "--short_share",

@@ -116,7 +116,7 @@ def test_losses_and_weights_are_those_of_sentence_transformers(case, plain, data
 
 def test_any_split_into_ranks_and_micro_batches_learns_the_same(plain, data, tmp_path):
     """One pass over the whole batch against two passes over parts of it, on two ranks with partitioned weights too."""
-    options = (*TRIPLES, "--embedding.symmetric", "true", "--embedding.dimensions", "[8]", "--epochs", 2)
+    options = (*TRIPLES, "--embedding.symmetric", "true", "--embedding.dimensions", "[8]", "--epochs", 1)
     whole, _ = embed(plain, data, tmp_path / "whole", "--train.micro_batch_size", 8, *options)
     splits = {
         "single": (("--train.micro_batch_size", 1), 1),
