@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import resource
+import socket
 from unittest import mock
 
 import pytest
@@ -11,7 +12,7 @@ from uvicorn.server import ServerState
 
 from cloze.launch.serve import connections
 from cloze.launch.serve.config import ServeConfig
-from cloze.launch.serve.connections import make_room_for_files, protocol
+from cloze.launch.serve.connections import Listener, make_room_for_files, protocol
 from cloze.pipeline.errors import UserError
 from tests.launch.serve.hostile_requests import chunked
 
@@ -22,6 +23,24 @@ def test_more_connections_than_files_are_refused(monkeypatch):
     make_room_for_files(ServeConfig("model", max_connections=3896))
     with pytest.raises(UserError, match="expected at most 3896, since a process may open 4096 files"):
         make_room_for_files(ServeConfig("model", max_connections=3897))
+
+
+def test_answers_do_not_wait_for_acknowledgements():
+    """Each request of a connection after the first took 44 ms."""
+
+    async def nodelay() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        class Protocol(asyncio.Protocol):
+            def connection_made(self, transport):
+                found.set_result(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+        listener = Listener(socket.create_server(("127.0.0.1", 0)), ServeConfig("model"))
+        async with await asyncio.get_running_loop().create_server(Protocol, sock=listener):
+            with socket.create_connection(listener.getsockname()):
+                return await found
+
+    assert asyncio.run(nodelay())
 
 
 @pytest.mark.parametrize(
