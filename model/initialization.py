@@ -108,7 +108,7 @@ def init_word_embeddings(model: nn.Module, path: str | os.PathLike[str], tokens:
             if number == 1 and len(values) == 1:  # the counts of words and dimensions
                 expected = int(word) if re.fullmatch("[0-9]{1,18}", word) else None
                 continue
-            words += bool(line.rstrip("\r\n"))  # what ends a file is no word, and one of gensim's may be empty
+            words += bool(word or values)  # an empty line is no word; gensim writes the empty one with its numbers
             if word not in tokens:
                 continue
             numbers = [float(value) for value in values if _NUMBER.fullmatch(value)]

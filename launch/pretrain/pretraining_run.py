@@ -27,6 +27,7 @@ from cloze.launch.pretrain.init_from import Start
 from cloze.launch.pretrain.inputs import RunInputs, open_inputs
 from cloze.launch.pretrain.micro_batch_size import resolve
 from cloze.launch.pretrain.objectives import Objective
+from cloze.launch.pretrain.shapes import local_description
 from cloze.launch.pretrain.source_statistics import Sources
 from cloze.launch.pretrain.validation import make_show, open_validation, validation_sets
 from cloze.launch.pretrained.origin import keep_origin
@@ -195,7 +196,7 @@ class Pretraining(Recipe):
     def save_origin(self, folder: Path) -> None:
         source = self._start.source.path if self._start else None
         if source is None and self.config.init_from and runs.seal_of(Path(self.config.output) / runs.ORIGIN):
-            source = Path(self.config.init_from)  # of a run that goes on, whose folder was removed
+            source = local_description(self.config.init_from)  # of a run that goes on, whose folder was removed
         if source is not None:
             pairs = any(manifest.objective in PAIR_OBJECTIVES for manifest in self.data.manifests)
             segments = self.config.model.type_vocab_size > 1

@@ -55,16 +55,16 @@ def complete(given: Given) -> dict[str, object]:
     source, output = given.value("init_from"), given.value("output")
     if not source or given.has_section("model"):
         return values
-    run = _local(output) if output else None
+    run = local_description(output) if output else None
     if run and (run / runs.CONFIG).is_file():  # it goes on, and the source may be gone
         shape = runs.model_config(run)
     else:
-        shape = replace(source_shape(_local(source), given.value("init_layers")), vocab_size=0)
+        shape = replace(source_shape(local_description(source), given.value("init_layers")), vocab_size=0)
     typed = given.fields_of("model")
     return values | {f"model.{name}": value for name, value in asdict(shape).items() if name not in typed}
 
 
-def _local(folder: str) -> Path:
+def local_description(folder: str) -> Path:
     """The folder; of a run in a store, the files that describe it, fetched into a temporary one."""
     place = to_place(folder)
     if not isinstance(place, StorePath):

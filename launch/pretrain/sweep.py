@@ -18,7 +18,7 @@ from cloze.launch.pretrain.precheck import check_inputs
 from cloze.launch.pretrain.shapes import complete
 from cloze.launch.run.metrics_file import iterate_metrics
 from cloze.launch.run.resume_check import check_folder
-from cloze.launch.run.runs import METRICS
+from cloze.launch.run.runs import FIRST_WEIGHTS, METRICS, SOFTWARE
 from cloze.launch.run.status_file import read_status
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweeps import Results, Run, arguments_of, combinations, command_of, part_of_name, written
@@ -30,6 +30,7 @@ from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.stores.places import is_url
+from cloze.pipeline.untrusted import fields_if_readable
 
 _SPEED = "speed/tokens_per_second"
 # Fields that a grid may not set: they differ between runs anyway, or would make results incomparable.
@@ -99,7 +100,25 @@ def sweep(config: SweepConfig, environment: Environment) -> int:
         os.execv(command[0], command)  # it handles signals and returns its own exit status
     devices = visible_gpus() if config.processes == 1 else []
     done = Sweep(Path(config.output), planned, "at the end", columns={"tokens/s": _SPEED})
-    return EXIT_COMPLETE if done.reach_end(devices or [""], console) else EXIT_REQUEUE
+    if not done.reach_end(devices or [""], console):
+        return EXIT_REQUEUE
+    warn_of_other_weights(planned, console)
+    return EXIT_COMPLETE
+
+
+def warn_of_other_weights(planned: list[PretrainingRun], console: Console) -> None:
+    """Warn of runs that began with other weights than others with the same settings: what `init_from` names was
+    replaced between them.
+    """
+    found: dict[tuple[str | None, ...], set[object]] = {}
+    for run in planned:
+        source = tuple(run.settings.get(name) for name in ("init_from", "init_word_vectors"))
+        found.setdefault(source, set()).add(fields_if_readable(run.folder / SOFTWARE).get(FIRST_WEIGHTS))
+    if any(len(weights) > 1 for weights in found.values()):
+        console.warn(
+            "init_from: found runs of this sweep that began with other weights than the rest, since it was replaced "
+            "meanwhile: they do not compare; give another --output to make all of them anew"
+        )
 
 
 def plan(config: SweepConfig) -> list[PretrainingRun]:

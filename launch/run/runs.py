@@ -49,6 +49,9 @@ HEARTBEATS = "heartbeats"
 STARTS = "starts"  # in software.json
 # In software.json, and in state.json of each checkpoint: the hash of the configuration with which the run was begun.
 RUN = "run"
+FIRST_WEIGHTS = (
+    "first_weights"  # in software.json: a hash of the weights that the run began with, if they are another's
+)
 TRAINED_LENGTH = "max_length"  # in data.json
 VALIDATION_HASH = "validation_hash"
 MODEL_HASH = "model_hash"
@@ -216,13 +219,16 @@ def own_tokenizer(folder: Path) -> Path:
     return path
 
 
-def check_sealed(path: Path) -> None:
+def check_sealed(path: Path, sealed: Mapping[str, object] | None = None) -> None:
     """Raise UserError for a file of a run's folder `tokenizer` or `origin` that goes out with the model and is not as
     the run has written it.
+
+    Args:
+        sealed: what was recorded of these folders; None: as software.json says.
     """
-    expected = _AS_WRITTEN[path.name]
+    expected, recorded = _AS_WRITTEN[path.name], seal_of(path) if sealed is None else sealed.get(path.name)
     seal = sha256_of(path / _HASHES) if (path / _HASHES).is_file() else None
-    if seal_of(path) not in (None, seal):
+    if recorded not in (None, seal):
         what = "no such" if seal is None else "another"
         raise UserError(f"{path / _HASHES}: found {what} file, expected it {expected}")
     if seal is None:  # earlier versions wrote none
@@ -297,12 +303,14 @@ def describe(
     saves: Mapping[str, Callable[[Path], object]],
     deepspeed: Fields,
     run: str | None = None,
+    first_weights: str = "",
 ) -> None:
     """Write what is needed to understand, repeat and export the run: the configurations, and the folders of `saves`.
 
     Args:
         saves: name of a folder -> function that writes the folder, or leaves it out.
         run: the value of RUN; None: an earlier version has begun it.
+        first_weights: the value of FIRST_WEIGHTS; empty: that of the earlier starts.
 
     Raises:
         UserError: the tokenizer that an earlier start has written there is not that of the run any more, or what it
@@ -316,12 +324,32 @@ def describe(
                 f"{folder / TOKENIZER}: found a tokenizer with fingerprint {found[:12]}, expected {expected!s:.12}, "
                 "the run's; remove the folder, and the same command writes it again"
             )
+    earlier = fields_if_readable(folder / SOFTWARE)
+    if earlier.get(RUN) not in (None, run):  # a start without a checkpoint, of another configuration or other weights
+        earlier = {}
+        shutil.rmtree(folder / ORIGIN, ignore_errors=True)
+    goes_on = (folder / CONFIG).is_file()
+    sealed = _save_folders(folder, saves, earlier) if goes_on else {}  # what is refused changes nothing else
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
     # The file that marks the folder as a run comes after the files that a resume compares; after an interruption the
     # next start writes the rest.
     publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
     publish_text(folder / DEEPSPEED, json.dumps(deepspeed, indent=1) + "\n")
-    sealed = {name: seal for name in saves if (seal := seal_of(folder / name)) is not None}
+    sealed = sealed if goes_on else _save_folders(folder, saves, earlier)
+    starts: Fields = {STARTS: num_starts(folder) + 1, _SEALED: sealed}
+    known = {RUN: run, FIRST_WEIGHTS: first_weights or earlier.get(FIRST_WEIGHTS)}
+    starts |= {name: value for name, value in known.items() if value is not None}
+    publish_text(folder / SOFTWARE, json.dumps(software() | starts, indent=1) + "\n")  # after the folders that it names
+
+
+def _save_folders(folder: Path, saves: Mapping[str, Callable[[Path], object]], earlier: Fields) -> dict[str, object]:
+    """Write the folders of `saves` that are not there; returns the seals of those that go out with the run's model.
+
+    Args:
+        earlier: the content of software.json.
+    """
+    recorded = earlier.get(_SEALED)
+    sealed = {name: recorded[name] for name in saves if name in recorded} if isinstance(recorded, dict) else {}
     for name, save in saves.items():
         aside = folder / f"{name}.tmp"
         if (folder / name).exists():
@@ -339,10 +367,8 @@ def describe(
                     sealed[name] = seal
                 aside.rename(folder / name)
     for name in sealed:
-        check_sealed(folder / name)
-    # After the folders that it names.
-    starts = {STARTS: num_starts(folder) + 1, **({} if run is None else {RUN: run}), _SEALED: sealed}
-    publish_text(folder / SOFTWARE, json.dumps(software() | starts, indent=1) + "\n")
+        check_sealed(folder / name, sealed)
+    return sealed
 
 
 def identity_of(folder: Path) -> str | None:

@@ -28,7 +28,7 @@ _OTHER_FILES = 200
 # Processor time to parse a request and each of its bytes: several times what ordinary ones take. The third is the most
 # that a connection may save up, and what it gets at a time in the lane.
 _SECONDS_A_REQUEST = 0.001
-_SECONDS_A_BYTE = 0.02 / (1 << 20)
+_SECONDS_A_BYTE = 0.01 / (1 << 20)
 _SLICE_SECONDS = 0.005
 # Bytes read from a connection at a time, before others are read from: 256 KiB of short lines take h11 0.2 s at once.
 _PIECE_BYTES = 1 << 14

@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, wraps
 from pathlib import Path
@@ -64,18 +64,13 @@ _CLASSES_WITH_TYPES = (
     "DebertaV2Tokenizer",
 )
 # These give them in transformers 4, and not in 5.
-_CLASSES_WITH_TYPES_IN_4 = "AlbertTokenizer", "DebertaTokenizer", "PreTrainedTokenizer"
+_CLASSES_WITH_TYPES_IN_4 = "AlbertTokenizer", "DebertaTokenizer"
+_BASE_WITH_TYPES_IN_4 = "PreTrainedTokenizer"
 # Published vocabularies leave some thousand ids without a token; tables have an entry for each id up to the highest.
 _MOST_UNUSED_IDS = 1 << 20
 _MOST_SAID = 300  # characters of an error of the library
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
-
-
-def _of_transformers_4(model: Mapping[str, object]) -> bool:
-    """Whether a model's configuration was saved by version 4 of transformers or an earlier one."""
-    version = re.match("[0-9]+", str(model.get("transformers_version")))
-    return version is not None and int(version[0]) <= 4
 
 
 def holds_tokenizer(folder: Place) -> bool:
@@ -313,10 +308,11 @@ class Tokenizer:
             return "token_type_ids" in given
         named = config.get("tokenizer_class") or model.get("tokenizer_class")  # as AutoTokenizer looks for it
         if not isinstance(named, str):
-            return model.get("model_type") != "albert" or as_saved and _of_transformers_4(model)
-        named = named.removesuffix("Fast")
-        saved = as_saved and named in _CLASSES_WITH_TYPES_IN_4 and _of_transformers_4(model)
-        return saved or named in _CLASSES_WITH_TYPES
+            named = "AlbertTokenizer" if model.get("model_type") == "albert" else "BertTokenizer"
+        named, version = named.removesuffix("Fast"), re.match("[0-9]+", str(model.get("transformers_version")))
+        if as_saved and (named in _CLASSES_WITH_TYPES_IN_4 or named == _BASE_WITH_TYPES_IN_4 and version):
+            return version is None or int(version[0]) <= 4  # versions before 4.1 did not name themselves
+        return named in _CLASSES_WITH_TYPES
 
     def contents(self, config: bytes | None = None) -> dict[str, bytes]:
         """The files that `save` writes, by name, in its order."""

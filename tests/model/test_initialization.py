@@ -61,7 +61,7 @@ def test_word_embeddings_may_start_from_a_word2vec_text_file(tmp_path):
     before = model.bert.embeddings.word.weight.clone()
     path = tmp_path / "vectors.txt"
     # The empty word is one of gensim's.
-    path.write_text("\ufeff5 4\ncat 4 3 2 1\ncat 1 2 3 4\n 9 9 9 9\nunknown 9 9 9 9\ndog 5 6 7 8.5\n\n")
+    path.write_text("\ufeff5 4\ncat 4 3 2 1\ncat 1 2 3 4\n 9 9 9 9\nunknown 9 9 9 9\ndog 5 6 7 8.5\n \n\n")
     assert init_word_embeddings(model, path, {"cat": 7, "dog": 9, "cow": 11}) == 2
     after = model.masked_lm.decoder.weight  # tied
     assert after[7].tolist() == [1, 2, 3, 4] and after[9].tolist() == [5, 6, 7, 8.5]

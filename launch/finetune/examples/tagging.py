@@ -106,6 +106,7 @@ def _refuse_conll_u(path: Path, number: int, sentence: list[list[str]], separato
     numbers, or ranges of them for words of several tokens (universaldependencies.org/format.html).
     """
     numbered = len(sentence[0]) == _CONLL_U and separator == "\t" and all(_ID.fullmatch(word) for word, *_ in sentence)
+    numbered = numbered and (len(sentence) > 1 or len(sentence[0][0]) == 1)  # a sentence may be one number
     if numbered or ".conllu" in path.name.lower():
         raise UserError(
             f"{path}: row {number}: found CoNLL-U, of {_CONLL_U} fields, expected a word, its tag last; write the "

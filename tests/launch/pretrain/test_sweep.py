@@ -8,8 +8,10 @@ from functools import partial
 import pytest
 
 from cloze.launch.cli import main
+from cloze.launch.pretrain.sweep import PretrainingRun, warn_of_other_weights
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.status_file import read_status
+from cloze.launch.system.console import Console
 from tests.commands import forked_cloze, main_of_python
 from tests.forked import ForkedRun
 from tests.launching import finish, kill_when, pretrain_arguments, step_of
@@ -53,6 +55,17 @@ def test_runs_that_are_measured_on_other_samples_are_warned_of(data, tmp_path, c
     assert said.count("\n") == 2, said
     warning, error = said.splitlines()
     assert warning.startswith("warning: grid: found evaluation.samples, by which") and "run: found 9" in error
+
+
+def test_runs_that_began_with_other_weights_are_warned_of(tmp_path, capsys):
+    """The folder that init_from names was replaced between two commands of one sweep."""
+    planned = [PretrainingRun(str(seed), tmp_path / str(seed), {}, [], "validation/loss") for seed in (1, 2)]
+    for weights, warned in (("a", False), ("b", True)):
+        for run, first in zip(planned, ("a", weights), strict=True):
+            run.folder.mkdir(exist_ok=True)
+            (run.folder / "software.json").write_text(json.dumps({"first_weights": first}))
+        warn_of_other_weights(planned, Console())
+        assert ("began with other weights than the rest" in capsys.readouterr().err) == warned
 
 
 @pytest.fixture

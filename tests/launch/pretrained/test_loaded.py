@@ -85,7 +85,8 @@ def test_a_pair_for_a_model_whose_tokenizer_joins_pairs_in_another_way_is_refuse
         (None, "AlbertTokenizer", {"transformers_version": "5.0.0"}, False),
         (None, "PreTrainedTokenizerFast", {"transformers_version": "4.57.1"}, True),
         (None, "PreTrainedTokenizerFast", {}, False),
-        (None, None, {"model_type": "albert"}, False),
+        (None, None, {"model_type": "albert", "transformers_version": "5.2"}, False),
+        (None, "AlbertTokenizer", {}, True),  # before 4.1 none was written
     ):
         path.write_text(json.dumps(config | {"model_input_names": names, "tokenizer_class": named}))
         (tmp_path / "config.json").write_text(json.dumps(beside))

@@ -1,5 +1,7 @@
 """Numbers that a start reads from the files of an earlier one: as the run wrote them, or refused."""
 
+import json
+import shutil
 from functools import partial
 
 import pytest
@@ -105,6 +107,31 @@ def test_what_a_complete_run_has_lost_is_seen(tmp_path, name, change):
     (tmp_path / name).unlink() if change == "removed" else (tmp_path / name).write_text("")
     with pytest.raises(UserError, match=f"{name}.*expected it as the run has written it"):
         runs.check_there(tmp_path)
+
+
+def test_what_is_refused_at_a_resume_changes_nothing(tmp_path):
+    """Before, the run's own command was refused too afterwards, since config.yaml had the other one's steps."""
+    ours = tokenizer()
+    facts, saves = {"tokenizer_fingerprint": ours.fingerprint}, {runs.ORIGIN: ours.save, runs.TOKENIZER: ours.save}
+    runs.describe(tmp_path, PretrainConfig("d", str(tmp_path)), facts, saves, {}, "1")
+    shutil.rmtree(tmp_path / runs.ORIGIN)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    saves[runs.ORIGIN] = lambda folder: None
+    with pytest.raises(UserError, match="origin/sha256.json: found no such file"):
+        runs.describe(tmp_path, PretrainConfig("d", str(tmp_path), seed=2), facts, saves, {}, "1")
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_start_with_other_weights_before_the_first_checkpoint_keeps_their_origin(tmp_path):
+    def save(text: str):
+        return {runs.ORIGIN: lambda folder: (folder.mkdir(), (folder / "config.json").write_text(text))}
+
+    for run, text in (("1", "first"), ("1", "first"), ("2", "second")):
+        runs.describe(tmp_path, PretrainConfig("d", str(tmp_path)), {}, save(text), {}, run, f"weights {run}")
+        runs.check_sealed(tmp_path / runs.ORIGIN)
+        assert (tmp_path / runs.ORIGIN / "config.json").read_text() == text
+    runs.describe(tmp_path, PretrainConfig("d", str(tmp_path)), {}, save("third"), {}, "2")
+    assert json.loads((tmp_path / runs.SOFTWARE).read_text())["first_weights"] == "weights 2"
 
 
 def test_a_run_is_known_by_its_start_and_its_data(tmp_path):

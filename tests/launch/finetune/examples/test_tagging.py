@@ -186,11 +186,12 @@ def test_a_byte_level_tagger_predicts_what_it_was_measured_by(tmp_path):
         ("\n\n", ("found no rows",)),
         ("w1\tO\nw2\t\n", ("row 2", "found no tag in 'w2'")),
         *(
-            ("\n".join("\t".join([word, "Cats", "cat", *"______", "SpaceAfter=No"]) for word in words), found)
+            ("\n".join(word and "\t".join([word, "Cats", "cat", *"______", "SpaceAfter=No"]) for word in words), found)
             for words, found in (
                 (("1",), ("row 1", "found CoNLL-U, of 10 fields")),
                 (("1-2", "1", "2", "2.1"), ("row 1", "found CoNLL-U, of 10 fields")),
                 (("1", "cats"), ("found the tag",)),  # ten columns of another format
+                (("1984", "", "cats"), ("found the tag",)),
             )
         ),
         ("w1\nw2\n", ("row 1", "expected a word and its tag")),
