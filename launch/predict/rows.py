@@ -43,12 +43,12 @@ def check_file(config: Input) -> None:
         check_regular(path)
     if not path.is_file():
         return
-    if path.suffix in _CONLL:
+    if tables.ending(path) in _CONLL:
         raise UserError(
             f"file: found {path}, CoNLL by its name, which is for training, expected a text a line or a "
             "table: `cloze finetune --test` predicts CoNLL's words; --lines text takes each line as a text"
         )
-    if path.suffix == ".json":
+    if path.suffix.lower() == ".json":
         with readable_errors(path), open(path, "rb") as file:
             begin = file.read(_BEGINNING).removeprefix(codecs.BOM_UTF8)
         if _SQUAD.match(begin):

@@ -424,10 +424,11 @@ def check_there(folder: Path) -> None:
     for name in (CONFIG, DATA, SOFTWARE, DEEPSPEED, TOKENIZER):
         path = folder / name
         if not path.exists() or path.is_file() and not path.stat().st_size:
+            again = "the same command writes it again and goes on from the newest checkpoint that is left"
+            advice = f"restore {name}, without which no command reads the run" if name in (CONFIG, DATA) else again
             raise UserError(
                 f"{folder}: found {'nothing in' if path.exists() else 'no'} {name}, expected it as the run has written "
-                "it: something was removed while the run used the folder; the same command writes it again and goes on "
-                "from the newest checkpoint that is left"
+                f"it: something was removed while the run used the folder; {advice}"
             )
     for name in _AS_WRITTEN:
         if (folder / name).exists() or seal_of(folder / name) is not None:

@@ -201,8 +201,12 @@ def open_table(
 
 
 def ending(path: Path) -> str:
-    """The ending that determines the format: the one before .gz if that is the last."""
-    return "".join(path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]).removesuffix(".gz")
+    """The ending that determines the format, in small letters: the one before .gz if that is the last."""
+    return "".join(path.suffixes[-2:] if _is_gzip(path) else path.suffixes[-1:]).lower().removesuffix(".gz")
+
+
+def _is_gzip(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
 
 
 def read_text(path: Path) -> str:
@@ -228,9 +232,7 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
     """
     with readable_errors(path):
         try:
-            with (gzip.open if path.suffix == ".gz" else open)(
-                path, "rt", encoding="utf-8-sig", newline=newline
-            ) as file:
+            with (gzip.open if _is_gzip(path) else open)(path, "rt", encoding="utf-8-sig", newline=newline) as file:
                 while line := file.readline(LONGEST_LINE):
                     if len(line) == LONGEST_LINE:
                         raise UserError(f"{path}: found a line of {LONGEST_LINE:,} characters or more, expected less")

@@ -120,7 +120,7 @@ def _share(embeddings: Embeddings, generator: BertForMaskedLM) -> None:
         generator.masked_lm.decoder.weight = shared
 
 
-_LARGEST = 16  # times the discriminator's heads; ELECTRA's are a quarter to a half
+_LARGEST = 16  # times the discriminator's heads and layers; ELECTRA's heads are a quarter to a half
 
 
 class ReplacedTokens(MaskedTokens):
@@ -145,7 +145,7 @@ class ReplacedTokens(MaskedTokens):
         super().__init__(config)
         check_option("generator_size", generator_size, 0, _LARGEST)
         if generator_layers is not None:
-            check_option("generator_layers", generator_layers, 1, whole=True)
+            check_option("generator_layers", generator_layers, 1, _LARGEST * config.model.num_hidden_layers, whole=True)
         check_option("temperature", temperature, 1e-3)
         check_option("detection", detection, 0)
         check_standard(config, "the generator shares embeddings of a width that is not its own")

@@ -129,6 +129,18 @@ def test_a_file_whose_columns_are_named_has_a_first_line_of_names(tmp_path):
         list(read_rows(ClassifyConfig("m", file=str(tmp_path / "own.csv")), learned))
 
 
+@pytest.mark.parametrize("name", ["A.CSV", "A.TSV", "A.JSONL", "A.CSV.GZ", "A.Json"])
+def test_endings_in_capitals_are_those_in_small_letters(tmp_path, name):
+    """As of files from Windows: before, the header and whole lines were the texts."""
+    lines = {"CSV": "text,n\nfine,1\n", "TSV": "text\tn\nfine\t1\n"}
+    content = lines.get(name.split(".")[1], '{"text": "fine", "n": 1}\n').encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("GZ") else content)
+    assert [row.text for row in read_rows(ClassifyConfig("m", file=str(tmp_path / name)))] == ["fine"]
+    (tmp_path / "A.CONLL").write_text("w1 O\n")
+    with pytest.raises(UserError, match="A.CONLL, CoNLL by its name"):
+        list(read_rows(ClassifyConfig("m", file=str(tmp_path / "A.CONLL"))))
+
+
 @pytest.mark.parametrize("name", ["p.parquet", "p.csv", "p.tsv", "p.jsonl", "p.jsonl.gz"])
 def test_a_pipe_is_no_table(tmp_path, name):
     """Its reading waited for a writer without a word."""
