@@ -29,14 +29,11 @@ _BOUNDS: dict[str, tuple[int, float]] = {
         (
             "hidden_size",
             "embedding_size",
-            "num_hidden_layers",
-            "num_layer_groups",
             "num_attention_heads",
             "num_key_value_heads",
             "intermediate_size",
             "global_attention_every",
             "base_hidden_size",
-            "base_num_layers",
         ),
         (1, _LARGEST),
     ),
@@ -65,6 +62,8 @@ _BOUNDS: dict[str, tuple[int, float]] = {
         ),
         (0, MOST_DROPPED),
     ),
+    # The deepest had 1,000 (DeepNet, arXiv 2203.00555). Layers that share their weights are in no file.
+    **dict.fromkeys(("num_hidden_layers", "num_layer_groups", "base_num_layers"), (1, 1 << 12)),
     # No weight's shape confirms these.
     "max_position_embeddings": (1, 1 << 20),
     "relative_distances": (1, 1 << 20),
