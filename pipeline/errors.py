@@ -15,6 +15,11 @@ def refuse(*rules: tuple[object, str]) -> None:
             raise UserError(line)
 
 
+def lacks_threads(error: BaseException) -> bool:
+    """Whether a thread or process could not be started, of which Python, Arrow and Gloo tell in their messages."""
+    return any(said in str(error) for said in ("can't start new thread", "Resource temporarily unavailable"))
+
+
 def reason_of(error: BaseException) -> str:
     """The first line of what a library says of an error; its type where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -7,7 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from cloze.pipeline.errors import UserError
@@ -145,6 +145,20 @@ def inside(folder: Path, name: str) -> Path:
     return folder / name
 
 
+def clear(path: Path, *, ignore_errors: bool = False) -> None:
+    """Remove a folder with its content, or the file, link or pipe in its place, if there is any: `shutil.rmtree` opens
+    what it is given before it looks whether that is a folder, and waits at a pipe.
+
+    Raises:
+        OSError: something can't be removed, unless errors are ignored.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=ignore_errors)
+        return
+    with suppress(OSError) if ignore_errors else nullcontext():
+        path.unlink(missing_ok=True)
+
+
 def remove_tree(folder: Place) -> bool:
     """Remove a folder with its content as far as possible.
 
@@ -154,7 +168,7 @@ def remove_tree(folder: Place) -> bool:
     if isinstance(folder, StorePath):
         folder.writer.delete([each.key for each in folder.objects()])
     else:
-        shutil.rmtree(folder, ignore_errors=True)
+        clear(folder, ignore_errors=True)
     return not folder.is_dir()
 
 

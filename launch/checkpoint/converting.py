@@ -33,7 +33,7 @@ from cloze.launch.engine.content import (
 )
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import inside
+from cloze.pipeline.storage import clear, inside
 
 # Files that are read or written at a time: more than one, since a file on a network is waited for.
 _THREADS = 8
@@ -66,7 +66,7 @@ def convert_to_universal(folder: Path, target: Path, processes: int) -> None:
         OtherContent: a file holds what no run writes.
         OSError: the disk is full or can't be written.
     """
-    shutil.rmtree(target, ignore_errors=True)
+    clear(target, ignore_errors=True)
     needed = sum(path.stat().st_size for path in folder.glob("*.pt"))
     free = shutil.disk_usage(target.parent).free
     if free < needed:
@@ -109,7 +109,7 @@ def convert_to_universal(folder: Path, target: Path, processes: int) -> None:
             torch.save(_common(contents[0], is_stage_3), target / "zero" / "optimizer_state.pt")
             shutil.copy2(models[0], target)  # the one that every process reads
         except RuntimeError as error:  # torch's, for a disk that is full
-            shutil.rmtree(target, ignore_errors=True)
+            clear(target, ignore_errors=True)
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(
                 f"{target}: found {folder.name} good but could not write its form for another number of "

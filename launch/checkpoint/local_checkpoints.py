@@ -6,7 +6,6 @@ several machines all must hold parts of one and the same checkpoint, which is co
 """
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import torch
 from cloze.launch.checkpoint.fetching import Files, owner_of
 from cloze.launch.checkpoint.state import CHECKSUMS, STATE, damage, describe, hash_of_files, read_state, saved_alike
 from cloze.launch.system import distributed
-from cloze.pipeline.storage import readable_errors, sha256_of
+from cloze.pipeline.storage import clear, readable_errors, sha256_of
 from cloze.pipeline.untrusted import read_json
 
 # Additional entries of state.json: the start that saved the checkpoint, and the hash of the files of all processes
@@ -95,7 +94,7 @@ def take_shared(folder: Path, parts: list[Found], machines: list[list[int]], ran
     aside = folder.with_name(folder.name + ".shared.tmp")
     with distributed.together("make room for a checkpoint", aside, device), readable_errors(aside):
         if lacking:
-            shutil.rmtree(aside, ignore_errors=True)
+            clear(aside, ignore_errors=True)
             aside.mkdir()
             for name in parts[own].files:
                 os.link(folder / name, aside / name)
@@ -111,6 +110,6 @@ def take_shared(folder: Path, parts: list[Found], machines: list[list[int]], ran
     with distributed.together("take up a checkpoint", folder, device), readable_errors(folder):
         if lacking:
             describe(aside, parts[own].files | shared, read_state(folder))
-            shutil.rmtree(folder)
+            clear(folder)
             os.replace(aside, folder)
     return True

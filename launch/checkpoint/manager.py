@@ -39,7 +39,7 @@ from cloze.launch.system.environment import Environment
 from cloze.pipeline.bounds import whole_number
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import readable_errors, sync_folder
+from cloze.pipeline.storage import clear, readable_errors, sync_folder
 
 # Per parameter: fp32 master weight, two Adam moments, a moving average, a 16-bit or fp32 copy of the weight.
 _BYTES_PER_PARAMETER = 20
@@ -273,7 +273,7 @@ class CheckpointManager:
         self.folder.mkdir(parents=True, exist_ok=True)
         for stale in self.folder.glob("step-*.tmp"):
             try:
-                shutil.rmtree(stale)
+                clear(stale)
             except OSError as error:  # a file that is open over NFS, say
                 if stale == aside:
                     raise
@@ -303,7 +303,7 @@ class CheckpointManager:
             os.replace(final, replaced)
         os.replace(aside, final)
         sync_folder(self.folder)
-        shutil.rmtree(replaced, ignore_errors=True)  # leftovers are removed by the next save
+        clear(replaced, ignore_errors=True)  # leftovers are removed by the next save
 
     def outlived(self, steps: Sequence[int], *best: int) -> set[int]:
         """Which of these checkpoints, in ascending order, are to be removed: all but the newest `keep_last` and the
@@ -330,9 +330,9 @@ class CheckpointManager:
             # Renamed first: an interrupted removal must not leave a folder that looks like a checkpoint.
             doomed = self.path(step).with_name(self.path(step).name + ".tmp")
             try:
-                shutil.rmtree(doomed, ignore_errors=True)
+                clear(doomed, ignore_errors=True)
                 os.replace(self.path(step), doomed)
-                shutil.rmtree(doomed)
+                clear(doomed)
             except OSError as error:  # a file that is open over NFS, say; the next save tries again
                 self.warn(f"{doomed}: an old checkpoint could not be removed ({error.strerror})")
 
@@ -412,7 +412,7 @@ class CheckpointManager:
         if source != folder:
             distributed.barrier()
             if self.leads:
-                shutil.rmtree(source, ignore_errors=True)  # leftovers are removed by the next save
+                clear(source, ignore_errors=True)  # leftovers are removed by the next save
         if world_size == self.environment.world_size:
             name = self._rank_file(self.environment.rank)
             rank_states = [load_own(folder / name)]

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -34,7 +33,7 @@ from cloze.launch.system.environment import Environment
 from cloze.pipeline.bounds import whole_number
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import readable_errors, sha256_of
+from cloze.pipeline.storage import clear, readable_errors, sha256_of
 from cloze.pipeline.stores.places import StorePath
 
 _LOOK_SECONDS = 1.0  # seconds between two listings while other ranks upload
@@ -231,7 +230,7 @@ class StoredCheckpoints(CheckpointManager):
         aside = self.path(step).with_name(self.path(step).name + ".fetched.tmp")
         with self._together("make room for a checkpoint"), readable_errors(aside):
             if self.leads:
-                shutil.rmtree(aside, ignore_errors=True)
+                clear(aside, ignore_errors=True)
                 aside.mkdir(parents=True)
         folder = step_place(self._place, step) / index["folder"]
         problem = ""
@@ -248,7 +247,7 @@ class StoredCheckpoints(CheckpointManager):
         with self._together("take up a checkpoint"), readable_errors(aside):
             if self.leads and not any(problems):
                 describe(aside, files, state)
-                shutil.rmtree(self.path(step), ignore_errors=True)
+                clear(self.path(step), ignore_errors=True)
                 os.replace(aside, self.path(step))
         return problems
 
@@ -432,7 +431,7 @@ class StoredCheckpoints(CheckpointManager):
             if self._uploading is not None:
                 kept.add(self._uploading)
             for step in set(local) - kept:
-                shutil.rmtree(self.path(step), ignore_errors=True)
+                clear(self.path(step), ignore_errors=True)
 
     def _retire(self, steps: set[int]) -> None:
         log = self._run.log

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -41,7 +40,7 @@ from cloze.model.bert import BertPreTrained
 from cloze.model.config_files import FINGERPRINT
 from cloze.model.huggingface import save_pretrained
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import publish_text, readable_errors
+from cloze.pipeline.storage import clear, publish_text, readable_errors
 
 RESULTS = "results.json"
 
@@ -235,7 +234,7 @@ def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
     """
     notes: Fields = {"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint}
     aside = output / (runs.MODEL + ".tmp")
-    shutil.rmtree(aside, ignore_errors=True)
+    clear(aside, ignore_errors=True)
     with readable_errors(aside):
         save_pretrained(
             aside,
@@ -247,5 +246,5 @@ def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
             notes=notes | job.kind.notes(job.config, job.task, job.train),
             origin=read_origin(output),
         )
-        shutil.rmtree(output / runs.MODEL, ignore_errors=True)
+        clear(output / runs.MODEL, ignore_errors=True)
         os.replace(aside, output / runs.MODEL)

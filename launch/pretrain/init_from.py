@@ -5,7 +5,6 @@ what it takes from the source and what starts anew. A resume uses its own checkp
 again.
 """
 
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -28,7 +27,7 @@ from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.storage import clear, readable_errors
 from cloze.pipeline.stores.places import StorePath, to_place
 from cloze.pipeline.stores.temporary_folders import show_as
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -75,7 +74,7 @@ def bring_source(place: StorePath, checkpoints: CheckpointManager, warn: Callabl
 
     def fetch(newest: int | None) -> None:
         with readable_errors(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+            clear(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             show_as(folder, place)
             fetch_run(place, newest, warn=warn, folder=folder)

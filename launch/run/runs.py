@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,7 @@ from cloze.model.config_files import SLOW_TOKENIZER_FILES, TOKENIZER_FILES
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.storage import publish_text, readable_errors, sha256_of
+from cloze.pipeline.storage import clear, publish_text, readable_errors, sha256_of
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from cloze.pipeline.untrusted import check_readable, fields_if_readable, load_json, load_yaml, read_json, unique_fields
 
@@ -327,7 +326,7 @@ def describe(
     earlier = fields_if_readable(folder / SOFTWARE)
     if earlier.get(RUN) not in (None, run):  # a start without a checkpoint, of another configuration or other weights
         earlier = {}
-        shutil.rmtree(folder / ORIGIN, ignore_errors=True)
+        clear(folder / ORIGIN, ignore_errors=True)
     goes_on = (folder / CONFIG).is_file()
     sealed = _save_folders(folder, saves, earlier) if goes_on else {}  # what is refused changes nothing else
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
@@ -357,7 +356,7 @@ def _save_folders(folder: Path, saves: Mapping[str, Callable[[Path], object]], e
                 sealed.setdefault(name, sha256_of(folder / name / _HASHES))
             continue
         with readable_errors(aside):
-            shutil.rmtree(aside, ignore_errors=True)
+            clear(aside, ignore_errors=True)
             save(aside)
             if aside.exists():
                 if name in _AS_WRITTEN:

@@ -13,7 +13,6 @@ the folder of checkpoints in it.
 import hashlib
 import io
 import platform
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -39,7 +38,7 @@ from cloze.launch.run.uploaded_logs import (
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment, cache_folder
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import inside, readable_errors
+from cloze.pipeline.storage import clear, inside, readable_errors
 from cloze.pipeline.stores.leases import Lease
 from cloze.pipeline.stores.places import StorePath, is_url, to_output
 from cloze.pipeline.stores.temporary_folders import show_as
@@ -167,11 +166,11 @@ class StoredRun:
         refuse_checkpoints(self.scratch / runs.CHECKPOINTS, self.place)
         for name in (runs.METRICS, _ATTEMPT):
             (self.scratch / f"{self._own.name}.{name}").unlink(missing_ok=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        clear(self.folder, ignore_errors=True)
 
     def _make_folder(self) -> None:
         with readable_errors(self.folder):
-            shutil.rmtree(self.folder, ignore_errors=True)
+            clear(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)
             (self.scratch / runs.CHECKPOINTS).mkdir(exist_ok=True)
             (self.folder / runs.CHECKPOINTS).symlink_to(self.scratch / runs.CHECKPOINTS)
@@ -268,7 +267,7 @@ class StoredRun:
 
     def clear(self) -> None:
         """Remove the checkpoints from scratch, when the run is complete in the store."""
-        shutil.rmtree(self.scratch / runs.CHECKPOINTS, ignore_errors=True)
+        clear(self.scratch / runs.CHECKPOINTS, ignore_errors=True)
 
 
 def fetch_objects(place: StorePath, names: Iterable[str], folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from cloze.launch.system.environment import Environment, read_environment
 from cloze.model.config import ModelError
-from cloze.pipeline.errors import UserError, reason_of
+from cloze.pipeline.errors import UserError, lacks_threads, reason_of
 from cloze.pipeline.storage import describe
 from cloze.pipeline.stores.temporary_folders import in_users_terms
 
@@ -71,6 +71,11 @@ class Ending:
             return _end_with_line(
                 f"memory: found too little ({reason_of(error)}), expected more than the model, its states and a batch "
                 "take; choose a smaller model, --train.micro_batch_size or length (cloze plan says what they take)"
+            )
+        if isinstance(error, Exception) and lacks_threads(error):
+            return _end_with_line(
+                f"threads: found no room for another ({reason_of(error)}), expected some; raise `ulimit -u`, "
+                "`ulimit -v` or the container's limit of processes or memory"
             )
         if isinstance(error, RuntimeError) and (line := _line_of_loss(error)) is not None:
             time.sleep(SAID_SECONDS)  # launchers usually end this process first: one line is enough

@@ -1,7 +1,6 @@
 """`cloze export`: a run's newest good checkpoint as a Hugging Face folder, and as an ONNX graph."""
 
 import os
-import shutil
 import uuid
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from cloze.model.config import BertConfig
 from cloze.model.huggingface import cast_pretrained, check_finite, check_sizes, copy_pretrained, save_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import ASIDE, readable_errors
+from cloze.pipeline.storage import ASIDE, clear, readable_errors
 from cloze.pipeline.stores.places import is_url, to_place
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -69,7 +68,7 @@ def export(config: ExportConfig) -> int:
             (aside / "README.md").write_text(card(run, aside, output.name, said), encoding="utf-8")
             os.replace(aside, output)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        clear(aside, ignore_errors=True)
     console.say(f"exported {said} to {output}" + (", with an ONNX graph" if config.onnx else ""))
     warn_of_own_format(output, console)
     if config.push:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import DTypeLike
 
 from cloze.pipeline import ragged
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, lacks_threads
 from cloze.pipeline.records import (
     BASE_COLUMNS,
     DOCUMENT,
@@ -222,6 +222,8 @@ class ShardReader:
         except UserError:
             raise
         except BAD as error:
+            if lacks_threads(error):  # which is no damage
+                raise
             raise _damaged(
                 self._path(shard), f"block {number} can't be read: {' '.join(str(error).split())}"
             ) from error
@@ -273,6 +275,8 @@ class ShardReader:
             except UserError:
                 raise
             except BAD as error:
+                if lacks_threads(error):
+                    raise
                 if not self._cache or number == _FETCHES:
                     raise _damaged(path, str(error)) from error
                 file.forget([(0, file.size)])

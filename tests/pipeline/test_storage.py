@@ -7,7 +7,7 @@ import pytest
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.storage import holding, publish_text
+from cloze.pipeline.storage import clear, holding, publish_text
 from tests.pipeline import corpus
 
 pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
@@ -45,6 +45,22 @@ def test_no_file_takes_the_place_of_a_pipe_or_a_folder(tmp_path):
             publish_text(tmp_path / name, "x")
     assert not (tmp_path / "pipe").is_file() and (tmp_path / "link").is_symlink()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "link", "pipe"]
+
+
+def test_whatever_lies_in_the_place_of_a_folder_is_removed(tmp_path):
+    """`shutil.rmtree` waits at a pipe for somebody who writes into it."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").write_text("x")
+    os.mkfifo(tmp_path / "full/pipe")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("kept")
+    (tmp_path / "lost").symlink_to("nowhere")
+    for name in ("full", "pipe", "link", "lost", "none"):
+        for ignore_errors in (False, True):
+            clear(tmp_path / name, ignore_errors=ignore_errors)
+    assert [each.name for each in tmp_path.iterdir()] == ["kept"] and (tmp_path / "kept/file").exists()
 
 
 def test_a_pipe_in_the_place_of_a_lock_is_refused(tmp_path):

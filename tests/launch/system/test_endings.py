@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -66,18 +67,29 @@ def test_a_write_that_finds_no_space_is_a_line(capsys, number, said):
 
 
 @pytest.mark.parametrize(
-    "error",
+    "error, said",
     [
-        MemoryError(),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 128 bytes"),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+        (MemoryError(), "memory: found too little (MemoryError), expected"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 128 bytes"),
+            "memory: found too",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), "memory: found too little (CUDA"),
+        (
+            RuntimeError("can't start new thread"),
+            "threads: found no room for another (can't start new thread), expected",
+        ),
+        (
+            pa.ArrowException("Unknown error: Failed to launch worker thread: Resource temporarily unavailable"),
+            "threads: found no room for another (Unknown error: Failed",
+        ),
     ],
 )
-def test_too_little_memory_is_a_line(capsys, error):
+def test_too_little_memory_and_too_few_threads_are_a_line(capsys, error, said):
     with Ending() as ending:
         raise error
-    said = capsys.readouterr().err
-    assert ending.status == 2 and said.startswith("error: memory: found too little (") and said.count("\n") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ending.status == 2 and line.startswith(f"error: {said}")
 
 
 @pytest.mark.parametrize(
