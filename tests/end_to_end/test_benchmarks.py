@@ -98,7 +98,10 @@ def test_both_contenders_of_a_step_have_the_same_model_and_tokens(monkeypatch, s
         assert count(whole) == count(peer(*sizes, "sdpa"))
     fewer = replace(shape_of(*sizes), num_hidden_layers=4)
     monkeypatch.setattr(synthetic_batches, "shape_of", lambda *_: fewer)
-    monkeypatch.setattr(transformers, "ModernBertConfig", partial(transformers.ModernBertConfig, num_hidden_layers=4))
+    small = partial(transformers.ModernBertConfig, num_hidden_layers=4)
+    monkeypatch.setattr(
+        "transformers.ModernBertConfig", small
+    )  # by name: the module is another one since its first use
     ours = build("cloze", {}, *sizes, "cpu")
     theirs = build("transformers", {"attention": "sdpa"}, *sizes, "cpu")
     assert ours.config == fewer and count(ours) == count(theirs)

@@ -357,7 +357,7 @@ def test_free_space_is_looked_at_before_anything_is_written(data, tmp_path):
 def test_a_full_disk_leaves_the_last_checkpoint_intact(data, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2600k", "tmpfs", str(disk)], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1400k", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode:
         pytest.skip("this machine refuses to mount a tmpfs: " + mounted.stderr.decode().strip())
     try:

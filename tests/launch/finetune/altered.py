@@ -28,7 +28,7 @@ def stopped_at_the_report(command: list[str]) -> int:
 
 def fails_in_the_report(command: list[str]) -> int:
     def failing(*_):
-        raise MemoryError("nothing left")
+        raise RuntimeError("nothing left")
 
     reporting.save_model = failing
     return main(command)
