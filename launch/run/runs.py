@@ -48,9 +48,8 @@ HEARTBEATS = "heartbeats"
 STARTS = "starts"  # in software.json
 # In software.json, and in state.json of each checkpoint: the hash of the configuration with which the run was begun.
 RUN = "run"
-FIRST_WEIGHTS = (
-    "first_weights"  # in software.json: a hash of the weights that the run began with, if they are another's
-)
+# In software.json: a hash of the weights that the run began with, if they are another's.
+FIRST_WEIGHTS = "first_weights"
 TRAINED_LENGTH = "max_length"  # in data.json
 VALIDATION_HASH = "validation_hash"
 MODEL_HASH = "model_hash"

@@ -102,9 +102,8 @@ class Console:
 
     def say(self, line: str) -> None:
         if self.is_main:
-            print(
-                f"{in_users_terms(line)}\n", end="", flush=True
-            )  # one write call: other processes write to the same terminal
+            # One write call: other processes write to the same terminal.
+            print(f"{in_users_terms(line)}\n", end="", flush=True)
 
     def warn(self, line: str) -> None:
         if self.is_main:
