@@ -194,8 +194,9 @@ class Pretraining(Recipe):
         copy_tokenizer(self._tokenizer, folder)
 
     def save_origin(self, folder: Path) -> None:
-        source = self._start.source.path if self._start else None
-        if source is None and self.config.init_from and runs.seal_of(Path(self.config.output) / runs.ORIGIN):
+        source, output = self._start.source.path if self._start else None, Path(self.config.output)
+        kept = runs.seal_of(output / runs.ORIGIN) is not None or not (output / runs.SOFTWARE).is_file()
+        if source is None and self.config.init_from and kept:
             source = local_description(self.config.init_from)  # of a run that goes on, whose folder was removed
         if source is not None:
             pairs = any(manifest.objective in PAIR_OBJECTIVES for manifest in self.data.manifests)

@@ -114,6 +114,7 @@ def warn_of_other_weights(planned: list[PretrainingRun], console: Console) -> No
     for run in planned:
         source = tuple(run.settings.get(name) for name in ("init_from", "init_word_vectors"))
         found.setdefault(source, set()).add(fields_if_readable(run.folder / SOFTWARE).get(FIRST_WEIGHTS))
+        found[source].discard(None)  # of a run by an earlier version
     if any(len(weights) > 1 for weights in found.values()):
         console.warn(
             "init_from: found runs of this sweep that began with other weights than the rest, since it was replaced "

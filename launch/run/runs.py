@@ -302,6 +302,7 @@ def describe(
     deepspeed: Fields,
     run: str | None = None,
     first_weights: str = "",
+    begins: bool = False,
 ) -> None:
     """Write what is needed to understand, repeat and export the run: the configurations, and the folders of `saves`.
 
@@ -309,11 +310,16 @@ def describe(
         saves: name of a folder -> function that writes the folder, or leaves it out.
         run: the value of RUN; None: an earlier version has begun it.
         first_weights: the value of FIRST_WEIGHTS; empty: that of the earlier starts.
+        begins: whether there is no checkpoint yet; what an earlier start has kept may be of other inputs then.
 
     Raises:
         UserError: the tokenizer that an earlier start has written there is not that of the run any more, or what it
             kept of the model that the run began with is gone and can't be written again.
     """
+    if begins:
+        for name in saves:
+            clear(folder / name)
+    earlier = {} if begins else fields_if_readable(folder / SOFTWARE)
     expected = facts.get("tokenizer_fingerprint")
     if expected is not None and (folder / TOKENIZER).exists():
         found = Tokenizer.from_folder(own_tokenizer(folder)).fingerprint
@@ -322,10 +328,6 @@ def describe(
                 f"{folder / TOKENIZER}: found a tokenizer with fingerprint {found[:12]}, expected {expected!s:.12}, "
                 "the run's; remove the folder, and the same command writes it again"
             )
-    earlier = fields_if_readable(folder / SOFTWARE)
-    if earlier.get(RUN) not in (None, run):  # a start without a checkpoint, of another configuration or other weights
-        earlier = {}
-        clear(folder / ORIGIN, ignore_errors=True)
     goes_on = (folder / CONFIG).is_file()
     sealed = _save_folders(folder, saves, earlier) if goes_on else {}  # what is refused changes nothing else
     publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")

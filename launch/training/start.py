@@ -114,7 +114,16 @@ class Training:
         if process.environment.is_main:
             shown = process.shown(config)
             saves = {runs.ORIGIN: recipe.save_origin, runs.TOKENIZER: recipe.save_tokenizer}
-            runs.describe(Path(config.output), shown, recipe.facts, saves, settings, self.run, recipe.first_weights)
+            runs.describe(
+                Path(config.output),
+                shown,
+                recipe.facts,
+                saves,
+                settings,
+                self.run,
+                recipe.first_weights,
+                begins=step is None,
+            )
 
     def loop(self, metrics: MetricsWriter | None, stop: StopRequest) -> Loop:
         """The loop with all that watches it, in this order after a step and in reverse order at the end. Each line says

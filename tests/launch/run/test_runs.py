@@ -126,8 +126,8 @@ def test_a_start_with_other_weights_before_the_first_checkpoint_keeps_their_orig
     def save(text: str):
         return {runs.ORIGIN: lambda folder: (folder.mkdir(), (folder / "config.json").write_text(text))}
 
-    for run, text in (("1", "first"), ("1", "first"), ("2", "second")):
-        runs.describe(tmp_path, PretrainConfig("d", str(tmp_path)), {}, save(text), {}, run, f"weights {run}")
+    for run, text in (("1", "first"), ("1", "edited"), ("2", "second")):
+        runs.describe(tmp_path, PretrainConfig("d", str(tmp_path)), {}, save(text), {}, run, f"weights {run}", True)
         runs.check_sealed(tmp_path / runs.ORIGIN)
         assert (tmp_path / runs.ORIGIN / "config.json").read_text() == text
     runs.describe(tmp_path, PretrainConfig("d", str(tmp_path)), {}, save("third"), {}, "2")
