@@ -24,6 +24,7 @@ from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.huggingface import load_pretrained
+from cloze.model.weight_files import hash_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.shards.manifest import Manifest
@@ -56,6 +57,8 @@ class Source:
     """As it was given."""
     vocabulary: NewVocabulary | None = None
     """How the run's vocabulary follows from the source's; None: it is the same."""
+    hash: str = ""
+    """Of all weights that lie there, whichever the run takes."""
 
     def __str__(self) -> str:
         return self.name if self.step is None else f"step {self.step} of {self.name}"
@@ -106,7 +109,8 @@ def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoi
     newest = checkpoints.agree_on_latest() if of_run else None
     # By one rank, also since the source may still be training: all must take the same step.
     content = read_once(partial(_read, path, of_run, newest, checkpoints.warn), path, checkpoints.device)
-    source = Source(path, BertConfig(**content["shape"]), content["weights"], content["step"], name)
+    weights = content["weights"]
+    source = Source(path, BertConfig(**content["shape"]), weights, content["step"], name, hash=hash_of(weights))
     old = Tokenizer.from_folder(runs.own_tokenizer(path) if of_run else path)
     if old.fingerprint != manifest.tokenizer_fingerprint:
         source = _with_vocabulary(config, source, old, Tokenizer.from_folder(manifest.folder / runs.TOKENIZER))

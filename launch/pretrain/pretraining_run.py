@@ -43,7 +43,6 @@ from cloze.launch.training.start_table import origin_of_rate, training_facts
 from cloze.model.bert import BertPreTrained
 from cloze.model.flops import TokenCounts, encoder_weights, num_parameters
 from cloze.model.parametrization import describe
-from cloze.model.weight_files import hash_of
 from cloze.pipeline.config import PAIR_OBJECTIVES
 from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.loading.batches import BatchStream
@@ -125,7 +124,7 @@ class Pretraining(Recipe):
             self.first_weights = sha256_of(vectors)
         if self._start:
             self._start.take(model, console)
-            self.first_weights = hash_of(self._start.source.weights)
+            self.first_weights = self._start.source.hash
             self.needs_conversion = self._start.elastic
         self._num_parameters = num_parameters(model)  # before ZeRO-3 partitions them
         sheet = data_sheet_of(process.device) if process.device.type == "cuda" else None

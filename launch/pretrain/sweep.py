@@ -110,11 +110,12 @@ def warn_of_other_weights(planned: list[PretrainingRun], console: Console) -> No
     """Warn of runs that began with other weights than others with the same settings: what `init_from` names was
     replaced between them.
     """
-    found: dict[tuple[str | None, ...], set[object]] = {}
+    found: dict[tuple[str | None, ...], set[str]] = {}
     for run in planned:
         source = tuple(run.settings.get(name) for name in ("init_from", "init_word_vectors"))
-        found.setdefault(source, set()).add(fields_if_readable(run.folder / SOFTWARE).get(FIRST_WEIGHTS))
-        found[source].discard(None)  # of a run by an earlier version
+        first = fields_if_readable(run.folder / SOFTWARE).get(FIRST_WEIGHTS)
+        if isinstance(first, str):  # an earlier version wrote none
+            found.setdefault(source, set()).add(first)
     if any(len(weights) > 1 for weights in found.values()):
         console.warn(
             "init_from: found runs of this sweep that began with other weights than the rest, since it was replaced "

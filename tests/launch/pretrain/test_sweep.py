@@ -60,7 +60,7 @@ def test_runs_that_are_measured_on_other_samples_are_warned_of(data, tmp_path, c
 def test_runs_that_began_with_other_weights_are_warned_of(tmp_path, capsys):
     """The folder that init_from names was replaced between two commands of one sweep."""
     planned = [PretrainingRun(str(seed), tmp_path / str(seed), {}, [], "validation/loss") for seed in (1, 2)]
-    for weights, warned in (("a", False), ("b", True), (None, False)):
+    for weights, warned in (("a", False), ("b", True), (None, False), ([], False)):
         for run, first in zip(planned, ("a", weights), strict=True):
             run.folder.mkdir(exist_ok=True)
             (run.folder / "software.json").write_text(json.dumps({"first_weights": first}))
