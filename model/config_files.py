@@ -40,7 +40,9 @@ def read_object(path: Path) -> dict[str, Any]:
             raise ModelError(f"{path}: found no regular file, {expected}")
         if (size := path.stat().st_size) > _MOST_BYTES:
             raise ModelError(f"{path}: found {size:,} bytes, expected at most {_MOST_BYTES:,}; fetch the model again")
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(text := path.read_text(encoding="utf-8"))
+        if "\\ud" in text.lower():  # half of a character, which no file takes, is a ValueError here
+            json.dumps(values, ensure_ascii=False).encode()
     except ModelError:
         raise
     except (OSError, ValueError, RecursionError) as error:

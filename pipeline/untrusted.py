@@ -102,16 +102,35 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of an escaped pair, or alone
+
+
+def check_characters(text: str | bytes, content: object) -> None:
+    """Raise ValueError for JSON that has half of a character in a text, which no file of UTF-8 takes.
+
+    Args:
+        text: what the content was parsed from.
+    """
+    if _HALF.search(text if isinstance(text, str) else text.decode("latin-1")):
+        try:
+            json.dumps(content, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text has half of a character (a lone surrogate)") from None
+
+
 def read_json(path: Path) -> Any:
     """The content of a JSON file.
 
     Raises:
         OSError: it can't be read.
         UserError: as `check_readable`.
-        ValueError: as `load_json`.
+        ValueError: as `load_json` and `check_characters`.
     """
     check_readable(path)
-    return load_json(path.read_bytes())
+    text = path.read_bytes()
+    content = load_json(text)
+    check_characters(text, content)
+    return content
 
 
 def fields_if_readable(path: Path) -> dict[str, Any]:

@@ -18,7 +18,15 @@ from cloze.pipeline.fields import Fields
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import clear, publish_text, readable_errors, sha256_of
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
-from cloze.pipeline.untrusted import check_readable, fields_if_readable, load_json, load_yaml, read_json, unique_fields
+from cloze.pipeline.untrusted import (
+    check_characters,
+    check_readable,
+    fields_if_readable,
+    load_json,
+    load_yaml,
+    read_json,
+    unique_fields,
+)
 
 CONFIG = "config.yaml"
 DATA = "data.json"
@@ -125,6 +133,7 @@ def read_fields(path: Path) -> Fields:
             text = path.read_text(encoding="utf-8")
             # JSON is not parsed as YAML, in which 1e-05 and NaN are strings.
             content = load_json(text, unique_fields) if path.suffix == ".json" else load_yaml(text, name=str(path))
+            check_characters(text, content)
     except UserError:  # also a ValueError, but with its own message
         raise
     except (ValueError, yaml.YAMLError) as error:

@@ -164,12 +164,15 @@ class Tokenizer:
         self._as_text[forbidden] = self.special_tokens.unknown
         model = json.loads(backend.to_str())["model"]
         self._whole_words = model["vocab"] if model["type"] == "WordLevel" else None
-        if model["type"] == "WordPiece" and model["unk_token"] not in model["vocab"]:
+        unknown = model.get("unk_token")
+        # BPE may have none, and needs none where each byte is a token. Tokens that were added are none of the model's.
+        whole = model["type"] == "BPE" and (unknown is None or model.get("byte_fallback") or byte_level(backend))
+        if model["type"] != "Unigram" and not whole and unknown not in model["vocab"]:
             raise UserError(
-                f"{folder or 'tokenizer'}: found no token for the model's unk_token {model['unk_token']!r}, expected "
+                f"{folder or 'tokenizer'}: found no token for the model's unk_token {unknown!r}, expected "
                 f"one of its vocabulary; write {names['unknown']!r} there in tokenizer.json"
             )
-        if model["type"] == "Unigram" and model.get("unk_id") is None and not model.get("byte_fallback"):
+        if model["type"] == "Unigram" and model.get("unk_id") is None:  # which the library needs with byte_fallback too
             raise UserError(
                 f"{folder or 'tokenizer'}: found no unk_id of its Unigram model, expected "
                 f"{self.special_tokens.unknown}, the id of {names['unknown']!r}, for characters that it does not know; "

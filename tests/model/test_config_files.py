@@ -24,6 +24,9 @@ def test_a_configuration_has_bounds(tmp_path):
     path.write_text('{"a": ' + "[" * 64 + "]" * 64 + "}")
     with pytest.raises(ModelError, match="nested more than"):
         read_object(path)
+    path.write_text('{"id2label": {"0": "\\ud800"}}')
+    with pytest.raises(ModelError, match="surrogates not allowed"):  # which no file of predictions takes
+        read_object(path)
     with open(path, "wb") as file:
         file.truncate(65 << 20)
     with pytest.raises(ModelError, match="68,157,440 bytes, expected at most"):

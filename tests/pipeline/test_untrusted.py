@@ -145,3 +145,12 @@ def test_true_is_no_number():
 def test_of_an_object_in_a_store_nothing_is_asked():
     """It is bounded where it is read."""
     check_readable(StorePath("s3", "none", "object"))
+
+
+@pytest.mark.parametrize("text", ['{"a": "\\ud83d"}', '{"\\uDC00 b": 1}', '["\\ude00\\ud83d"]'])
+def test_half_of_a_character_is_an_error_before_it_is_written(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match="half of a character"):
+        read_json(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text('{"a": "\\ud83d\\ude00"}')
+    assert read_json(tmp_path / "a.json") == {"a": "\U0001f600"}

@@ -455,6 +455,22 @@ def test_what_lies_in_the_place_of_its_file_is_named(tmp_path, make):
         Tokenizer.from_folder(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["BPE", "WordLevel", "Unigram"])
+def test_a_model_without_a_token_for_the_unknown_is_refused(tmp_path, kind):
+    """As one trained without special tokens, to which they were added: the library fails at the first unknown text."""
+    names = [name for name in corpus.NAMES.values()]
+    if kind == "Unigram":
+        backend = Backend(models.Unigram([("a", -1.0), ("b", -1.0)], byte_fallback=True))
+    else:
+        arguments = ({"a": 0, "b": 1}, []) if kind == "BPE" else ({"a": 0, "b": 1},)
+        backend = Backend(getattr(models, kind)(*arguments, unk_token=corpus.NAMES["unknown"]))
+    backend.add_special_tokens(names)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    found = "no unk_id of its Unigram model" if kind == "Unigram" else "no token for the model's unk_token"
+    with pytest.raises(UserError, match=f"found {found}.*, expected .*; write .* in tokenizer.json"):
+        Tokenizer.from_folder(tmp_path)
+
+
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(UserError, match="cloze vocab"):
         Tokenizer.from_folder(tmp_path / "none")
