@@ -10,7 +10,7 @@ from cloze.launch.checkpoint.state import describe, fault_of_state, read_state
 from cloze.launch.checkpoint.transfer import Damaged, fetch, part_name, parts_of
 from cloze.launch.run import runs
 from cloze.launch.run.commits import Commit, read_commits
-from cloze.launch.run.stored_run import COMMITS, fetch_description, fetch_objects
+from cloze.launch.run.stored_run import COMMITS, fetch_description, fetch_objects, keys_below
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import inside, readable_errors
@@ -108,8 +108,7 @@ def fetch_run(
             "look at the name"
         )
     if (place / runs.MODEL / "config.json").is_file():
-        start = len(place.key) + 1
-        fetch_objects(place, [entry.key[start:] for entry in (place / runs.MODEL).objects()], folder)
+        fetch_objects(place, keys_below(place, runs.MODEL), folder)
         return folder
     if "train_file" in runs.fields_of(folder):
         raise UserError(

@@ -133,7 +133,8 @@ def read_fields(path: Path) -> Fields:
             text = path.read_text(encoding="utf-8")
             # JSON is not parsed as YAML, in which 1e-05 and NaN are strings.
             content = load_json(text, unique_fields) if path.suffix == ".json" else load_yaml(text, name=str(path))
-            check_characters(text, content)
+            if path.suffix == ".json":
+                check_characters(text, content)
     except UserError:  # also a ValueError, but with its own message
         raise
     except (ValueError, yaml.YAMLError) as error:
@@ -372,6 +373,7 @@ def _save_folders(folder: Path, saves: Mapping[str, Callable[[Path], object]], e
                 if name in _AS_WRITTEN:
                     seal = _seal(aside)
                     if name == ORIGIN and sealed.get(name, seal) != seal:  # the run began with something else
+                        clear(aside)
                         continue
                     sealed[name] = seal
                 aside.rename(folder / name)

@@ -145,7 +145,7 @@ class StoredRun:
         if named.is_file():
             send_rest(self.folder, self.place / LOG, named.read_text())
         self._make_folder()
-        fetch_objects(self.place, _keys_below(self.place, runs.ORIGIN), self.folder)  # as it was written at the start
+        fetch_objects(self.place, keys_below(self.place, runs.ORIGIN), self.folder)  # as it was written at the start
         LogReader(self.place).write(self.folder)
         with open(aside, "rb") if aside.exists() else io.BytesIO() as before:
             self._arrived = add_unsent(metrics, (line for line in parsed_lines(before) if line is not None))
@@ -292,10 +292,10 @@ def fetch_description(place: StorePath, folder: Path) -> None:
     Raises:
         UserError: the store can't be used.
     """
-    fetch_objects(place, [*_DESCRIPTION, *(key for name in _FOLDERS for key in _keys_below(place, name))], folder)
+    fetch_objects(place, [*_DESCRIPTION, *(key for name in _FOLDERS for key in keys_below(place, name))], folder)
 
 
-def _keys_below(place: StorePath, folder: str) -> list[str]:
+def keys_below(place: StorePath, folder: str) -> list[str]:
     """The keys of the objects in a run's folder, as `fetch_objects` takes them."""
     return [each.key[len(place.key) + 1 :] for each in (place / folder).objects()]
 

@@ -69,6 +69,7 @@ def test_a_folder_that_is_gone_is_missed_until_it_is_written_again(released, tmp
     (released / "config.json").write_text(content.replace("1}", "2}"))
     with pytest.raises(UserError, match="origin/sha256.json: found no such file"):
         describe(run, released)  # another model lies there now
+    assert not (run / "origin.tmp").exists()
     (released / "config.json").write_text(content)
     describe(run, released)
     assert tokenizer_for_export(run) == run / "origin"
