@@ -55,7 +55,7 @@ TESTED_IN = {
     "launch/engine/fragments.py": "tests/distributed/test_elastic.py",
     "launch/evaluate/config.py": f"{L}/evaluate/test_command.py",
     "launch/evaluate/report.py": f"{L}/evaluate/test_command.py",
-    "launch/pretrain/objectives/objective.py": f"{L}/pretrain/test_objectives.py",
+    "launch/pretrain/objectives/distillation.py": f"{L}/pretrain/test_objectives.py",
 }
 # Tests of what several modules do together.
 BEHAVIOURS = {
