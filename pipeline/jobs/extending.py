@@ -100,7 +100,7 @@ def extend(old: Tokenizer, counts: dict[str, int], add: int, min_frequency: int,
     Raises:
         UserError: the text has no pieces to join.
     """
-    content = json.loads(old.backend.to_str())
+    content = json.loads(old.as_given().to_str())
     kind = content["model"]["type"]
     words = _cut(old, counts)
     merges = _Merges(words, content["model"].get("continuing_subword_prefix") or "", set(old.tokens))

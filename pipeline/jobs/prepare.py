@@ -166,6 +166,11 @@ def _run(
     check_touched(files, segments, hashes, work, progress.note)
     if tokenizer.word_table_reason:
         progress.note(f"the word table is off ({tokenizer.word_table_reason}): tokenizing runs at the library's speed")
+    if tokenizer.leaves_out:
+        progress.note(
+            "the tokenizer's BPE model has no unk_token, and no token for some bytes: characters that its vocabulary "
+            "lacks are left out of the text (train it with the alphabet of all bytes, or give it an unk_token)"
+        )
     with open_executor(config) as executor:  # worker processes start while this one estimates
         if (expected := estimate(config, tokenizer, files, segments)) is not None:
             if isinstance(work, Path):

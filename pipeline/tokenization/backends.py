@@ -3,7 +3,10 @@
 import itertools
 import json
 import math
+import os
 import re
+from collections.abc import Collection
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from cloze.pipeline.records import ROLES
 from cloze.pipeline.untrusted import check_readable, read_json
 
 HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
+ADDED_TOKENS = "added_tokens.json"  # of a tokenizer without tokenizer.json
+_OF_ADDED = ("content", "lstrip", "rstrip", "single_word", "normalized", "special")
 _RULES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")  # of a BERT tokenizer
 _USUAL_NAMES = {  # tried in turn if no configuration names the token
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|end_of_text|>"),
@@ -36,20 +41,28 @@ def read_tokenizer_config(folder: Path) -> Fields:
     Raises:
         UserError: for invalid JSON, and JSON that is no object.
     """
-    config: Fields = {}
+    content = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).is_file():
-            try:
-                content = read_json(folder / name)
-            except ValueError as error:
-                raise UserError(f"{folder / name}: isn't JSON: {error}; fix or remove it") from error
-            if not isinstance(content, dict):
-                raise UserError(
-                    f"{folder / name}: found {type(content).__name__}, expected an object; fix or remove the file"
-                )
-            _check_kinds(folder / name, content)
-            config |= content
-    return config
+        content[name] = _fields_of(folder / name)
+        _check_kinds(folder / name, content[name])
+    names, config = content.values()
+    # Since 4.34 the configuration says all; transformers takes older names from the other file.
+    return names | config if "added_tokens_decoder" in config else config | names
+
+
+def _fields_of(path: Path) -> Fields:
+    """The fields of a JSON file; none if there is no such file. Raises UserError if it can't be read."""
+    if not os.path.lexists(path):
+        return {}
+    if not path.is_file():  # as a link to a file that is gone
+        raise UserError(f"{path}: found no regular file, expected one; restore or remove it")
+    try:
+        content = read_json(path)
+    except ValueError as error:
+        raise UserError(f"{path}: isn't JSON: {error}; fix or remove it") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: found {type(content).__name__}, expected an object; fix or remove the file")
+    return content
 
 
 def _check_kinds(path: Path, config: Fields) -> None:
@@ -124,6 +137,56 @@ def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
     return backend
 
 
+def add_listed_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Fields) -> None:
+    """Add the tokens that a folder lists beside its vocabulary, as transformers does: in `added_tokens_decoder` of
+    tokenizer_config.json (since 4.34), else in added_tokens.json, and as extra special tokens.
+
+    Raises:
+        UserError: a list can't be read, or gives a token another id than it has behind those before.
+    """
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []  # of 5, and of 4
+    path, listed = folder / "tokenizer_config.json", config.get("added_tokens_decoder")
+    try:
+        given = extra.values() if isinstance(extra, dict) else extra
+        marks = [_added(each if isinstance(each, dict) else {"content": each}, special=True) for each in given]
+        if listed is None:
+            path, special = folder / ADDED_TOKENS, {mark.content for mark in marks}
+            named = _fields_of(path)
+            listed = {number: {"content": name, "special": name in special} for name, number in named.items()}
+        tokens = sorted(((int(number), _added(token)) for number, token in listed.items()), key=itemgetter(0))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: found added tokens that can't be read ({error}), expected texts with ids") from error
+    roles = set(special_names(backend.get_vocab(), config, byte_level(backend)).values())
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    known |= {name for name in roles if backend.token_to_id(name) is not None}
+    all_listed = [token for _, token in tokens] + marks
+    backend.add_tokens([token for token in all_listed if token.content not in known])
+    for number, token in tokens:
+        if number != (place := backend.token_to_id(token.content)):
+            raise UserError(
+                f"{path}: found {number} as the id of {token.content!r}, expected {place}, as its vocabulary and the "
+                "tokens before it have it; correct it"
+            )
+
+
+def _added(given: Fields, special: bool = False) -> tokenizers.AddedToken:
+    """One as transformers describes it. Raises TypeError, ValueError and AttributeError if it is none."""
+    fields: dict[str, Any] = {"special": special} | {name: given[name] for name in _OF_ADDED if name in given}
+    token = tokenizers.AddedToken(**{"normalized": not fields["special"], **fields})
+    if not token.content:
+        raise ValueError("a token without content")
+    return token
+
+
+def with_special(backend: tokenizers.Tokenizer, names: Collection[str], special: bool) -> tokenizers.Tokenizer:
+    """A copy in which these added tokens are special, or are not."""
+    content = json.loads(backend.to_str())
+    for token in content["added_tokens"]:
+        if token["content"] in names:
+            token["special"] = special
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
+
+
 def _growth(rules: Any) -> float:
     """At most how many characters a normalizer makes of one, by its description in tokenizer.json."""
     if rules["type"] == "Sequence":
@@ -181,6 +244,20 @@ def wordpiece_backend(
 def byte_level(backend: tokenizers.Tokenizer) -> bool:
     """Whether the characters of tokens stand for bytes, as in RoBERTa's BPE."""
     return any(part.startswith("Ġ") for part in parts(backend, "a a"))
+
+
+def has_all_bytes(backend: tokenizers.Tokenizer) -> bool:
+    """Whether a BPE model has a token for each byte of UTF-8, so that no text has anything that it does not know."""
+    model = json.loads(backend.to_str())["model"]
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):  # a byte has several tokens then
+        return False
+    never = {0xC0, 0xC1, *range(0xF5, 0x100)}  # in UTF-8
+    words = {f"<0x{byte:02X}>" for byte in range(0x100) if byte not in never}
+    letters = set(tokenizers.pre_tokenizers.ByteLevel.alphabet()) - set(map(chr, never))  # these stand for themselves
+    return bool(
+        (model.get("byte_fallback") and model["vocab"].keys() >= words)
+        or (byte_level(backend) and model["vocab"].keys() >= letters)
+    )
 
 
 def space_begins_word(backend: tokenizers.Tokenizer) -> bool:

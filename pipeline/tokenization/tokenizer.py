@@ -32,18 +32,22 @@ from cloze.pipeline.storage import publishing
 from cloze.pipeline.stores.places import Place, StorePath, to_place
 from cloze.pipeline.stores.reading import fetched
 from cloze.pipeline.tokenization.backends import (
+    ADDED_TOKENS,
     HUGGING_FACE_NAMES,
+    add_listed_tokens,
     adds_space,
     byte_level,
     default_normalization,
     from_tokenizer_json,
     from_vocab_txt,
+    has_all_bytes,
     parts,
     put_around_texts,
     read_tokenizer_config,
     space_begins_word,
     special_names,
     stand_around_texts,
+    with_special,
 )
 from cloze.pipeline.tokenization.words import WordSplitter, begins_word, word_of
 from cloze.pipeline.untrusted import fields_if_readable, load_json
@@ -53,7 +57,7 @@ _TABLE_LETTERS = 1 << 25  # the same for their characters, since noise has words
 _WORD_MODELS = {"WordPiece", "WordLevel"}
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # of a folder
 _READ = ("tokenizer.json", "vocab.txt")  # of which a folder needs one; the first is read
-FETCHED = (*FILES, "special_tokens_map.json")  # of a folder in a store
+FETCHED = (*FILES, "special_tokens_map.json", ADDED_TOKENS)  # of a folder in a store
 _TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # the class of transformers that uses tokenizer.json as it is
 # BERT has segments: without this transformers omits token_type_ids.
 _MODEL_INPUT_NAMES = ["input_ids", "token_type_ids", "attention_mask"]
@@ -124,11 +128,13 @@ class LocatedTokens(NamedTuple):
 class Tokenizer:
     """A tokenizer of the `tokenizers` library with the roles of its special tokens, and a table of words.
 
-    Text never becomes a special token: a literal [MASK] in a corpus is text.
+    Text never becomes one of its five special tokens: a literal [MASK] in a corpus is text. Further ones, such as marks
+    of entities, are found in it.
 
     vocab_size: highest id + 1. fingerprint: SHA-256 of the content that determines the ids. special_tokens: ids by
     role. continues_word (vocab_size,) bool: ids of pieces that continue the word of the token before. word_table:
-    whether the table of words can be used; if not, `word_table_reason` says why.
+    whether the table of words can be used; if not, `word_table_reason` says why. leaves_out: whether characters that
+    its vocabulary lacks are left out of a text, since the model has no token for them.
 
     Args:
         folder: where it was read from.
@@ -142,10 +148,13 @@ class Tokenizer:
     @_with_readable_panics
     def __init__(self, backend: tokenizers.Tokenizer, names: dict[str, str], folder: Place | None = None):
         self.folder = folder
-        self.backend = backend
-        self.backend.encode_special_tokens = True
-        self.backend.no_padding()
-        self.backend.no_truncation()
+        added = backend.get_added_tokens_decoder().values()
+        self._marks = {each.content for each in added if each.special} - set(names.values())
+        # The library finds special tokens in texts all together or not at all.
+        self.backend = backend = with_special(backend, self._marks, False) if self._marks else backend
+        backend.encode_special_tokens = True
+        backend.no_padding()
+        backend.no_truncation()
         self.names = names
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self._check_ids(vocabulary)
@@ -166,8 +175,9 @@ class Tokenizer:
         self._whole_words = model["vocab"] if model["type"] == "WordLevel" else None
         unknown = model.get("unk_token")
         # BPE may have none, and needs none where each byte is a token. Tokens that were added are none of the model's.
-        whole = model["type"] == "BPE" and (unknown is None or model.get("byte_fallback") or byte_level(backend))
-        if model["type"] != "Unigram" and not whole and unknown not in model["vocab"]:
+        knows_all = model["type"] == "BPE" and has_all_bytes(backend)
+        self.leaves_out = model["type"] == "BPE" and unknown is None and not knows_all
+        if not (model["type"] == "Unigram" or knows_all or self.leaves_out) and unknown not in model["vocab"]:
             raise UserError(
                 f"{folder or 'tokenizer'}: found no token for the model's unk_token {unknown!r}, expected "
                 f"one of its vocabulary; write {names['unknown']!r} there in tokenizer.json"
@@ -270,6 +280,7 @@ class Tokenizer:
             what = " ".join(str(error).split())[:_MOST_SAID]
             raise UserError(f"{found[0]}: can't be read as a tokenizer: {what}") from error
         with _readable_panics(lambda: folder):
+            add_listed_tokens(backend, folder, config)
             names = special_names(backend.get_vocab(), config, byte_level(backend))
         return cls(backend, names, folder)
 
@@ -331,7 +342,7 @@ class Tokenizer:
                 }
             )
         # A copy, so that this one stays as it was read; for other libraries it finds special tokens in texts.
-        written = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        written = self.as_given()
         if not stand_around_texts(self.backend, self.names):
             put_around_texts(written, self.names)
         # The configuration first: a kill then leaves no tokenizer whose special tokens and rules would be guessed.
@@ -349,11 +360,15 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of everything that determines the ids: vocabulary, model, normaliser, pre-tokenizer, roles."""
-        content = json.loads(self.backend.to_str())
+        content = json.loads(self.as_given().to_str())
         kept = {name: content[name] for name in ("model", "normalizer", "pre_tokenizer", "added_tokens")}
         kept["special_tokens"] = self.names
         text = json.dumps(kept, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def as_given(self) -> tokenizers.Tokenizer:
+        """A copy of the library's tokenizer, for which all special tokens are special."""
+        return with_special(self.backend, self._marks, True)
 
     # ---- facts ----
 
@@ -531,7 +546,7 @@ class Tokenizer:
         if content["model"]["type"] not in _WORD_MODELS and not self._splitter.prefix:
             return f"model {content['model']['type']}"
         if any(not token["special"] for token in content["added_tokens"]):
-            return "added tokens that aren't special"
+            return "added tokens that texts may have"
         return self._splitter.reason
 
 

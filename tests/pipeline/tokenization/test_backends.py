@@ -109,6 +109,91 @@ def test_what_a_folder_leaves_unsaid_is_written_into_its_copy(tmp_path, kind):
     assert ours.encode(text) == copied.encode(text) == loaded(text, add_special_tokens=False)["input_ids"]
 
 
+ADDED = ["zebra", "new york", "[E1]"]
+
+
+def _decoder(first: int) -> dict:
+    flags = dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
+    return {
+        str(first + place): flags | {"content": token, "special": token == "[E1]", "normalized": token != "[E1]"}
+        for place, token in enumerate(ADDED)
+    }
+
+
+LISTED = {  # which file has the vocabulary, added_tokens.json, and what is in tokenizer_config.json; by the next id
+    "transformers 2 to 4.33": ("vocab.txt", True, lambda first: {"additional_special_tokens": ["[E1]"]}),
+    "no special one": ("vocab.txt", True, lambda first: {}),
+    "since 4.34": ("vocab.txt", True, lambda first: {"added_tokens_decoder": _decoder(first)}),
+    "beside tokenizer.json": ("tokenizer.json", False, lambda first: {"added_tokens_decoder": _decoder(first)}),
+    "marks alone": ("tokenizer.json", False, lambda first: {"extra_special_tokens": ADDED}),
+    "in tokenizer.json": ("all", False, lambda first: {"extra_special_tokens": ["[E1]"]}),
+}
+
+
+@pytest.mark.parametrize("form", LISTED)
+def test_tokens_beside_the_vocabulary_are_those_that_transformers_finds(tmp_path, form):
+    """Also special ones, but the five with roles, which a text never becomes."""
+    tokens = [*NAMES.values(), "the", "sat", "##zebra", "new", "york", "e", "##1", "[", "]", "mask", "[NEW]"]
+    file, beside, settings = LISTED[form]
+    backend = wordpiece_backend({token: n for n, token in enumerate(tokens)}, NAMES, lowercase=True, strip_accents=None)
+    if file == "all":
+        backend.add_tokens(ADDED[:2])
+        backend.add_special_tokens(ADDED[2:])
+    if file == "vocab.txt":
+        (tmp_path / file).write_text("".join(f"{token}\n" for token in tokens))
+    else:
+        backend.save(str(tmp_path / "tokenizer.json"))
+    if beside:
+        (tmp_path / "added_tokens.json").write_text(json.dumps({t: len(tokens) + n for n, t in enumerate(ADDED)}))
+    config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True} | settings(len(tokens))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    text = "The [E1] Zebra sat, zebrazebra New York[E1]"
+    theirs = AutoTokenizer.from_pretrained(tmp_path)(text, add_special_tokens=False)["input_ids"]
+    given = Tokenizer.from_folder(tmp_path)
+    assert given.encode(text) == theirs and len(tokens) + 2 in theirs and given.vocab_size == len(tokens) + 3
+    copy_tokenizer(given, tmp_path / "copied")
+    (tmp_path / "copied/added_tokens.json").unlink(missing_ok=True)
+    copied, loaded = Tokenizer.from_folder(tmp_path / "copied"), AutoTokenizer.from_pretrained(tmp_path / "copied")
+    assert copied.fingerprint == given.fingerprint and copied.encode(text) == theirs
+    assert loaded(text, add_special_tokens=False)["input_ids"] == theirs
+    mask = "[MASK]"
+    assert given.special_tokens.mask not in given.encode(f"the {mask} sat") and mask in loaded.tokenize(mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("added_tokens.json", {"zebra": 9}, "found 9 as the id of 'zebra', expected 6, as its vocabulary"),
+        ("added_tokens.json", {"zebra": "x"}, "found added tokens that can't be read"),
+        ("added_tokens.json", ["zebra"], "found list, expected an object"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"6": {"contents": "zebra"}}}, "found added tokens that"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"0": {"content": "zebra"}}},
+            "found 0 as the id of 'zebra'",
+        ),
+        ("tokenizer_config.json", {"extra_special_tokens": [3]}, "found added tokens that can't be read"),
+    ],
+)
+def test_lists_of_added_tokens_that_say_no_ids_are_refused(tmp_path, name, content, said):
+    (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in [*NAMES.values(), "the"]))
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=f"{name}: {said}"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
+def test_a_file_that_is_there_and_none_is_not_missing(tmp_path, name):
+    """As the link of a hub's folder whose content was removed: it may name the special tokens."""
+    (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in [*NAMES.values(), "the"]))
+    Tokenizer.from_folder(tmp_path)
+    for make in (lambda path: path.symlink_to("gone"), lambda path: path.mkdir()):
+        make(tmp_path / name)
+        with pytest.raises(UserError, match=f"{name}: found no regular file, expected one; restore or remove it"):
+            Tokenizer.from_folder(tmp_path)
+        (tmp_path / name).unlink() if (tmp_path / name).is_symlink() else (tmp_path / name).rmdir()
+
+
 @pytest.mark.parametrize("name", ["<cls:1>", "[CLS] x", "$A"])
 def test_special_tokens_may_have_any_name(tmp_path, name):
     names = NAMES | {"classification": name}

@@ -471,6 +471,35 @@ def test_a_model_without_a_token_for_the_unknown_is_refused(tmp_path, kind):
         Tokenizer.from_folder(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["bytes of an alphabet", "bytes as words"])
+@pytest.mark.parametrize("unknown", ["[UNK]", None])
+def test_a_model_of_bytes_needs_none_for_the_unknown_if_it_has_all_of_utf8(kind, unknown):
+    """As one trained without ByteLevel.alphabet(), to which special tokens were added: the library fails at the first
+    unknown byte, or leaves it out if no unk_token is named.
+    """
+    never = {0xC0, 0xC1, *range(0xF5, 0x100)}
+    if kind == "bytes as words":
+        listed = [f"<0x{byte:02X}>" for byte in range(0x100) if byte not in never]
+    else:
+        listed = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(map(chr, never)))
+
+    def made(words: list[str]) -> Tokenizer:
+        numbers = {word: number for number, word in enumerate(words)}
+        backend = Backend(models.BPE(numbers, [], unk_token=unknown, byte_fallback=kind == "bytes as words"))
+        if kind != "bytes as words":
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.add_special_tokens(list(corpus.NAMES.values()))
+        return Tokenizer(backend, corpus.NAMES)
+
+    whole, text = made(listed), "The Café, 北京 \U0001f600"
+    assert not whole.leaves_out and len(whole.backend.encode(text, add_special_tokens=False).ids) == len(text.encode())
+    if unknown is None:
+        assert made(listed[1:]).leaves_out
+    else:
+        with pytest.raises(UserError, match="found no token for the model's unk_token '\\[UNK\\]', expected one of"):
+            made(listed[1:])
+
+
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(UserError, match="cloze vocab"):
         Tokenizer.from_folder(tmp_path / "none")
