@@ -11,7 +11,7 @@ from cloze.launch.finetune.sweep import checked_runs, configured
 from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.run import runs
 from cloze.launch.run.sweep_results import statistics_of
-from cloze.launch.run.sweeps import RESULTS, Run, run_all, written
+from cloze.launch.run.sweeps import RESULTS, Run, fault_in_inputs, run_all, written
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import visible_gpus
 from cloze.model.huggingface import load_pretrained
@@ -71,7 +71,7 @@ def fine_tune(
         `random_weights`: the same of models of the same shape that are not pretrained.
 
     Raises:
-        UserError: a run has failed, or a folder holds another one.
+        UserError: a run has failed or has read other inputs than were planned, or a folder holds another one.
     """
     assert config.output is not None, "EvaluateConfig asks for it"
     output = Path(config.output)
@@ -95,6 +95,8 @@ def fine_tune(
     shown = [replace(run, name=str(run.folder.relative_to(output))) for run in by_seed]
     if run_all(shown, visible_gpus() or [""], console):
         return None
+    if fault := fault_in_inputs(shown):
+        raise UserError(fault)
     return {start: {task: _summary(task, planned[start, task]) for task in tasks} for start in starts}
 
 

@@ -80,7 +80,8 @@ def checked_runs(config: FinetuneConfig) -> Iterator[tuple[Run, FinetuneConfig]]
             output = folder / name
             own = replace(chosen, seed=seed, output=str(output), model_step=step)
             check_folder(replace(job.config, seed=seed, output=own.output, model_step=step), job.facts)
-            yield Run(name, output, settings, command_of(["finetune", config.task], output)), own
+            command = command_of(["finetune", config.task], output)
+            yield Run(name, output, settings, command, job.facts), own
 
 
 def _name(settings: dict[str, str], seed: int) -> str:

@@ -142,7 +142,8 @@ def _planned(config: SweepConfig) -> Iterator[tuple[PretrainingRun, PretrainConf
         )
         metric = f"validation/{resolved.config.evaluation.metric}" if has_validation else "train/loss"
         settings.pop("seed", None)  # a line of the table covers several seeds
-        yield PretrainingRun(output.name, output, settings, command_of(["pretrain"], output), metric), chosen
+        command = command_of(["pretrain"], output)
+        yield PretrainingRun(output.name, output, settings, command, resolved.facts, metric), chosen
 
 
 def _read(settings: dict[str, str], base: Fields, model: BertConfig) -> PretrainConfig:

@@ -10,7 +10,7 @@ from cloze.launch.config.metrics import measure_of
 from cloze.launch.run.ownership import locked
 from cloze.launch.run.status_file import set_status
 from cloze.launch.run.sweep_pictures import DrawnSetting, draw_sweep
-from cloze.launch.run.sweeps import RESULTS, Results, Run, last_line, named, no_better, run_all, shown
+from cloze.launch.run.sweeps import RESULTS, Results, Run, fault_in_inputs, last_line, named, no_better, run_all, shown
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -42,7 +42,8 @@ class Sweep:
             False if a signal stopped it.
 
         Raises:
-            UserError: no run has a result, or another job holds the folder.
+            UserError: no run has a result, a run has read other inputs than were planned, or another job holds the
+                folder.
         """
         with locked(self.folder):
             set_status(self.folder, "running", self._num_complete())
@@ -52,6 +53,9 @@ class Sweep:
                     f"stopped with {self._num_complete()} of {len(self.runs)} runs complete; the same command continues"
                 )
                 return False
+            if fault := fault_in_inputs(self.runs):
+                set_status(self.folder, "failed", self._num_complete())
+                raise UserError(fault)
             summary = self.summarize()
             publish_text(self.folder / RESULTS, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
             if not summary["n"]:

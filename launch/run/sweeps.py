@@ -73,6 +73,8 @@ class Run:
     settings: dict[str, str] = field(default_factory=dict)
     """What differs from the other runs except for the seed, as written in the grid."""
     command: list[str] = field(default_factory=list)
+    facts: runs.Facts = field(default_factory=dict)
+    """Of its inputs, as they were when it was planned."""
 
     @property
     def log(self) -> Path:
@@ -247,6 +249,20 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
                     _say_end(run, process.returncode, passed_on, console)
             waiting = [run for run in waiting if run.results() is None]
         return stop.wanted and any(run.results() is None for run in planned)
+
+
+def fault_in_inputs(planned: Sequence[Run]) -> str | None:
+    """One line if a complete run has read other inputs than were planned; else None."""
+    for run in planned:
+        read = runs.read_fields(run.folder / runs.DATA) if run.results() is not None else {}
+        for name, expected in run.facts.items():
+            if (found := read.get(name, expected)) != expected:  # an earlier version wrote fewer
+                return (
+                    f"{run.folder}: found a run with {name} {found!s:.12}, expected {expected!s:.12}, as when the runs "
+                    "were planned: what it reads was replaced meanwhile, so that results do not compare; put it back "
+                    "and remove this folder, or give another --output"
+                )
+    return None
 
 
 def _start(run: Run, device: str) -> subprocess.Popen[bytes]:

@@ -40,10 +40,12 @@ def make_tokenizer() -> Tokenizer:
     return Tokenizer(backend, NAMES)
 
 
-def make_model(folder: Path, dropout: float = 0.1, layers: int = 2, tokenizer: Tokenizer | None = None) -> Path:
+def make_model(
+    folder: Path, dropout: float = 0.1, layers: int = 2, tokenizer: Tokenizer | None = None, seed: int = 0
+) -> Path:
     """A Hugging Face folder of a bare BERT, made by transformers, with a WordPiece tokenizer or another one."""
     tokenizer = tokenizer or make_tokenizer()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     BertModel(
         BertConfig(
             vocab_size=tokenizer.vocab_size,

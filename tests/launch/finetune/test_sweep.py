@@ -1,19 +1,24 @@
 """Several seeds and settings: what is run, and where; what failed; what they make together."""
 
 import json
+import shutil
 import signal
 import statistics
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cloze.launch.cli import main
-from cloze.launch.run import runs
+from cloze.launch.run import runs, sweeps
+from cloze.launch.run.status_file import read_status
+from cloze.launch.run.sweeps import Run
 from tests.commands import forked_cloze, main_of_python
 from tests.forked import ForkedRun
 from tests.launch.finetune.running import arguments
+from tests.launch.finetune.small import make_model
 from tests.launching import finish, kill_when, step_of
 
 
@@ -94,6 +99,33 @@ def test_a_stop_is_passed_on_and_the_sweep_asks_to_be_queued_again(model, files,
     assert json.loads((folder / "seed-42" / runs.STATUS).read_text())["state"] == "requeue"
     assert json.loads((folder / runs.STATUS).read_text())["state"] == "requeue"
     assert not (folder / "seed-43").exists()
+
+
+@pytest.mark.parametrize("replaced", ["model", "train", "validation", None])
+def test_runs_of_replaced_inputs_make_no_table(model, files, tmp_path, capsys, monkeypatch, replaced):
+    """What the second run reads was replaced after the first had ended."""
+    inputs = {"model": tmp_path / "model", "train": tmp_path / "train.tsv", "validation": tmp_path / "dev.tsv"}
+    shutil.copytree(model, inputs["model"])
+    for name, file in zip(("train", "validation"), files, strict=True):
+        shutil.copyfile(file, inputs[name])
+
+    def run_here(run: Run, device: str) -> SimpleNamespace:
+        if run.name == "seed-43" and replaced == "model":
+            make_model(inputs["model"], seed=5)
+        elif run.name == "seed-43" and replaced:
+            lines = inputs[replaced].read_text().splitlines(keepends=True)
+            inputs[replaced].write_text("".join(lines[:-1]))
+        return SimpleNamespace(poll=lambda: 0, returncode=main(run.command[3:]))
+
+    monkeypatch.setattr(sweeps, "_start", run_here)
+    folder = tmp_path / "sweep"
+    status = main(arguments("sst2", *inputs.values(), folder, "--seeds", 2, "--epochs", 1))
+    found = {"model": "model_hash", "train": "train_hash", "validation": "validation_hash"}.get(replaced or "")
+    error = capsys.readouterr().err
+    assert status == (2 if replaced else 0), error
+    assert not replaced or f"seed-43: found a run with {found} " in error
+    assert (folder / "results.json").exists() == (not replaced)
+    assert read_status(folder)["state"] == ("failed" if replaced else "complete")
 
 
 @pytest.mark.parametrize("grid", ["epochs=1,1.0", "learning_rate=1e-3,0.001", "evaluation.keep_best=true,True"])
