@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import gzip
@@ -9,7 +10,6 @@ import itertools
 import json
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -291,11 +291,10 @@ def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
 def _delimiter(first: str) -> str:
     """The delimiter of a CSV file by its first line: the comma, unless only another one occurs."""
     for delimiter in ",;\t":
-        try:
-            if len(next(csv.reader([first], delimiter=delimiter, strict=True), [])) > 1:
-                return delimiter
-        except csv.Error:
-            pass  # delimiters only occur outside of quoted fields
+        for line in (first, f'{first}"'):  # the last name may be quoted, and go on in the next line
+            with contextlib.suppress(csv.Error):  # delimiters only occur outside of quoted fields
+                if len(next(csv.reader([line], delimiter=delimiter, strict=True), [])) > 1:
+                    return delimiter
     return ","
 
 
@@ -347,7 +346,7 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[Row]:
     import pyarrow as pa
     from pyarrow import parquet
 
-    @contextmanager
+    @contextlib.contextmanager
     def readable() -> Iterator[None]:
         try:
             yield

@@ -64,7 +64,7 @@ def _sorted(labels: Iterable[str], path: Path) -> tuple[str, ...]:
 
 def _label_set(row: Row, column: str) -> list[str]:
     """Independent labels of a row: a list, also as JSON in a cell (as `predict` writes it), or words with commas
-    between them.
+    between them, of which the first begins with no bracket.
     """
     if row.values.get(column) is None:
         raise UserError(
@@ -75,8 +75,11 @@ def _label_set(row: Row, column: str) -> list[str]:
     if isinstance(value, str) and value.startswith("["):
         try:
             value = parse_json(value)
-        except ValueError:
-            pass  # a label may begin with a bracket
+        except ValueError as error:  # such as a list as Python prints it, or one that was cut
+            raise UserError(
+                f"{row.place}: found {value!r:.60} in column {column!r}, expected a list in JSON after a bracket "
+                f'({error}); write it as ["a", "b"], or as a,b'
+            ) from error
     if isinstance(value, list) and any(isinstance(part, str) and not part.strip() for part in value):
         raise UserError(f"{row.place}: found an empty label in column {column!r}, expected names; fix the row")
     if isinstance(value, str):

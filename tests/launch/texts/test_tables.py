@@ -1,5 +1,6 @@
 """Tables as other programs write them: classes saved as numbers, truth values, columns under other names."""
 
+import csv
 import gzip
 import json
 import os
@@ -262,6 +263,15 @@ def test_an_empty_cell_of_a_table_of_one_column_is_a_row(tmp_path):
     assert [row.values["ticket"] for row in open_table(tmp_path / "one.csv").rows] == ["a heron", "", "the owl hunts"]
     (tmp_path / "one.tsv").write_text("ticket\na heron\n\nthe owl hunts\n")
     assert [row.values["ticket"] for row in open_table(tmp_path / "one.tsv").rows] == ["a heron", "the owl hunts"]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("names", [("text", "label", "a\nb"), ("a;b, c\td", "a\r\n;b"), ("te.xt", 'a"\n"b', "c\n")])
+def test_a_name_with_a_line_break_hides_no_delimiter(tmp_path, delimiter, names):
+    """As spreadsheets write a name of two lines; other delimiters are in quoted names alone."""
+    with open(tmp_path / "t.csv", "w", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows([names, ["1,;\t2", *"x" * (len(names) - 1)]])
+    assert [tuple(row.values) for row in read_table(tmp_path / "t.csv").rows] == [names]
 
 
 @pytest.mark.parametrize("row", ["1,2,3", '"1","2'])
