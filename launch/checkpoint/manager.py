@@ -33,7 +33,7 @@ from cloze.launch.checkpoint.weight_averages import whole_average
 from cloze.launch.checkpoint.writing import BackgroundWriter
 from cloze.launch.engine.content import OtherContent, check_tensor, of_file
 from cloze.launch.engine.engine import Engine
-from cloze.launch.run.runs import RUN, check_own
+from cloze.launch.run.runs import CONFIG, RUN, check_own
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.bounds import whole_number
@@ -262,9 +262,12 @@ class CheckpointManager:
             if self.leads and self._good:
                 last = self.path(max(self._good))
                 if problem := damage(last, sizes_only=True):
+                    run, again = self.folder.parent, "the same command goes on from the newest one that is left"
+                    if not (run / CONFIG).exists():
+                        again = f"remove what is left of {run}, and the same command begins anew"
                     raise UserError(
                         f"{last}: found that {problem}, expected the checkpoint as it was saved: something was removed "
-                        "while the run used the folder; the same command goes on from the newest one that is left"
+                        f"while the run used the folder; {again}"
                     )
         if best is not None:
             self.retire(best)

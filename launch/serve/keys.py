@@ -3,8 +3,8 @@
 import hashlib
 import hmac
 import ipaddress
+import re
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from cloze.launch.serve.asgi import Scope
 from cloze.launch.serve.config import ServeConfig
@@ -16,6 +16,7 @@ LEAST_CHARACTERS = 16
 # Paths that reveal nothing of anyone's texts: probes, and pages that a browser requests without a key.
 OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json")
 _MOST_BYTES = 1 << 20  # of a file of keys: thousands of them
+_ADDRESS = re.compile(r"([a-z]+:)?//(?P<host>[a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]*)?", re.IGNORECASE)
 STATIC = "/static-offline-docs/"  # files of fastapi_offline
 
 
@@ -66,10 +67,8 @@ def is_local(address: str) -> bool:
     A page of another site cannot forge it: where the site's name was made to lead here (DNS rebinding), a browser still
     sends the name.
     """
-    try:
-        return is_loopback(urlsplit(address).hostname or "")
-    except ValueError:
-        return False
+    named = _ADDRESS.fullmatch(address)
+    return named is not None and is_loopback(named["host"].strip("[]").lower())
 
 
 def is_authorized(scope: Scope, keys: list[bytes] | None) -> bool:

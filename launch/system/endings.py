@@ -26,12 +26,12 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
 SAID_SECONDS = 10.0
 _LONGEST_LINE = 4000  # characters of a message; messages that list a user's names have some hundred
-# Errors of the file system that a user can fix: no space, no permission, a folder in the place of a file or a file in
-# the place of a folder, a link to itself, a name that is too long, a disk or a server of files that fails. One of a
-# full disk names no file.
+# Errors of the file system that a user can fix: no space, no permission, a file that was removed meanwhile, a folder in
+# the place of a file or a file in the place of a folder, a link to itself, a name that is too long, a disk or a server
+# of files that fails. One of a full disk names no file.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _USERS_TO_FIX = _NO_SPACE | {
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EISDIR, errno.ENOTDIR),
     *(errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE),
 }
 

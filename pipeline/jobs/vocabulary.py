@@ -105,6 +105,7 @@ def train_vocabulary(config: PrepareConfig, progress: Progress = SILENT) -> Toke
             f"the vocabulary has {tokenizer.vocab_size} entries, not {config.vocab_size}: the text contains no "
             f"more (min_frequency {config.vocabulary.min_frequency})"
         )
+    _check_there(output)
     return Tokenizer.from_folder(output)
 
 
@@ -126,6 +127,7 @@ def extend_vocabulary(config: PrepareConfig, progress: Progress = SILENT) -> Ext
     progress.stage("extend", 1, "vocabulary")
     with readable_errors(output):
         extension = extend(old, counts, config.vocabulary.add, config.vocabulary.min_frequency, output)
+    _check_there(output)
     progress.advance(1, 0, 0)
     if len(extension.added) < config.vocabulary.add:
         progress.note(
@@ -133,6 +135,16 @@ def extend_vocabulary(config: PrepareConfig, progress: Progress = SILENT) -> Ext
             f"{config.vocabulary.min_frequency} times"
         )
     return extension
+
+
+def _check_there(output: Place) -> None:
+    """Raise UserError if a file of the tokenizer that was written is not there any more."""
+    for name in FILES:
+        if not (output / name).is_file():
+            raise UserError(
+                f"{output}: found no {name}, expected it as it was written: something was removed meanwhile; run the "
+                "same command again"
+            )
 
 
 def _counted(config: PrepareConfig, output: Place, progress: Progress) -> dict[str, int]:

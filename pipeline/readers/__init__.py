@@ -16,6 +16,7 @@ from cloze.pipeline.records import Document
 # every shard is collected from every task's files.
 _SEGMENT_BYTES = (4 << 20, 64 << 20)
 _SEGMENTS = 64
+_MOST_BYTES = 50 * 10**12  # of a file: of an object in S3, more than a file of ext4; by a wrong size tasks have no end
 _TASKS_OF_FEW_FILES = 8  # compressed files can't be entered in the middle: few of them are read in stripes
 _GROUP_BYTES = 1 << 20  # of text: neighbouring small files up to this make one task
 _STRIPE_BYTES = 4 << 20  # compressed size below which a file isn't divided
@@ -47,6 +48,12 @@ def plan(
             files += find_files(part.input, number, part.source, len(files), written, note)
     if not files:
         raise UserError("input: found none, expected files, folders or globs; name some with --input")
+    for file in files:
+        if file.size > _MOST_BYTES:
+            raise UserError(
+                f"{file.name}: found a size of {file.size:,} bytes, expected at most {_MOST_BYTES:,}; look at what its "
+                "disk or store says of it"
+            )
     compressed = sum(file.compression is not None for file in files)
     least, most = _SEGMENT_BYTES
     size = min(most, max(least, sum(file.size for file in files if not file.compression) // _SEGMENTS))

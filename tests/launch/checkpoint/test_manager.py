@@ -23,14 +23,15 @@ from tests.launch.checkpoint.small_checkpoints import manager, publish
 
 @pytest.fixture
 def folder(tmp_path):
+    folder = tmp_path / "run/checkpoints"
     for step in (1, 2, 3, 4):
-        path = tmp_path / f"step-{step:08d}"
-        path.mkdir()
+        path = folder / f"step-{step:08d}"
+        path.mkdir(parents=True)
         (path / "state.json").write_text(json.dumps({"step": step, "world_size": 1, "zero_stage": 0}))
         (path / "weights.pt").write_bytes(bytes([step]) * 100)
         parts = {part.name: (part.stat().st_size, sha256_of(part)) for part in path.iterdir()}
         (path / CHECKSUMS).write_text(json.dumps(parts))
-    return tmp_path
+    return folder
 
 
 def test_the_newest_stay_and_that_of_the_best_evaluation(folder):
@@ -78,6 +79,10 @@ def test_a_run_does_not_end_well_without_its_last_checkpoint(folder, monkeypatch
     checkpoints.finish(None, lambda: None)
     lost = folder / "step-00000004" / lost
     shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+    run = folder.parent
+    with pytest.raises(UserError, match=f"{reason}.*remove what is left of {run}, and the same command begins"):
+        checkpoints.finish(None, lambda: None)
+    (run / "config.yaml").touch()
     with pytest.raises(UserError, match=f"step-00000004: found that {reason}.*the same command goes on from"):
         checkpoints.finish(None, lambda: None)
 

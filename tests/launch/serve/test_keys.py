@@ -58,6 +58,10 @@ def test_keys_are_asked_for_before_anything_is_read(folder, tmp_path):
             "origin: found 'https://other.example', expected a page of this",
         ),
         ({}, {"origin": "null"}, 403, "origin: found 'null'"),
+        ({}, {"host": "[::1].evil.example"}, 421, "host: found '[::1].evil.example', expected localhost or an"),
+        ({}, {"host": "evil.example@localhost"}, 421, "host: found 'evil.example@localhost'"),
+        ({}, {"host": "localhost:evil"}, 421, "host: found 'localhost:evil'"),
+        ({}, {"origin": "http://localhost/evil"}, 403, "origin: found 'http://localhost/evil'"),
         ({}, {"host": "LOCALHOST:8000", "origin": "http://127.0.0.1:8000"}, 200, None),
         ({}, {"host": "[::1]:8000", "origin": "http://[::1]:8000"}, 200, None),
         (

@@ -66,6 +66,13 @@ def test_a_write_that_finds_no_space_is_a_line(capsys, number, said):
     assert ending.status == 2 and capsys.readouterr().err.startswith(said)
 
 
+def test_a_file_that_was_removed_meanwhile_is_a_line(tmp_path, capsys):
+    with Ending() as ending:
+        (tmp_path / "config.yaml").read_text()
+    assert ending.status == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'config.yaml'}: not found (any more); restore it")
+
+
 @pytest.mark.parametrize(
     "error, said",
     [

@@ -179,6 +179,17 @@ def test_words_that_were_changed_between_counting_and_reading_are_noticed(folder
         train_vocabulary(config(folder, output=str(tmp_path / "vocab")))
 
 
+def test_a_file_that_was_removed_while_others_were_written_is_missed(folder, tmp_path, monkeypatch):
+    def save(self, place):
+        real(self, place)
+        (place / "tokenizer_config.json").unlink()
+
+    real = vocabulary.Tokenizer.save
+    monkeypatch.setattr(vocabulary.Tokenizer, "save", save)
+    with pytest.raises(UserError, match="found no tokenizer_config.json, expected it as it was written"):
+        train_vocabulary(config(folder, output=str(tmp_path / "vocab")))
+
+
 def test_counts_of_all_tasks_are_bounded_alike_for_any_workers(folder, monkeypatch):
     monkeypatch.setattr("cloze.pipeline.readers._GROUP_BYTES", 1)  # a task for each file
     monkeypatch.setattr("cloze.pipeline.jobs.vocabulary._COUNTED_WORDS", 100)

@@ -43,6 +43,14 @@ def test_a_place_that_an_order_key_has_no_bits_for_is_refused(tmp_path):
         lines.order(segment, 1 << 40)
 
 
+def test_a_size_that_no_file_has_is_refused_before_it_is_divided(tmp_path, monkeypatch):
+    """As a store's listing may say; the tasks of a wrong size would fill the memory."""
+    (tmp_path / "a.txt").write_text("one two")
+    monkeypatch.setattr(readers, "_MOST_BYTES", 6)
+    with pytest.raises(UserError, match="a.txt: found a size of 7 bytes, expected at most 6; look at what its disk"):
+        readers.plan(PrepareConfig(input=[str(tmp_path)]))
+
+
 def data_set(made: list[str]):
     return pytest.importorskip("datasets").Dataset.from_dict({"text": made})
 
