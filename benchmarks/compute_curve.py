@@ -105,7 +105,6 @@ RECIPES: dict[float, Recipe] = {
     0.0: _mixed(_shape(4, 128, 2, 352)),
     3e14: _mixed(_shape(6, 160, 5, 432)),
     1e15: _mixed({}),
-    3e15: _mixed(_shape(8, 256, 4, 688)),
 }
 SHARED = {"evaluation.every_steps": 0, "checkpoint.keep_last": 2, "monitor.inspect_every_steps": 0}
 QUICK_BUDGETS = (4e9, 8e9, 1.6e10)
