@@ -119,8 +119,9 @@ def _check_numbers(weights: Any, folder: Path) -> None:
             raise ModelError(
                 f"{folder}: found {str(name)[:60]!r} that is no tensor, expected weights; convert the model"
             )
-        if tensor.is_nested or tensor.layout is not torch.strided or tensor.device.type != "cpu":
-            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        odd = "nested" if tensor.is_nested else "negated" if tensor.is_neg() else None
+        if odd or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+            kind = odd or str(tensor.layout).removeprefix("torch.")
             raise ModelError(
                 f"{folder}: found {name}, a {kind} tensor on the device {tensor.device.type}, expected a plain one in "
                 "memory; take the model as it was trained"

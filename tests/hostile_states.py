@@ -42,6 +42,7 @@ TENSORS: dict[str, Callable[[torch.Tensor], object]] = {
     "meta": lambda t: t.to("meta"),
     "nested": lambda t: torch.nested.nested_tensor([t.flatten(), t.flatten()[:1]]),
     "quantized": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+    "negated": lambda t: torch._neg_view(-t),
     "expanded": lambda t: torch.zeros(()).expand(t.shape),
     "negative": lambda t: -t.abs() - 1,
     "NaN": lambda t: t * float("nan"),

@@ -70,7 +70,7 @@ def has_values(tensor: Tensor) -> bool:
     """Whether a tensor has each of its values by itself, as all that a run writes; others fail, or fill the memory,
     where they are used.
     """
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized:
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized or tensor.is_neg():
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from torch.utils.tensorboard import SummaryWriter
-
 from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.evaluate.glue import find_tasks, fine_tune
 from cloze.launch.evaluate.likelihood import Progress
@@ -20,6 +18,7 @@ from cloze.launch.predict.blanks import Score
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.finding import checkpoint_room, model_path
 from cloze.launch.run import runs
+from cloze.launch.run.board import board_in
 from cloze.launch.system.console import Console, clock, doing
 from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
@@ -168,7 +167,7 @@ def _write_curves(suite: str, folder: Path, settings: Fields) -> None:
     """Write a folder's results with these settings as TensorBoard events, in the order of the steps."""
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
-    with SummaryWriter(str(folder)) as board:
+    with board_in(folder) as board:
         for path in sorted(folder.glob("step-*.json")):
             if (content := _saved(path, suite, settings)) is not None:
                 for name, value in scalars(suite, content["result"]).items():

@@ -5,7 +5,6 @@ import math
 import os
 import shlex
 import statistics
-import threading
 from array import array
 from bisect import bisect_right
 from collections import deque
@@ -15,10 +14,10 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from tensorboard.summary.writer import event_file_writer
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from cloze.launch.run.board import report_no_writer
 from cloze.launch.run.metrics_file import BUFFER_BYTES, is_evaluation, is_kept, parsed_lines
 from cloze.launch.run.runs import METRICS
 from cloze.launch.run.trackers import TRACKERS, Tracking, tracked
@@ -100,7 +99,7 @@ class MetricsWriter:
         self._overview = {
             name: f"0_overview/{number}_{name.replace('/', '_')}" for number, name in enumerate(shown, start=1)
         }
-        threading.excepthook = _report_thread
+        report_no_writer()
         with readable_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a", encoding="utf-8")
@@ -246,14 +245,6 @@ class MetricsWriter:
             self._file.close()
             if self._board:
                 self._board.close()
-
-
-def _report_thread(failed: threading.ExceptHookArgs) -> None:
-    """Python's default report of a failed thread, except for TensorBoard's thread: its writer raises the error
-    again.
-    """
-    if type(failed.thread).__module__ != event_file_writer.__name__:
-        threading.__excepthook__(failed)
 
 
 def _spike(loss: float, before: deque[float]) -> float | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from cloze.launch.run.board import board_in
 from cloze.launch.system.console import Console, Output, markdown
 from cloze.pipeline.config import InspectConfig, PrepareConfig, VerifyConfig
 from cloze.pipeline.errors import UserError
@@ -160,7 +162,7 @@ def inspect(config: InspectConfig) -> None:
             f"itself, where it is kept{yellow}"
         )
     if config.tensorboard:
-        _write_tensorboard(inspection, config)
+        _write_tensorboard(inspection, config.split, Path(config.tensorboard))
         print(f"written for TensorBoard: tensorboard --logdir {config.tensorboard}")
 
 
@@ -182,15 +184,13 @@ def verify(config: VerifyConfig) -> None:
     print(f"{config.data}: {checked} parts checked, all as they were written")
 
 
-def _write_tensorboard(inspection: Inspection, config: InspectConfig) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    lengths = np.array(inspection.manifest.splits[config.split].length_histogram)
+def _write_tensorboard(inspection: Inspection, split: str, folder: Path) -> None:
+    lengths = np.array(inspection.manifest.splits[split].length_histogram)
     sizes = np.arange(len(lengths))
-    with SummaryWriter(config.tensorboard) as writer:
+    with board_in(folder) as writer:
         if lengths.any():
             writer.add_histogram_raw(
-                f"data/{config.split}_lengths",
+                f"data/{split}_lengths",
                 min=float(np.flatnonzero(lengths).min()),
                 max=float(np.flatnonzero(lengths).max()),
                 num=int(lengths.sum()),

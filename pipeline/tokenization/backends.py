@@ -85,7 +85,7 @@ def special_names(vocabulary: dict[str, int], config: Fields, of_bytes: bool = F
     """
     names: dict[str, str] = {}
     for role in ROLES:
-        named = config.get(HUGGING_FACE_NAMES[role]) or config.get(_OTHER_NAMES.get(role, ""))
+        named = config.get(HUGGING_FACE_NAMES[role]) or (role in _OTHER_NAMES and config.get(_OTHER_NAMES[role]))
         named = named.get("content") if isinstance(named, dict) else named
         usual = [name for name in _USUAL_NAMES[role] if name in vocabulary]
         if role == "unknown" and of_bytes:
@@ -139,43 +139,52 @@ def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
 
 def add_listed_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Fields) -> None:
     """Add the tokens that a folder lists beside its vocabulary, as transformers does: in `added_tokens_decoder` of
-    tokenizer_config.json (since 4.34), else in added_tokens.json, and as extra special tokens.
+    tokenizer_config.json (since 4.34), else in added_tokens.json; and special tokens that it names, if they have an id.
 
     Raises:
         UserError: a list can't be read, or gives a token another id than it has behind those before.
     """
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []  # of 5, and of 4
     path, listed = folder / "tokenizer_config.json", config.get("added_tokens_decoder")
     try:
-        given = extra.values() if isinstance(extra, dict) else extra
-        marks = [_added(each if isinstance(each, dict) else {"content": each}, special=True) for each in given]
+        marks = [_added(each if isinstance(each, dict) else {"content": each}, True) for each in _named(config)]
         if listed is None:
             path, special = folder / ADDED_TOKENS, {mark.content for mark in marks}
-            named = _fields_of(path)
-            listed = {number: {"content": name, "special": name in special} for name, number in named.items()}
+            ids = _fields_of(path)
+            listed = {number: {"content": name, "special": name in special} for name, number in ids.items()}
         tokens = sorted(((int(number), _added(token)) for number, token in listed.items()), key=itemgetter(0))
+        fault = "" if all(token.content for token in [*marks, *dict(tokens).values()]) else "one has no content"
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: found added tokens that can't be read ({error}), expected texts with ids") from error
-    roles = set(special_names(backend.get_vocab(), config, byte_level(backend)).values())
+        fault = str(error)
+    if fault:
+        raise UserError(f"{path}: found added tokens that can't be read ({fault}), expected texts with ids")
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    roles = special_names(backend.get_vocab(), config, byte_level(backend)).values()
     known |= {name for name in roles if backend.token_to_id(name) is not None}
-    all_listed = [token for _, token in tokens] + marks
-    backend.add_tokens([token for token in all_listed if token.content not in known])
+    backend.add_tokens([token for _, token in tokens if token.content not in known])
     for number, token in tokens:
         if number != (place := backend.token_to_id(token.content)):
             raise UserError(
                 f"{path}: found {number} as the id of {token.content!r}, expected {place}, as its vocabulary and the "
                 "tokens before it have it; correct it"
             )
+    known |= {token.content for _, token in tokens}
+    # Without an id the model may have no row for one, or another than would come next: it stays text.
+    known |= {mark.content for mark in marks if backend.token_to_id(mark.content) is None}
+    backend.add_tokens([mark for mark in marks if mark.content not in known])
+
+
+def _named(config: Fields) -> list[Any]:
+    """The special tokens that a configuration names: `bos_token`, `entity_token`, and those without a name."""
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []  # of 5, and of 4
+    of_a_name = [value for name, value in config.items() if name.endswith("_token") and value]
+    named = [value for value in of_a_name if isinstance(value, str | dict)]
+    return [*named, *(extra.values() if isinstance(extra, dict) else extra)]
 
 
 def _added(given: Fields, special: bool = False) -> tokenizers.AddedToken:
-    """One as transformers describes it. Raises TypeError, ValueError and AttributeError if it is none."""
+    """One as transformers describes it."""
     fields: dict[str, Any] = {"special": special} | {name: given[name] for name in _OF_ADDED if name in given}
-    token = tokenizers.AddedToken(**{"normalized": not fields["special"], **fields})
-    if not token.content:
-        raise ValueError("a token without content")
-    return token
+    return tokenizers.AddedToken(**{"normalized": not fields["special"], **fields})
 
 
 def with_special(backend: tokenizers.Tokenizer, names: Collection[str], special: bool) -> tokenizers.Tokenizer:

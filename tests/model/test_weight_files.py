@@ -67,6 +67,7 @@ def test_a_pickled_weight_of_one_number_in_a_large_shape_is_refused_at_once(clas
     for name, tensor, found in (
         (QUERY, torch.empty(2, 2, device="meta"), "a strided tensor on the device meta"),
         (QUERY, torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor"),
+        (QUERY, torch._neg_view(weights[QUERY]), "a negated tensor"),
         ("bert.embeddings.position_ids", torch.zeros(1).expand(1 << 36), "with fewer numbers than its shape has"),
     ):
         torch.save(weights | {name: tensor}, tmp_path / "pytorch_model.bin")

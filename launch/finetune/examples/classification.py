@@ -1,6 +1,7 @@
 """Classification, regression and multi-label classification of texts and pairs of texts."""
 
 import math
+import re
 import unicodedata
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -62,9 +63,12 @@ def _sorted(labels: Iterable[str], path: Path) -> tuple[str, ...]:
         return tuple(sorted(found))
 
 
+_OF_A_LIST = re.compile(r"""[\[({]\s*\\*['"]""")  # the beginning of a list of texts, in Python too
+
+
 def _label_set(row: Row, column: str) -> list[str]:
     """Independent labels of a row: a list, also as JSON in a cell (as `predict` writes it), or words with commas
-    between them, of which the first begins with no bracket.
+    between them, of which the first begins with no bracket, and none looks like a part of a list.
     """
     if row.values.get(column) is None:
         raise UserError(
@@ -72,14 +76,17 @@ def _label_set(row: Row, column: str) -> list[str]:
             "empty; fix the row"
         )
     value = row.values[column]
-    if isinstance(value, str) and value.startswith("["):
+    if isinstance(value, str) and (value.lstrip().startswith("[") or _OF_A_LIST.search(value)):
+        text, why = value, "no list"
         try:
-            value = parse_json(value)
-        except ValueError as error:  # such as a list as Python prints it, or one that was cut
+            value = parse_json(text)
+        except ValueError as error:  # such as a list or a set as Python prints it, or one that was cut
+            why = str(error)
+        if not isinstance(value, list):
             raise UserError(
-                f"{row.place}: found {value!r:.60} in column {column!r}, expected a list in JSON after a bracket "
-                f'({error}); write it as ["a", "b"], or as a,b'
-            ) from error
+                f"{row.place}: found {text!r:.60} in column {column!r}, expected a list in JSON after a bracket ({why})"
+                '; write it as ["a", "b"], or as a,b'
+            )
     if isinstance(value, list) and any(isinstance(part, str) and not part.strip() for part in value):
         raise UserError(f"{row.place}: found an empty label in column {column!r}, expected names; fix the row")
     if isinstance(value, str):

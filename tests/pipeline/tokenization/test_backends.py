@@ -113,9 +113,10 @@ ADDED = ["zebra", "new york", "[E1]"]
 
 
 def _decoder(first: int) -> dict:
-    flags = dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
+    flags = {"lstrip": False, "rstrip": False}
     return {
-        str(first + place): flags | {"content": token, "special": token == "[E1]", "normalized": token != "[E1]"}
+        str(first + place): flags
+        | {"content": token, "special": (mark := token == "[E1]"), "normalized": not mark, "single_word": mark}
         for place, token in enumerate(ADDED)
     }
 
@@ -123,9 +124,20 @@ def _decoder(first: int) -> dict:
 LISTED = {  # which file has the vocabulary, added_tokens.json, and what is in tokenizer_config.json; by the next id
     "transformers 2 to 4.33": ("vocab.txt", True, lambda first: {"additional_special_tokens": ["[E1]"]}),
     "no special one": ("vocab.txt", True, lambda first: {}),
-    "since 4.34": ("vocab.txt", True, lambda first: {"added_tokens_decoder": _decoder(first)}),
+    "since 4.34": (
+        "vocab.txt",
+        True,
+        lambda first: {"added_tokens_decoder": _decoder(first), "additional_special_tokens": ["[E1]"]},
+    ),
     "beside tokenizer.json": ("tokenizer.json", False, lambda first: {"added_tokens_decoder": _decoder(first)}),
-    "marks alone": ("tokenizer.json", False, lambda first: {"extra_special_tokens": ADDED}),
+    "names of the vocabulary": (
+        "tokenizer.json",
+        False,
+        lambda first: (
+            {"extra_special_tokens": ["[NEW]"], "bos_token": "[BOS]", "cls_token": "[CLS]"}
+            | {"entity_token": {"content": "york"}}
+        ),
+    ),
     "in tokenizer.json": ("all", False, lambda first: {"extra_special_tokens": ["[E1]"]}),
 }
 
@@ -133,7 +145,7 @@ LISTED = {  # which file has the vocabulary, added_tokens.json, and what is in t
 @pytest.mark.parametrize("form", LISTED)
 def test_tokens_beside_the_vocabulary_are_those_that_transformers_finds(tmp_path, form):
     """Also special ones, but the five with roles, which a text never becomes."""
-    tokens = [*NAMES.values(), "the", "sat", "##zebra", "new", "york", "e", "##1", "[", "]", "mask", "[NEW]"]
+    tokens = [*NAMES.values(), "the", "sat", "##zebra", "new", "york", "e", "##1", "[", "]", "mask", "[NEW]", "[BOS]"]
     file, beside, settings = LISTED[form]
     backend = wordpiece_backend({token: n for n, token in enumerate(tokens)}, NAMES, lowercase=True, strip_accents=None)
     if file == "all":
@@ -147,10 +159,13 @@ def test_tokens_beside_the_vocabulary_are_those_that_transformers_finds(tmp_path
         (tmp_path / "added_tokens.json").write_text(json.dumps({t: len(tokens) + n for n, t in enumerate(ADDED)}))
     config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True} | settings(len(tokens))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    text = "The [E1] Zebra sat, zebrazebra New York[E1]"
+    text = "The [E1] Zebra sat, zebrazebra New York[E1] [NEW] [BOS] york"
     theirs = AutoTokenizer.from_pretrained(tmp_path)(text, add_special_tokens=False)["input_ids"]
     given = Tokenizer.from_folder(tmp_path)
-    assert given.encode(text) == theirs and len(tokens) + 2 in theirs and given.vocab_size == len(tokens) + 3
+    assert given.encode(text) == theirs
+    named = form == "names of the vocabulary"
+    assert set(theirs) >= ({len(tokens) - 2, len(tokens) - 1} if named else {len(tokens), len(tokens) + 1})
+    assert given.vocab_size == len(tokens) + (0 if named else 3)
     copy_tokenizer(given, tmp_path / "copied")
     (tmp_path / "copied/added_tokens.json").unlink(missing_ok=True)
     copied, loaded = Tokenizer.from_folder(tmp_path / "copied"), AutoTokenizer.from_pretrained(tmp_path / "copied")

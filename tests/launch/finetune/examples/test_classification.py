@@ -568,12 +568,14 @@ def test_the_entries_of_a_prediction_come_last_and_in_one_order():
 
 def test_independent_labels_in_a_cell():
     """A list as JSON, as predictions are written, or words with commas; a bracket begins JSON."""
-    for cell, expected in (('["b", "a"]', ["b", "a"]), ("[]", []), ("b, a", ["b", "a"]), ("y, [x]", ["y", "[x]"])):
+    in_json = ('["b", "a"]', ["b", "a"]), ("[]", []), (' ["b"]', ["b"])
+    for cell, expected in (*in_json, ("b, a", ["b", "a"]), ("y, [x]", ["y", "[x]"])):
         assert _label_set(Row({"labels": cell}, "row 2"), "labels") == expected
     for cell in ('["a", " "]', ["a", ""]):
         with pytest.raises(UserError, match="row 2: found an empty label in column 'labels'"):
             _label_set(Row({"labels": cell}, "row 2"), "labels")
-    for cell in ("['a', 'b']", '["a", "b"', "[x], y", "['a' 'b']", '["a\\ud83d"]'):
+    lists = ("['a', 'b']", '["a", "b"', "[x], y", "['a' 'b']", '["a\\ud83d"]', "('a', 'b')", "{'a'}", '{"a": 1}')
+    for cell in (*lists, "frozenset({'a'})", "Index(['a'], dtype='object')", '"[\\"a\\"]"'):
         with pytest.raises(UserError, match="row 2: found .* in column 'labels', expected a list in JSON after"):
             _label_set(Row({"labels": cell}, "row 2"), "labels")
 
