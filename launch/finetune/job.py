@@ -40,6 +40,8 @@ class Job:
     test: Sequence[Examples]
     rate: str
     """The origin of its peak learning rate."""
+    test_hashes: dict[str, str]
+    """Of the test files, by name; a resume may have others."""
 
     @property
     def facts(self) -> dict[str, str]:
@@ -152,4 +154,6 @@ def read_job(config: FinetuneConfig) -> Job:
     architecture, head, train, validation, test = read_examples(
         config, task, source.tokenizer, shape.segments, shape.hidden_size
     )
-    return Job(config.for_units(len(train)), task, kind, source, architecture, head, train, validation, test, rate)
+    config = config.for_units(len(train))
+    hashes = {examples.name: _hash(Path(path)) for examples, path in zip(test, config.test, strict=True)}
+    return Job(config, task, kind, source, architecture, head, train, validation, test, rate, hashes)

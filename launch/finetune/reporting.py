@@ -29,7 +29,7 @@ from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.store_waits import Patience
 from cloze.launch.run.stored_run import StoredRun
-from cloze.launch.run.sweeps import no_better
+from cloze.launch.run.sweeps import RESULTS, TEST_HASHES, no_better
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import Environment
@@ -41,8 +41,6 @@ from cloze.model.config_files import FINGERPRINT
 from cloze.model.huggingface import save_pretrained
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import clear, publish_text, readable_errors
-
-RESULTS = "results.json"
 
 
 class Evaluation:
@@ -127,6 +125,7 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
         "steps": state.step,
         "metric": config.evaluation.metric,
         "majority": job.validation.majority(),
+        TEST_HASHES: job.test_hashes,
     }
     for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
         if distributed.reduce_sum(torch.tensor(float(stop.wanted), device=device)) > 0:

@@ -81,7 +81,7 @@ def checked_runs(config: FinetuneConfig) -> Iterator[tuple[Run, FinetuneConfig]]
             own = replace(chosen, seed=seed, output=str(output), model_step=step)
             check_folder(replace(job.config, seed=seed, output=own.output, model_step=step), job.facts)
             command = command_of(["finetune", config.task], output)
-            yield Run(name, output, settings, command, job.facts), own
+            yield Run(name, output, settings, command, job.facts, job.test_hashes), own
 
 
 def _name(settings: dict[str, str], seed: int) -> str:

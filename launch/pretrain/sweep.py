@@ -143,7 +143,7 @@ def _planned(config: SweepConfig) -> Iterator[tuple[PretrainingRun, PretrainConf
         metric = f"validation/{resolved.config.evaluation.metric}" if has_validation else "train/loss"
         settings.pop("seed", None)  # a line of the table covers several seeds
         command = command_of(["pretrain"], output)
-        yield PretrainingRun(output.name, output, settings, command, resolved.facts, metric), chosen
+        yield PretrainingRun(output.name, output, settings, command, resolved.facts, metric=metric), chosen
 
 
 def _read(settings: dict[str, str], base: Fields, model: BertConfig) -> PretrainConfig:

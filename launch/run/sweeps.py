@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +27,7 @@ from cloze.pipeline.storage import publish_text
 from cloze.pipeline.untrusted import check_regular, is_number
 
 RESULTS = "results.json"  # of a run; in the folder of a sweep, of all its runs
+TEST_HASHES = "test_hashes"  # in a run's results
 _POLL_SECONDS = 0.2
 _COUNTS = ("examples", "total", "HasAns_total", "NoAns_total")  # among the results of a run, the last three SQuAD's
 
@@ -75,6 +76,8 @@ class Run:
     command: list[str] = field(default_factory=list)
     facts: runs.Facts = field(default_factory=dict)
     """Of its inputs, as they were when it was planned."""
+    test_hashes: Mapping[str, str] = field(default_factory=dict)
+    """The same of its test files."""
 
     @property
     def log(self) -> Path:
@@ -254,8 +257,14 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
 def fault_in_inputs(planned: Sequence[Run]) -> str | None:
     """One line if a complete run has read other inputs than were planned; else None."""
     for run in planned:
-        read = runs.read_fields(run.folder / runs.DATA) if run.results() is not None else {}
-        for name, expected in run.facts.items():
+        if run.results() is None:
+            continue
+        read, expected_of = runs.read_fields(run.folder / runs.DATA), dict(run.facts)
+        if run.test_hashes:
+            hashes = runs.read_fields(run.folder / RESULTS).get(TEST_HASHES)
+            read |= {f"the hash of {name}": value for name, value in hashes.items()} if isinstance(hashes, dict) else {}
+            expected_of |= {f"the hash of {name}": value for name, value in run.test_hashes.items()}
+        for name, expected in expected_of.items():
             if (found := read.get(name, expected)) != expected:  # an earlier version wrote fewer
                 return (
                     f"{run.folder}: found a run with {name} {found!s:.12}, expected {expected!s:.12}, as when the runs "

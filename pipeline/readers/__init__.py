@@ -16,6 +16,7 @@ from cloze.pipeline.records import Document
 # every shard is collected from every task's files.
 _SEGMENT_BYTES = (4 << 20, 64 << 20)
 _SEGMENTS = 64
+_MOST_SEGMENTS = 1 << 19  # from 35 TB on they are larger; a store may also give any size
 _MOST_BYTES = 50 * 10**12  # of a file: of an object in S3, more than a file of ext4; by a wrong size tasks have no end
 _TASKS_OF_FEW_FILES = 8  # compressed files can't be entered in the middle: few of them are read in stripes
 _GROUP_BYTES = 1 << 20  # of text: neighbouring small files up to this make one task
@@ -56,7 +57,8 @@ def plan(
             )
     compressed = sum(file.compression is not None for file in files)
     least, most = _SEGMENT_BYTES
-    size = min(most, max(least, sum(file.size for file in files if not file.compression) // _SEGMENTS))
+    plain = sum(file.size for file in files if not file.compression)
+    size = max(min(most, max(least, plain // _SEGMENTS)), plain // _MOST_SEGMENTS)
     segments = []
     for file in files:
         reader: Texts | Rows = FORMATS[file.format].load()

@@ -138,6 +138,7 @@ class Tokenizer:
 
     Args:
         folder: where it was read from.
+        split_special: whether further special tokens are text, too.
     """
 
     # concatenated ids of all words of the table; those of a row begin at _starts[row] and are _lengths[row]
@@ -146,9 +147,15 @@ class Tokenizer:
     _lengths: np.ndarray
 
     @_with_readable_panics
-    def __init__(self, backend: tokenizers.Tokenizer, names: dict[str, str], folder: Place | None = None):
-        self.folder = folder
-        added = backend.get_added_tokens_decoder().values()
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        names: dict[str, str],
+        folder: Place | None = None,
+        split_special: bool = False,
+    ) -> None:
+        self.folder, self._split_special = folder, split_special
+        added = () if split_special else backend.get_added_tokens_decoder().values()
         self._marks = {each.content for each in added if each.special} - set(names.values())
         # The library finds special tokens in texts all together or not at all.
         self.backend = backend = with_special(backend, self._marks, False) if self._marks else backend
@@ -282,7 +289,7 @@ class Tokenizer:
         with _readable_panics(lambda: folder):
             add_listed_tokens(backend, folder, config)
             names = special_names(backend.get_vocab(), config, byte_level(backend))
-        return cls(backend, names, folder)
+        return cls(backend, names, folder, config.get("split_special_tokens") is True)
 
     def fault_in(self, manifest: Manifest) -> str | None:
         """One line if this isn't the tokenizer that made a manifest's shards, else None. Ids of the shards are names in
@@ -362,7 +369,7 @@ class Tokenizer:
         """SHA-256 of everything that determines the ids: vocabulary, model, normaliser, pre-tokenizer, roles."""
         content = json.loads(self.as_given().to_str())
         kept = {name: content[name] for name in ("model", "normalizer", "pre_tokenizer", "added_tokens")}
-        kept["special_tokens"] = self.names
+        kept |= {"special_tokens": self.names} | ({"split_special_tokens": True} if self._split_special else {})
         text = json.dumps(kept, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -101,26 +101,27 @@ def test_a_stop_is_passed_on_and_the_sweep_asks_to_be_queued_again(model, files,
     assert not (folder / "seed-43").exists()
 
 
-@pytest.mark.parametrize("replaced", ["model", "train", "validation", None])
+@pytest.mark.parametrize("replaced", ["model", "train", "validation", "test", None])
 def test_runs_of_replaced_inputs_make_no_table(model, files, tmp_path, capsys, monkeypatch, replaced):
     """What the second run reads was replaced after the first had ended."""
     inputs = {"model": tmp_path / "model", "train": tmp_path / "train.tsv", "validation": tmp_path / "dev.tsv"}
     shutil.copytree(model, inputs["model"])
-    for name, file in zip(("train", "validation"), files, strict=True):
-        shutil.copyfile(file, inputs[name])
+    test = tmp_path / "other.tsv"
+    for path, file in ((inputs["train"], files[0]), (inputs["validation"], files[1]), (test, files[1])):
+        shutil.copyfile(file, path)
 
     def run_here(run: Run, device: str) -> SimpleNamespace:
         if run.name == "seed-43" and replaced == "model":
             make_model(inputs["model"], seed=5)
         elif run.name == "seed-43" and replaced:
-            lines = inputs[replaced].read_text().splitlines(keepends=True)
-            inputs[replaced].write_text("".join(lines[:-1]))
+            path = inputs.get(replaced, test)
+            path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
         return SimpleNamespace(poll=lambda: 0, returncode=main(run.command[3:]))
 
     monkeypatch.setattr(sweeps, "_start", run_here)
     folder = tmp_path / "sweep"
-    status = main(arguments("sst2", *inputs.values(), folder, "--seeds", 2, "--epochs", 1))
-    found = {"model": "model_hash", "train": "train_hash", "validation": "validation_hash"}.get(replaced or "")
+    status = main(arguments("sst2", *inputs.values(), folder, "--seeds", 2, "--epochs", 1, "--test", test))
+    found = "the hash of other" if replaced == "test" else f"{replaced}_hash"
     error = capsys.readouterr().err
     assert status == (2 if replaced else 0), error
     assert not replaced or f"seed-43: found a run with {found} " in error

@@ -19,7 +19,6 @@ from tensorboard.summary.writer import event_file_writer
 from cloze.launch import cli
 from cloze.launch.finetune.scoring import METRICS
 from cloze.launch.pretrain.source_statistics import MEANS
-from cloze.launch.run.board import board_in
 from cloze.launch.run.metrics import MetricsWriter, tensorboard_command
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.pipeline.errors import UserError
@@ -275,24 +274,6 @@ def on_a_full_disk(words: list[str]) -> int:
 
     cli.called = write
     return cli.main([])
-
-
-def on_a_full_disk_elsewhere(words: list[str]) -> int:
-    """The same for events that are no run's."""
-
-    def write(*_) -> None:
-        with board_in(Path(words[0])) as board:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-            for step in range(9):
-                board.add_text("sentences", 1000 * "word ", step)
-
-    cli.called = write
-    return cli.main([])
-
-
-def test_other_events_that_no_longer_fit_are_one_line_that_names_their_folder(tmp_path):
-    said = finish(ForkedRun([str(tmp_path)], main=on_a_full_disk_elsewhere), status=2)
-    assert said.startswith(f"error: {tmp_path}: File too large; ") and len(said.splitlines()) == 1, said
 
 
 def test_events_that_no_longer_fit_on_the_disk_are_one_line(tmp_path):
