@@ -72,16 +72,16 @@ def checked_runs(config: FinetuneConfig) -> Iterator[tuple[Run, FinetuneConfig]]
     for settings, chosen in parsed:
         newest = chosen.model_step is None
         job = read_job(replace(chosen, model_step=steps.get(chosen.model)) if newest else chosen)
-        step = job.source.step
+        step, facts = job.source.step, job.facts
         if newest:
             steps[chosen.model] = step
         for seed in range(config.seed, config.seed + config.seeds):
             name = _name(settings, seed)
             output = folder / name
             own = replace(chosen, seed=seed, output=str(output), model_step=step)
-            check_folder(replace(job.config, seed=seed, output=own.output, model_step=step), job.facts)
+            check_folder(replace(job.config, seed=seed, output=own.output, model_step=step), facts)
             command = command_of(["finetune", config.task], output)
-            yield Run(name, output, settings, command, job.facts, job.test_hashes), own
+            yield Run(name, output, settings, command, facts, job.test_hashes), own
 
 
 def _name(settings: dict[str, str], seed: int) -> str:
