@@ -349,7 +349,11 @@ def copy_pretrained(source: str | os.PathLike[str], folder: str | os.PathLike[st
     config, _ = load_pretrained(source)
     shards = () if (source / WEIGHTS).is_file() or not (source / INDEX).is_file() else (INDEX, *shard_names(source))
     named = ("config.json", WEIGHTS, *shards, *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES)
-    taken = [name for name in named if (source / name).is_file()]
+    there = [name for name in named if os.path.lexists(source / name)]
+    taken = [name for name in there if (source / name).is_file()]
+    if taken != there:  # as a link to a file that is gone: without it texts may be read in another way
+        lost = next(name for name in there if name not in taken)
+        raise ModelError(f"{source / lost}: found no regular file, expected one; restore or remove it")
     place = source.resolve()
     inside = [place]
     if place.parent.name == "snapshots":  # the hub library's layout: folders of links to files beside them

@@ -1,6 +1,7 @@
 """Reads the files of a model's folder, which may be damaged or made to harm: JSON, weights in one file or in shards."""
 
 import hashlib
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """
     path, old = folder / WEIGHTS, folder / OLD_WEIGHTS
     try:
-        if path.is_file():
+        if os.path.lexists(path):  # a link to a file that is gone is an error, and no reason to take others
             weights = load_file(path)
-        elif (folder / INDEX).exists():
+        elif os.path.lexists(folder / INDEX):
             weights = _read_shards(folder)
         elif old.is_file():
             weights = _read_old_weights(old)

@@ -59,10 +59,13 @@ class Job:
 
 
 def _hash(path: Path) -> str:
-    """SHA-256 of a file, or of all files of a folder in the order of their names."""
+    """SHA-256 of a file, or of all files of a saved data set in the order of their names, but for those that `datasets`
+    keeps there of what was made of it.
+    """
     if path.is_file():
         return sha256_of(path)
-    return json.dumps({file.name: sha256_of(file) for file in sorted(path.iterdir()) if file.is_file()})
+    files = (file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith("cache-"))
+    return json.dumps({file.name: sha256_of(file) for file in files})
 
 
 # Fields that only some kinds of task read (`Kind.fields`), with their defaults: other values are refused, not ignored.

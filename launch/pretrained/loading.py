@@ -58,6 +58,7 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     if step is not None:
         raise UserError(f"step: found {step} with {folder}, which is one model, expected none; leave --step out")
     revision, folder = _revision(folder), runs.model_folder(folder)
+    check_tokenizer(tokenizer, folder)
     return _checked_finite(
         LoadedModel(
             saved_class(folder).from_folder(folder),

@@ -14,6 +14,7 @@ from cloze.model.config_files import (
     read_object,
 )
 from cloze.model.families.family import Json
+from cloze.model.huggingface import load_note
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.tokenization.backends import stand_around_texts
@@ -107,13 +108,18 @@ def check_vocab_txt(tokenizer: Tokenizer, folder: Path) -> None:
         )
 
 
-def check_tokenizer(tokenizer: Tokenizer, run: Path) -> None:
-    """Raise UserError unless a tokenizer of a run's folder is the one that the run was trained with: its files may have
-    been edited or exchanged since, by which the same words have other ids.
+def check_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Raise UserError unless the tokenizer of a run of pretraining, or of a model folder that was made here, is the one
+    that it was trained with: its files may have been edited or exchanged since, by which the same words have other ids.
     """
-    expected = runs.read_fields(run / runs.DATA).get(FINGERPRINT)
+    restored = "restore its files"
+    if (folder / _CONFIG).is_file():
+        expected = load_note(folder, FINGERPRINT)
+        restored += f", or remove {FINGERPRINT} from {_CONFIG} if they are meant"
+    else:
+        expected = runs.read_fields(folder / runs.DATA).get(FINGERPRINT)
     if expected not in (None, tokenizer.fingerprint):
         raise UserError(
             f"{tokenizer.folder}: found a tokenizer with fingerprint {tokenizer.fingerprint[:12]}, expected "
-            f"{expected!s:.12}, the one that {run} was trained with; restore its files"
+            f"{expected!s:.12}, the one that {folder} was trained with; {restored}"
         )

@@ -235,7 +235,7 @@ def check_sealed(path: Path, sealed: Mapping[str, object] | None = None) -> None
         sealed: what was recorded of these folders; None: as software.json says.
     """
     expected, recorded = _AS_WRITTEN[path.name], seal_of(path) if sealed is None else sealed.get(path.name)
-    seal = sha256_of(path / _HASHES) if (path / _HASHES).is_file() else None
+    seal = _hash_of(path / _HASHES)
     if recorded not in (None, seal):
         what = "no such" if seal is None else "another"
         raise UserError(f"{path / _HASHES}: found {what} file, expected it {expected}")
@@ -243,10 +243,18 @@ def check_sealed(path: Path, sealed: Mapping[str, object] | None = None) -> None
         return
     hashes, there = read_fields(path / _HASHES), {each.name for each in path.iterdir()}
     for name in ("config.json", *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES):
-        found = sha256_of(path / name) if (path / name).is_file() else "no file" if name in there else None
+        found = _hash_of(path / name) or ("no file" if name in there else None)
         if found != hashes.get(name):
             what = "no such file" if found is None else "another file"
             raise UserError(f"{path / name}: found {what}, expected it {expected}")
+
+
+def _hash_of(path: Path) -> str | None:
+    """SHA-256 of a file that can be read at once; None if there is none. Raises UserError for a larger one."""
+    if not path.is_file():
+        return None
+    check_readable(path)
+    return sha256_of(path)
 
 
 def _seal(folder: Path) -> str:

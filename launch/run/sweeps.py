@@ -89,6 +89,14 @@ class Run:
         """Whether the run has reached its end."""
         return read_status(self.folder).get("state") == "complete"
 
+    @property
+    def measured(self) -> bool:
+        """Whether it has its results, those of its test files too, which may be others than at an earlier start."""
+        if self.results() is None:
+            return False
+        found = runs.read_fields(self.folder / RESULTS).get(TEST_HASHES) if self.test_hashes else {}
+        return isinstance(found, dict) and found.items() >= dict(self.test_hashes).items()
+
     def results(self) -> Results | None:
         """The values of a complete fine-tuning run, or None.
 
@@ -222,7 +230,7 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
     Stop signals are forwarded, so that each run leaves a checkpoint. A run still active from a sweep that was killed is
     waited for.
     """
-    waiting = [run for run in planned if run.results() is None]
+    waiting = [run for run in planned if not run.measured]
     if done := len(planned) - len(waiting):
         console.say(f"{done} of {len(planned)} runs are complete already")
     running: dict[str, tuple[Run, subprocess.Popen[bytes]]] = {}
@@ -250,27 +258,27 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
                 if process.poll() is not None:
                     del running[device]
                     _say_end(run, process.returncode, passed_on, console)
-            waiting = [run for run in waiting if run.results() is None]
-        return stop.wanted and any(run.results() is None for run in planned)
+            waiting = [run for run in waiting if not run.measured]
+        return stop.wanted and not all(run.measured for run in planned)
 
 
 def fault_in_inputs(planned: Sequence[Run]) -> str | None:
-    """One line if a complete run has read other inputs than were planned; else None."""
-    for run in planned:
-        if run.results() is None:
-            continue
-        read, expected_of = runs.read_fields(run.folder / runs.DATA), dict(run.facts)
-        if run.test_hashes:
-            hashes = runs.read_fields(run.folder / RESULTS).get(TEST_HASHES)
-            read |= {f"the hash of {name}": value for name, value in hashes.items()} if isinstance(hashes, dict) else {}
-            expected_of |= {f"the hash of {name}": value for name, value in run.test_hashes.items()}
-        for name, expected in expected_of.items():
+    """One line if a run that has ended has read other inputs than were planned; else None."""
+    ended = [run for run in planned if run.results() is not None]
+    for run in ended:
+        read = runs.read_fields(run.folder / runs.DATA)
+        for name, expected in run.facts.items():
             if (found := read.get(name, expected)) != expected:  # an earlier version wrote fewer
                 return (
                     f"{run.folder}: found a run with {name} {found!s:.12}, expected {expected!s:.12}, as when the runs "
                     "were planned: what it reads was replaced meanwhile, so that results do not compare; put it back "
                     "and remove this folder, or give another --output"
                 )
+    if others := [run for run in ended if not run.measured]:
+        return (
+            f"{others[0].folder}: found results of other test files than when the runs were planned: one was replaced "
+            "meanwhile; run the same command again, which measures them anew"
+        )
     return None
 
 

@@ -16,7 +16,9 @@ LEAST_CHARACTERS = 16
 # Paths that reveal nothing of anyone's texts: probes, and pages that a browser requests without a key.
 OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json")
 _MOST_BYTES = 1 << 20  # of a file of keys: thousands of them
-_ADDRESS = re.compile(r"([a-z]+:)?//(?P<host>[a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]*)?", re.IGNORECASE)
+_ADDRESS = re.compile(
+    r"(https?:)?//(?P<host>[a-z0-9.-]+|\[[0-9a-f]*:[0-9a-f:.]*(%\w+)?\])(:[0-9]{0,5})?", re.IGNORECASE
+)
 STATIC = "/static-offline-docs/"  # files of fastapi_offline
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Characters of a line, which is read at once; SQuAD 2.0's train file has 42 million in one.
 LONGEST_LINE = 1 << 28
+_MOST_HEAD = 1000  # lines that the names of a table may take
 _LONGEST_FIELD = 1 << 30  # maximum characters of a field; the csv module's default, 2^17, is too small for long texts
 COLUMNS = "cloze_columns"  # entry of a model's config.json: the fields of its Columns
 ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq")  # endings of files that are tables
@@ -274,9 +275,9 @@ def _tabbed(path: Path) -> Iterator[tuple[str, list[str]]]:
 def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Records of a quoted file, each with its place: its number, and its last line if records span several lines."""
     csv.field_size_limit(_LONGEST_FIELD)
-    lines = _lines(path, "")
-    first = next(lines, "")
-    reader = csv.reader(itertools.chain([first], lines), delimiter=_delimiter(first), strict=True)
+    lines, head = _lines(path, ""), list[str]()
+    delimiter = _delimiter(lines, head)
+    reader = csv.reader(itertools.chain(head, lines), delimiter=delimiter, strict=True)
     number = 0
     try:
         for number, fields in enumerate(reader, 1):
@@ -288,13 +289,23 @@ def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
         ) from error
 
 
-def _delimiter(first: str) -> str:
-    """The delimiter of a CSV file by its first line: the comma, unless only another one occurs."""
+def _delimiter(lines: Iterator[str], head: list[str]) -> str:
+    """The delimiter of a CSV file by its first record: the comma, unless only another one occurs.
+
+    Args:
+        head: gets the lines that were taken for it.
+    """
+
+    def replayed() -> Iterator[str]:
+        for number in range(_MOST_HEAD):
+            if number == len(head):
+                head.extend(itertools.islice(lines, 1))
+            yield from head[number : number + 1]
+
     for delimiter in ",;\t":
-        for line in (first, f'{first}"'):  # the last name may be quoted, and go on in the next line
-            with contextlib.suppress(csv.Error):  # delimiters only occur outside of quoted fields
-                if len(next(csv.reader([line], delimiter=delimiter, strict=True), [])) > 1:
-                    return delimiter
+        with contextlib.suppress(csv.Error):  # delimiters only occur outside of quoted fields
+            if len(next(csv.reader(replayed(), delimiter=delimiter, strict=True), [])) > 1:
+                return delimiter
     return ","
 
 

@@ -11,7 +11,7 @@ from cloze.launch.pretrain.objectives.replaced_tokens import GENERATOR, generato
 from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.hub import check_push, push_model
 from cloze.launch.pretrained.loading import read_run_average
-from cloze.launch.pretrained.origin import read_origin, tokenizer_for_export
+from cloze.launch.pretrained.origin import check_tokenizer, read_origin, tokenizer_for_export
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
@@ -20,11 +20,20 @@ from cloze.launch.tools.card import card, write_pooling
 from cloze.launch.tools.exported_code import write_remote_code
 from cloze.launch.tools.onnx import check_installed, write_onnx
 from cloze.model.config import BertConfig
-from cloze.model.huggingface import cast_pretrained, check_finite, check_sizes, copy_pretrained, save_pretrained
+from cloze.model.config_files import FINGERPRINT
+from cloze.model.huggingface import (
+    cast_pretrained,
+    check_finite,
+    check_sizes,
+    copy_pretrained,
+    load_note,
+    save_pretrained,
+)
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import ASIDE, clear, readable_errors
 from cloze.pipeline.stores.places import is_url, to_place
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -128,6 +137,8 @@ def _copy_model(config: ExportConfig, run: Path, folder: Path, console: Console)
                 f"{name}: found {found} with {source}, which is one model, expected "
                 f"{'null' if plain is None else str(plain).lower()}; leave --{name} out"
             )
+    if load_note(source, FINGERPRINT) is not None:  # another's tokenizer may be of a kind that only its library reads
+        check_tokenizer(Tokenizer.from_folder(source), source)
     if left := copy_pretrained(source, folder):
         console.say(f"left out of {source}: {', '.join(left)} (a model and its tokenizer are exported, nothing else)")
     return str(source)

@@ -126,6 +126,7 @@ def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
     """
     check_readable(path)
     backend = tokenizers.Tokenizer.from_file(str(path))
+    check_template(backend, path)
     if backend.normalizer is not None and _growth(json.loads(backend.normalizer.__getstate__())) > _MOST_GROWTH:
         raise UserError(
             f"{path}: found a normalizer whose rules make more than {_MOST_GROWTH:,} characters of one, expected rules "
@@ -185,6 +186,21 @@ def _added(given: Fields, special: bool = False) -> tokenizers.AddedToken:
     """One as transformers describes it."""
     fields: dict[str, Any] = {"special": special} | {name: given[name] for name in _OF_ADDED if name in given}
     return tokenizers.AddedToken(**{"normalized": not fields["special"], **fields})
+
+
+def check_template(backend: tokenizers.Tokenizer, where: object) -> None:
+    """Raise UserError for a post-processor that puts a special token around texts of which it has no id: the library
+    panics at the first text, and writes that to the terminal itself.
+    """
+    whole = json.loads(backend.post_processor.__getstate__()) if backend.post_processor is not None else {}
+    for each in whole.get("processors", [whole]):
+        if each.get("type") != "TemplateProcessing":
+            continue
+        put = {part["SpecialToken"]["id"] for part in each["single"] + each["pair"] if "SpecialToken" in part}
+        if lacking := sorted(put - each["special_tokens"].keys()):
+            raise UserError(
+                f"{where}: found {lacking[0]!r} in its post_processor, expected it among its special_tokens; correct it"
+            )
 
 
 def with_special(backend: tokenizers.Tokenizer, names: Collection[str], special: bool) -> tokenizers.Tokenizer:
@@ -265,7 +281,7 @@ def has_all_bytes(backend: tokenizers.Tokenizer) -> bool:
     letters = set(tokenizers.pre_tokenizers.ByteLevel.alphabet()) - set(map(chr, never))  # these stand for themselves
     return bool(
         (model.get("byte_fallback") and model["vocab"].keys() >= words)
-        or (byte_level(backend) and model["vocab"].keys() >= letters)
+        or ("åĮĹ" in "".join(parts(backend, "北")) and model["vocab"].keys() >= letters)  # whatever else rules do
     )
 
 

@@ -419,6 +419,15 @@ def test_links_of_the_hubs_cache_are_followed_and_no_others(tmp_path):
         with pytest.raises(ModelError, match=f"{name}: found a link out of the model's folder, to "):
             copy_pretrained(snapshot, tmp_path / "another")
         (snapshot / name).unlink()
+    for name in ("tokenizer.json", "special_tokens_map.json", "model.safetensors"):
+        (snapshot / name).unlink(missing_ok=True)
+        (snapshot / name).symlink_to("../../blobs/gone")
+        found = "the weights cannot be read" if "model" in name else f"{name}: found no regular file"
+        with pytest.raises(ModelError, match=found):
+            copy_pretrained(snapshot, tmp_path / "another")
+        (snapshot / name).unlink()
+        if (blobs / name).exists():
+            (snapshot / name).symlink_to(f"../../blobs/{name}")
     assert not (tmp_path / "another").exists()
 
 

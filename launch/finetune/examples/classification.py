@@ -63,7 +63,15 @@ def _sorted(labels: Iterable[str], path: Path) -> tuple[str, ...]:
         return tuple(sorted(found))
 
 
-_OF_A_LIST = re.compile(r"""[\[({]\s*\\*['"]""")  # the beginning of a list of texts, in Python too
+# What Python, NumPy, Postgres and others print. A label may have brackets and quotes without that.
+_PRINTED_LIST = re.compile(
+    r"""[\[({]\s*[bru]?\\*(['"]).*?\1\s*([,:\])}]|$)  # a quoted text in brackets
+    | ['"]\\*\s*[\]}]                                # the end of one, whose beginning was cut off
+    | [\[({][^\])}]*,                                # a comma within brackets
+    | ^\s*\{.*\}\s*$                                 # braces around all of it
+    | ^\s*".*,.*"\s*$                                # a comma within quotes""",
+    re.VERBOSE | re.DOTALL,
+)
 
 
 def _label_set(row: Row, column: str) -> list[str]:
@@ -76,7 +84,7 @@ def _label_set(row: Row, column: str) -> list[str]:
             "empty; fix the row"
         )
     value = row.values[column]
-    if isinstance(value, str) and (value.lstrip().startswith("[") or _OF_A_LIST.search(value)):
+    if isinstance(value, str) and (value.lstrip().startswith("[") or _PRINTED_LIST.search(value)):
         text, why = value, "no list"
         try:
             value = parse_json(text)

@@ -5,6 +5,7 @@ import shutil
 import signal
 import statistics
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,6 +102,39 @@ def test_a_stop_is_passed_on_and_the_sweep_asks_to_be_queued_again(model, files,
     assert not (folder / "seed-43").exists()
 
 
+def run_here(run: Run, device: str, before: Callable[[Run], object]) -> SimpleNamespace:
+    """A run of a sweep in this process."""
+    before(run)
+    return SimpleNamespace(poll=lambda: 0, returncode=main(run.command[3:]))
+
+
+def shorten(path: Path) -> None:
+    """Remove the last line of a file."""
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
+def test_complete_runs_measure_test_files_that_are_new_or_were_corrected(model, files, tmp_path, monkeypatch):
+    """Without being trained again."""
+    began: list[str] = []
+    monkeypatch.setattr(sweeps, "_start", partial(run_here, before=lambda run: began.append(run.name)))
+    first, second = (shutil.copyfile(files[1], tmp_path / f"{name}.tsv") for name in ("first", "second"))
+    shorten(second)
+    folder, tested = tmp_path / "sweep", dict[str, int]()
+    for step, options in enumerate(((), ("--test", first), ("--test", first, second), ("--test", first, second))):
+        if step == 3:
+            shorten(first)
+        assert main(arguments("sst2", model, *files, folder, "--seeds", 2, "--epochs", 1, *options)) == 0
+        assert began == ["seed-42", "seed-43"] * (step + 1)
+        for seed in (42, 43):
+            found = result(folder, f"seed-{seed}")
+            tested = {name: found[name]["examples"] for name in found if name.startswith("test/")}
+            assert len(tested) == len(options[1:])
+        (setting,) = json.loads((folder / "results.json").read_text())["settings"]
+        assert setting["metrics"].keys() >= {f"{split}/accuracy" for split in ("validation", *tested)}
+    assert tested["test/first"] == tested["test/second"]
+    assert step_of(folder / "seed-42") == result(folder, "seed-42")["steps"]
+
+
 @pytest.mark.parametrize("replaced", ["model", "train", "validation", "test", None])
 def test_runs_of_replaced_inputs_make_no_table(model, files, tmp_path, capsys, monkeypatch, replaced):
     """What the second run reads was replaced after the first had ended."""
@@ -110,21 +144,19 @@ def test_runs_of_replaced_inputs_make_no_table(model, files, tmp_path, capsys, m
     for path, file in ((inputs["train"], files[0]), (inputs["validation"], files[1]), (test, files[1])):
         shutil.copyfile(file, path)
 
-    def run_here(run: Run, device: str) -> SimpleNamespace:
+    def replace(run: Run) -> None:
         if run.name == "seed-43" and replaced == "model":
             make_model(inputs["model"], seed=5)
         elif run.name == "seed-43" and replaced:
-            path = inputs.get(replaced, test)
-            path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-        return SimpleNamespace(poll=lambda: 0, returncode=main(run.command[3:]))
+            shorten(inputs.get(replaced, test))
 
-    monkeypatch.setattr(sweeps, "_start", run_here)
+    monkeypatch.setattr(sweeps, "_start", partial(run_here, before=replace))
     folder = tmp_path / "sweep"
     status = main(arguments("sst2", *inputs.values(), folder, "--seeds", 2, "--epochs", 1, "--test", test))
-    found = "the hash of other" if replaced == "test" else f"{replaced}_hash"
+    found = "results of other test files" if replaced == "test" else f"a run with {replaced}_hash"
     error = capsys.readouterr().err
     assert status == (2 if replaced else 0), error
-    assert not replaced or f"seed-43: found a run with {found} " in error
+    assert not replaced or f"seed-43: found {found} " in error
     assert (folder / "results.json").exists() == (not replaced)
     assert read_status(folder)["state"] == ("failed" if replaced else "complete")
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import yaml
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from cloze.launch.cli import main
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.launch.tiny_models import save_model, tokenizer
 
 
@@ -74,6 +76,32 @@ def test_a_run_is_neither_asked_nor_exported_with_another_tokenizer(tmp_path, ca
     for command in (asked, ["export", str(run)]):
         assert main(command) == 2
         assert f"error: {run}/tokenizer: found no tokenizer.json, expected it as the run" in capsys.readouterr().err
+
+
+def test_a_model_that_was_trained_here_is_neither_asked_nor_exported_with_another_tokenizer(tmp_path, capsys):
+    """As the model/ of a fine-tuning, whose config.json names its tokenizer; of others nothing is known."""
+    folder, output = save_model(tmp_path / "model"), ["--output", str(tmp_path / "exported")]
+    content = json.loads((folder / "tokenizer.json").read_text())
+    words = content["model"]["vocab"]
+    words["cat"], words["mat"] = words["mat"], words["cat"]
+    asked, exported = ["predict", "embed", str(folder), "the cat"], ["export", str(folder), *output]
+    config = json.loads((folder / "config.json").read_text())
+    for noted, changed, status in ((False, True, 0), (True, False, 0), (True, True, 2), (True, None, 2)):
+        save_model(folder)
+        if noted:
+            note = {"tokenizer_fingerprint": Tokenizer.from_folder(folder).fingerprint}
+            (folder / "config.json").write_text(json.dumps(config | note))
+        if changed:
+            (folder / "tokenizer.json").write_text(json.dumps(content))
+        if changed is None:
+            (folder / "tokenizer.json").write_text("")
+        for command in (asked, exported):
+            capsys.readouterr()
+            assert main(command) == status
+            said = capsys.readouterr().err
+            assert status == 0 or "found a tokenizer with fingerprint" in said or "can't be read as a tok" in said
+        assert (tmp_path / "exported").exists() == (status == 0)
+        shutil.rmtree(tmp_path / "exported", ignore_errors=True)
 
 
 def test_a_checkpoint_of_other_sizes_is_neither_asked_nor_exported(tmp_path, capsys, monkeypatch):

@@ -62,6 +62,9 @@ def test_keys_are_asked_for_before_anything_is_read(folder, tmp_path):
         ({}, {"host": "evil.example@localhost"}, 421, "host: found 'evil.example@localhost'"),
         ({}, {"host": "localhost:evil"}, 421, "host: found 'localhost:evil'"),
         ({}, {"origin": "http://localhost/evil"}, 403, "origin: found 'http://localhost/evil'"),
+        ({}, {"origin": "javascript://localhost"}, 403, "origin: found 'javascript://localhost'"),
+        ({}, {"host": "[127.0.0.1]"}, 421, "host: found '[127.0.0.1]'"),
+        ({}, {"host": "[::1%lo]:8000"}, 200, None),
         ({}, {"host": "LOCALHOST:8000", "origin": "http://127.0.0.1:8000"}, 200, None),
         ({}, {"host": "[::1]:8000", "origin": "http://[::1]:8000"}, 200, None),
         (

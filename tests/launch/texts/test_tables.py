@@ -266,7 +266,9 @@ def test_an_empty_cell_of_a_table_of_one_column_is_a_row(tmp_path):
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-@pytest.mark.parametrize("names", [("text", "label", "a\nb"), ("a;b, c\td", "a\r\n;b"), ("te.xt", 'a"\n"b', "c\n")])
+@pytest.mark.parametrize(
+    "names", [("text", "label", "a\nb"), ("a;b, c\td", "a\r\n;b"), ("te.xt", 'a"\n"b', "c\n"), ("te\nxt", "b")]
+)
 def test_a_name_with_a_line_break_hides_no_delimiter(tmp_path, delimiter, names):
     """As spreadsheets write a name of two lines; other delimiters are in quoted names alone."""
     with open(tmp_path / "t.csv", "w", newline="") as file:

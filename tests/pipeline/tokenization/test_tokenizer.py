@@ -471,7 +471,7 @@ def test_a_model_without_a_token_for_the_unknown_is_refused(tmp_path, kind):
         Tokenizer.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["bytes of an alphabet", "bytes as words"])
+@pytest.mark.parametrize("kind", ["bytes of an alphabet", "without rules", "bytes behind rules", "bytes as words"])
 @pytest.mark.parametrize("unknown", ["[UNK]", None])
 def test_a_model_of_bytes_needs_none_for_the_unknown_if_it_has_all_of_utf8(kind, unknown):
     """As one trained without ByteLevel.alphabet(), to which special tokens were added: the library fails at the first
@@ -487,7 +487,9 @@ def test_a_model_of_bytes_needs_none_for_the_unknown_if_it_has_all_of_utf8(kind,
         numbers = {word: number for number, word in enumerate(words)}
         backend = Backend(models.BPE(numbers, [], unk_token=unknown, byte_fallback=kind == "bytes as words"))
         if kind != "bytes as words":
-            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex="without" not in kind)
+        if kind == "bytes behind rules":
+            backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Punctuation(), backend.pre_tokenizer])
         backend.add_special_tokens(list(corpus.NAMES.values()))
         return Tokenizer(backend, corpus.NAMES)
 
@@ -519,19 +521,28 @@ def test_transformers_loads_the_folder(tmp_path):
 
 
 def test_a_rule_that_gives_up_on_every_text_is_named(tmp_path):
-    """As lengths of zero, and a post-processor that names a token that it doesn't describe."""
-    corpus.tokenizer().save(tmp_path / "whole")
-    whole = json.loads((tmp_path / "whole/tokenizer.json").read_text())
-    processor = whole["post_processor"]
-    for changes in (
-        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
-        {"post_processor": processor | {"special_tokens": {}}},
-    ):
-        (tmp_path / "tokenizer.json").write_text(json.dumps(whole | changes))
+    """As lengths of zero."""
+    corpus.tokenizer().save(tmp_path)
+    whole = json.loads((tmp_path / "tokenizer.json").read_text())
+    whole["pre_tokenizer"] = {"type": "FixedLength", "length": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    with pytest.raises(UserError, match=f"^{tmp_path}.*: (found a rule that gives up|can't be read as a tokenizer)"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_template_with_a_token_that_it_has_no_id_of_is_refused(tmp_path, capfd):
+    """Without the panic of the library, which it writes to the terminal itself."""
+    corpus.tokenizer().save(tmp_path)
+    whole = json.loads((tmp_path / "tokenizer.json").read_text())
+    del whole["post_processor"]["special_tokens"]["[SEP]"]
+    in_sequence = {"type": "Sequence", "processors": [whole["post_processor"]]}
+    for processor in (whole["post_processor"], in_sequence):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(whole | {"post_processor": processor}))
         with pytest.raises(
-            UserError, match=f"^{tmp_path}.*: (found a rule that gives up|can't be read as a tokenizer)"
+            UserError, match=r"found '\[SEP\]' in its post_processor, expected it among its special_tok"
         ):
             Tokenizer.from_folder(tmp_path)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", ["special_tokens_map.json", "tokenizer_config.json"])

@@ -569,13 +569,16 @@ def test_the_entries_of_a_prediction_come_last_and_in_one_order():
 def test_independent_labels_in_a_cell():
     """A list as JSON, as predictions are written, or words with commas; a bracket begins JSON."""
     in_json = ('["b", "a"]', ["b", "a"]), ("[]", []), (' ["b"]', ["b"])
-    for cell, expected in (*in_json, ("b, a", ["b", "a"]), ("y, [x]", ["y", "[x]"])):
+    honest = ("y, [x]", ["y", "[x]"]), (":), don't", [":)", "don't"]), ("a ('90s),b ('80s)", ["a ('90s)", "b ('80s)"])
+    for cell, expected in (*in_json, ("b, a", ["b", "a"]), *honest):
         assert _label_set(Row({"labels": cell}, "row 2"), "labels") == expected
     for cell in ('["a", " "]', ["a", ""]):
         with pytest.raises(UserError, match="row 2: found an empty label in column 'labels'"):
             _label_set(Row({"labels": cell}, "row 2"), "labels")
     lists = ("['a', 'b']", '["a", "b"', "[x], y", "['a' 'b']", '["a\\ud83d"]', "('a', 'b')", "{'a'}", '{"a": 1}')
-    for cell in (*lists, "frozenset({'a'})", "Index(['a'], dtype='object')", '"[\\"a\\"]"'):
+    printed = ("frozenset({'a'})", "Index(['a'], dtype='object')", "{a,b}", "{a}", "(3, 5)", "tensor([3, 5])")
+    printed += ("{b'a'}", "(u'a', u'b')", '"a", "b"]', '"a, b"', "List(a, b)", "{0: 'a'}")
+    for cell in (*lists, *printed, '"[\\"a\\"]"'):
         with pytest.raises(UserError, match="row 2: found .* in column 'labels', expected a list in JSON after"):
             _label_set(Row({"labels": cell}, "row 2"), "labels")
 
