@@ -1,6 +1,7 @@
 """Numbers that a start reads from the files of an earlier one: as the run wrote them, or refused."""
 
 import json
+import os
 import shutil
 from functools import partial
 
@@ -132,6 +133,9 @@ def test_a_start_with_other_weights_before_the_first_checkpoint_keeps_their_orig
         assert (tmp_path / runs.ORIGIN / "config.json").read_text() == text
     runs.describe(tmp_path, PretrainConfig("d", str(tmp_path)), {}, save("third"), {}, "2")
     assert json.loads((tmp_path / runs.SOFTWARE).read_text())["first_weights"] == "weights 2"
+    os.truncate(tmp_path / runs.ORIGIN / "config.json", 1 << 40)  # holes, whose hash would take an hour
+    with pytest.raises(UserError, match="origin/config.json: found 1,099,511,627,776 bytes, expected at most"):
+        runs.check_sealed(tmp_path / runs.ORIGIN)
 
 
 def test_a_run_is_known_by_its_start_and_its_data(tmp_path):
