@@ -16,6 +16,7 @@ BLOCK_BYTES = 1 << 20
 NEWLINE = re.compile(rb"\n")  # behind which lines end
 BLANK_LINES = re.compile(rb"\n[ \t\r]*\n")  # behind which paragraphs end
 _BLANK = b" \t\r"  # what a blank line may have
+_WHITE = _BLANK + b"\n"  # all that JSON has
 LONGEST_LINE = 16 << 20  # of pairs, which must be held in memory; its arrays take some thirty times as much
 
 
@@ -227,7 +228,7 @@ def _blocks(
         # Text is cut between words. A blank line can be longer than what is held: it ends a document all the same.
         while longest is not None and len(data) > longest + BLOCK_BYTES:
             cut = longest if separator is NEWLINE else cut_place(data, longest)
-            if pieces or not data[:cut].isspace():  # white space before a document is none of it
+            if pieces or data[:cut].strip(_WHITE):  # white space before a document is none of it
                 pieces += 1
                 yield Block(begin, data[:cut], pieces, goes_on=True)
             data, begin = data[cut:], begin + cut

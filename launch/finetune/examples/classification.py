@@ -67,7 +67,7 @@ def _sorted(labels: Iterable[str], path: Path) -> tuple[str, ...]:
 _PRINTED_LIST = re.compile(
     r"""[\[({]\s*[bru]?\\*(['"]).*?\1\s*([,:\])}]|$)  # a quoted text in brackets
     | ['"]\\*\s*[\]}]                                # the end of one, whose beginning was cut off
-    | [\[({][^\])}]*,                                # a comma within brackets
+    | [\[({][^\])}]*,[^\[({]*[\])}]                  # a comma within brackets
     | ^\s*\{.*\}\s*$                                 # braces around all of it
     | ^\s*".*,.*"\s*$                                # a comma within quotes""",
     re.VERBOSE | re.DOTALL,

@@ -344,6 +344,19 @@ def test_the_text_of_a_long_line_is_whole_whatever_stands_before_it(tmp_path, mo
         assert texts([tmp_path], encoding_errors="replace") == [text]
 
 
+@pytest.mark.parametrize("spaces", [9, 2000])
+def test_json_has_no_white_space_but_its_own_before_a_long_line_either(tmp_path, monkeypatch, spaces):
+    monkeypatch.setattr(lines, "LONGEST_JSON_LINE", 500)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    for blank in ("\t", "\r", "\v", "\f"):
+        (tmp_path / "a.jsonl").write_text(f'{blank}{" " * spaces}{{"text": "the cat"}}\n', newline="")
+        if blank in "\t\r":
+            assert texts([tmp_path]) == ["the cat"]
+        else:
+            with pytest.raises(UserError, match="a.jsonl: .*(isn't JSON|besides the strings)"):
+                texts([tmp_path])
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
 @pytest.mark.parametrize("form", ["text", "lines", "documents", "file", "pairs", "jsonl"])
 @pytest.mark.parametrize("letters", ["w", "\u0434"])  # those of Cyrillic are two bytes that are letters of ASCII too
