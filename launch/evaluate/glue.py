@@ -11,7 +11,7 @@ from cloze.launch.finetune.sweep import checked_runs, configured
 from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.run import runs
 from cloze.launch.run.sweep_results import statistics_of
-from cloze.launch.run.sweeps import RESULTS, Run, fault_in_inputs, run_all, written
+from cloze.launch.run.sweeps import Run, fault_in_inputs, run_all, written
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import visible_gpus
 from cloze.model.huggingface import load_pretrained
@@ -130,8 +130,8 @@ def _summary(task: str, planned: list[Run]) -> Fields:
         value = 0.0 if results.value is None and metric in _UNDEFINED else results.value
         if metric != TASKS[task].metrics[0] or value is None or not -1 <= value <= 1:
             raise UserError(
-                f"{run.folder / RESULTS}: found no {TASKS[task].metrics[0]} of the validation file, expected it as the "
-                f"metric; remove {run.folder}, and the same command runs it again"
+                f"{run.folder / runs.RESULTS}: found no {TASKS[task].metrics[0]} of the validation file, expected it "
+                f"as the metric; remove {run.folder}, and the same command runs it again"
             )
         values[str(seed)] = value
     spread = statistics_of(values)

@@ -29,7 +29,7 @@ from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.store_waits import Patience
 from cloze.launch.run.stored_run import StoredRun
-from cloze.launch.run.sweeps import RESULTS, TEST_HASHES, no_better
+from cloze.launch.run.sweeps import TEST_HASHES, no_better
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment import Environment
@@ -126,6 +126,7 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
         "metric": config.evaluation.metric,
         "majority": job.validation.majority(),
         TEST_HASHES: job.test_hashes,
+        runs.MODEL_HASHES: runs.hashes_of_model(output) if environment.is_main else {},
     }
     for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
         if distributed.reduce_sum(torch.tensor(float(stop.wanted), device=device)) > 0:
@@ -147,7 +148,7 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
                 publish_text(output / runs.PREDICTIONS / "glue" / name, submission(predictions))
         _say(split, metrics, examples.majority() if metrics else {}, config.evaluation.metric, console)
     if environment.is_main:
-        publish_text(output / RESULTS, json.dumps(_finite(results), indent=1, ensure_ascii=False) + "\n")
+        publish_text(output / runs.RESULTS, json.dumps(_finite(results), indent=1, ensure_ascii=False) + "\n")
         warn_of_own_format(output / runs.MODEL, console)
     if run := process.stored:
         with distributed.together("send the results", run.place, device):
@@ -175,7 +176,7 @@ def _send(run: StoredRun, patience: Patience, beat: Callable[[], None]) -> None:
     """Upload the rest of a run to its store; last the file that marks it as a complete model (runs.is_pretraining)."""
     last = run.folder / runs.MODEL / "config.json"
     paths = [path for name in (runs.PREDICTIONS, runs.MODEL) for path in sorted((run.folder / name).rglob("*"))]
-    for path in [*(path for path in paths if path.is_file() and path != last), run.folder / RESULTS, last]:
+    for path in [*(path for path in paths if path.is_file() and path != last), run.folder / runs.RESULTS, last]:
         beat()
         patience(partial(run.send, path))
 
@@ -188,7 +189,7 @@ def where(config: FinetuneConfig, task: Task, kind: Kind, run: StoredRun | None)
     drawn = sorted((folder / runs.PREDICTIONS).glob("validation-confusion*.png"))
     return [
         f"model     {output / runs.MODEL}",
-        f"results   {output / RESULTS}, {output / runs.PREDICTIONS / 'validation.jsonl'}",
+        f"results   {output / runs.RESULTS}, {output / runs.PREDICTIONS / 'validation.jsonl'}",
         f"mistakes  {output / runs.PREDICTIONS / 'validation-mistakes.md'}",
         *(f"confusion {output / runs.PREDICTIONS / picture.name}" for picture in drawn),
         f"next      cloze {command}",

@@ -40,6 +40,7 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     _check_step(step)
     folder = fetched_run(folder, step) if is_url(folder) else Path(folder)
     runs.check_holds_model(folder)
+    runs.check_model(folder)
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
     if runs.is_pretraining(folder):
         last, weights = read_run_weights(folder, step, Console().warn)
@@ -79,7 +80,7 @@ def _revision(folder: Path) -> str | None:
     """
     if folder.parent.name == "snapshots":
         return folder.name
-    results = folder / "results.json"
+    results = folder / runs.RESULTS
     if not (results.is_file() and (folder / runs.MODEL / "config.json").is_file()):
         return None
     step = runs.read_fields(results).get("best_step")

@@ -77,6 +77,7 @@ def find_source(config: FinetuneConfig) -> Source:
         (step, weights), length = read_run_weights(path, config.model_step, Console().warn), runs.trained_length(path)
         own_tokenizer, expected = runs.own_tokenizer(path), runs.read_fields(path / runs.DATA).get(FINGERPRINT)
     else:
+        runs.check_model(path)
         path = runs.model_folder(path) if path.is_dir() else fetch_model(config.model, config)
         shape, weights = load_pretrained(path)
         head, own_tokenizer, expected = load_head(path), path, load_note(path, FINGERPRINT)

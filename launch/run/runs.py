@@ -30,6 +30,8 @@ from cloze.pipeline.untrusted import (
 
 CONFIG = "config.yaml"
 DATA = "data.json"
+RESULTS = "results.json"  # of a fine-tuning; in the folder of a sweep, of all its runs
+MODEL_HASHES = "model_hashes"  # in it: of the files of the folder `model`
 DEVICE = "device.json"  # what was chosen by the device at the first start
 DEEPSPEED = "deepspeed.json"
 # Versions of the newest start, the number of starts, which run this is, and the folders that go out with its model.
@@ -255,6 +257,27 @@ def _hash_of(path: Path) -> str | None:
         return None
     check_readable(path)
     return sha256_of(path)
+
+
+def hashes_of_model(run: Path) -> dict[str, str]:
+    """The hashes of a fine-tuning run's model folder, by the names of its files."""
+    return {path.name: sha256_of(path) for path in sorted((run / MODEL).iterdir())}
+
+
+def check_model(run: Path) -> None:
+    """Raise UserError for a file of a fine-tuning run's model folder that is not as the run has written it. Of another
+    folder, and of a run of an earlier version, nothing is known.
+    """
+    if not ((run / MODEL / "config.json").exists() and (run / RESULTS).is_file()):
+        return
+    hashes = read_fields(run / RESULTS).get(MODEL_HASHES)
+    for name, expected in hashes.items() if isinstance(hashes, dict) else ():
+        path = run / MODEL / name
+        if not path.is_file() or sha256_of(path) != expected:
+            raise UserError(
+                f"{path}: found {'another' if path.exists() else 'no such'} file, expected it as the run has written "
+                f"it; restore it, run the same command again, or name {run / MODEL} if the change is meant"
+            )
 
 
 def _seal(folder: Path) -> str:

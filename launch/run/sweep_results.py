@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloze.launch.config.metrics import measure_of
+from cloze.launch.run import runs
 from cloze.launch.run.ownership import locked
 from cloze.launch.run.status_file import set_status
 from cloze.launch.run.sweep_pictures import DrawnSetting, draw_sweep
-from cloze.launch.run.sweeps import RESULTS, Results, Run, fault_in_inputs, last_line, named, no_better, run_all, shown
+from cloze.launch.run.sweeps import Results, Run, fault_in_inputs, last_line, named, no_better, run_all, shown
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -57,7 +58,7 @@ class Sweep:
                 set_status(self.folder, "failed", self._num_complete())
                 raise UserError(fault)
             summary = self.summarize()
-            publish_text(self.folder / RESULTS, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+            publish_text(self.folder / runs.RESULTS, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
             if not summary["n"]:
                 set_status(self.folder, "failed", 0)
                 log = self.runs[0].log
@@ -127,7 +128,9 @@ class Sweep:
             f"best median: {named(median['settings'])}, {shown(median['value'])}; "
             f"best run: {run['name']}, {shown(run['value'])}"
         )
-        console.say(f"{self.folder / RESULTS}, {self.folder / PICTURE}; all curves: tensorboard --logdir {self.folder}")
+        console.say(
+            f"{self.folder / runs.RESULTS}, {self.folder / PICTURE}; all curves: tensorboard --logdir {self.folder}"
+        )
 
     def draw(self, summary: Fields) -> None:
         """Draw the compared metric over the steps, and what the runs reach, by setting."""

@@ -26,7 +26,6 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.untrusted import check_regular, is_number
 
-RESULTS = "results.json"  # of a run; in the folder of a sweep, of all its runs
 TEST_HASHES = "test_hashes"  # in a run's results
 _POLL_SECONDS = 0.2
 _COUNTS = ("examples", "total", "HasAns_total", "NoAns_total")  # among the results of a run, the last three SQuAD's
@@ -94,7 +93,7 @@ class Run:
         """Whether it has its results, those of its test files too, which may be others than at an earlier start."""
         if self.results() is None:
             return False
-        found = runs.read_fields(self.folder / RESULTS).get(TEST_HASHES) if self.test_hashes else {}
+        found = runs.read_fields(self.folder / runs.RESULTS).get(TEST_HASHES) if self.test_hashes else {}
         return isinstance(found, dict) and found.items() >= dict(self.test_hashes).items()
 
     def results(self) -> Results | None:
@@ -103,7 +102,7 @@ class Run:
         Raises:
             UserError: they are not as a run writes them.
         """
-        path = self.folder / RESULTS
+        path = self.folder / runs.RESULTS
         if not self.complete or not path.exists():
             return None
         content = runs.read_fields(path)

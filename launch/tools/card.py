@@ -160,8 +160,8 @@ def _shape(config: BertConfig, folder: Path) -> str:
 
 def _measured(run: Path) -> str:
     """Results of a fine-tuning, or the last evaluation of a pretraining."""
-    if (run / "results.json").is_file():
-        results = runs.read_fields(run / "results.json")
+    if (run / runs.RESULTS).is_file():
+        results = runs.read_fields(run / runs.RESULTS)
         files = {name: values for name, values in results.items() if isinstance(values, dict) and "examples" in values}
         rows = [
             (file, name, figure(value))

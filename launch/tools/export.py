@@ -125,6 +125,7 @@ def _generator_config(run: Path) -> BertConfig:
 
 def _copy_model(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:
     """Copy the model folder of a fine-tuning run, or the folder `run`; returns a description of it."""
+    runs.check_model(run)
     source = runs.model_folder(run)
     if not (source / "config.json").is_file():
         raise UserError(

@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import shutil
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,6 +82,29 @@ def test_the_length_that_was_trained_is_exported_and_longer_texts_are_cut_or_rem
             "classification", model, table, table, tmp_path / f"tuned-{length}", "--max_length", length, "--epochs", "1"
         )
         assert ("max_length: found 32, more than the 16 tokens" in output) == (length == "32")
+    check_as_written(tmp_path / "tuned-32", table, tmp_path, capsys)
+
+
+def check_as_written(run: Path, table: Path, folder: Path, capsys) -> None:
+    """Of a fine-tuning's model each file must be as the run has written it; under its own name it may be another."""
+    files = ["--train", str(table), "--validation", str(table), "--output", str(folder / "new")]
+    tuned = ["finetune", "classification", "--model", str(run), *files]
+    commands = ["predict", "classify", str(run), "w1"], ["export", str(run)], tuned
+    for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        path = run / "model" / name
+        content = path.read_bytes()
+        path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+        for command in commands:
+            capsys.readouterr()
+            assert main(command) == 2
+            assert f"{path}: found another file, expected it as the run has written it; " in capsys.readouterr().err
+        path.unlink()
+        assert main(commands[0]) == 2 and f"{path}: found no such file" in capsys.readouterr().err
+        path.write_bytes(content)
+    assert main(commands[0]) == 0
+    config = json.loads((run / "model/config.json").read_text())
+    (run / "model/config.json").write_text(json.dumps(config | {"note": 1}))
+    assert main(commands[0]) == 2 and main([*commands[0][:2], str(run / "model"), "w1"]) == 0
 
 
 def test_json_of_results_has_no_nan():
