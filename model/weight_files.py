@@ -32,9 +32,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """
     path, old = folder / WEIGHTS, folder / OLD_WEIGHTS
     try:
-        if os.path.lexists(path):  # a link to a file that is gone is an error, and no reason to take others
+        for each in (path, folder / INDEX):  # a link to a file that is gone is no reason to take others
+            if os.path.lexists(each) and not each.is_file():
+                raise ModelError(f"{each}: found no regular file, expected one; restore or remove it")
+        if path.is_file():
             weights = load_file(path)
-        elif os.path.lexists(folder / INDEX):
+        elif (folder / INDEX).is_file():
             weights = _read_shards(folder)
         elif old.is_file():
             weights = _read_old_weights(old)

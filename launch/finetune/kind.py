@@ -112,8 +112,17 @@ class Kind:
 
 
 def _check_columns(config: FinetuneConfig, task: Task, columns: Columns) -> None:
-    """Raise UserError for all columns missing from the first rows of a table's files."""
+    """Raise UserError for all columns missing from the first rows of a table's files, and for one with two roles."""
     targets = tuple(config.label_columns) or task.targets
+    read = (*columns.texts, *columns.prefix, *columns.choices)
+    if twice := next((name for place, name in enumerate(read) if name in read[:place]), None):
+        field = "choice_columns" if twice in columns.choices else "text_columns"
+        raise UserError(f"{field}: found {twice!r} twice, expected columns that differ; name another")
+    if both := next((name for name in targets if name in read), None):
+        raise UserError(
+            f"label_columns: found {both!r}, which is read as text too, expected another column: a model that reads "
+            "its answer learns nothing else"
+        )
     lacking: dict[tuple[Any, Any], list[str]] = {}  # files by their missing columns
     for path in (config.train_file, config.validation, *config.test):
         found = open_table(path, columns.header, columns.texts[0], config.skip_malformed_rows).columns

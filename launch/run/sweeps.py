@@ -28,6 +28,8 @@ from cloze.pipeline.untrusted import check_regular, is_number
 
 TEST_HASHES = "test_hashes"  # in a run's results
 _POLL_SECONDS = 0.2
+_LAST_BYTES = 1 << 16  # of a log, which every start makes longer: far more than a line
+_NOTHING = "it printed nothing"
 _COUNTS = ("examples", "total", "HasAns_total", "NoAns_total")  # among the results of a run, the last three SQuAD's
 
 
@@ -90,11 +92,11 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether it has its results, those of its test files too, which may be others than at an earlier start."""
+        """Whether it has its results: of these test files, which may be others than at an earlier start."""
         if self.results() is None:
             return False
-        found = runs.read_fields(self.folder / runs.RESULTS).get(TEST_HASHES) if self.test_hashes else {}
-        return isinstance(found, dict) and found.items() >= dict(self.test_hashes).items()
+        path = self.folder / runs.RESULTS
+        return (runs.read_fields(path).get(TEST_HASHES, {}) if path.is_file() else {}) == self.test_hashes
 
     def results(self) -> Results | None:
         """The values of a complete fine-tuning run, or None.
@@ -313,8 +315,12 @@ def _say_end(run: Run, status: int, stopped: bool, console: Console) -> None:
 def last_line(log: Path) -> str:
     """The last line of a run's output."""
     check_regular(log)
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+    if not log.exists():
+        return _NOTHING
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - _LAST_BYTES))
+        lines = file.read(_LAST_BYTES).decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), _NOTHING)
 
 
 def named(settings: dict[str, str]) -> str:

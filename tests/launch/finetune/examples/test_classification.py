@@ -470,6 +470,18 @@ LINES = {
         ("row 1: found the label '4', expected one of 4: 0, 1, 2, 3; fix the row, or name the label of each choice",),
     ),
     "label twice": ("classification", ['{"text": "w", "label": "a"}'], ("--labels", "a", "a"), ("labels: found a, a",)),
+    "text as its label": (
+        "classification",
+        ['{"text": "w", "label": "a"}'],
+        ("--text_columns", "text", "label"),
+        ("label_columns: found 'label', which is read as text too, expected another column",),
+    ),
+    "text beside itself": (
+        "pair-classification",
+        ['{"text": "w", "label": "a"}'],
+        ("--text_columns", "text", "text"),
+        ("text_columns: found 'text' twice",),
+    ),
     "columns of tags": ("ner", [""], ("--text_columns", "a"), ("text_columns: found ['a'] with the task ner",)),
     "labels that are columns": (
         "multi-label",
