@@ -19,6 +19,7 @@ from cloze.pipeline.untrusted import check_readable, read_json
 
 HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
 ADDED_TOKENS = "added_tokens.json"  # of a tokenizer without tokenizer.json
+_EXTRA = "extra_special_tokens", "additional_special_tokens"  # of transformers 5, and of 4
 _OF_ADDED = ("content", "lstrip", "rstrip", "single_word", "normalized", "special")
 _RULES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")  # of a BERT tokenizer
 _USUAL_NAMES = {  # tried in turn if no configuration names the token
@@ -72,6 +73,9 @@ def _check_kinds(path: Path, config: Fields) -> None:
         given = value.get("content") if isinstance(value, dict) else value
         if not isinstance(given, str) and value is not None:
             raise UserError(f"{path}: {name}: found {str(value)[:60]!r}, expected the text of a token; fix it")
+    for name in _EXTRA:
+        if not isinstance(config.get(name), list | dict | None):  # the letters of a text would be tokens
+            raise UserError(f"{path}: {name}: found {str(config[name])[:60]!r}, expected a list of tokens; fix it")
     for name in _RULES:
         if not isinstance(config.get(name), bool | None):
             raise UserError(f"{path}: {name}: found {str(config[name])[:60]!r}, expected true or false; fix it")
@@ -176,9 +180,9 @@ def add_listed_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Field
 
 def _named(config: Fields) -> list[Any]:
     """The special tokens that a configuration names: `bos_token`, `entity_token`, and those without a name."""
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []  # of 5, and of 4
+    extra = config.get(_EXTRA[0]) or config.get(_EXTRA[1]) or []
     of_a_name = [value for name, value in config.items() if name.endswith("_token") and value]
-    named = [value for value in of_a_name if isinstance(value, str | dict)]
+    named = [value for value in of_a_name if isinstance(value, str) or isinstance(value, dict) and "content" in value]
     return [*named, *(extra.values() if isinstance(extra, dict) else extra)]
 
 

@@ -51,6 +51,18 @@ def test_a_size_that_no_file_has_is_refused_before_it_is_divided(tmp_path, monke
         readers.plan(PrepareConfig(input=[str(tmp_path)]))
 
 
+def test_sizes_of_any_sum_make_a_bounded_number_of_tasks(tmp_path, monkeypatch):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("one two three four\n" * 500)
+    monkeypatch.setattr(readers, "_SEGMENT_BYTES", (100, 100))
+    monkeypatch.setattr(readers, "_GROUP_BYTES", 1)
+    given = PrepareConfig(input=[str(tmp_path)], source=SourceConfig(format="documents"))
+    assert len(readers.plan(given)[1]) == 2 * 95
+    monkeypatch.setattr(readers, "_MOST_SEGMENTS", 10)
+    _, tasks = readers.plan(given)
+    assert len(tasks) == 10 and {segment.stop - segment.start for task in tasks for segment in task} == {1900}
+
+
 def data_set(made: list[str]):
     return pytest.importorskip("datasets").Dataset.from_dict({"text": made})
 

@@ -190,6 +190,16 @@ def test_tokens_beside_the_vocabulary_are_those_that_transformers_finds(tmp_path
             "found 0 as the id of 'zebra'",
         ),
         ("tokenizer_config.json", {"extra_special_tokens": [3]}, "found added tokens that can't be read"),
+        (
+            "tokenizer_config.json",
+            {"extra_special_tokens": "the"},
+            "extra_special_tokens: found 'the', expected",
+        ),
+        (
+            "special_tokens_map.json",
+            {"additional_special_tokens": "e"},
+            "additional_special_tokens: found 'e'",
+        ),
     ],
 )
 def test_lists_of_added_tokens_that_say_no_ids_are_refused(tmp_path, name, content, said):
