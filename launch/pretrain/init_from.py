@@ -19,6 +19,7 @@ from cloze.launch.config.changes_at_resume import FIXED, marked
 from cloze.launch.engine.engine import Engine
 from cloze.launch.pretrain.init_vocabulary import OF_TOKENS, NewVocabulary, new_vocabulary
 from cloze.launch.pretrain.shapes import OF_VOCABULARY, check_shape, check_source
+from cloze.launch.pretrained.loaded import check_vocabulary
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
@@ -144,11 +145,7 @@ def _with_vocabulary(config: PretrainConfig, source: Source, old: Tokenizer, new
             f"init_optimizer: found true with another vocabulary than that of init_from = {source.name}, expected "
             "moments of the same weights; use --init_optimizer false"
         )
-    if old.vocab_size > source.config.vocab_size:
-        raise UserError(
-            f"init_from: found a tokenizer of {old.vocab_size} tokens in {old.folder}, expected at most "
-            f"{source.config.vocab_size}, the rows of {source}; give the tokenizer that it was trained with"
-        )
+    check_vocabulary(old, source.config, source)
     return replace(source, vocabulary=vocabulary)
 
 

@@ -10,7 +10,7 @@ from cloze.launch.config import FinetuneConfig
 from cloze.launch.parsing import parse
 from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.hub import fetch_model
-from cloze.launch.pretrained.loaded import check_padding
+from cloze.launch.pretrained.loaded import check_vocabulary
 from cloze.launch.pretrained.loading import load_settings, read_run_weights
 from cloze.launch.pretrained.precheck import check_model, named_shape
 from cloze.launch.run import runs
@@ -95,7 +95,7 @@ def find_source(config: FinetuneConfig) -> Source:
             f"tokenizer: found one with fingerprint {tokenizer.fingerprint[:12]} in {tokenizer.folder}, "
             f"expected {expected[:12]}, the one that {path} was trained with; leave --tokenizer out"
         )
-    _check_vocabulary(tokenizer, shape, path)
+    check_vocabulary(tokenizer, shape, path)
     pooling = vectors.pooling if vectors else None
     return Source(shape, weights, head, tokenizer, architecture, step, length, pooling, path)
 
@@ -115,17 +115,8 @@ def _from_shape(config: FinetuneConfig, path: Path) -> Source:
     shape = replace(
         shape, vocab_size=shape.vocab_size or tokenizer.vocab_size, pad_token_id=tokenizer.special_tokens.pad
     )
-    _check_vocabulary(tokenizer, shape, path)
+    check_vocabulary(tokenizer, shape, path)
     return Source(shape, {}, None, tokenizer)
-
-
-def _check_vocabulary(tokenizer: Tokenizer, shape: BertConfig, path: Path) -> None:
-    if tokenizer.vocab_size > shape.vocab_size:
-        raise UserError(
-            f"tokenizer: found {tokenizer.vocab_size} tokens in {tokenizer.folder}, expected at most "
-            f"{shape.vocab_size}, the vocabulary of {path}; take the tokenizer it was trained with"
-        )
-    check_padding(tokenizer, shape, path)
 
 
 def warn_of_own_format(folder: Path, console: Console) -> None:

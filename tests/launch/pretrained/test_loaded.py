@@ -107,3 +107,17 @@ def test_positions_that_begin_after_another_padding_token_are_refused():
         refused = pytest.raises(UserError, match=f"folder: found .*, id {pad}, .* expected id {pad + 1}")
         with refused if config.first_position not in (0, pad + 1) else nullcontext():
             LoadedModel(BertForPreTraining(config), ours, "folder")
+
+
+def test_a_tokenizer_of_another_size_than_the_model_is_refused_or_warned_of(capsys):
+    """Rows that were rounded up, or kept for tokens to come, are usual."""
+    ours = tokenizer()
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    tokens = ours.vocab_size
+    refused = pytest.raises(UserError, match="folder: found a tokenizer of .*, expected at most")
+    for rows, told in ((tokens - 1, False), (tokens, False), (tokens + 128, False), (tokens + 129, True)):
+        model = BertForPreTraining(BertConfig(vocab_size=rows, **shape))
+        with refused if rows < tokens else nullcontext():
+            LoadedModel(model, ours, "folder")
+        said = capsys.readouterr().err
+        assert (f"{tokens} tokens for {rows} rows of word embeddings: is it the model's own?" in said) == told
