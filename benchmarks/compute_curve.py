@@ -577,7 +577,7 @@ def spread(values: list[float], digits: int) -> str:
 
 
 def table(found: dict[float, list[dict]], fit: Fit | None) -> str:
-    """Markdown: a row a budget, mean and deviation over its seeds; commands; the published points."""
+    """Markdown: a row a budget, mean and deviation over its seeds; commands; the published points; phenomena."""
     titles = ("FLOPs", "parameters", "steps", "tokens", "epochs", "core-hours a run", "seeds", "nats a character")
     lines = [[*titles, "BLiMP, paradigms", "BLiMP, phenomena"]]
     for rows in found.values():
@@ -596,7 +596,19 @@ def table(found: dict[float, list[dict]], fit: Fit | None) -> str:
     for each in PUBLISHED:
         scores = "–".join(f"{score:.1f}" for score in each.score)
         others.append([each.name, f"{each.parameters / 1e6:.0f} M", scores, f"{each.flops:.0e}", each.estimate])
-    return f"{text}\n{markdown(others)}"
+    return f"{text}\n{markdown(others)}\n{markdown(by_phenomenon(found))}"
+
+
+def by_phenomenon(found: dict[float, list[dict]]) -> list[list[str]]:
+    """Of a table: BLiMP's phenomena, the weakest of the largest budget first; means over each budget's seeds."""
+    means = [
+        {name: statistics.mean(row["phenomena"][name] for row in rows) for name in rows[0]["phenomena"]}
+        for rows in found.values()
+    ]
+    lines = [["phenomenon, %", *(f"{rows[0]['flops']:.2e} FLOPs" for rows in found.values())]]
+    for name in sorted(means[-1], key=means[-1].__getitem__):
+        lines.append([name.replace("_", " "), *(f"{each[name]:.1f}" for each in means)])
+    return lines
 
 
 def markdown(rows: list[list[str]]) -> str:

@@ -50,14 +50,18 @@ def field(record: object, text_field: str, id_field: str | None, where: str) -> 
         UserError: that names the fields that are there.
     """
     if not isinstance(record, dict):
-        raise UserError(f"{where}: found {type(record).__name__}, expected an object with {text_field!r}")
+        raise UserError(f"{where}: found {_kind(record)}, expected an object with {text_field!r}")
     check_fields(getattr(record, "names", record), text_field, id_field, where)
     text = record[text_field]
     if text is None:
         text = ""  # a null counts as an empty document
     if not isinstance(text, str):
-        raise UserError(f"{where}: {text_field}: found {type(text).__name__}, expected a string")
+        raise UserError(f"{where}: {text_field}: found {_kind(text)}, expected a string")
     return text, None if id_field is None else document_id(record[id_field])
+
+
+def _kind(value: object) -> str:
+    return dict.__name__ if isinstance(value, dict) else type(value).__name__
 
 
 def check_fields(found: Iterable[str], text_field: str, id_field: str | None, where: str) -> None:

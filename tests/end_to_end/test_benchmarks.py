@@ -641,7 +641,7 @@ class Stopping:
             blimp = {
                 "mean_of_paradigms": score,
                 "mean_of_phenomena": score + 2,
-                "phenomena": {},
+                "phenomena": {"anaphor_agreement": score + 4, "island_effects": score},
                 "paradigms": {"a": score},
             }
             lines = {"log_likelihood_per_character": -1.5, "characters": 300}
@@ -688,6 +688,7 @@ def test_runs_of_budgets_are_rows_that_are_fitted_and_drawn(benchmark, monkeypat
         "before\n<!-- compute-curve -->\n![BLiMP over FLOPs, ours and published](curve.svg)"
     ) and page.endswith("-->\nbehind\n")
     assert "| 1.00e+14 | 5.0 M | 10,000 | 1.0 M | 0.00 | 0.75 ± 0.35 | 1, 2 | 1.5000 ± 0.0000 | 50.00 ± 0.00 |" in page
+    assert "| island effects | 50.0 | 60.3 | 64.4 |\n| anaphor agreement | 54.0 | 64.3 | 68.4 |\n" in page
 
 
 def test_run_mlm_has_as_many_minutes_as_ours(benchmark, monkeypatch, tmp_path, capsys):

@@ -508,6 +508,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path, monkeypatch):
         ("a.jsonl", b'{"body": "x"}\n', "no field 'text', there are 'body'"),
         ("a.jsonl", b"[1]\n", "found list"),
         ("a.jsonl", b'{"text": 3}\n', "found int"),
+        ("a.jsonl", b'{"text": {"a": 1, "a": 2}}\n', "text: found dict"),
         ("a.txt", b"", "only empty files"),
         ("a.txt.gz", b"no gzip", "can't be read to its end"),
         ("a.txt.xz", b"no xz", "can't be read to its end"),
