@@ -3,7 +3,7 @@
 A part is written once and read by ranges of hashes. It consists of blocks of some 128 KiB, each with the columns of
 some documents; then an index with the first hash, offset, counts and checksums of each block; then the index's checksum
 and length. Reading a range takes three reads, however large the part is. A changed byte is detected when it is read
-(`DamagedPart`), and the part is made again.
+(`DamagedPart`), and so is another part in its place; the part is made again.
 """
 
 import zlib
@@ -16,6 +16,7 @@ import numpy as np
 
 from cloze.pipeline import ragged
 from cloze.pipeline.jobs.duplicates import distinct
+from cloze.pipeline.jobs.run_folder import mark_of
 from cloze.pipeline.storage import publishing, readable_errors
 from cloze.pipeline.stores.places import Place, StorePath, to_place
 from cloze.pipeline.untrusted import check_regular
@@ -114,7 +115,7 @@ def write(path: Place, table: Table) -> tuple[int, int]:
             file.write(hashes)
             file.write(rest)
         file.write(index.data)
-        file.write(np.array((len(index), zlib.crc32(index.data, _CRC_START)), _TRAILER).data)
+        file.write(np.array((len(index), zlib.crc32(index.data, _crc_start(path))), _TRAILER).data)
     return len(rows), int(flat[1][2].sum())
 
 
@@ -216,9 +217,13 @@ def _read_index(part: _Opened) -> np.ndarray:
     trailer = np.frombuffer(part.read(end, _TRAILER.itemsize), _TRAILER)[0]
     length = int(trailer["blocks"]) * _INDEX.itemsize
     data = part.read(end - length, length)
-    if zlib.crc32(data, _CRC_START) != trailer["crc"]:
+    if zlib.crc32(data, _crc_start(part.path)) != trailer["crc"]:
         raise DamagedPart(part.path)
     return np.frombuffer(data, _INDEX)
+
+
+def _crc_start(path: Place) -> int:
+    return zlib.crc32(mark_of(path), _CRC_START)
 
 
 def _places(index: np.ndarray, low: int, high: int) -> slice:

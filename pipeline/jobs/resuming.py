@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.reports import load_report, save_report
+from cloze.pipeline.jobs.run_folder import BEGUN_AS, take_over
 from cloze.pipeline.jobs.source_hashes import SourceHashes, source_hash
 from cloze.pipeline.jobs.tokenize_stage import Report, report_name
 from cloze.pipeline.readers.files import InputFile, Segment
@@ -30,9 +31,9 @@ def go_on_as(others: list[Place], own: Place) -> bool:
     """
     if len(others) > 1 or not isinstance(others[0], Path) or not isinstance(own, Path):
         return False
-    if not all(path.name.startswith("task-") or path.name == _RECORD for path in others[0].iterdir()):
+    if not all(path.name.startswith("task-") or path.name in (_RECORD, BEGUN_AS) for path in others[0].iterdir()):
         return False
-    others[0].rename(own)
+    take_over(others[0], own)
     others.clear()
     return True
 
@@ -59,7 +60,7 @@ def check_touched(
     before = (load_report(folder / _RECORD) or {}).get("touched", [None] * len(files))
     if before == now:
         return
-    if found := {path.name for path in folder.iterdir()} - {_RECORD}:
+    if found := {path.name for path in folder.iterdir()} - {_RECORD, BEGUN_AS}:
         touched = [file for file, time in zip(files, before, strict=True) if file.touched and file.touched != time]
         for number in _to_repeat(touched, tasks, hashes, folder, found, note):
             (folder / report_name(number)).unlink(missing_ok=True)

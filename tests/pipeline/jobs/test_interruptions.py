@@ -1,6 +1,7 @@
 """Kills, lost workers, full disks, other people's folders: clear words, and the same bytes afterwards."""
 
 import errno
+import gzip
 import json
 import multiprocessing
 import os
@@ -240,7 +241,32 @@ def test_reports_of_another_run_that_lie_in_the_work_folder_are_not_taken(folder
     assert corpus.contents(folder / "first") == undisturbed
 
 
-def _interrupt(task: object) -> None:
+@pytest.mark.parametrize("copied", ["task-*", "task-*.part", "task-*.json", "[0-9]*-train-*.json", "*"])
+def test_files_of_another_run_in_the_place_of_ones_own_are_made_again(
+    folder, undisturbed, monkeypatch, copied, tmp_path
+):
+    """As a backup that mixes two runs may give them back: other texts of the same number were published once."""
+    others = tmp_path / "others"
+    shutil.copytree(folder / "in", others)
+    for path in others.iterdir():
+        path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"a", b"o")))
+    works = []
+    with monkeypatch.context() as patch:
+        patch.setattr("cloze.pipeline.jobs.prepare._publish", _interrupt)
+        for name, source in (("own", folder / "in"), ("other", others)):
+            with pytest.raises(KeyboardInterrupt):
+                prepare(corpus.config(folder, [source], output=str(tmp_path / name)))
+            works.append(next((tmp_path / name / ".work").glob("run-*")))
+    own, other = works
+    found = [path for path in other.glob(copied) if path.name != "touched.json"]
+    assert found and all((own / path.name).exists() for path in found)
+    for path in found:
+        shutil.copy2(path, own)
+    prepare(corpus.config(folder, [folder / "in"], output=str(tmp_path / "own")))
+    assert corpus.contents(tmp_path / "own") == undisturbed
+
+
+def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
