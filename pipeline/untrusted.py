@@ -67,7 +67,8 @@ def load_yaml(text: str, load: Callable[[str], object] = yaml.safe_load, *, name
 
 
 def load_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Parse JSON as `json.loads`, but what is nested too deep or has too many digits is an error like all others.
+    """Parse JSON as `json.loads`, but what is nested more than MOST_LEVELS deep or has too many digits is an error like
+    all others: whoever goes down into it needs no bound of its own.
 
     Args:
         pairs: makes an object of its fields in their order.
@@ -78,7 +79,10 @@ def load_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] |
         ValueError: of `pairs`.
     """
     try:
-        return json.loads(text, object_pairs_hook=pairs)
+        content = json.loads(text, object_pairs_hook=pairs)
+        if not _is_shallow(content):
+            raise RecursionError
+        return content
     except RecursionError:
         raise json.JSONDecodeError("Values are nested too deep", "", 0) from None
     except (json.JSONDecodeError, UnicodeDecodeError):
@@ -87,6 +91,15 @@ def load_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] |
         if "digits" not in str(error):  # of `pairs`
             raise
         raise json.JSONDecodeError("A number has too many digits", "", 0) from None  # Python converts 4,300 at once
+
+
+def _is_shallow(content: object) -> bool:
+    """Whether lists and objects are nested at most MOST_LEVELS deep."""
+    level = [content]
+    for _ in range(MOST_LEVELS):
+        lists = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
+        level = [value for values in lists for value in values if isinstance(value, (dict, list))]
+    return not level
 
 
 def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

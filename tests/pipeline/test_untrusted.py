@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import yaml
@@ -116,6 +117,17 @@ def test_deep_json_and_endless_numbers_are_errors_of_json():
         with pytest.raises(json.JSONDecodeError):
             load_json(text)
     assert load_json(b'{"a": [1]}') == {"a": [1]}
+    for deep, opens in ((63, True), (64, True), (65, False), (500, False), (900, False)):
+        for before, behind in (("[", "]"), ('{"a":', "}")):
+            with nullcontext() if opens else pytest.raises(json.JSONDecodeError, match="nested too deep"):
+                load_json(before * deep + "1" + behind * deep)
+
+
+@pytest.mark.parametrize("name", [runs.DATA, runs.DEVICE, runs.RESULTS])
+def test_deep_fields_of_a_runs_files_are_a_line(tmp_path, name):
+    (tmp_path / name).write_text('{"a": ' * 600 + "1" + "}" * 600)
+    with pytest.raises(UserError, match=f"{name}: found what is no JSON"):
+        runs.read_fields(tmp_path / name)
 
 
 def test_only_regular_files_are_read(tmp_path, capsys):
