@@ -8,7 +8,7 @@ from cloze.pipeline.config import InspectConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.streams import masks_per_sample, take_masked
 from cloze.pipeline.records import NO_LABEL
-from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.shards.manifest import HOW_MASKED, Manifest
 from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.shards.shard_file import BLOCK_TOKENS
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -123,7 +123,7 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
         rows.append((f"{name} second segments", f"{share:.1%} of {pairs:,}{why}"))
     masking = manifest.masking
     if masked := total(manifest, "masked"):
-        shares = [total(manifest, f"masked_{name}") / masked for name in ("by_mask", "by_random", "kept")]
+        shares = [total(manifest, f"masked_{name}") / masked for name in HOW_MASKED]
         rows.append(
             (
                 "masked",

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import overload
+from typing import get_args, overload
 
 import numpy as np
 
-from cloze.pipeline.config import MaskingConfig, fault_of_section
+from cloze.pipeline.config import MaskingConfig, Objective, fault_of_section
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.records import SpecialTokens
@@ -20,6 +20,7 @@ from cloze.pipeline.stores.places import Place, to_place
 from cloze.pipeline.untrusted import check_readable, is_number, load_json
 
 FILE_NAME = "manifest.json"
+HOW_MASKED = ("by_mask", "by_random", "kept")  # what a masked token is replaced by; counted as masked_...
 FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)  # differences of format 1: docs/data-format.md
 SPLITS = ("train", "validation", "test")
@@ -263,6 +264,8 @@ def _first_fault(manifest: Manifest) -> str | None:
     texts = [manifest.tokenizer_fingerprint, manifest.objective, *manifest.masking, *(manifest.tokenizer_files or {})]
     if not all(type(text) is str for text in texts) or type(manifest.seed) is not int or manifest.seed < 0:
         return "found a fingerprint, an objective or a seed of another kind, expected texts and a number"
+    if manifest.objective not in get_args(Objective):
+        return f"found the objective {manifest.objective!r:.60}, expected one of {', '.join(get_args(Objective))}"
     if wrong := fault_of_section(MaskingConfig, manifest.masking, _NEEDED_OF_MASKING):
         return f"masking: {wrong}"
     if not all(
@@ -309,13 +312,14 @@ def _fault_of_split(manifest: Manifest, split: SplitInfo) -> str | None:
                 f"found {counts.get(name, 0)} {name} in counts, {sum(of_shards)} in shards and {of_lengths} in "
                 "length_histogram, expected one number"
             )
-    if counts.get("masked") and not counts.get("tokens"):
-        return f"found {counts['masked']} masked tokens of none"
     needed = ("samples", "tokens", *(["masked"] if manifest.mask_sets else [])) if len(shards) else ()
     if not _are_counts(counts.values()) or any(
         counts[each] < (each != "masked" and any(shards.samples)) for each in needed
     ):
         return f"found counts {dict(counts)!r:.120}, expected samples and tokens of its {len(shards)} shards"
+    masked, parts = counts.get("masked", 0), sum(counts.get(f"masked_{how}", 0) for how in HOW_MASKED)
+    if not parts <= masked <= counts.get("tokens", 0):
+        return f"found {masked} masked tokens of {counts.get('tokens', 0)}, and {parts} by how they are masked"
     return None
 
 

@@ -30,7 +30,7 @@ from cloze.pipeline.records import (
     token_type,
 )
 from cloze.pipeline.shards.checks import block_fault
-from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.shards.manifest import FILE_NAME, Manifest
 from cloze.pipeline.shards.shard_file import BAD, Shard, Shard1, is_intact, samples_per_block
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.stores.cache import Cache, CachedFile
@@ -235,15 +235,38 @@ class ShardReader:
         return batch
 
     def faults(self) -> Iterator[str]:
-        """A line for each shard whose content is wrong, of all blocks with all mask sets."""
+        """A line for each shard whose content is wrong, of all blocks with all mask sets; if there is none, for each
+        count of the manifest that is another than theirs.
+        """
         mask_sets: list[int | None] = [*range(self.manifest.mask_sets)] or [None]
+        split = self.manifest.splits[self.split]
+        path, intact = self.folder / FILE_NAME, True
+        lengths, masked = np.zeros(len(split.length_histogram), np.int64), 0
         for shard in range(len(self.shards)):
+            tokens = 0
             try:
                 for block in np.flatnonzero(self._shard_of == shard).tolist():
-                    for mask_set in mask_sets:
-                        self.window(np.array([block]), mask_set)
+                    for number, mask_set in enumerate(mask_sets):
+                        window = self.window(np.array([block]), mask_set)
+                        if number == 0:  # the counts are of the first mask set
+                            found = np.diff(window.samples.offsets)
+                            tokens += int(found.sum())
+                            masked += len(window.masks.ids)
+                            lengths += np.bincount(np.minimum(found, len(lengths) - 1), minlength=len(lengths))
             except UserError as error:
+                intact = False
                 yield str(error)
+                continue
+            if tokens != self.shards.tokens[shard]:
+                intact = False
+                yield f"{self._path(shard)}: found {tokens:,} tokens, expected {self.shards.tokens[shard]:,}"
+        if intact and lengths.tolist() != split.length_histogram:
+            yield f"{path}: {self.split}: found a length_histogram of other lengths than its shards have"
+        if intact and mask_sets != [None] and masked != split.counts.get("masked"):
+            yield (
+                f"{path}: {self.split}: found {split.counts.get('masked')} masked tokens in counts, "
+                f"expected {masked}, those of its shards"
+            )
 
     def _opened(self, shard: int) -> Shard | Shard1:
         if shard in self._open and self._open[shard].removed:

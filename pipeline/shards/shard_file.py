@@ -196,9 +196,14 @@ def is_intact(
     groups = [("base", columns)] + ([] if mask_set is None else [(str(mask_set), mask_columns(mask_set))])
     return all(
         int(metadata[f"{_CHECKSUM}.{name}"]) == _checksum(map(batch.column, of_group))
-        and not any(batch.column(each).null_count for each in of_group if each != NEXT_SENTENCE_LABEL)
+        and not any(_nulls(batch.column(each)) for each in of_group if each != NEXT_SENTENCE_LABEL)
         for name, of_group in groups
     )
+
+
+def _nulls(column: pa.Array) -> int:
+    """Of its rows, and of the items in them."""
+    return int(column.null_count) + (column.values.null_count if isinstance(column, pa.ListArray) else 0)
 
 
 class Shard:

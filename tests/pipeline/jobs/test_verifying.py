@@ -155,6 +155,9 @@ def test_a_manifest_that_disagrees_with_its_tokenizer_is_a_line(data, place, cha
         (("splits", "train", "counts", "tokens"), 0, "train: found 0 tokens in counts"),
         (("splits", "train", "counts", "tokens"), 1 << 60, "train: found 1152921504606846976 tokens in counts"),
         (("splits", "validation", "counts"), {"masked": 5}, "validation: found"),
+        (("splits", "train", "counts", "masked"), 5, "train: found 5 masked tokens of .* by how they"),
+        (("splits", "train", "counts", "masked_kept"), 10**9, "train: found .* masked tokens of .* by how they"),
+        (("objective",), "zzz", "found the objective 'zzz', expected one of next_sentence, "),
         (("splits", "test"), ..., "found no split 'test', expected train, validation, test"),
         (("splits", "train", "shards", "samples", 0), 10**18, "found 1000000000000000000 samples"),
         (("splits", "train", "shards", "tokens", 0), 10**17, "found .* samples of 100000000000000000 tokens"),
@@ -173,6 +176,40 @@ def test_a_manifest_with_the_right_hash_and_hostile_numbers_is_a_line(data, plac
     assert re.search(message, verify(VerifyConfig(str(data)))[1][0])
     with pytest.raises(UserError, match=f"manifest.json: .*{message}"):  # as inspect and pretrain read it
         Manifest.load(data)
+
+
+@pytest.mark.parametrize("more", [1, -1])
+def test_counts_that_are_not_those_of_the_shards_are_lines(data, more):
+    """The tokens of a shard, lengths, and masked tokens, with every hash right and all of the manifest consistent."""
+    content = json.loads(Manifest.load(data).to_json())
+    train, table = content["splits"]["train"], content["splits"]["train"]["shards"]
+    lengths = train["length_histogram"]
+    masked = train["counts"] | {name: train["counts"][name] + more for name in ("masked", "masked_kept")}
+    with_right_hash(data, ("splits", "train", "counts"), masked)
+    (line,) = verify(VerifyConfig(str(data)))[1]
+    assert re.search(rf"manifest.json: train: found {masked['masked']} masked tokens in counts, expected ", line)
+    with_right_hash(data, ("splits", "train", "counts"), train["counts"])
+    used = [length for length, count in enumerate(lengths) if count and lengths[length + more : length + more + 1]][3]
+    moved = lengths.copy()
+    moved[used] -= 1
+    moved[used + more] += 1
+    other = next(each for each in range(len(lengths)) if lengths[each] and each not in (used, used + more))
+    balanced = moved.copy()  # as many tokens as before
+    balanced[other] -= 1
+    balanced[other - more] += 1
+    with_right_hash(data, ("splits", "train", "length_histogram"), balanced)
+    assert verify(VerifyConfig(str(data)))[1] == [
+        f"{data / 'manifest.json'}: train: found a length_histogram of other lengths than its shards have"
+    ]
+    changed = train | {
+        "length_histogram": moved,
+        "counts": train["counts"] | {"tokens": train["counts"]["tokens"] + more},
+        "shards": table | {"tokens": [table["tokens"][0] + more, *table["tokens"][1:]]},
+    }
+    with_right_hash(data, ("splits", "train"), changed)
+    assert [line.split(": ", 1)[1] for line in verify(VerifyConfig(str(data)))[1]] == [
+        f"found {table['tokens'][0]:,} tokens, expected {table['tokens'][0] + more:,}"
+    ]
 
 
 def test_verify_checks_a_manifest_without_hashes_as_well_as_it_can(data, capsys):

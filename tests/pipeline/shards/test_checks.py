@@ -89,6 +89,20 @@ CRAFTED = {
 }
 
 
+@pytest.mark.parametrize("name", ["input_ids", "masked_ids_0"])
+def test_a_null_among_the_ids_is_damage(tmp_path, monkeypatch, name):
+    """It would be read as the id below it, with every hash right."""
+
+    def change(columns):
+        column = columns[name]
+        values = pa.array([None, *column.values.to_pylist()[1:]], column.values.type)
+        return {name: pa.ListArray.from_arrays(column.offsets, values, type=column.type)}
+
+    folder = crafted(tmp_path / "data", monkeypatch, change)
+    with pytest.raises(UserError, match="block 0 has another checksum"):
+        ShardReader(folder, "train").take(np.arange(20), 0)
+
+
 @pytest.mark.parametrize("name", CRAFTED)
 def test_a_crafted_block_is_refused_in_one_line(tmp_path, monkeypatch, name):
     """When it is read, and by `cloze verify`, though every hash is right."""
