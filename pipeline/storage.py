@@ -120,7 +120,7 @@ def holding(path: Path) -> Iterator[bool]:
     with readable_errors(path):
         check_regular(path)
         file = open(path, "a")  # opened for writing, as NFS requires for locks
-    with file:
+    try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             held = True
@@ -132,6 +132,9 @@ def holding(path: Path) -> Iterator[bool]:
                 "--output on another one, or have this one mounted with it (Lustre: -o flock)"
             ) from error
         yield held
+    finally:
+        with suppress(OSError):  # as on a full disk; nothing was written, so nothing is lost
+            file.close()
 
 
 def inside(folder: Path, name: str) -> Path:

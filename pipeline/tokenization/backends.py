@@ -5,7 +5,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ _USUAL_NAMES = {  # tried in turn if no configuration names the token
 }
 # Characters that a normalizer may make of one; NFKC makes 18 of U+FDFA, the rules of released tokenizers double some.
 _MOST_GROWTH = 1000
+_MOST_PUT = 1000  # texts and special tokens in a template; released tokenizers have up to a dozen
 # In a pattern that may match no character, and that before each.
 _MAY_MATCH_NOTHING = re.compile(r"[*?|^$]|\\[bBAzZG]|\{0?,|\{0\}")
 _OTHER_NAMES = {"classification": "bos_token", "separator": "eos_token"}  # of tokenizers made after decoders'
@@ -194,17 +195,37 @@ def _added(given: Fields, special: bool = False) -> tokenizers.AddedToken:
 
 def check_template(backend: tokenizers.Tokenizer, where: object) -> None:
     """Raise UserError for a post-processor that puts a special token around texts of which it has no id: the library
-    panics at the first text, and writes that to the terminal itself.
+    panics at the first text, and writes that to the terminal itself. And for one that makes texts much longer.
     """
-    whole = json.loads(backend.post_processor.__getstate__()) if backend.post_processor is not None else {}
-    for each in whole.get("processors", [whole]):
-        if each.get("type") != "TemplateProcessing":
-            continue
+    if backend.post_processor is None:
+        return
+    templates = list(_templates(json.loads(backend.post_processor.__getstate__())))
+    for each in templates:
         put = {part["SpecialToken"]["id"] for part in each["single"] + each["pair"] if "SpecialToken" in part}
         if lacking := sorted(put - each["special_tokens"].keys()):
             raise UserError(
                 f"{where}: found {lacking[0]!r} in its post_processor, expected it among its special_tokens; correct it"
             )
+    if any(sum(_tokens_put(each, form) for each in templates) > _MOST_PUT for form in ("single", "pair")):
+        raise UserError(
+            f"{where}: found a post_processor that puts more than {_MOST_PUT:,} texts and special tokens in the place "
+            "of one text, expected some before and after it; correct its template"
+        )
+
+
+def _templates(processor: Fields) -> Iterator[Fields]:
+    """The templates of a post-processor, by its description in tokenizer.json."""
+    if processor["type"] == "Sequence":
+        for each in processor["processors"]:
+            yield from _templates(each)
+    if processor["type"] == "TemplateProcessing":
+        yield processor
+
+
+def _tokens_put(template: Fields, form: str) -> int:
+    """Texts, and special tokens by their ids."""
+    special = {name: len(token["ids"]) for name, token in template["special_tokens"].items()}
+    return sum(special[part["SpecialToken"]["id"]] if "SpecialToken" in part else 1 for part in template[form])
 
 
 def with_special(backend: tokenizers.Tokenizer, names: Collection[str], special: bool) -> tokenizers.Tokenizer:
@@ -222,6 +243,8 @@ def _growth(rules: Any) -> float:
         return math.prod(map(_growth, rules["normalizers"]))
     if rules["type"] == "Prepend":
         return 1 + len(rules["prepend"])
+    if rules["type"] == "ByteLevel":
+        return 4  # a character for each byte
     if rules["type"] != "Replace":
         return 1
     ((kind, pattern),) = rules["pattern"].items()

@@ -68,3 +68,12 @@ def test_a_pipe_in_the_place_of_a_lock_is_refused(tmp_path):
     os.mkfifo(tmp_path / "lock")
     with pytest.raises(UserError, match="lock: found no regular file"), holding(tmp_path / "lock"):
         pass
+
+
+def test_a_lock_that_cant_be_closed_hides_no_error(monkeypatch, tmp_path):
+    """As on a full disk, where `close` fails too."""
+    monkeypatch.setattr("cloze.pipeline.storage.fcntl.flock", lambda file, _: os.close(file.fileno()))
+    with holding(tmp_path / "lock") as held:
+        assert held
+    with pytest.raises(UserError, match="the disk is full"), holding(tmp_path / "lock"):
+        raise UserError("the disk is full")

@@ -410,6 +410,7 @@ def _replacing(times, content, **pattern):
         _replacing(30, "a", String=""),
         [{"type": "Sequence", "normalizers": _replacing(3, "aaaa", Regex="[a-z]")}] * 3,
         [{"type": "Prepend", "prepend": "a" * 10**6}],
+        [{"type": "ByteLevel"}] * 12,  # each doubles what is no ASCII
     ],
 )
 def test_rules_that_make_endless_texts_of_short_ones_are_refused(tmp_path, rules):
@@ -543,6 +544,24 @@ def test_a_template_with_a_token_that_it_has_no_id_of_is_refused(tmp_path, capfd
         ):
             Tokenizer.from_folder(tmp_path)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("form", ["single", "pair"])
+@pytest.mark.parametrize("part", ["SpecialToken", "Sequence"])
+def test_a_template_that_makes_texts_much_longer_is_refused(tmp_path, form, part):
+    """Half a megabyte of it took seven gigabytes at the first text."""
+    corpus.tokenizer().save(tmp_path)
+    whole = json.loads((tmp_path / "tokenizer.json").read_text())
+    template = whole["post_processor"]
+    template["special_tokens"]["[CLS]"] |= {"ids": [2] * 20, "tokens": ["[CLS]"] * 20}
+    put = {"SpecialToken": {"id": "[CLS]", "type_id": 0}, "Sequence": {"id": "A", "type_id": 0}}[part]
+    template[form] = [{part: put}] * (60 if part == "SpecialToken" else 1100) + template[form]
+    for processor in (template, {"type": "Sequence", "processors": [{"type": "Sequence", "processors": [template]}]}):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(whole | {"post_processor": processor}))
+        with pytest.raises(
+            UserError, match="found a post_processor that puts more than 1,000 texts and special tokens"
+        ):
+            Tokenizer.from_folder(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["special_tokens_map.json", "tokenizer_config.json"])
