@@ -1,6 +1,6 @@
 """The interface of kinds of tasks: which fields they read, what their files hold, what is trained, saved and said."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal
 
@@ -111,18 +111,30 @@ class Kind:
         return notes
 
 
-def _check_columns(config: FinetuneConfig, task: Task, columns: Columns) -> None:
-    """Raise UserError for all columns missing from the first rows of a table's files, and for one with two roles."""
-    targets = tuple(config.label_columns) or task.targets
-    read = (*columns.texts, *columns.prefix, *columns.choices)
-    if twice := next((name for place, name in enumerate(read) if name in read[:place]), None):
-        field = "choice_columns" if twice in columns.choices else "text_columns"
-        raise UserError(f"{field}: found {twice!r} twice, expected columns that differ; name another")
+def check_roles(texts: Mapping[str, Sequence[str]], targets: Iterable[str]) -> None:
+    """Raise UserError for a column that is read as two texts, or as a text and as what is learned or measured.
+
+    Args:
+        texts: columns by the field that names them.
+        targets: columns of labels or scores.
+    """
+    read: set[str] = set()
+    for field, names in texts.items():
+        for name in names:
+            if name in read:
+                raise UserError(f"{field}: found {name!r} twice, expected columns that differ; name another")
+            read.add(name)
     if both := next((name for name in targets if name in read), None):
         raise UserError(
             f"label_columns: found {both!r}, which is read as text too, expected another column: a model that reads "
             "its answer learns nothing else"
         )
+
+
+def _check_columns(config: FinetuneConfig, task: Task, columns: Columns) -> None:
+    """Raise UserError for all columns missing from the first rows of a table's files, and for one with two roles."""
+    targets = tuple(config.label_columns) or task.targets
+    check_roles({"text_columns": columns.texts + columns.prefix, "choice_columns": columns.choices}, targets)
     lacking: dict[tuple[Any, Any], list[str]] = {}  # files by their missing columns
     for path in (config.train_file, config.validation, *config.test):
         found = open_table(path, columns.header, columns.texts[0], config.skip_malformed_rows).columns

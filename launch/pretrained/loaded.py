@@ -8,6 +8,7 @@ from typing import Any
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import device_type
 from cloze.launch.texts.encoding import Answering, Encoder, Truncation, Vectors
+from cloze.launch.texts.labels import looking_alike
 from cloze.launch.texts.tables import Columns
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
@@ -58,6 +59,8 @@ class LoadedModel:
         self.config: BertConfig = model.config
         check_vocabulary(tokenizer, self.config, source)
         head = getattr(model, "head", None)
+        if head and (alike := looking_alike(head.labels)):
+            Console().warn(f"{source}: its labels {alike} look alike; they are two classes")
         pieces = (head.piece_length, head.piece_step) if head and head.pieces != "none" else None
         positions = self.config.max_position_embeddings
         names = tokenizer.names

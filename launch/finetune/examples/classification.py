@@ -2,7 +2,6 @@
 
 import math
 import re
-import unicodedata
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -26,6 +25,7 @@ from cloze.launch.finetune.examples.predicted import (
 )
 from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
 from cloze.launch.texts.encoding import Truncation
+from cloze.launch.texts.labels import looking_alike
 from cloze.launch.texts.sequences import build_pieces, build_sequences
 from cloze.launch.texts.tables import Columns, Row, Table, parse_json, read_table
 from cloze.model.problems import HeadConfig
@@ -47,16 +47,11 @@ def _sorted(labels: Iterable[str], path: Path) -> tuple[str, ...]:
         UserError: two look alike.
     """
     found = set(labels)
-    by_look: dict[str, str] = {}
-    for label in sorted(found):
-        # Compared without invisible differences: surrounding spaces, marks of width and direction, composed accents.
-        seen = unicodedata.normalize("NFC", label)
-        seen = "".join(letter for letter in seen if unicodedata.category(letter) != "Cf").strip()
-        if (other := by_look.setdefault(seen, label)) != label:
-            raise UserError(
-                f"{path}: found the labels {ascii(other)} and {ascii(label)}, which look alike, expected one way to "
-                "write each; correct the table, or name both with --labels"
-            )
+    if alike := looking_alike(found):
+        raise UserError(
+            f"{path}: found the labels {alike}, which look alike, expected one way to write each; correct the table, "
+            "or name both with --labels"
+        )
     try:
         return tuple(sorted(found, key=lambda label: (int(label), label)))  # 1 and 01 are different labels
     except ValueError:

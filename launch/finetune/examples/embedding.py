@@ -14,7 +14,7 @@ from cloze.launch.finetune.contrastive import ContrastiveObjective
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.classification import number_in, predicted
 from cloze.launch.finetune.examples.predicted import Ranks
-from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
+from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read, check_roles
 from cloze.launch.texts.encoding import VECTORS, Truncation, Vectors, normalized
 from cloze.launch.texts.sequences import Cut, Sequences, build_sequences
 from cloze.launch.texts.tables import Table, missing_columns, open_table, read_table
@@ -66,6 +66,9 @@ def columns_of_file(
         flag = "embedding.scored_columns"
     if missing := [name for name in texts if name not in found]:
         raise missing_columns(path, found, {flag: missing})
+    measured = () if score is None else (score,)
+    for field, names in (("text_columns", given), (flag, texts)):
+        check_roles({field: names}, measured)
     return texts, score
 
 

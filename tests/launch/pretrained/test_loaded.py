@@ -11,6 +11,8 @@ from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
+from cloze.model.problems import HeadConfig
+from cloze.model.tasks import BertForSequenceClassification
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.backends import put_around_texts
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -121,3 +123,12 @@ def test_a_tokenizer_of_another_size_than_the_model_is_refused_or_warned_of(caps
             LoadedModel(model, ours, "folder")
         said = capsys.readouterr().err
         assert (f"{tokens} tokens for {rows} rows of word embeddings: is it the model's own?" in said) == told
+
+
+def test_labels_that_look_alike_are_warned_of(capsys):
+    ours = tokenizer()
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    for labels, told in ((("a", "b"), False), (("a", "a "), True)):
+        config = BertConfig(vocab_size=ours.vocab_size, **shape)
+        LoadedModel(BertForSequenceClassification(config, HeadConfig(labels)), ours, "folder")
+        assert ("folder: its labels 'a' and 'a ' look alike; they are two classes" in capsys.readouterr().err) == told

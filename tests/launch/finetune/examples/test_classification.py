@@ -332,6 +332,13 @@ ERRORS = {
         (),
         ("found the labels 'a' and 'a ', which look alike, expected one way to write each",),
     ),
+    "another space": (
+        "classification",
+        ("text", "label"),
+        [("w1", "New York"), ("w2", "New\u00a0York")],
+        (),
+        (r"found the labels 'New York' and 'New\xa0York', which look alike",),
+    ),
     "an accent in two ways": (
         "classification",
         ("text", "label"),

@@ -1,0 +1,21 @@
+"""Labels that look alike."""
+
+import pytest
+
+from cloze.launch.texts.labels import looking_alike
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("a", "a "), ("New York", "New\u00a0York"), ("a b", "a  b"), ("a b", "a\tb"), ("co-op", "co\u2011op")]
+    + [("co-op", "co\u2010op"), ("caf\u00e9", "cafe\u0301"), ("a", "a\u200b"), ("", " ")],
+)
+def test_what_cant_be_seen_makes_no_difference(one, other):
+    assert set(looking_alike(["c", other, "d", one]).split(" and ")) == {ascii(one), ascii(other)}
+
+
+def test_what_can_be_seen_makes_one():
+    assert (
+        looking_alike(["a", "A", "a-b", "a\u2013b", "ab", "a b", "\u0430", "1", "01", "1.0", "\u00b2", "2", "a", ""])
+        is None
+    )
