@@ -262,11 +262,8 @@ class ShardReader:
                 yield f"{self._path(shard)}: found {tokens:,} tokens, expected {self.shards.tokens[shard]:,}"
         if intact and lengths.tolist() != split.length_histogram:
             yield f"{path}: {self.split}: found a length_histogram of other lengths than its shards have"
-        if intact and mask_sets != [None] and masked != split.counts.get("masked"):
-            yield (
-                f"{path}: {self.split}: found {split.counts.get('masked')} masked tokens in counts, "
-                f"expected {masked}, those of its shards"
-            )
+        if intact and masked != (counted := split.counts.get("masked", 0)):
+            yield f"{path}: {self.split}: found {counted} masked tokens in counts, expected {masked}, those of its shards"
 
     def _opened(self, shard: int) -> Shard | Shard1:
         if shard in self._open and self._open[shard].removed:
