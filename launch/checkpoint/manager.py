@@ -259,18 +259,24 @@ class CheckpointManager:
         beat()
         self.publish()
         with self._together("look for the last checkpoint"):
-            if self.leads and self._good:
-                last = self.path(max(self._good))
-                if problem := damage(last, sizes_only=True):
-                    run, again = self.folder.parent, "the same command goes on from the newest one that is left"
-                    if not (run / CONFIG).exists():
-                        again = f"remove what is left of {run}, and the same command begins anew"
-                    raise UserError(
-                        f"{last}: found that {problem}, expected the checkpoint as it was saved: something was removed "
-                        f"while the run used the folder; {again}"
-                    )
+            if self.leads:
+                self.check_last()
         if best is not None:
             self.retire(best)
+
+    def check_last(self) -> None:
+        """Raise UserError if the newest checkpoint that was good is not there any more, by the sizes of its files."""
+        if not self._good:
+            return
+        last = self.path(max(self._good))
+        if problem := damage(last, sizes_only=True):
+            run, again = self.folder.parent, "the same command goes on from the newest one that is left"
+            if not (run / CONFIG).exists():
+                again = f"remove what is left of {run}, and the same command begins anew"
+            raise UserError(
+                f"{last}: found that {problem}, expected the checkpoint as it was saved: something was removed "
+                f"while the run used the folder; {again}"
+            )
 
     def _make_room(self, engine: Engine, aside: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

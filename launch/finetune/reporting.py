@@ -143,7 +143,7 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
         metrics = examples.metrics(outputs) if examples.labelled else {}
         results[split] = {"examples": examples.num_examples} | metrics
         if environment.is_main:
-            predictions = _write_predictions(output / runs.PREDICTIONS, split.replace("/", "-"), examples, outputs)
+            predictions = _write_predictions(output / runs.PREDICTIONS, runs.stem_of(split), examples, outputs)
             if name := submissions.get(examples.name):
                 publish_text(output / runs.PREDICTIONS / "glue" / name, submission(predictions))
         _say(split, metrics, examples.majority() if metrics else {}, config.evaluation.metric, console)

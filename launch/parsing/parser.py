@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import jsonargparse
 import jsonargparse._typehints
 import yaml
 
-from cloze.launch.parsing.error_messages import check_file, explain
+from cloze.launch.parsing.error_messages import check_file, check_readable_file, explain
 from cloze.launch.parsing.fields import Described, describe, nulls
 from cloze.launch.parsing.given import Complete, Given, chunks, names_in_file, value_of
 from cloze.pipeline.errors import UserError
@@ -176,12 +176,18 @@ def parse(
     lists = {field for field, kind in kinds.items() if kind == list[str] or {int, list[int]} <= {*get_args(kind)}} - {
         words
     }
+    # Of such a field the library reads a file, if its value is the path of one.
+    in_files = {
+        field
+        for field, kind in kinds.items()
+        if any(is_dataclass(each) or get_origin(each) is list for each in (kind, *get_args(kind)))
+    }
     for brief, long in short:
         arguments = [long + word[len(brief) :] if word.partition("=")[0] == brief else word for word in arguments]
     known = describe(kind)
     another = partial(build_parser.__wrapped__, name, kind, words)
     try:
-        arguments = _arranged(arguments, known, lists, configs)
+        arguments = _arranged(arguments, known, lists, in_files, configs)
         parser.complete = partial(_complete, another, arguments, complete) if complete else None
         given = parser.parse_args(arguments)
         if parser.complete:
@@ -288,7 +294,9 @@ def _listed(value: str) -> list[str]:
     return found if isinstance(found, list) else [value]
 
 
-def _arranged(arguments: list[str], known: dict[str, Described], lists: Collection[str], configs: str) -> list[str]:
+def _arranged(
+    arguments: list[str], known: dict[str, Described], lists: Collection[str], in_files: Collection[str], configs: str
+) -> list[str]:
     """The command line as the library reads it.
 
     - `--config FILE` comes first, then `--SECTION FILE`, so that single fields win whatever the order.
@@ -298,7 +306,7 @@ def _arranged(arguments: list[str], known: dict[str, Described], lists: Collecti
     - An option of true or false without a value, as `--follow`, gets the value true.
 
     Raises:
-        UserError: a file is missing, or holds anything but fields.
+        UserError: a file is missing, is no regular one, or holds anything but fields.
     """
     sections = {name for name, field in known.items() if field.is_section}
     switches = {name for name, field in known.items() if field.is_switch}
@@ -321,6 +329,8 @@ def _arranged(arguments: list[str], known: dict[str, Described], lists: Collecti
             values = [chunk[0].partition("=")[2]] if "=" in chunk[0] else chunk[1:]
             joined.setdefault(name, []).extend(values if len(values) != 1 else _listed(values[0]))
         else:
+            if option in in_files and (path := value_of(chunk)):
+                check_readable_file(option, path)
             options += chunk
     options += [word for name, values in joined.items() for word in (f"--{name}", json.dumps(values))]
     if "--" in words:

@@ -462,7 +462,9 @@ def check_own(folder: Path, checkpoint: Path, state: Fields) -> None:
 
 
 def check_there(folder: Path) -> None:
-    """Raise UserError if something that `describe` has written is not in the run's folder any more, or is empty."""
+    """Raise UserError if something that `describe` has written is not in the run's folder any more, or is empty; or if
+    the model, results and predictions of a complete fine-tuning are not as they were written.
+    """
     for name in (CONFIG, DATA, SOFTWARE, DEEPSPEED, TOKENIZER):
         path = folder / name
         if not path.exists() or path.is_file() and not path.stat().st_size:
@@ -475,3 +477,22 @@ def check_there(folder: Path) -> None:
     for name in _AS_WRITTEN:
         if (folder / name).exists() or seal_of(folder / name) is not None:
             check_sealed(folder / name)
+    if "train_file" in read_fields(folder / CONFIG):
+        _check_finetuned(folder)
+
+
+def _check_finetuned(folder: Path) -> None:
+    results = read_fields(folder / RESULTS)
+    splits = [split for split in results if split == "validation" or split.startswith("test/")]
+    for path in (folder / MODEL / "config.json", *(folder / PREDICTIONS / f"{stem_of(each)}.jsonl" for each in splits)):
+        if not path.is_file() or not path.stat().st_size:
+            raise UserError(
+                f"{path}: found {'nothing in it' if path.exists() else 'no such file'}, expected it as the run has "
+                "written it: something was removed while the run used the folder; the same command writes it again"
+            )
+    check_model(folder)
+
+
+def stem_of(split: str) -> str:
+    """What the names of the files in PREDICTIONS begin with for a split of results.json."""
+    return split.replace("/", "-")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from cloze.launch.checkpoint import CheckpointManager
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
 from cloze.launch.run.heartbeat import Heartbeat
@@ -120,6 +121,7 @@ def recorded(
     process: Process,
     stop: StopRequest,
     kept: Fields,
+    checkpoints: CheckpointManager,
 ) -> Iterator[Record]:
     """Context around training that writes the run's metrics, description and status; the final status follows from
     `complete` of the record.
@@ -127,6 +129,7 @@ def recorded(
     Args:
         stop: entered within this context.
         kept: the content of state.json of the checkpoint that the run goes on from; empty for a new run.
+        checkpoints: of the run.
 
     Raises:
         UserError: the run is complete, but its files are not there any more.
@@ -147,6 +150,7 @@ def recorded(
                 if record.complete:  # is said only of what is seen to be there
                     runs.check_there(output)
                     metrics.check_there()
+                    checkpoints.check_last()
                 set_status(output, "complete" if record.complete else "requeue", progress.saved_step)
                 if stored:  # before the barrier: torchrun may end this process as soon as another one exits
                     stored.ship_last(partial(process.heartbeat.beat, progress.state.step, "save"))

@@ -11,6 +11,7 @@ from cloze.launch.engine.content import OtherContent, described, has_values
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
 from cloze.launch.run.resume_check import check_checkpoint
+from cloze.launch.run.status_file import read_status
 from cloze.launch.system import distributed
 from cloze.launch.training.process import Process
 from cloze.launch.training.skipped_steps import TrainProgress
@@ -77,6 +78,12 @@ def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | Non
         raise UserError(
             f"{checkpoints.folder}: found every checkpoint damaged, expected a good one; restore one, "
             "or choose another --output to start from scratch"
+        )
+    lost = read_status(checkpoints.folder.parent).get("step", 0)  # of a first start it is 0 until its first checkpoint
+    if not some and lost and checkpoints.environment.is_main:
+        checkpoints.warn(
+            f"{checkpoints.folder}: found no checkpoint, though the run had one of step {lost}: it begins anew, and so "
+            "does its curve; if they lie on a disk that isn't mounted, end this start and mount it"
         )
     if step is not None and step > config.train.max_steps:
         raise UserError(

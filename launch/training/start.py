@@ -55,7 +55,9 @@ def train(config: Kind, environment: Environment, *, open_recipe: OpenRecipe[Kin
         with joined(recipe.config, recipe.facts, environment, console, place) as (process, stop):
             training = Training(recipe, process)
             with (
-                recorded(recipe.config, training.progress, process, stop, training.kept) as record,
+                recorded(
+                    recipe.config, training.progress, process, stop, training.kept, training.checkpoints
+                ) as record,
                 recipe.open_stream(training.progress.state, process) as stream,
             ):
                 loop = training.loop(record.metrics, stop)

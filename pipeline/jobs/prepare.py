@@ -36,6 +36,7 @@ from cloze.pipeline.readers import plan, remark_on_documents, remark_on_text
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.samples.masking import check_words
 from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInfo, ShardTable, SplitInfo, entropy
+from cloze.pipeline.shards.reader import check_shards
 from cloze.pipeline.storage import alone, publish_text, readable_errors, remove_tree, sha256_of
 from cloze.pipeline.stores.places import Place, StorePath, to_output, to_place
 from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokenizer, described_in_copy
@@ -101,6 +102,7 @@ class _Run:
     """The values that all steps share.
 
     Args:
+        tokenizer_files: hashes of its copy.
         tasks: the segments of each task of stage 1.
         work: the folder of its reports and parts.
         check: raises UserError if another command may have taken over the output.
@@ -108,6 +110,7 @@ class _Run:
 
     config: PrepareConfig
     tokenizer: Tokenizer
+    tokenizer_files: dict[str, str]
     files: list[InputFile]
     tasks: list[list[Segment]]
     work: Place
@@ -176,8 +179,9 @@ def _run(
             if isinstance(work, Path):
                 check_disk(expected, work.parents[1])
             progress.note(f"estimate: {expected}")
-        copy_tokenizer(tokenizer, to_place(config.output) / TOKENIZER_FOLDER)  # workers read this copy
-        run = _Run(config, tokenizer, files, segments, work, executor, progress, check)
+        # Workers read this copy.
+        written = copy_tokenizer(tokenizer, to_place(config.output) / TOKENIZER_FOLDER)
+        run = _Run(config, tokenizer, written, files, segments, work, executor, progress, check)
         report, parts = _tokenize(run, hashes)
         if (remark := remark_on_documents(files, report.counts.get("documents_read", 0))) is not None:
             progress.note(remark)
@@ -188,6 +192,8 @@ def _run(
                 {"source": file.source, "name": file.name, "bytes": file.size, **hashes.of(file)} for file in files
             ]
             manifests = [_publish(run, sources, report, built[length], length) for length in config.lengths]
+            for manifest in manifests:
+                _check_there(manifest)
             check()
             # the manifest of the output folder itself last: it marks the output as complete
             for manifest in manifests[::-1]:
@@ -553,6 +559,19 @@ def _publish(run: _Run, sources: list[Fields], report: Report, built: dict[str, 
         unigram_entropy=entropy(built["train"].unigrams),
         splits=splits,
         more_lengths=config.more_lengths if folder == to_place(config.output) else [],
-        tokenizer_files={name: sha256_of(folder / TOKENIZER_FOLDER / name) for name in FILES},
+        tokenizer_files={name: run.tokenizer_files[name] for name in FILES},
         folder=folder,
     )
+
+
+def _check_there(manifest: Manifest) -> None:
+    """Raise UserError unless what a manifest names is there: something may have removed or changed it since."""
+    for name, split in manifest.splits.items():
+        check_shards(manifest.folder, name, split.shards)
+    for name, expected in (manifest.tokenizer_files or {}).items():
+        path = manifest.folder / TOKENIZER_FOLDER / name
+        if not path.is_file() or sha256_of(path) != expected:
+            raise UserError(
+                f"{path}: found {'another' if path.is_file() else 'no such'} file, expected it as it was written: "
+                "something changed the folder meanwhile; run the same command again"
+            )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +31,7 @@ from cloze.pipeline.records import (
     token_type,
 )
 from cloze.pipeline.shards.checks import block_fault
-from cloze.pipeline.shards.manifest import FILE_NAME, Manifest
+from cloze.pipeline.shards.manifest import FILE_NAME, Manifest, ShardTable
 from cloze.pipeline.shards.shard_file import BAD, Shard, Shard1, is_intact, samples_per_block
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.stores.cache import Cache, CachedFile
@@ -96,7 +97,7 @@ class ShardReader:
             raise UserError(f"{folder}: found no split {split!r}, expected one of {', '.join(self.manifest.splits)}")
         self.shards = self.manifest.splits[split].shards
         if check_sizes:
-            self._check_sizes()
+            check_shards(self.folder, split, self.shards)
         pair_sets = np.array(self.shards.pair_set, np.int64)
         order = np.argsort(pair_sets, kind="stable")  # order of shards in which the samples of a pair set are adjacent
         samples = np.array(self.shards.samples, np.int64)[order]
@@ -263,7 +264,7 @@ class ShardReader:
         if intact and lengths.tolist() != split.length_histogram:
             yield f"{path}: {self.split}: found a length_histogram of other lengths than its shards have"
         if intact and masked != (counted := split.counts.get("masked", 0)):
-            yield f"{path}: {self.split}: found {counted} masked tokens in counts, expected {masked}, those of its shards"
+            yield f"{path}: {self.split}: found {counted} masked tokens in counts, expected {masked}, as in its shards"
 
     def _opened(self, shard: int) -> Shard | Shard1:
         if shard in self._open and self._open[shard].removed:
@@ -311,29 +312,32 @@ class ShardReader:
     def _path(self, shard: int) -> Place:
         return self.folder / self.shards.file[shard]
 
-    def _check_sizes(self) -> None:
-        if isinstance(self.folder, StorePath):  # one listing request returns a thousand objects
-            start = len(f"{self.folder.key}/") if self.folder.key else 0
-            sizes = {each.key[start:]: each.size for each in (self.folder / self.split).objects()}
-        else:
-            with readable_errors(self.folder), ThreadPoolExecutor(_ASKING) as pool:
-                parts = [self.shards.file[start::_ASKING] for start in range(_ASKING)]
-                sizes = dict(itertools.chain.from_iterable(pool.map(self._sizes, parts)))
-        for file, expected in zip(self.shards.file, self.shards.bytes, strict=True):
-            if file not in sizes:
-                raise UserError(
-                    f"{self.folder / file}: found no such shard, though the manifest names it; prepare the data again"
-                )
-            if sizes[file] != expected:
-                raise _damaged(self.folder / file, f"found {sizes[file]} bytes, expected {expected}")
 
-    def _sizes(self, files: list[str]) -> list[tuple[str, int]]:
-        """The files of these names that there are, with their sizes."""
-        sizes = []
-        for file in files:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                sizes.append((file, os.stat(f"{self.folder}/{file}").st_size))
-        return sizes
+def check_shards(folder: Place, split: str, shards: ShardTable) -> None:
+    """Raise UserError unless all shards of a split are in a prepared folder, with their sizes."""
+    if isinstance(folder, StorePath):  # one listing request returns a thousand objects
+        start = len(f"{folder.key}/") if folder.key else 0
+        sizes = {each.key[start:]: each.size for each in (folder / split).objects()}
+    else:
+        with readable_errors(folder), ThreadPoolExecutor(_ASKING) as pool:
+            parts = [shards.file[start::_ASKING] for start in range(_ASKING)]
+            sizes = dict(itertools.chain.from_iterable(pool.map(partial(_sizes, folder), parts)))
+    for file, expected in zip(shards.file, shards.bytes, strict=True):
+        if file not in sizes:
+            raise UserError(
+                f"{folder / file}: found no such shard, though the manifest names it; prepare the data again"
+            )
+        if sizes[file] != expected:
+            raise _damaged(folder / file, f"found {sizes[file]} bytes, expected {expected}")
+
+
+def _sizes(folder: Place, files: list[str]) -> list[tuple[str, int]]:
+    """The files of these names that there are, with their sizes."""
+    sizes = []
+    for file in files:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            sizes.append((file, os.stat(f"{folder}/{file}").st_size))
+    return sizes
 
 
 class _Damaged(UserError):

@@ -306,15 +306,20 @@ class Tokenizer:
                 )
         return None
 
-    def save(self, folder: str | Place, config: bytes | None = None) -> None:
+    def save(self, folder: str | Place, config: bytes | None = None) -> dict[str, str]:
         """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it.
 
         Args:
             config: content of tokenizer_config.json; None: what transformers needs to know.
+
+        Returns:
+            The SHA-256 of each file by its name.
         """
-        for name, content in self.contents(config).items():
+        contents = self.contents(config)
+        for name, content in contents.items():
             with publishing(to_place(folder) / name) as aside:
                 aside.write_bytes(content)
+        return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
     def gives_token_types(self, *, as_saved: bool) -> bool:
         """Whether transformers, reading its folder, gives a model the numbers of the texts of a pair.
@@ -586,9 +591,13 @@ def _copy_of(path: StorePath) -> Path:
     return folder / path.name if alone else folder
 
 
-def copy_tokenizer(source: Tokenizer, folder: Place) -> None:
-    """Copy a tokenizer into a prepared folder with its configuration, as `described_in_copy` has it."""
-    source.save(folder, described_in_copy(source))
+def copy_tokenizer(source: Tokenizer, folder: Place) -> dict[str, str]:
+    """Copy a tokenizer into a prepared folder with its configuration, as `described_in_copy` has it.
+
+    Returns:
+        The SHA-256 of each file by its name.
+    """
+    return source.save(folder, described_in_copy(source))
 
 
 def described_in_copy(source: Tokenizer) -> bytes | None:

@@ -138,6 +138,38 @@ def loses(folder: Path, command: list[str]) -> int:
     return main(command)
 
 
+def loses_at_the_end(name: str, folder: Path, command: list[str]) -> int:
+    """The command, of which what has this name is removed when only its last looks are left."""
+    look = runs.check_there
+
+    def check_there(run: Path) -> None:
+        for path in folder.glob(name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        look(run)
+
+    runs.check_there = check_there
+    return main(command)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("checkpoints", "step-00000006: found that"),
+        ("checkpoints/step-00000006", "step-00000006: found that"),
+        ("checkpoints/step-00000006/rank-00000.pt", "step-00000006: found that"),
+    ],
+)
+def test_nothing_is_complete_whose_checkpoint_is_removed_at_the_end(data, tmp_path, name, found):
+    run = tmp_path / "run"
+    command = pretrain_arguments(data, run, *RUN, "--train.max_steps", "6", "--checkpoint.every_steps", "3")
+    output = finish(ForkedRun(command, 1, partial(loses_at_the_end, name, run)), status=2)
+    assert found in output and "complete at" not in output and read_status(run)["state"] == "failed"
+    output = finish(ForkedRun(command))
+    assert "complete at step 6" in output
+    lost = "found no checkpoint, though the run had one of step 6: it begins anew"
+    assert (lost in output) == (name == "checkpoints")
+
+
 @pytest.mark.parametrize(
     ("name", "found"),
     [

@@ -4,10 +4,12 @@ imports what that imports, transformers first of all.
 
 import os
 import signal
+from pathlib import Path
 
 import torch
 
 from cloze.launch.cli import main
+from cloze.launch.run import runs
 from cloze.launch.system.environment import fewer_imports
 
 with fewer_imports():
@@ -31,6 +33,19 @@ def fails_in_the_report(command: list[str]) -> int:
         raise RuntimeError("nothing left")
 
     reporting.save_model = failing
+    return main(command)
+
+
+def damaged_at_the_end(name: str, command: list[str]) -> int:
+    """One of its files holds zeros, as many as before, when only the last looks are left."""
+    look = runs.check_there
+
+    def check_there(run: Path) -> None:
+        path = run / name
+        path.write_bytes(bytes(path.stat().st_size)) if name.startswith(runs.MODEL) else path.unlink()
+        look(run)
+
+    runs.check_there = check_there
     return main(command)
 
 

@@ -1,6 +1,8 @@
 """What a run shows and leaves beside its metrics: confused classes, worst errors, curves, files for GLUE."""
 
 import json
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from cloze.launch.cli import main
 from cloze.launch.run import runs
 from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
-from tests.launch.finetune.altered import fails_in_the_report, stopped_at_the_report
+from tests.launch.finetune.altered import damaged_at_the_end, fails_in_the_report, stopped_at_the_report
 from tests.launch.finetune.examples.test_classification import read
 from tests.launch.finetune.running import arguments, finetune, lines
 from tests.launch.finetune.small import sst2, write_tsv
@@ -52,6 +54,11 @@ def test_a_run_is_complete_once_its_results_are_written(model, files, tmp_path):
     assert "complete at step 15" in finish(ForkedRun(words))
     assert json.loads((tmp_path / "run" / runs.STATUS).read_text()) == {"state": "complete", "step": 15}
     assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 15
+    for name in ("model/model.safetensors", "model/vocab.txt", "predictions/validation.jsonl", "results.json"):
+        said = finish(ForkedRun(words, main=partial(damaged_at_the_end, name)), 2)
+        assert f"{Path(name).name}" in said and "found " in said and "complete at" not in said
+        assert json.loads((tmp_path / "run" / runs.STATUS).read_text())["state"] == "failed"
+    assert "complete at step 15" in finish(ForkedRun(words)), "what is lost is written again"
 
 
 def test_confused_classes_and_worst_errors(run):

@@ -330,6 +330,37 @@ def test_a_file_system_without_locks_is_named(folder, tmp_path, monkeypatch):
             start()
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "found"),
+    [
+        ("train/shard-00000.arrow", "removed", "found no such shard"),
+        ("train/shard-00000.arrow", "cut", "damaged shard: found"),
+        ("tokenizer/vocab.txt", "removed", "vocab.txt: found no such file"),
+        ("tokenizer/tokenizer_config.json", "flipped", "tokenizer_config.json: found another file"),
+    ],
+)
+def test_nothing_is_published_that_is_not_there_any_more(
+    folder, undisturbed, monkeypatch, tmp_path, name, change, found
+):
+    """What is removed or changed between its writing and the manifest; the same command makes it again."""
+    publish, path = preparing._publish, tmp_path / "data" / name
+
+    def disturbed(*arguments):
+        content = path.read_bytes()
+        path.unlink() if change == "removed" else path.write_bytes(
+            content[:-1] if change == "cut" else content.swapcase()
+        )
+        return publish(*arguments)
+
+    config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=found):
+        patch.setattr(preparing, "_publish", disturbed)
+        prepare(config)
+    assert not (tmp_path / "data/manifest.json").exists()
+    prepare(config)
+    assert corpus.contents(tmp_path / "data") == undisturbed
+
+
 def test_a_kill_between_publishing_and_cleaning_leaves_nothing(folder, undisturbed, tmp_path, monkeypatch):
     config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
     with monkeypatch.context() as patch:

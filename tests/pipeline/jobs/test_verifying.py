@@ -187,7 +187,9 @@ def test_counts_that_are_not_those_of_the_shards_are_lines(data, more):
     masked = train["counts"] | {name: train["counts"][name] + more for name in ("masked", "masked_kept")}
     with_right_hash(data, ("splits", "train", "counts"), masked)
     (line,) = verify(VerifyConfig(str(data)))[1]
-    assert re.search(rf"manifest.json: train: found {masked['masked']} masked tokens in counts, expected ", line)
+    assert re.search(
+        rf"manifest.json: train: found {masked['masked']} masked tokens in counts, expected .*, as in", line
+    )
     with_right_hash(data, ("splits", "train", "counts"), train["counts"])
     used = [length for length, count in enumerate(lengths) if count and lengths[length + more : length + more + 1]][3]
     moved = lengths.copy()
