@@ -310,8 +310,10 @@ def main() -> int:
         ("tables", "tables", "tables"),
         ("requests", "serving", "requests"),
     ):
-        found = figures.get(part, {"lost": []})
-        say(f"{what} {found.get(name, 0)}, lost {len(found['lost'])}, {ends(found['lost'])}")
+        if found := figures.get(part):
+            say(f"{what} {found.get(name, 0)}, lost {len(found['lost'])}, {ends(found['lost'])}")
+        else:
+            say(f"{what}: none, the time was used before")
     say(f"lost {len(lost)}; seed {seed}")
     return int(bool(lost))
 
