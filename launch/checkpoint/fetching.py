@@ -58,28 +58,33 @@ def read_index(place: StorePath, step: int, commit: Commit) -> Fields:
             inside(Path(INDEX), name)
             if type(size) is not int or size < 0 or not isinstance(digest, str):
                 raise Damaged(f"{INDEX} has no size and SHA-256 of {name}")
-        missing = missing_part(folder, index["files"])
+        missing = missing_parts(folder, index["files"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{INDEX} is not what was written ({error!s:.200})") from error
     if missing:
-        raise Damaged(missing)
+        raise Damaged(next(iter(missing.values())))
     return index
 
 
-def missing_part(folder: StorePath, files: Files) -> str | None:
-    """Why a part of a file is missing or has the wrong size; None if all are complete."""
+def missing_parts(folder: StorePath, files: Files) -> dict[str, str]:
+    """The parts of files that are missing or have the wrong size, each with a text that says which of it."""
     start = len(folder.key) + 1
     sizes = {each.key[start:]: each.size for each in folder.objects()}
-    for name, (size, _) in files.items():
-        for number, (first, last) in enumerate(parts_of(size)):
-            part = part_name(name, number)
-            if sizes.get(part) != last - first:
-                return (
-                    f"{part} is missing"
-                    if part not in sizes
-                    else (f"{part} has {sizes[part]} bytes, expected {last - first}")
-                )
-    return None
+    expected = sizes_of_parts(files)
+    return {
+        part: f"{part} has {sizes[part]} bytes, expected {size}" if part in sizes else f"{part} is missing"
+        for part, size in expected.items()
+        if sizes.get(part) != size
+    }
+
+
+def sizes_of_parts(files: Files) -> dict[str, int]:
+    """The size of each part by its name."""
+    return {
+        part_name(name, number): last - first
+        for name, (size, _) in files.items()
+        for number, (first, last) in enumerate(parts_of(size))
+    }
 
 
 def fetch_run(

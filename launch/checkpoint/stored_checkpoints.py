@@ -19,7 +19,15 @@ from typing import NoReturn
 
 import torch
 
-from cloze.launch.checkpoint.fetching import INDEX, Files, missing_part, owner_of, read_index, step_place
+from cloze.launch.checkpoint.fetching import (
+    INDEX,
+    Files,
+    missing_parts,
+    owner_of,
+    read_index,
+    sizes_of_parts,
+    step_place,
+)
 from cloze.launch.checkpoint.local_checkpoints import ATTEMPT, WHOLE, Found, found_on, take_shared, whole_on_all
 from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.checkpoint.state import describe, hash_of_files, read_state, saved_alike
@@ -36,6 +44,8 @@ from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import clear, readable_errors, sha256_of
 from cloze.pipeline.stores.places import StorePath
 
+# Of 128 MiB at most, at the speed of a telephone line; a rank whose store does not answer gives up before that.
+_MOST_SECONDS_OF_A_PART = 3600
 _LOOK_SECONDS = 1.0  # seconds between two listings while other ranks upload
 _WAIT_SECONDS = 0.1  # seconds between two checks at the end of a run
 
@@ -356,8 +366,7 @@ class StoredCheckpoints(CheckpointManager):
         log = self._run.log
         if log is None:
             return
-        while self._patience(lambda: missing_part(folder, published.files)):
-            time.sleep(_LOOK_SECONDS)
+        self._wait_for_parts(folder, published)
         state = published.state | {"files_hash": hash_of_files(published.files)}
         index = json.dumps({"state": state, "files": published.files, "folder": name}, indent=1).encode()
         self._patience(lambda: (folder / INDEX).write(index))
@@ -372,6 +381,29 @@ class StoredCheckpoints(CheckpointManager):
             self._delete(published.step, before)
         if self._patience.failures == failures:  # otherwise it is the time of an outage
             self._report_time(published.step, num_bytes, time.monotonic() - began)
+
+    def _wait_for_parts(self, folder: StorePath, published: _Published) -> None:
+        """Wait until all parts of all ranks are in the store.
+
+        Raises:
+            UserError: some that were there are gone, or none has come for long.
+        """
+        awaited, came = sizes_of_parts(published.files).keys() - sizes_of_parts(published.mine).keys(), time.monotonic()
+        while missing := self._patience(lambda: missing_parts(folder, published.files)):
+            if gone := sorted(missing.keys() - awaited):
+                raise UserError(
+                    f"{folder}: found that {missing[gone[0]]}, expected it as it was uploaded: something removes the "
+                    "run's objects while it runs"
+                )
+            now = time.monotonic()
+            if len(missing) < len(awaited):
+                awaited, came = set(missing), now
+            elif now - came > _MOST_SECONDS_OF_A_PART:
+                raise UserError(
+                    f"{folder}: found that {next(iter(missing.values()))}, expected another part within "
+                    f"{_MOST_SECONDS_OF_A_PART} s of the one before"
+                )
+            time.sleep(_LOOK_SECONDS)
 
     def _report_time(self, step: int, num_bytes: int, seconds: float) -> None:
         """Report the time of the first upload; warn once if an upload takes longer than a stopped job has left."""

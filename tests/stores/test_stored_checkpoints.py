@@ -16,7 +16,7 @@ import torch
 from cloze.launch.checkpoint.fetching import INDEX, Damaged, Files, read_index, step_place
 from cloze.launch.checkpoint.local_checkpoints import ATTEMPT, WHOLE
 from cloze.launch.checkpoint.state import describe, hash_of_files
-from cloze.launch.checkpoint.stored_checkpoints import StoredCheckpoints
+from cloze.launch.checkpoint.stored_checkpoints import StoredCheckpoints, _Published
 from cloze.launch.run.commits import Commit, CommitLog
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
@@ -114,6 +114,38 @@ def test_the_best_is_uploaded_where_a_newer_one_waits_too_and_the_one_before_sta
     checkpoints.retire(80)
     settle(checkpoints)
     assert checkpoints.steps() == [80, 90]
+
+
+@pytest.mark.parametrize("whose", ["own", "another's"])
+def test_parts_that_are_removed_while_it_waits_for_others_are_named(start, monkeypatch, whose):
+    """As by a rule of a bucket that cleans up: it waited without an end."""
+    checkpoints = start("one", keep_last=2)
+    other = {"rank-00001.pt": (5, hashlib.sha256(b"other").hexdigest()), "rank-00002.pt": (9, "0" * 64)}
+    found, state = write(checkpoints, 20, others=other)
+    looks = 0
+
+    def sleep(_: float) -> None:
+        nonlocal looks
+        (folder,) = {each.key.rpartition("/")[0] for each in checkpoints._place.objects() if "rank" in each.key}
+        place = StorePath(checkpoints._place.scheme, checkpoints._place.bucket, folder)
+        if looks == 0:
+            (place / "rank-00001.pt.00000").write(b"other")
+        elif looks == 1:
+            place.writer.delete([f"{folder}/rank-0000{int(whose != 'own')}.pt.00000"])
+        looks += 1
+
+    monkeypatch.setattr("cloze.launch.checkpoint.stored_checkpoints.time.sleep", sleep)
+    published = _Published(20, found | other, found, state)
+    with pytest.raises(UserError, match=f"rank-0000{int(whose != 'own')}.pt.00000 is missing, expected it as it was"):
+        checkpoints._upload(published, "attempt-1")
+
+
+def test_a_part_that_does_not_come_ends_the_waiting(start, monkeypatch):
+    checkpoints = start("one", keep_last=2)
+    found, state = write(checkpoints, 20)
+    monkeypatch.setattr("cloze.launch.checkpoint.stored_checkpoints._MOST_SECONDS_OF_A_PART", 0)
+    with pytest.raises(UserError, match="rank-00001.pt.00000 is missing, expected another part within"):
+        checkpoints._upload(_Published(20, found | {"rank-00001.pt": (5, "0" * 64)}, found, state), "attempt-1")
 
 
 def test_a_damaged_checkpoint_does_not_push_out_the_last_good_one(start):
