@@ -11,7 +11,7 @@ from cloze.launch.finetune.sweep import checked_runs, configured
 from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.run import runs
 from cloze.launch.run.sweep_results import statistics_of
-from cloze.launch.run.sweeps import Run, fault_in_inputs, run_all, written
+from cloze.launch.run.sweeps import Run, fault_in_runs, run_all, written
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import visible_gpus
 from cloze.model.huggingface import load_pretrained
@@ -95,7 +95,7 @@ def fine_tune(
     shown = [replace(run, name=str(run.folder.relative_to(output))) for run in by_seed]
     if run_all(shown, visible_gpus() or [""], console):
         return None
-    if fault := fault_in_inputs(shown):
+    if fault := fault_in_runs(shown):
         raise UserError(fault)
     return {start: {task: _summary(task, planned[start, task]) for task in tasks} for start in starts}
 

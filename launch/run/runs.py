@@ -481,6 +481,18 @@ def check_there(folder: Path) -> None:
         _check_finetuned(folder)
 
 
+def lost_of_model(run: Path) -> Path | None:
+    """The first file of the model of a run with results that is missing or empty; None: there is no such file."""
+    if not (run / RESULTS).is_file():
+        return None
+    hashes = read_fields(run / RESULTS).get(MODEL_HASHES)
+    for name in ("config.json", *(hashes if isinstance(hashes, dict) else ())):
+        path = run / MODEL / name
+        if not path.is_file() or not path.stat().st_size:
+            return path
+    return None
+
+
 def _check_finetuned(folder: Path) -> None:
     results = read_fields(folder / RESULTS)
     splits = [split for split in results if split == "validation" or split.startswith("test/")]

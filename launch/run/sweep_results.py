@@ -11,7 +11,7 @@ from cloze.launch.run import runs
 from cloze.launch.run.ownership import locked
 from cloze.launch.run.status_file import set_status
 from cloze.launch.run.sweep_pictures import DrawnSetting, draw_sweep
-from cloze.launch.run.sweeps import Results, Run, fault_in_inputs, last_line, named, no_better, run_all, shown
+from cloze.launch.run.sweeps import Results, Run, fault_in_runs, last_line, named, no_better, run_all, shown
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -54,7 +54,7 @@ class Sweep:
                     f"stopped with {self._num_complete()} of {len(self.runs)} runs complete; the same command continues"
                 )
                 return False
-            if fault := fault_in_inputs(self.runs):
+            if fault := fault_in_runs(self.runs):
                 set_status(self.folder, "failed", self._num_complete())
                 raise UserError(fault)
             summary = self.summarize()

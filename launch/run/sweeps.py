@@ -92,8 +92,8 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether it has its results: of these test files, which may be others than at an earlier start."""
-        if self.results() is None:
+        """Whether it has its model, and results of these test files, which may be others than at an earlier start."""
+        if self.results() is None or runs.lost_of_model(self.folder):
             return False
         path = self.folder / runs.RESULTS
         return (runs.read_fields(path).get(TEST_HASHES, {}) if path.is_file() else {}) == self.test_hashes
@@ -263,10 +263,20 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
         return stop.wanted and not all(run.measured for run in planned)
 
 
-def fault_in_inputs(planned: Sequence[Run]) -> str | None:
-    """One line if a run that has ended has read other inputs than were planned; else None."""
+def fault_in_runs(planned: Sequence[Run]) -> str | None:
+    """One line if a run that has ended has read other inputs than were planned, or has lost a file; else None."""
     ended = [run for run in planned if run.results() is not None]
     for run in ended:
+        metrics = run.folder / runs.METRICS
+        lost = runs.lost_of_model(run.folder)
+        if lost is None and not (metrics.exists() and metrics.stat().st_size):
+            lost = metrics
+        if lost is not None:
+            return (
+                f"{lost}: found {'nothing in it' if lost.exists() else 'no such file'}, expected it as the run has "
+                f"written it: something was removed meanwhile; restore it, or remove {run.folder}, and the same "
+                "command runs it again"
+            )
         read = runs.read_fields(run.folder / runs.DATA)
         for name, expected in run.facts.items():
             if (found := read.get(name, expected)) != expected:  # an earlier version wrote fewer

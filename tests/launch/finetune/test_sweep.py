@@ -163,6 +163,28 @@ def test_runs_of_replaced_inputs_make_no_table(model, files, tmp_path, capsys, m
     assert read_status(folder)["state"] == ("failed" if replaced else "complete")
 
 
+@pytest.mark.parametrize("lost", ["model/model.safetensors", "metrics.jsonl"])
+def test_runs_that_have_lost_a_file_make_no_table(model, files, tmp_path, capsys, monkeypatch, lost):
+    """Also where it is lost while another run is at work; the same command writes a model again."""
+    words = arguments("sst2", model, *files, folder := tmp_path / "sweep", "--seeds", 2, "--epochs", 1)
+    began: list[str] = []
+
+    def lose(run: Run) -> None:
+        began.append(run.name)
+        if run.name == "seed-43" and len(began) == 2:
+            (folder / "seed-42" / lost).unlink()
+
+    monkeypatch.setattr(sweeps, "_start", partial(run_here, before=lose))
+    assert main(words) == 2 and read_status(folder)["state"] == "failed"
+    assert f"seed-42/{lost}: found no such file, expected it as the run has written it" in capsys.readouterr().err
+    assert not (folder / "results.json").exists()
+    if lost == "metrics.jsonl":  # which no command can write again
+        assert main(words) == 2
+        shutil.rmtree(folder / "seed-42")
+    assert main(words) == 0 and began == ["seed-42", "seed-43", "seed-42"]
+    assert (folder / "seed-42" / lost).stat().st_size > 0
+
+
 @pytest.mark.parametrize("grid", ["epochs=1,1.0", "learning_rate=1e-3,0.001", "evaluation.keep_best=true,True"])
 def test_settings_that_are_the_same_in_other_words_are_refused(model, files, tmp_path, capsys, grid):
     assert main(arguments("sst2", model, *files, tmp_path / "sweep", "--grid", grid)) == 2

@@ -60,6 +60,8 @@ while not os.path.exists({awaited!r}):
     assert time.time() < began + 120
     time.sleep(0.01)
 (here / "when").write_text(json.dumps([os.environ.get("CUDA_VISIBLE_DEVICES"), began, time.time()]))
+(here / "model").mkdir(exist_ok=True)
+(here / "model/config.json").write_text("{{}}")
 (here / "results.json").write_text('{{"metric": "accuracy", "validation": {{"accuracy": 0.5}}, "majority": {{}}}}')
 (here / "aside").write_text('{{"state": "complete"}}')
 os.replace(here / "aside", here / "status.json")  # as a run does: a sweep may read it at any moment
