@@ -215,3 +215,21 @@ def test_honest_clients_are_served_among_hundreds_of_hostile_ones(folder):
         # 116 to 183 MiB, and 274 beside two test suites: the busier the machine, the more wait at a time, and bodies
         # and answers are several times as large as objects. With a heap for each thread it was 204 to 320.
         assert peak_of(process.pid) - before < 384 << 20
+
+
+def test_what_is_no_http_behind_a_refusal_ends_the_connection_without_a_traceback(folder):
+    """No second answer can begin in the middle of the first: uvicorn's attempt filled the log."""
+    head = b"POST /embed HTTP/1.1\r\nHost: evil\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n \r\n"
+    with server(folder) as (address, process):
+        for behind in (b"zz\r\n", b"1\r\n" + b"x" * 70_000, None):
+            with connect(address) as client:
+                client.sendall(head)
+                assert b"421" in client.recv(65536)
+                if behind is not None:
+                    client.sendall(behind)
+                    with suppress(ConnectionResetError):
+                        until_closed(client)
+        assert httpx.get(address + "/health", timeout=60).status_code == 200
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors and "Exception" not in errors, errors
