@@ -56,8 +56,10 @@ _Result = TypeVar("_Result")
 def estimate(
     config: PrepareConfig, tokenizer: Tokenizer, files: list[InputFile], tasks: list[list[Segment]]
 ) -> Estimate | None:
-    """Estimate from the first documents of the input; None if the size of a data set on the hub isn't known."""
-    if not all(file.size for file in files if file.format == "dataset"):
+    """Estimate from the first documents of the input; None if there is none, or the size of a data set on the hub isn't
+    known.
+    """
+    if not tasks or not all(file.size for file in files if file.format == "dataset"):
         return None
     # CPU time, not wall time: workers are starting, and other processes may use the machine
     began = time.process_time()

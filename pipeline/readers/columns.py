@@ -15,6 +15,7 @@ from cloze.pipeline.records import Document
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.stores.reading import open_raw
 
+_BAD = (pa.ArrowException, OSError, UnicodeError)  # the last by names of columns that are no UTF-8
 _ROWS_AT_ONCE = 64  # rows read at once, since documents may be long,
 _BUFFERED = 1 << 20  # bytes of a column's pages read at once
 _BYTES_AT_ONCE = 32 << 20  # and the approximate maximum of their bytes
@@ -60,8 +61,8 @@ def _row_groups(file: InputFile, target_bytes: int) -> list[Segment]:
 
     try:
         metadata = parquet.read_metadata(_source(file.path))
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{file.path}: can't be read as Parquet: {' '.join(str(error).split())}") from error
+    except _BAD as error:
+        raise _unreadable(file.path, error) from error
     segments, start, weight = [], 0, 0
     for group in range(metadata.num_row_groups):
         weight += metadata.row_group(group).total_byte_size
@@ -125,8 +126,12 @@ def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
             for batch in batches:
                 yield place, batch
                 place += len(batch)
-    except (pa.ArrowException, OSError, UnicodeError) as error:  # names of columns that are no UTF-8
-        raise UserError(f"{path}: can't be read as Parquet: {' '.join(str(error).split())}") from error
+    except _BAD as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> UserError:
+    return UserError(f"{path}: can't be read as Parquet: {' '.join(str(error).split())}")
 
 
 PARQUET, DATA_SETS = Rows(_row_groups, _parquet_rows), Rows(hub.segments, hub.rows)

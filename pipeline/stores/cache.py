@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -138,7 +138,7 @@ class Cache:
                 raise self.trouble(error) from error
             yield
         finally:
-            os.close(lock)
+            _close(lock)
 
     def trouble(self, error: OSError) -> UserError:
         """The UserError for an error of the disk."""
@@ -178,6 +178,14 @@ class Cache:
                     return
 
 
+def _close(descriptor: int) -> None:
+    """Close a file of the cache, whose content is checked when it is read. An error, as on a full disk, would hide the
+    one before.
+    """
+    with suppress(OSError):
+        os.close(descriptor)
+
+
 class CachedFile:
     """The copy of one object, open. Bytes are read from `fileno()` once `need` has fetched them."""
 
@@ -194,7 +202,7 @@ class CachedFile:
 
     def close(self) -> None:
         if (descriptor := self.__dict__.pop("_descriptor", None)) is not None:
-            os.close(descriptor)
+            _close(descriptor)
 
     def fileno(self) -> int:
         return self._descriptor

@@ -589,3 +589,17 @@ def test_lines_that_no_blank_line_divides_name_the_format_in_which_each_is_a_doc
     documents = replace(config, source=SourceConfig(format="documents"))
     assert readers.remark_on_documents(readers.plan(documents)[0], 1) is None
     assert prepare(documents).counts["sentences"] == 3, "the sentences of a line are found as those of a text"
+
+
+def test_a_parquet_whose_names_are_no_text_or_without_rows_is_a_line(tmp_path):
+    """Names of other columns than that of the text too; a writer that was closed without a row leaves no row group."""
+    table = pa.table({"text": ["a b"], "otherwise": [1]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    content = (tmp_path / "a.parquet").read_bytes()
+    for name in (b"text", b"otherwise"):
+        (tmp_path / "a.parquet").write_bytes(content.replace(name, b"\xff" * len(name)))
+        with pytest.raises(UserError, match=f"{tmp_path}/a.parquet: can't be read as Parquet: "):
+            readers.plan(PrepareConfig(input=[str(tmp_path / "a.parquet")]))
+    parquet.ParquetWriter(tmp_path / "a.parquet", table.schema).close()
+    with pytest.raises(UserError, match="found no text in any document"):
+        prepare(corpus.config(tmp_path, [tmp_path / "a.parquet"]))
