@@ -1,7 +1,7 @@
 """Checks the fields of a fine-tuning run, and reads its task, model, tokenizer and examples."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +40,13 @@ class Job:
     test: Sequence[Examples]
     rate: str
     """The origin of its peak learning rate."""
-    test_hashes: dict[str, str]
-    """Of the test files, by name; a resume may have others."""
+    hashes: dict[str, str]
+    """Of its files, by path, as they were read."""
+
+    @property
+    def test_hashes(self) -> dict[str, str]:
+        """Of the test files, by name; a resume may have others."""
+        return {each.name: self.hashes[path] for each, path in zip(self.test, self.config.test, strict=True)}
 
     @property
     def facts(self) -> dict[str, str]:
@@ -50,9 +55,9 @@ class Job:
         one that it began with.
         """
         return {
-            "train_hash": _hash(Path(self.config.train_file)),
+            "train_hash": self.hashes[self.config.train_file],
             # by which the best checkpoint is chosen and the run may end
-            runs.VALIDATION_HASH: _hash(Path(self.config.validation)),
+            runs.VALIDATION_HASH: self.hashes[self.config.validation],
             **({} if self.source.identity is None else {runs.MODEL_HASH: self.source.identity}),
             "tokenizer_fingerprint": self.source.tokenizer.fingerprint,
         }
@@ -64,8 +69,26 @@ def _hash(path: Path) -> str:
     """
     if path.is_file():
         return sha256_of(path)
-    files = (file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith("cache-"))
-    return json.dumps({file.name: sha256_of(file) for file in files})
+    return json.dumps({file.name: sha256_of(file) for file in _files_of(path)})
+
+
+def _files_of(path: Path) -> list[Path]:
+    """None of what is not there, which whoever reads it says."""
+    if not path.is_dir():
+        return [path] if path.exists() else []
+    return [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith("cache-")]
+
+
+def _states(paths: Iterable[str]) -> dict[str, list[tuple[Path, int, int, int, int]]]:
+    """What tells each path's files from what they were, or from others in their place."""
+    return {
+        path: [
+            (file, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+            for file in _files_of(Path(path))
+            if (found := file.stat())
+        ]
+        for path in paths
+    }
 
 
 # Fields that only some kinds of task read (`Kind.fields`), with their defaults: other values are refused, not ignored.
@@ -141,9 +164,12 @@ def read_job(config: FinetuneConfig) -> Job:
     submission_names(config)  # errors in the columns are raised before anything is read
     kind: Kind = KINDS[task.kind].load()
     _check_fields(config, task, kind)
-    for path in map(Path, (config.train_file, config.validation, *config.test)):
+    paths = (config.train_file, config.validation, *config.test)
+    for path in map(Path, paths):
         if not path.is_dir():  # as a saved data set
             check_regular(path)  # each is read more than once
+    states = _states(paths)
+    hashes = {path: _hash(Path(path)) for path in paths}
     kind.check_columns(config, task)
     task = kind.measured(config, task)
     source = find_source(config)
@@ -158,5 +184,8 @@ def read_job(config: FinetuneConfig) -> Job:
         config, task, source.tokenizer, shape.segments, shape.hidden_size
     )
     config = config.for_units(len(train))
-    hashes = {examples.name: _hash(Path(path)) for examples, path in zip(test, config.test, strict=True)}
+    if changed := [path for path, state in _states(paths).items() if state != states[path]]:
+        raise UserError(
+            f"{changed[0]}: changed while it was read, expected a file at rest; run the same command again when it is"
+        )
     return Job(config, task, kind, source, architecture, head, train, validation, test, rate, hashes)

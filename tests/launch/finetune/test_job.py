@@ -3,14 +3,17 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 from cloze.launch.commands import parse
+from cloze.launch.finetune import job
 from cloze.launch.finetune.job import read_job
 from cloze.launch.finetune.sweep import plan
 from cloze.launch.pretrained.source import find_source
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import sha256_of
 from tests.forked import ForkedRun
 from tests.launch.finetune.running import arguments
 from tests.launch.finetune.small import make_tokenizer
@@ -84,6 +87,24 @@ def test_a_damaged_configuration_of_a_sweeps_run_is_a_line(files, model, tmp_pat
     (tmp_path / "sweep/seed-42.yaml").write_text(content)
     with pytest.raises(UserError, match="seed-42.yaml: found "):
         plan(parse("finetune", words))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_file_that_is_replaced_while_it_is_read_is_refused(files, model, tmp_path, monkeypatch, number):
+    """Its hash would be of other rows than were read, and a resume go on with these."""
+    mine = [shutil.copy(path, tmp_path) for path in files]
+    read = job.read_examples
+
+    def replacing(*arguments):
+        found = read(*arguments)
+        Path(mine[number]).write_bytes(Path(files[1 - number]).read_bytes())
+        return found
+
+    config = parse("finetune", arguments("sst2", model, *mine, tmp_path / "run")[1:])
+    assert read_job(config).facts["train_hash"] == sha256_of(mine[0])
+    monkeypatch.setattr(job, "read_examples", replacing)
+    with pytest.raises(UserError, match=f"{mine[number]}: changed while it was read, expected a file at rest"):
+        read_job(config)
 
 
 def test_all_missing_columns_are_said_before_anything_is_loaded(tmp_path):
