@@ -12,6 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -435,6 +436,23 @@ class StoredCheckpoints(CheckpointManager):
         if best is not None:
             self.retire(best)
             self._upload_all(beat)
+
+    def check_last(self) -> None:
+        """Raise UserError if the newest committed checkpoint is not whole in the store any more, if that answers. For
+        rank 0.
+        """
+        log = self._run.log
+        if not log or not log.commits:
+            return
+        step = max(log.commits)
+        try:
+            with suppress(UserError):
+                read_index(self._place, step, log.commits[step])
+        except Damaged as error:
+            raise UserError(
+                f"{step_place(self._place, step)}: found that {error}, expected the checkpoint as it was uploaded: "
+                f"something was removed while the run used the place; {self._kept()}"
+            ) from error
 
     def _upload_all(self, beat: Callable[[], None]) -> None:
         while True:

@@ -114,8 +114,11 @@ class CommitLog:
         """Whether no start has claimed the run yet."""
         return self._path.info() is None
 
-    def claim(self) -> str:
+    def claim(self, after: int = 0) -> str:
         """Take over the run: from now on no earlier job can commit.
+
+        Args:
+            after: number of a start that this one comes after, if the list does not know it.
 
         Returns:
             The name of this attempt, which sorts after those of earlier attempts.
@@ -124,7 +127,7 @@ class CommitLog:
             UserError: another job takes over at the same time, or the store can't be used.
         """
         self._content, _, self._version = self._read()
-        self._write(_Content(self._token, self._content.starts + 1, self._content.commits))
+        self._write(_Content(self._token, max(self._content.starts, after) + 1, self._content.commits))
         return f"{self._content.starts:04d}-{self._token[:8]}"
 
     def commit(self, step: int, commit: Commit) -> None:

@@ -33,6 +33,7 @@ from cloze.launch.run.uploaded_logs import (
     Shipper,
     add_unsent,
     fetch_heartbeats,
+    newest_attempt,
     send_rest,
 )
 from cloze.launch.system.console import Console
@@ -134,8 +135,10 @@ class StoredRun:
     def _take_over(self) -> None:
         """Send what an earlier start on this machine has not sent, make the folder anew, and claim the commits."""
         self.log = CommitLog(self.checkpoints / COMMITS)
+        before = 0
         if self.log.is_new():
             self._forget_another()
+            before = newest_attempt(self.place / LOG)  # of a run that has lost its list
         metrics = self.folder / runs.METRICS
         # Unsent data must survive a start that is killed before the new folder is complete.
         aside = self.scratch / f"{self._own.name}.{runs.METRICS}"
@@ -147,10 +150,10 @@ class StoredRun:
         self._make_folder()
         fetch_objects(self.place, keys_below(self.place, runs.ORIGIN), self.folder)  # as it was written at the start
         LogReader(self.place).write(self.folder)
-        with open(aside, "rb") if aside.exists() else io.BytesIO() as before:
-            self._arrived = add_unsent(metrics, (line for line in parsed_lines(before) if line is not None))
+        with open(aside, "rb") if aside.exists() else io.BytesIO() as unsent:
+            self._arrived = add_unsent(metrics, (line for line in parsed_lines(unsent) if line is not None))
         aside.unlink(missing_ok=True)
-        self.meet(self.log.claim())
+        self.meet(self.log.claim(before))
         named.write_text(self.attempt or "")
 
     def _check_place(self) -> None:
@@ -202,6 +205,26 @@ class StoredRun:
             UserError: the store can't be used.
         """
         (self.place / str(path.relative_to(self.folder))).write(path)
+
+    def check_there(self) -> None:
+        """Raise UserError if what the run has sent of its description and results is not in the store any more. Where
+        the store does not answer nothing is known, which `ship_last` says. For rank 0.
+        """
+        folders = [self.folder / name for name in (*_FOLDERS, runs.MODEL, runs.PREDICTIONS)]
+        paths = [self.folder / name for name in (*_DESCRIPTION, runs.RESULTS)]
+        for path in (*paths, *(path for folder in folders for path in sorted(folder.rglob("*")))):
+            if path.is_file():
+                sent = self.place / str(path.relative_to(self.folder))
+                try:
+                    found = sent.info()
+                except UserError:
+                    return
+                if found is None or found.size != path.stat().st_size:
+                    raise UserError(
+                        f"{sent}: found {'no such object' if found is None else f'{found.size:,} bytes'}, expected it "
+                        "as the run has sent it: something was removed while the run used the place; the same command "
+                        "sends it again"
+                    )
 
     def ship(self) -> None:
         """Upload new curves, events, status and heartbeats now.

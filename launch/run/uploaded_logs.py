@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cloze.launch.run.metrics_file import is_evaluation, kept_lines, lines_of, parsed_lines
 from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING
-from cloze.pipeline.bounds import MOST
+from cloze.pipeline.bounds import MOST, whole_number
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import inside, publishing
@@ -213,6 +213,12 @@ def _segments(place: StorePath) -> dict[str, dict[str, list[str]]]:
         if named := _NUMBER.fullmatch(rest):
             keys.setdefault(attempt, {}).setdefault(named[1], []).append(segment.key)
     return {attempt: keys[attempt] for attempt in sorted(keys)}
+
+
+def newest_attempt(log: StorePath) -> int:
+    """The number of the newest start that has sent anything; 0: there is none."""
+    numbers = (whole_number(path.name.partition("-")[0]) for path in log.iterdir())
+    return max((number for number in numbers if number is not None), default=0)
 
 
 class LogReader:

@@ -151,6 +151,8 @@ def recorded(
                     runs.check_there(output)
                     metrics.check_there()
                     checkpoints.check_last()
+                    if stored:
+                        stored.check_there()
                 set_status(output, "complete" if record.complete else "requeue", progress.saved_step)
                 if stored:  # before the barrier: torchrun may end this process as soon as another one exits
                     stored.ship_last(partial(process.heartbeat.beat, progress.state.step, "save"))

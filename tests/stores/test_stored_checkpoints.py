@@ -140,6 +140,23 @@ def test_parts_that_are_removed_while_it_waits_for_others_are_named(start, monke
         checkpoints._upload(published, "attempt-1")
 
 
+@pytest.mark.parametrize("lost", ["index.json", "rank-00000.pt.00000", ""])
+def test_a_last_checkpoint_that_is_lost_in_the_store_is_seen(start, lost):
+    """Before a run says that it is complete there, and removes what this machine has of it."""
+    checkpoints = start("one", keep_last=2)
+    for step in (50, 60):
+        publish(checkpoints, step)
+        settle(checkpoints)
+    checkpoints.check_last()
+    for each in list((checkpoints._place / "step-00000060").objects()):
+        if each.key.endswith(lost):
+            checkpoints._place.at(each.key).unlink()
+    with pytest.raises(
+        UserError, match="step-00000060: found that .*, expected the checkpoint as it was uploaded: .*/one"
+    ):
+        checkpoints.check_last()
+
+
 def test_a_part_that_does_not_come_ends_the_waiting(start, monkeypatch):
     checkpoints = start("one", keep_last=2)
     found, state = write(checkpoints, 20)

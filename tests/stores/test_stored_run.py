@@ -101,6 +101,32 @@ def test_a_bucket_that_was_made_anew_begins_a_new_run(config):
         assert str(error.value).endswith(f"expected none at a first start; remove {where}, or choose another --output")
 
 
+def test_a_start_after_the_list_of_checkpoints_was_lost_comes_after_those_before(config):
+    """Their curves are older: of two starts of one number the last by name would be taken for the newer one."""
+    place = to_place(config.output)
+    (place / "log/0007-ffffffff/metrics.jsonl.000000").write(b"")
+    (place / "config.yaml").write(b"")
+    with stored(config, Environment(), Console()) as (_, run):
+        assert run.attempt.startswith("0008-")
+
+
+def test_what_a_complete_run_has_lost_in_the_store_is_seen(config):
+    with stored(config, Environment(), Console()) as (_, run):
+        for name in ("config.yaml", "tokenizer/vocab.txt", "model/config.json", "predictions/validation.jsonl"):
+            (run.folder / name).parent.mkdir(exist_ok=True)
+            (run.folder / name).write_text(name)
+            run.send(run.folder / name)
+        run.check_there()
+        for name in ("config.yaml", "tokenizer/vocab.txt", "model/config.json", "predictions/validation.jsonl"):
+            (run.place / name).write(b"x")
+            with pytest.raises(UserError, match=f"{name}: found 1 bytes, expected it as the run has sent it"):
+                run.check_there()
+            (run.place / name).unlink()
+            with pytest.raises(UserError, match=f"{name}: found no such object, expected it as the run has sent it"):
+                run.check_there()
+            run.send(run.folder / name)
+
+
 def test_an_error_is_said_though_the_store_is_silent(config, proxy, request):
     """Other processes wait so long with theirs, and torchrun ends this one when they have left."""
     ended = threading.Event()
