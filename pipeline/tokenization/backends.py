@@ -1,13 +1,9 @@
 """Tokenizers of the `tokenizers` library with the special tokens of BERT: built, read from files, saved."""
 
-import base64
 import itertools
 import json
-import math
 import os
-import re
-from collections.abc import Collection, Iterator
-from functools import partial
+from collections.abc import Collection
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ import tokenizers
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.records import ROLES
+from cloze.pipeline.tokenization.growth import check_growth, check_template
 from cloze.pipeline.untrusted import check_readable, read_json
 
 HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
@@ -31,17 +28,6 @@ _USUAL_NAMES = {  # tried in turn if no configuration names the token
     "separator": ("[SEP]", "</s>", "<eos>", "<sep>", "<|end_of_text|>"),
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
 }
-# Characters that a normalizer may make of one; NFKC makes 18 of U+FDFA, the rules of released tokenizers double some.
-_MOST_GROWTH = 1000
-# In a template, of the same text and of ids of special tokens; released tokenizers have it once, and up to a dozen.
-_MOST_TEXTS, _MOST_PUT = 8, 1000
-# Patterns that match one character at least: characters, escaped ones, classes of them, each perhaps several times.
-# Another may match nothing, before each character.
-_TAKES_SOMETHING = re.compile(
-    r"(?:(?:[^\\\[\](){}|*+?^$]|\\[sSdDwWnrtfv]|\\[^A-Za-z0-9]|\\[pP]\{\^?\w+\}|\\x\{?[0-9a-fA-F]+\}?|\\u[0-9a-fA-F]{4}"
-    r"|\[\^?\]?(?:\\.|[^\\\[\]])+\])(?:\+|\{[1-9][0-9]*(?:,[0-9]*)?\})?)+",
-    re.DOTALL,
-)
 _OTHER_NAMES = {"classification": "bos_token", "separator": "eos_token"}  # of tokenizers made after decoders'
 
 
@@ -140,14 +126,7 @@ def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
     check_readable(path)
     backend = tokenizers.Tokenizer.from_file(str(path))
     check_template(backend, path)
-    # The rules of a pre-tokenizer follow those of the normalizer.
-    for name, parts in (("normalizer", (backend.normalizer, backend.pre_tokenizer)), ("decoder", (backend.decoder,))):
-        rules = [json.loads(part.__getstate__()) for part in parts if part is not None]
-        if math.prod(map(_growth, rules)) > _MOST_GROWTH:
-            raise UserError(
-                f"{path}: found a {name} whose rules make more than {_MOST_GROWTH:,} characters of one, expected rules "
-                "that leave a text about as long as it is; correct their content"
-            )
+    check_growth(backend, path)
     # transformers uses only the file
     if config.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend"):
         _normalize_as_described(backend, config)
@@ -204,44 +183,6 @@ def _added(given: Fields, special: bool = False) -> tokenizers.AddedToken:
     return tokenizers.AddedToken(**{"normalized": not fields["special"], **fields})
 
 
-def check_template(backend: tokenizers.Tokenizer, where: object) -> None:
-    """Raise UserError for a post-processor that puts a special token around texts of which it has no id: the library
-    panics at the first text, and writes that to the terminal itself. And for one that makes texts much longer.
-    """
-    if backend.post_processor is None:
-        return
-    templates = list(_templates(json.loads(backend.post_processor.__getstate__())))
-    for each in templates:
-        put = {part["SpecialToken"]["id"] for part in each["single"] + each["pair"] if "SpecialToken" in part}
-        if lacking := sorted(put - each["special_tokens"].keys()):
-            raise UserError(
-                f"{where}: found {lacking[0]!r} in its post_processor, expected it among its special_tokens; correct it"
-            )
-    for form in ("single", "pair"):
-        texts = math.prod(max(1, sum("Sequence" in part for part in each[form])) for each in templates)
-        special = sum(map(partial(_special_put, form), templates))
-        if texts > _MOST_TEXTS or texts * special > _MOST_PUT:
-            raise UserError(
-                f"{where}: found a post_processor that puts texts more than {_MOST_TEXTS} times, or more than "
-                f"{_MOST_PUT:,} special tokens around one, expected some before and after it; correct its template"
-            )
-
-
-def _templates(processor: Fields) -> Iterator[Fields]:
-    """The templates of a post-processor, by its description in tokenizer.json."""
-    if processor["type"] == "Sequence":
-        for each in processor["processors"]:
-            yield from _templates(each)
-    if processor["type"] == "TemplateProcessing":
-        yield processor
-
-
-def _special_put(form: str, template: Fields) -> int:
-    """How many ids of special tokens a template puts around a text or a pair."""
-    ids = {name: len(token["ids"]) for name, token in template["special_tokens"].items()}
-    return sum(ids[part["SpecialToken"]["id"]] for part in template[form] if "SpecialToken" in part)
-
-
 def with_special(backend: tokenizers.Tokenizer, names: Collection[str], special: bool) -> tokenizers.Tokenizer:
     """A copy in which these added tokens are special, or are not."""
     content = json.loads(backend.to_str())
@@ -249,34 +190,6 @@ def with_special(backend: tokenizers.Tokenizer, names: Collection[str], special:
         if token["content"] in names:
             token["special"] = special
     return tokenizers.Tokenizer.from_str(json.dumps(content))
-
-
-def _growth(rules: Fields) -> float:
-    """At most how many characters rules make of one, by their description in tokenizer.json."""
-    kind = rules["type"]
-    if kind == "Sequence":
-        (parts,) = (value for name, value in rules.items() if name != "type")
-        return math.prod(map(_growth, parts))
-    if kind == "Prepend":
-        return 1 + len(rules["prepend"])
-    if kind == "ByteLevel":
-        return 4  # a character for each byte
-    if kind == "Precompiled":
-        return _longest_of(base64.b64decode(rules["precompiled_charsmap"]))
-    if kind != "Replace":
-        return 1
-    ((kind, pattern),) = rules["pattern"].items()
-    if kind == "String" and pattern:
-        return max(1, len(rules["content"]) / len(pattern))
-    return max(1, len(rules["content"])) + (_TAKES_SOMETHING.fullmatch(pattern) is None)
-
-
-def _longest_of(charsmap: bytes) -> int:
-    """Bytes of the longest text that a map of SentencePiece has for some characters: texts that end in 0, behind a trie
-    and its size.
-    """
-    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]
-    return max(1, *map(len, texts.split(b"\0")))
 
 
 def _normalize_as_described(backend: tokenizers.Tokenizer, config: Fields) -> None:

@@ -5,6 +5,7 @@ import errno
 import itertools
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -403,6 +404,9 @@ def _replacing(times, content, **pattern):
     return [{"type": "Replace", "pattern": pattern, "content": content}] * times
 
 
+_BERT = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
+
+
 def _map_of_sentencepiece(text):
     """One that makes nothing of anything, and has this text."""
     return base64.b64encode(b"\4\0\0\0" + bytes(4) + text.encode() + b"\0").decode()
@@ -420,6 +424,9 @@ def _map_of_sentencepiece(text):
         _replacing(30, "a", Regex=r"\y"),
         _replacing(30, "a", Regex="()"),
         [{"type": "ByteLevel"}] * 12,  # each doubles what is no ASCII
+        [{"type": "BertNormalizer", **_BERT}, *_replacing(1, "北", String=" ")] * 20,
+        [{"type": "NFKD"}, *(_replacing(1, "ﷺ", String=each)[0] for each in "صلىاعيهوسم")] * 8,
+        [{"type": "Replace", "pattern": {"String": one}, "content": two * 2} for one, two in pairwise("abcdefghijklm")],
         [{"type": "Precompiled", "precompiled_charsmap": _map_of_sentencepiece("a" * 1001)}],
     ],
 )
@@ -439,10 +446,15 @@ def test_rules_that_make_endless_texts_of_short_ones_are_refused(tmp_path, rules
         (tmp_path / "tokenizer.json").write_text(json.dumps(content | {part: {"type": "Sequence", kind: [each] * 12}}))
         with pytest.raises(UserError, match="whose rules make more than"):
             Tokenizer.from_folder(tmp_path)
-    content["normalizer"] = {"type": "Sequence"}
     usual = [*_replacing(1, "▁", String=" "), *_replacing(9, " ", Regex=" {2,}"), {"type": "Prepend", "prepend": "▁"}]
-    usual += [*_replacing(9, "a", Regex=r"[^\p{L}\s]+"), *_replacing(2, " ", Regex=r"\s+|\t")]
-    content["normalizer"]["normalizers"] = [{"type": "NFKC"}, {"type": "Lowercase"}, *usual]
+    usual += [_replacing(1, f"{letter}e", String=letter)[0] for letter in "äöüßœæøåéèêëàùçñ"]
+    usual += [
+        _replacing(1, "", Regex=pattern)[0] for pattern in (r"^\s+", "<[^>]*>", r"(.)\1{3,}", r"\x61" * 40 + "(b)")
+    ] * 5
+    content["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [{"type": "NFKC"}, {"type": "BertNormalizer", **_BERT}, *usual],
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     Tokenizer.from_folder(tmp_path)
 
@@ -581,6 +593,13 @@ def test_a_template_that_makes_texts_much_longer_is_refused(tmp_path, form, part
         (tmp_path / "tokenizer.json").write_text(json.dumps(whole | {"post_processor": processor}))
         with pytest.raises(UserError, match="found a post_processor that puts texts more than 8 times"):
             Tokenizer.from_folder(tmp_path)
+    many = {
+        "type": "Sequence",
+        "processors": [{"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}] * 65,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole | {"post_processor": many}))
+    with pytest.raises(UserError, match="found a post_processor that puts texts more than 8 times"):
+        Tokenizer.from_folder(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["special_tokens_map.json", "tokenizer_config.json"])
