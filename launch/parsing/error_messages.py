@@ -53,20 +53,6 @@ def nearest(name: str, known: Mapping[str, Described], flags: Mapping[str, str],
     return f"; did you mean {flags[field] if field in flags else f'{field.upper()}, which is typed without a flag'}?"
 
 
-def check_readable_file(flag: str, value: str) -> None:
-    """Raise UserError if what a flag names is there, and neither a folder nor a file that can be read at once."""
-    path = Path(value)
-    try:
-        if path.is_dir() or not path.exists():
-            return
-    except (OSError, ValueError):  # too long for a name, or no name at all
-        return
-    try:
-        check_readable(path)
-    except UserError as error:
-        raise UserError(f"--{flag}: {error}") from error
-
-
 def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
     """Whether what a flag names, a YAML file or YAML itself, is a mapping of names to values, sections to fields.
 

@@ -8,19 +8,20 @@ import json
 import math
 import re
 from argparse import ArgumentError
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import jsonargparse
 import jsonargparse._typehints
 import yaml
 
-from cloze.launch.parsing.error_messages import check_file, check_readable_file, explain
+from cloze.launch.parsing.error_messages import check_file, explain
 from cloze.launch.parsing.fields import Described, describe, nulls
 from cloze.launch.parsing.given import Complete, Given, chunks, names_in_file, value_of
+from cloze.launch.parsing.named_files import check_named_files, names_files
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import describe as cannot_be_read
 from cloze.pipeline.untrusted import load_yaml
@@ -176,12 +177,7 @@ def parse(
     lists = {field for field, kind in kinds.items() if kind == list[str] or {int, list[int]} <= {*get_args(kind)}} - {
         words
     }
-    # Of such a field the library reads a file, if its value is the path of one.
-    in_files = {
-        field
-        for field, kind in kinds.items()
-        if any(is_dataclass(each) or get_origin(each) is list for each in (kind, *get_args(kind)))
-    }
+    in_files = {field: kind for field, kind in kinds.items() if names_files(kind)} | {"config": config}
     for brief, long in short:
         arguments = [long + word[len(brief) :] if word.partition("=")[0] == brief else word for word in arguments]
     known = describe(kind)
@@ -295,7 +291,11 @@ def _listed(value: str) -> list[str]:
 
 
 def _arranged(
-    arguments: list[str], known: dict[str, Described], lists: Collection[str], in_files: Collection[str], configs: str
+    arguments: list[str],
+    known: dict[str, Described],
+    lists: Collection[str],
+    in_files: Mapping[str, object],
+    configs: str,
 ) -> list[str]:
     """The command line as the library reads it.
 
@@ -324,13 +324,13 @@ def _arranged(
                 raise UserError(f"--{option}: found no value, expected a YAML file")
             value = named_file(option, configs if option == "config" else option, given)
             check_file(option, value, known)
+            check_named_files(option, in_files.get(option), value)
             (whole if option == "config" else files).extend((f"--{option}", value))
         elif name in lists:
             values = [chunk[0].partition("=")[2]] if "=" in chunk[0] else chunk[1:]
             joined.setdefault(name, []).extend(values if len(values) != 1 else _listed(values[0]))
         else:
-            if option in in_files and (path := value_of(chunk)):
-                check_readable_file(option, path)
+            check_named_files(option, in_files.get(option.removesuffix("+")), value_of(chunk))
             options += chunk
     options += [word for name, values in joined.items() for word in (f"--{name}", json.dumps(values))]
     if "--" in words:

@@ -145,18 +145,6 @@ def test_only_regular_files_are_read(tmp_path, capsys):
     assert "found no regular file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["pretrain", "--data"], ["prepare", "--mixture"], ["sweep", "--data"]])
-def test_what_an_option_names_is_read_if_it_is_a_file_of_bounded_size(tmp_path, capsys, words):
-    """The library reads it at once: of a pipe without an end, of a corpus in the place of a folder into memory."""
-    pipe, large = tmp_path / "pipe", tmp_path / "large"
-    os.mkfifo(pipe)
-    large.write_bytes(b"- a\n")
-    os.truncate(large, 1 << 38)  # holes take no disk
-    for path, found in ((pipe, "no regular file"), (large, "274,877,906,944 bytes, expected at most")):
-        assert cli.main([*words, str(path), "--output", str(tmp_path / "o")]) == 2
-        assert f"{words[1]}: {path}: found {found}" in capsys.readouterr().err
-
-
 def test_true_is_no_number():
     """Python takes it for 1."""
     numbers = (0, 1, -1.5, 1e308, True, False, float("nan"), float("inf"), 10**400, "1", None)

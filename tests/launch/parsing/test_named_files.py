@@ -1,0 +1,51 @@
+"""Pipes and corpora where the library of the command line reads a file because a value names it."""
+
+import os
+
+import pytest
+
+from cloze.launch import cli
+
+CASES = [
+    ("pretrain", ["--data", "{}"], None),
+    ("pretrain", ["--data={}"], None),
+    ("sweep", ["--data", "{}"], None),
+    ("prepare", ["--mixture", "{}"], None),
+    ("prepare", ["--mixture+={}"], None),
+    ("prepare", ["--mixture", "[{}]"], None),
+    ("prepare", ["--mixture", "[{{input: [a], source: {}}}]"], None),
+    ("prepare", ["--mixture", "named.yaml"], "- input: [a]\n  source: {}\n"),
+    ("prepare", ["--config", "named.yaml"], "mixture: {}\n"),
+    ("prepare", ["--config", "named.yaml"], "mixture: [{}]\n"),
+    ("prepare", ["--config", "named.yaml"], "source: {}\n"),
+    ("pretrain", ["--config", "named.yaml"], "data: {}\n"),
+    ("pretrain", ["--config", "named.yaml"], "model: {}\n"),
+    ("pretrain", ["--config", "named.yaml"], "train: {}\n"),
+    ("finetune", ["--config", "named.yaml"], "evaluation: {}\n"),
+]
+
+
+@pytest.mark.parametrize(("command", "words", "named"), CASES)
+def test_what_a_value_names_is_read_if_it_is_a_file_of_bounded_size(
+    tmp_path, capsys, monkeypatch, command, words, named
+):
+    """Of a pipe it waited without an end; a corpus in the place of a folder was read into memory."""
+    monkeypatch.chdir(tmp_path)
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    large.write_bytes(b"- a\n")
+    os.truncate(large, 1 << 38)  # holes take no disk
+    for path, found in ((pipe, "no regular file"), (large, "274,877,906,944 bytes, expected at most")):
+        if named:
+            (tmp_path / "named.yaml").write_text(named.format(path))
+        given = [word.format(path) for word in words]
+        assert cli.main([command, *given, "--output", str(tmp_path / "o")]) == 2
+        assert f"{path}: found {found}" in (error := capsys.readouterr().err) and len(error.splitlines()) == 1, error
+
+
+def test_files_that_name_one_another_end(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("[b.yaml]")
+    (tmp_path / "b.yaml").write_text("[a.yaml]")
+    assert cli.main(["prepare", "--mixture", "a.yaml", "--output", "o"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
