@@ -18,6 +18,7 @@ from cloze.launch.finetune.examples.predicted import Tags
 from cloze.launch.finetune.kind import Kind, Read
 from cloze.launch.finetune.schemes import OUTSIDE, PREFIXES, split_tag, to_iob2
 from cloze.launch.texts.encoding import TRUNCATION, characters, described
+from cloze.launch.texts.labels import looking_alike
 from cloze.launch.texts.sequences import Sequences
 from cloze.launch.texts.tables import read_text
 from cloze.model.problems import HeadConfig
@@ -155,6 +156,11 @@ def find_tags(sentences: Sentences, listed: list[str]) -> HeadConfig:
     tags = set(sentences.tags)
     if sentences.scheme not in (None, "IOB2"):  # one tag of the file may represent both
         tags |= {f"{prefix}-{tag[2:]}" for tag in tags - {OUTSIDE} for prefix in "BI"}
+    if not listed and (alike := looking_alike(tags)):
+        raise UserError(
+            f"{sentences.path}: found the tags {alike}, which look alike, expected one way to write each; correct the "
+            "file, or name all tags with --labels"
+        )
     return HeadConfig(tuple(listed) or tuple(sorted(tags, key=lambda tag: (tag != OUTSIDE, tag))))
 
 

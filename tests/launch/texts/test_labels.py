@@ -15,6 +15,9 @@ def test_what_cant_be_seen_makes_no_difference(one, other):
 
 
 def test_what_can_be_seen_makes_one():
+    """Also joiners, which make other letters and other emoji."""
+    joined = ["\u0646\u0645\u06cc\u200c\u0634\u0648\u062f", "\u0646\u0645\u06cc\u0634\u0648\u062f"]
+    assert looking_alike([*joined, "\U0001f468\u200d\U0001f469", "\U0001f468\U0001f469"]) is None
     assert (
         looking_alike(["a", "A", "a-b", "a\u2013b", "ab", "a b", "\u0430", "1", "01", "1.0", "\u00b2", "2", "a", ""])
         is None
