@@ -207,24 +207,43 @@ class StoredRun:
         (self.place / str(path.relative_to(self.folder))).write(path)
 
     def check_there(self) -> None:
-        """Raise UserError if what the run has sent of its description and results is not in the store any more. Where
-        the store does not answer nothing is known, which `ship_last` says. For rank 0.
+        """Send again what the run has sent of its description and results and is not in the store any more, and warn of
+        it and of a curve that is not there. Where the store does not answer nothing is known, which `ship_last` says.
+        For rank 0.
+
+        Raises:
+            UserError: it is removed again.
         """
         folders = [self.folder / name for name in (*_FOLDERS, runs.MODEL, runs.PREDICTIONS)]
         paths = [self.folder / name for name in (*_DESCRIPTION, runs.RESULTS)]
-        for path in (*paths, *(path for folder in folders for path in sorted(folder.rglob("*")))):
-            if path.is_file():
-                sent = self.place / str(path.relative_to(self.folder))
-                try:
-                    found = sent.info()
-                except UserError:
-                    return
-                if found is None or found.size != path.stat().st_size:
-                    raise UserError(
-                        f"{sent}: found {'no such object' if found is None else f'{found.size:,} bytes'}, expected it "
-                        "as the run has sent it: something was removed while the run used the place; the same command "
-                        "sends it again"
-                    )
+        sent = [
+            path for path in (*paths, *(path for each in folders for path in sorted(each.rglob("*")))) if path.is_file()
+        ]
+        assert self._shipper is not None, "`meet` comes first"
+        try:
+            lost = [path for path in sent if not self._is_there(path)]
+            for path in lost:
+                self.send(path)
+            again = [path for path in lost if not self._is_there(path)]
+            pieces = self._shipper.num_lost()
+        except UserError:
+            return
+        if again:
+            raise UserError(
+                f"{self.place}: found {again[0].name} gone as often as it is sent, expected a place that nothing "
+                f"cleans while a run uses it; {self.folder} on this machine has it"
+            )
+        for path in lost:
+            self._console.warn(f"{self.place}: {path.name} was removed while the run used the place; it is sent again")
+        if pieces:
+            self._console.warn(
+                f"{self.place / LOG}: {pieces:,} pieces of the curve were removed while the run used the place; "
+                f"{self.folder / runs.METRICS} on this machine has them until the next start"
+            )
+
+    def _is_there(self, path: Path) -> bool:
+        found = (self.place / str(path.relative_to(self.folder))).info()
+        return found is not None and found.size == path.stat().st_size
 
     def ship(self) -> None:
         """Upload new curves, events, status and heartbeats now.

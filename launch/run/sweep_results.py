@@ -57,6 +57,9 @@ class Sweep:
             if fault := fault_in_runs(self.runs):
                 set_status(self.folder, "failed", self._num_complete())
                 raise UserError(fault)
+            for run in self.runs:
+                if run.complete and not (run.folder / runs.MODEL).exists() and not runs.has_checkpoints(run.folder):
+                    console.warn(f"{run.folder}: found no checkpoint and no model: nothing of its weights is left")
             summary = self.summarize()
             publish_text(self.folder / runs.RESULTS, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
             if not summary["n"]:

@@ -110,6 +110,11 @@ class Shipper:
         self._ended.set()
         self._thread.join(seconds)
 
+    def num_lost(self) -> int:
+        """How many pieces of metrics.jsonl that were sent are not in the store any more."""
+        there = {each.key.rpartition("/")[2] for each in self._place.objects()}
+        return sum(f"{METRICS}.{number:06d}" not in there for number in range(self._numbers.get(METRICS, 0)))
+
     def _ship_whole(self, name: str) -> None:
         try:
             data = (self._folder / name).read_bytes()

@@ -256,12 +256,12 @@ class _Bounded(H11Protocol):
         """As uvicorn's, for what is no HTTP; but in the middle of an answer no other one can begin."""
         import h11
 
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # what its answer sends from now on is left out
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
-            return
-        if self.cycle is not None:
-            self.cycle.disconnected = True  # what the answer still sends is left out
-        self.abort()
+        else:
+            self.abort()
 
     def abort(self) -> None:
         """Close at once, without reading or writing the rest."""

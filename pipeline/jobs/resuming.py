@@ -57,7 +57,9 @@ def check_touched(
         UserError: a file has other content than the run has read.
     """
     now = [file.touched for file in files]
-    before = (load_report(folder / _RECORD) or {}).get("touched", [None] * len(files))
+    before = (load_report(folder / _RECORD) or {}).get("touched")
+    if not isinstance(before, list) or len(before) != len(files):
+        before = [None] * len(files)
     if before == now:
         return
     if found := {path.name for path in folder.iterdir()} - {_RECORD, BEGUN_AS}:

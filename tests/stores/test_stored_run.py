@@ -110,21 +110,31 @@ def test_a_start_after_the_list_of_checkpoints_was_lost_comes_after_those_before
         assert run.attempt.startswith("0008-")
 
 
-def test_what_a_complete_run_has_lost_in_the_store_is_seen(config):
+def test_what_a_complete_run_has_lost_in_the_store_is_sent_again(config, capsys, monkeypatch):
+    names = ("config.yaml", "tokenizer/vocab.txt", "model/config.json", "predictions/validation.jsonl")
     with stored(config, Environment(), Console()) as (_, run):
-        for name in ("config.yaml", "tokenizer/vocab.txt", "model/config.json", "predictions/validation.jsonl"):
+        for name in names:
             (run.folder / name).parent.mkdir(exist_ok=True)
             (run.folder / name).write_text(name)
             run.send(run.folder / name)
+        (run.folder / METRICS).write_text(json.dumps({"step": 1, "train/loss": 2.0}) + "\n")
+        run._shipper.begin(0, 0, [])
+        run.ship()
         run.check_there()
-        for name in ("config.yaml", "tokenizer/vocab.txt", "model/config.json", "predictions/validation.jsonl"):
-            (run.place / name).write(b"x")
-            with pytest.raises(UserError, match=f"{name}: found 1 bytes, expected it as the run has sent it"):
-                run.check_there()
-            (run.place / name).unlink()
-            with pytest.raises(UserError, match=f"{name}: found no such object, expected it as the run has sent it"):
-                run.check_there()
-            run.send(run.folder / name)
+        assert "removed" not in capsys.readouterr().err
+        for name in names:
+            (run.place / name).write(b"x") if name == names[0] else (run.place / name).unlink()
+            run.check_there()
+            assert (run.place / name).read_bytes() == name.encode()
+            assert f"{name.rpartition('/')[2]} was removed while the run used the place" in capsys.readouterr().err
+        for each in list((run.place / "log").objects()):
+            run.place.at(each.key).unlink()
+        run.check_there()
+        assert "1 pieces of the curve were removed" in capsys.readouterr().err
+        (run.place / names[0]).unlink()
+        monkeypatch.setattr(run, "send", lambda path: None)
+        with pytest.raises(UserError, match="found config.yaml gone as often as it is sent"):
+            run.check_there()
 
 
 def test_an_error_is_said_though_the_store_is_silent(config, proxy, request):

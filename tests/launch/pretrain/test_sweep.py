@@ -1,6 +1,7 @@
 """`cloze sweep`: a grid of pretrainings, killed and started again, and as a job array."""
 
 import json
+import shutil
 import signal
 import time
 from functools import partial
@@ -119,3 +120,6 @@ def test_a_killed_sweep_goes_on_and_shows_what_all_reach(data, tmp_path, forking
         assert measured["mean"] == pytest.approx(sum(last[name] for name in each["runs"]) / 2)
     medians = [each["metrics"]["validation/loss"]["median"] for each in found["settings"]]
     assert medians == sorted(medians) and found["best"]["median"]["value"] == medians[0] and found["n"] == 4
+    shutil.rmtree(folder / NAMES[0] / "checkpoints")
+    said = finish(ForkedRun(again, main=forking))
+    assert f"{NAMES[0]}: found no checkpoint and no model: nothing of its weights is left" in said.replace("\n", " ")
