@@ -313,7 +313,7 @@ def main() -> int:
         if found := figures.get(part):
             say(f"{what} {found.get(name, 0)}, lost {len(found['lost'])}, {ends(found['lost'])}")
         else:
-            say(f"{what}: none, the time was used before")
+            say(f"{what}: none was made")
     say(f"lost {len(lost)}; seed {seed}")
     return int(bool(lost))
 

@@ -241,7 +241,7 @@ def test_an_attack_that_loses_something_ends_with_1_and_repeats_no_part(benchmar
     }
     said = capsys.readouterr().out
     assert (
-        "kills 35, lost 1, tracebacks 0, hangs 0, crashes 0\nhostile files 0, lost 0" in said
+        "kills 35, lost 1, tracebacks 0, hangs 0, crashes 0\nhostile files: none was made" in said
         and "lost 1; seed 7" in said
     )
     with pytest.raises(SystemExit, match="found figures of seed 7"):
