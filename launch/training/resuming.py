@@ -79,11 +79,11 @@ def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | Non
             f"{checkpoints.folder}: found every checkpoint damaged, expected a good one; restore one, "
             "or choose another --output to start from scratch"
         )
-    lost = read_status(checkpoints.folder.parent).get("step", 0)  # of a first start it is 0 until its first checkpoint
+    lost = read_status(checkpoints.folder.parent).get("step", 0)  # logged, perhaps before the first checkpoint was due
     if not some and lost and checkpoints.environment.is_main:
         checkpoints.warn(
-            f"{checkpoints.folder}: found no checkpoint, though the run had one of step {lost}: it begins anew, and so "
-            "does its curve; if they lie on a disk that isn't mounted, end this start and mount it"
+            f"{checkpoints.folder}: found no checkpoint, though the run had reached step {lost}: it begins anew, and "
+            "so does its curve; if its checkpoints lie on a disk that isn't mounted, end this start and mount it"
         )
     if step is not None and step > config.train.max_steps:
         raise UserError(

@@ -165,7 +165,7 @@ def test_nothing_is_complete_whose_checkpoint_is_removed_at_the_end(data, tmp_pa
     assert found in output and "complete at" not in output and read_status(run)["state"] == "failed"
     output = finish(ForkedRun(command))
     assert "complete at step 6" in output
-    lost = "found no checkpoint, though the run had one of step 6: it begins anew"
+    lost = "found no checkpoint, though the run had reached step 6: it begins anew"
     assert (lost in output) == (name == "checkpoints")
 
 
