@@ -20,6 +20,7 @@ from cloze.launch.system.environment import has_lost_launcher
 ONE_REQUEST_SECONDS = 2.0
 # Seconds that a stopped process has to end, in which further copies of the signal are ignored.
 ENDING_SECONDS = 30.0
+STOPPING = "stopping after this step, with a checkpoint"
 # Seconds that the last line may take to be written.
 SAYING_SECONDS = 5.0
 
@@ -141,6 +142,13 @@ class StopRequest:
         """Whether a signal has come or the deadline has passed."""
         return self.received is not None or (self._deadline is not None and time.monotonic() >= self._deadline)
 
+    @property
+    def cause(self) -> str:
+        """What the stop of this process is due to, for a message; empty if nothing has asked it to stop."""
+        if self.received is not None:
+            return _cause(self.received)
+        return "the job's time is nearly over (train.stop_before_seconds)" if self.wanted else ""
+
     def _note(self, number: int, frame: object) -> None:
         if self.received is None:
             self.received = signal.Signals(number)
@@ -156,7 +164,4 @@ class StopRequest:
             os._exit(128 + number)  # the shell's convention for death by signal
 
     def _acknowledge(self, number: int) -> None:
-        self._say(
-            f"{_cause(number)}: stopping after this step, with a checkpoint; a second signal ends the run at once, "
-            "without"
-        )
+        self._say(f"{_cause(number)}: {STOPPING}; a second signal ends the run at once, without")

@@ -14,7 +14,7 @@ from cloze.launch.run import runs
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.ownership import locked
-from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.preemption import STOPPING, StopRequest
 from cloze.launch.run.resume_check import check_folder
 from cloze.launch.run.status_file import recording_failure, set_status
 from cloze.launch.run.stored_run import StoredRun
@@ -156,6 +156,8 @@ def recorded(
                 set_status(output, "complete" if record.complete else "requeue", progress.saved_step)
                 if stored:  # before the barrier: torchrun may end this process as soon as another one exits
                     stored.ship_last(partial(process.heartbeat.beat, progress.state.step, "save"))
+            if not record.complete:
+                _say_who_asked(stop, process)
             process.console.say(
                 f"complete at step {progress.state.step}: {completion(config, progress.state)}"
                 if record.complete
@@ -168,6 +170,14 @@ def recorded(
     finally:
         if metrics:
             metrics.close(record.complete)
+
+
+def _say_who_asked(stop: StopRequest, process: Process) -> None:
+    """Say why the run stops, if rank 0 has not acknowledged a signal of its own. Collective."""
+    causes = distributed.gather_texts(stop.cause, process.device)
+    asked = next((rank for rank, cause in enumerate(causes) if cause), None)  # none: a callback wished it
+    if stop.received is None and asked is not None:
+        process.console.say(f"{causes[asked]}: {STOPPING}" + (f", as rank {asked} was asked" if asked else ""))
 
 
 def _metrics_writer(

@@ -55,6 +55,11 @@ def wait_for(process, reached) -> None:
         time.sleep(0.05)
 
 
+def rank_one(process) -> int:
+    """The process id of the rank 1 that `--processes` has started."""
+    return next(pid for pid in children(process.pid) if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+
+
 def test_one_command_starts_stops_and_loses_no_process(data, tmp_path):
     run = tmp_path / "run"
     command = pretrain_command(data, run, "--processes", "2", "--train.max_steps", "100000")
@@ -70,8 +75,9 @@ def test_one_command_starts_stops_and_loses_no_process(data, tmp_path):
 
     second = start(command)
     wait_for(second, lambda: status_of(run)["step"] > stopped + 2)
-    os.kill(second.pid, signal.SIGINT)
+    os.kill(rank_one(second), signal.SIGTERM)  # which alone is asked
     output = finish(second, status=75)
+    assert "SIGTERM: stopping after this step, with a checkpoint, as rank 1 was asked\n" in output
     assert output.startswith("cloze pretrain: starting 2 processes on this machine; Ctrl-C stops with a checkpoint\n")
     assert "2 x CPU" in output and f"resumed from step {stopped} " in output
     assert "stopped with a checkpoint of step" in output and status_of(run)["state"] == "requeue"
