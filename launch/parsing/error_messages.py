@@ -91,6 +91,8 @@ def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
     for key in _names(values):
         if not isinstance(key, str) or key.startswith("__"):  # the library has names of its own like __path__
             raise UserError(f"--{flag}: found the name {quoted(key)} in {name}, expected the name of a field")
+    if flag == "config" and "config" in values:
+        raise UserError(f"--{flag}: found a config in {name}, expected fields; give each file by a --config of its own")
     if twice := [name for name, count in Counter(_leaves(values)).items() if count > 1]:
         raise UserError(f"--{flag}: found {twice[0]} twice in {name}, by its dotted name too, {expected}; remove one")
     if apart := next(_beside(values, set(_sections(values))), None):  # the library would lose it, in one of the orders
@@ -198,10 +200,10 @@ def _wrong_value(
     if inner := re.search(r'Parser key "[\w.]+".*(Group \'|Option \'|No action for key)', message):
         return _unknown(message[inner.start(1) :], known, words, flags)
     value = re.search(r"(?:Got|Given) value: (.*)$", message) or re.search(
-        r"Unable to load config ['\"](.*?)['\"]", message
+        r"(?:Unable to load config|Importing) ['\"](.*?)['\"]", message
     )
     typed = _typed(field.name, words)
-    if "Expected" not in message and "Unable" not in message and "Union" not in message:
+    if not re.search("Expected|Unable|Union|Importing", message):
         return f"--{field.name}: found no value, expected {field.expected}"
     found = typed if typed is not None else value[1] if value else None
     near = difflib.get_close_matches(found or "", field.choices, 1)

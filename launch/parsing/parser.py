@@ -8,7 +8,7 @@ import json
 import math
 import re
 from argparse import ArgumentError
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -16,20 +16,23 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import jsonargparse
 import jsonargparse._typehints
+import jsonargparse.typing
 import yaml
 
 from cloze.launch.parsing.error_messages import check_file, explain
 from cloze.launch.parsing.fields import Described, describe, nulls
 from cloze.launch.parsing.given import Complete, Given, chunks, names_in_file, value_of
-from cloze.launch.parsing.named_files import check_named_files, names_files
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import describe as cannot_be_read
-from cloze.pipeline.untrusted import load_yaml
+from cloze.pipeline.untrusted import check_readable, load_yaml
 from cloze.version import PACKAGE
 
 Config = TypeVar("Config")
 
 _TYPE_HINTS: Any = jsonargparse._typehints
+
+# `class_path: MODULE.NAME` stands for any section. A file of fields must not run the code of a module.
+jsonargparse.set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=["cloze"])
 
 
 def _load(load: Callable[[str], object], text: str) -> object:
@@ -56,6 +59,29 @@ def _copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 _TYPE_HINTS.deepcopy = _copied
+
+
+class _NotRead(Exception):
+    """A file that a value names can't be read. No ValueError, for which the library would try another reading."""
+
+
+def _reads_files_alone(read: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Let the library read only files of bounded size where a value names one, wherever that stands: a pipe has no end,
+    and a corpus in the place of a folder would be read into memory.
+    """
+
+    def checked(named: Any) -> str:
+        try:
+            check_readable(Path(named.absolute))
+        except UserError as error:
+            raise _NotRead(str(error)) from error
+        return read(named)
+
+    return checked
+
+
+_NAMED_FILE: Any = jsonargparse.typing.Path
+_NAMED_FILE.read_text = _reads_files_alone(_NAMED_FILE.read_text)
 
 CONFIGS = PACKAGE / "configs"  # installed configurations, one folder per kind
 
@@ -177,13 +203,12 @@ def parse(
     lists = {field for field, kind in kinds.items() if kind == list[str] or {int, list[int]} <= {*get_args(kind)}} - {
         words
     }
-    in_files = {field: kind for field, kind in kinds.items() if names_files(kind)} | {"config": config}
     for brief, long in short:
         arguments = [long + word[len(brief) :] if word.partition("=")[0] == brief else word for word in arguments]
     known = describe(kind)
     another = partial(build_parser.__wrapped__, name, kind, words)
     try:
-        arguments = _arranged(arguments, known, lists, in_files, configs)
+        arguments = _arranged(arguments, known, lists, configs)
         parser.complete = partial(_complete, another, arguments, complete) if complete else None
         given = parser.parse_args(arguments)
         if parser.complete:
@@ -193,6 +218,8 @@ def parse(
         namespace = parser.instantiate(given)
     except BrokenPipeError:  # of --print_config
         raise
+    except _NotRead as error:
+        raise UserError(f"cloze {name}: {error}") from error
     except PermissionError as error:  # the library looks whether a value is the path of a file of fields
         raise UserError(f"cloze {name}: {cannot_be_read(error, '--config')}") from error
     except (ArgumentError, jsonargparse.ArgumentError, OSError, UnicodeError) as error:
@@ -294,7 +321,6 @@ def _arranged(
     arguments: list[str],
     known: dict[str, Described],
     lists: Collection[str],
-    in_files: Mapping[str, object],
     configs: str,
 ) -> list[str]:
     """The command line as the library reads it.
@@ -324,13 +350,11 @@ def _arranged(
                 raise UserError(f"--{option}: found no value, expected a YAML file")
             value = named_file(option, configs if option == "config" else option, given)
             check_file(option, value, known)
-            check_named_files(option, in_files.get(option), value)
             (whole if option == "config" else files).extend((f"--{option}", value))
         elif name in lists:
             values = [chunk[0].partition("=")[2]] if "=" in chunk[0] else chunk[1:]
             joined.setdefault(name, []).extend(values if len(values) != 1 else _listed(values[0]))
         else:
-            check_named_files(option, in_files.get(option.removesuffix("+")), value_of(chunk))
             options += chunk
     options += [word for name, values in joined.items() for word in (f"--{name}", json.dumps(values))]
     if "--" in words:

@@ -13,6 +13,10 @@ CASES = [
     ("prepare", ["--mixture", "{}"], None),
     ("prepare", ["--mixture+={}"], None),
     ("prepare", ["--mixture", "[{}]"], None),
+    ("prepare", ["--mixture", "- {}"], None),
+    ("prepare", ["--mixture", "# c\n- input: [a]\n  source: {}"], None),
+    ("prepare", ["--mixture+={{input: [a], source: {}}}"], None),
+    ("prepare", ["--mixture.source", "{}"], None),
     ("prepare", ["--mixture", "[{{input: [a], source: {}}}]"], None),
     ("prepare", ["--mixture", "named.yaml"], "- input: [a]\n  source: {}\n"),
     ("prepare", ["--config", "named.yaml"], "mixture: {}\n"),
@@ -49,3 +53,37 @@ def test_files_that_name_one_another_end(tmp_path, capsys, monkeypatch):
     (tmp_path / "b.yaml").write_text("[a.yaml]")
     assert cli.main(["prepare", "--mixture", "a.yaml", "--output", "o"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", ["5", "null", "[other.yaml]", "other.yaml", "{seed: 77}"])
+def test_a_file_of_fields_names_no_other_one(tmp_path, capsys, value):
+    """A list was left out without a word; a number was a traceback."""
+    path = tmp_path / "c.yaml"
+    path.write_text(f"config: {value}\nseed: 1\n")
+    for named in (str(path), f"{{config: {value}}}"):
+        assert cli.main(["prepare", "--config", named, "--output", str(tmp_path / "o")]) == 2
+        assert "found a config in" in (error := capsys.readouterr().err) and len(error.splitlines()) == 1, error
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("pretrain", ["--config", "{{model: {}}}"]),
+        ("pretrain", ["--train", "{}"]),
+        ("pretrain", ["--data", "[{}]"]),
+        ("pretrain", ["--model.class_path", "runs_code.A"]),
+        ("prepare", ["--source", "{}"]),
+        ("prepare", ["--source", "runs_code.A"]),
+        ("prepare", ["--mixture", "[{}]"]),
+        ("prepare", ["--mixture", "[runs_code.A]"]),
+        ("sweep", ["--grid", "{{model: [{}]}}"]),
+    ],
+)
+def test_a_file_of_fields_runs_no_code(tmp_path, capsys, monkeypatch, command, words):
+    """The library of the command line would import the module of a class that a value names."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "runs_code.py").write_text("import pathlib\npathlib.Path('ran').touch()\nclass A: pass\n")
+    given = [word.format("{class_path: runs_code.A}") for word in words]
+    assert cli.main([command, *given, "--output", "o"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1 and not (tmp_path / "ran").exists()
