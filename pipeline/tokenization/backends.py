@@ -13,8 +13,8 @@ import tokenizers
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.records import ROLES
-from cloze.pipeline.tokenization.growth import check_growth, check_template
-from cloze.pipeline.untrusted import check_readable, read_json
+from cloze.pipeline.tokenization.growth import check_growth, check_template, without_vocabulary
+from cloze.pipeline.untrusted import check_readable, load_json, read_json, unique_fields
 
 HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
 ADDED_TOKENS = "added_tokens.json"  # of a tokenizer without tokenizer.json
@@ -121,12 +121,15 @@ def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
     tokenizer.
 
     Raises:
-        UserError: the file is too large, or its normalizer makes texts that much longer.
+        UserError: the file is too large, or its rules make texts that much longer.
+        Exception: it is no tokenizer; a plain one of the library, or as `load_json`.
     """
     check_readable(path)
+    content = load_json(path.read_bytes(), unique_fields)  # of a field that comes twice the library might read another
+    rules = without_vocabulary(content)
+    check_template(rules, path)
+    check_growth(rules, [token["content"] for token in content.get("added_tokens", ())], path)
     backend = tokenizers.Tokenizer.from_file(str(path))
-    check_template(backend, path)
-    check_growth(backend, path)
     # transformers uses only the file
     if config.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend"):
         _normalize_as_described(backend, config)
@@ -153,6 +156,7 @@ def add_listed_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Field
         fault = str(error)
     if fault:
         raise UserError(f"{path}: found added tokens that can't be read ({fault}), expected texts with ids")
+    check_growth(backend, [token.content for token in [*marks, *dict(tokens).values()]], path)
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     roles = special_names(backend.get_vocab(), config, byte_level(backend)).values()
     known |= {name for name in roles if backend.token_to_id(name) is not None}

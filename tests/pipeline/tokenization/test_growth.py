@@ -2,11 +2,12 @@
 
 import base64
 import json
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization import growth
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.pipeline import corpus
 
@@ -20,7 +21,20 @@ _BERT = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None
 
 def _map_of_sentencepiece(text):
     """One that makes nothing of anything, and has this text."""
-    return base64.b64encode(b"\4\0\0\0" + bytes(4) + text.encode() + b"\0").decode()
+    charsmap = base64.b64encode(b"\0\4\0\0" + bytes(1024) + text.encode() + b"\0").decode()
+    return {"type": "Precompiled", "precompiled_charsmap": charsmap}
+
+
+def _kind(name):
+    return {"type": name}
+
+
+def _chain(letters):
+    """Each letter becomes the next one, twice."""
+    return list(chain.from_iterable(_replacing(1, two * 2, String=one) for one, two in pairwise(letters)))
+
+
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 @pytest.mark.parametrize(
@@ -37,8 +51,15 @@ def _map_of_sentencepiece(text):
         [{"type": "ByteLevel"}] * 12,  # each doubles what is no ASCII
         [{"type": "BertNormalizer", **_BERT}, *_replacing(1, "北", String=" ")] * 20,
         [{"type": "NFKD"}, *(_replacing(1, "ﷺ", String=each)[0] for each in "صلىاعيهوسم")] * 8,
-        [{"type": "Replace", "pattern": {"String": one}, "content": two * 2} for one, two in pairwise("abcdefghijklm")],
-        [{"type": "Precompiled", "precompiled_charsmap": _map_of_sentencepiece("a" * 1001)}],
+        _chain("abcdefghijklm"),
+        [_map_of_sentencepiece("a" * 1001)],
+        [_map_of_sentencepiece("zz\0" + "longer\0" * 20)] * 26,
+        [*_replacing(1, "", Regex="[a-z]"), *_replacing(1, "aa", Regex=r"\p{Greek}"), *_chain(_ALPHABET)],
+        [{"type": "Lowercase"}, *_replacing(1, "AA", Regex=r"\p{Greek}"), *_chain(_ALPHABET.upper())],
+        [*_replacing(1, "é" * 40, String="è"), {"type": "NFC"}, *_replacing(1, "ab" * 40, String="é")],
+        [*_replacing(1, "e\N{COMBINING ACUTE TONE MARK}" * 99, String="x"), {"type": "NFKC"}, *_chain("éabcdef")],
+        [*_replacing(1, "y" * 1000, String="x"), *_replacing(1, "", String="x" * 200_000), *_chain("yzab")],
+        [{"type": "NFC"}] * 100_000 + _chain(_ALPHABET),
     ],
 )
 def test_rules_that_make_endless_texts_of_short_ones_are_refused(tmp_path, rules):
@@ -46,28 +67,105 @@ def test_rules_that_make_endless_texts_of_short_ones_are_refused(tmp_path, rules
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     content["normalizer"] = {"type": "Sequence", "normalizers": rules}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=f"{tmp_path}/tokenizer.json: found a normalizer whose rules make more than"):
+    with pytest.raises(
+        UserError, match=f"{tmp_path}/tokenizer.json: found a normalizer whose rules can make more than"
+    ):
         Tokenizer.from_folder(tmp_path)
     content["normalizer"] = None
+    metaspace = {"replacement": "▁", "prepend_scheme": "always", "split": True}
     for part, kind, rule in (
         ("pre_tokenizer", "pretokenizers", {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}),
+        ("pre_tokenizer", "pretokenizers", {"type": "Metaspace"} | metaspace),
         ("decoder", "decoders", {"pattern": {"String": "a"}, "content": "aa"}),
     ):
         each = {"type": "ByteLevel" if part == "pre_tokenizer" else "Replace"} | rule
         (tmp_path / "tokenizer.json").write_text(json.dumps(content | {part: {"type": "Sequence", kind: [each] * 12}}))
-        with pytest.raises(UserError, match="whose rules make more than"):
+        with pytest.raises(UserError, match="whose rules can make more than"):
             Tokenizer.from_folder(tmp_path)
-    usual = [*_replacing(1, "▁", String=" "), *_replacing(9, " ", Regex=" {2,}"), {"type": "Prepend", "prepend": "▁"}]
-    usual += [_replacing(1, f"{letter}e", String=letter)[0] for letter in "äöüßœæøåéèêëàùçñ"]
-    usual += [
-        _replacing(1, "", Regex=pattern)[0] for pattern in (r"^\s+", "<[^>]*>", r"(.)\1{3,}", r"\x61" * 40 + "(b)")
-    ] * 5
-    content["normalizer"] = {
-        "type": "Sequence",
-        "normalizers": [{"type": "NFKC"}, {"type": "BertNormalizer", **_BERT}, *usual],
-    }
+    content["normalizer"], pad = None, {"pad_token": "<p>", "cleanup": True}
+    for decoder in (pad | {"type": "CTC", "word_delimiter_token": ""}, {"type": "BPEDecoder", "suffix": ""}):
+        content["decoder"] = {"type": "Sequence", "decoders": [decoder] * 31}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        with pytest.raises(UserError, match="found a decoder whose rules can make more than"):
+            Tokenizer.from_folder(tmp_path)
+
+
+_FOLDING = {"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "œ": "oe", "…": "...", "ﬁ": "fi", "&": " and ", "<": " lt "}
+_USUAL = [{"type": "NFKC"}, {"type": "BertNormalizer", **_BERT}, {"type": "Lowercase"}]
+_CLEANING = (r"^\s+", "<[^>]*>", r"(.)\1{3,}", r"\x61" * 40 + "(b)", r"(?:``|\'\')", r"\p{Zs}+", "[[:space:]]{2,}")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [*_replacing(1, "▁", String=" "), *_replacing(30, " ", Regex=" {2,}"), {"type": "Prepend", "prepend": "▁"}],
+        [_replacing(1, to, String=letter)[0] for letter, to in _FOLDING.items()] * 3,
+        [_replacing(1, "", Regex=pattern)[0] for pattern in _CLEANING] * 5,
+        [_replacing(1, " ", Regex=pattern)[0] for pattern in _CLEANING[1:]] * 5,
+        [_replacing(1, chr(0x4E00 + number), String=chr(0x6000 + number))[0] for number in range(2700)],
+        [_replacing(1, f" pin{number} ", String=chr(0x6000 + number))[0] for number in range(2700)],
+        [
+            _replacing(1, f":a_face_with_a_name_of_sixty_letters_{number:024}:", String=chr(0x1F600 + number))[0]
+            for number in range(80)
+        ],
+        [*map(_kind, ("Nmt", "NFD", "StripAccents")), _map_of_sentencepiece("a" * 33)],
+    ],
+)
+def test_honest_rules_are_taken_however_many(tmp_path, rules):
+    corpus.tokenizer().save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Sequence", "normalizers": [*_USUAL, *rules]}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    Tokenizer.from_folder(tmp_path)
+    assert Tokenizer.from_folder(tmp_path).normalize("Cat").endswith("cat")
+
+
+def test_rules_of_unicode_make_no_more_of_a_letter_than_is_counted():
+    for kind, most in growth._WIDEST.items():
+        rule = json.dumps({"type": kind} | (_BERT | {"strip_accents": True} if kind == "BertNormalizer" else {}))
+        assert max(map(len, growth._changed(rule).values())) == most, kind
+
+
+_TAKE = (
+    r"\s+ [^\S\n]{2,} \p{Zs} (a|b)+ (?<n>a)?b \ba [[:space:]]+ a+? ``|'' { (?i:ab) [\]] (.)\1{3,} (((a))) \x61".split()
+)
+_MAY_NOT = (
+    r"a* a? (?=a) a\K \y () (a|) a|b* [[:space:]]* []a]* a{0,3} a{,3} a{3,0} a{2}? a+* \x61* (?:(?:a*)b?)+ "
+    r"(?<=a)(?=b) (a a) (?~a) \10 ^$ (?x:a)"
+)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "takes"), [*((each, True) for each in _TAKE), *((each, False) for each in ("", *_MAY_NOT.split()))]
+)
+def test_a_regex_that_may_match_nothing_is_known(pattern, takes):
+    assert growth.takes_letters(pattern) == takes
+
+
+def test_a_long_text_that_grows_is_refused_before_it_takes_all_memory(tmp_path):
+    """And a tokenizer whose added tokens are such texts; that a long one with letters that grow little is read."""
+    corpus.tokenizer().save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["normalizer"] = _replacing(1, "b" * 900, String="e")[0]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert len(tokenizer.normalize("e")) == 900 and len(tokenizer.normalize("a" * 200_000)) == 200_000
+    for read in (tokenizer.normalize, tokenizer.encode, lambda text: tokenizer.encode_with_offsets([text] * 2)):
+        with pytest.raises(UserError, match="makes 900 times as many letters"):
+            read("e" * 100_000)
+    added = {"id": 9, "content": "e" * 200_000, "normalized": True}
+    content["added_tokens"][0] |= added
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="found added tokens of 200,0.. letters, expected words"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_field_that_comes_twice_is_refused(tmp_path):
+    """The library takes the one that is not null, Python the last."""
+    corpus.tokenizer().save(tmp_path)
+    text = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(text.rstrip()[:-1] + ', "normalizer": null}')
+    with pytest.raises(UserError, match="found the field 'normalizer' twice"):
+        Tokenizer.from_folder(tmp_path)
 
 
 def test_a_template_with_a_token_that_it_has_no_id_of_is_refused(tmp_path, capfd):
