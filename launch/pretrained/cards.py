@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.untrusted import load_json, load_yaml
+from cloze.pipeline.untrusted import check_regular, load_json, load_yaml
 
 CARD = "README.md"
 _LONGEST = 1 << 16  # bytes that are read of a card, whose metadata comes first
@@ -33,6 +33,7 @@ def card_examples(folder: Path) -> list[Example]:
     used without.
     """
     try:
+        check_regular(folder / CARD)
         with open(folder / CARD, "rb") as file:
             text = file.read(_LONGEST).decode("utf-8", errors="replace")
         begin, metadata, *rest = text.replace("\r\n", "\n").split("---\n", 2)
@@ -51,6 +52,7 @@ def row_examples(file: Path, columns: tuple[str, ...]) -> list[Example]:
         columns: of the text, or of the pair of texts.
     """
     try:
+        check_regular(file)
         with open(file, "rb") as opened:
             *lines, _ = opened.read(_LONGEST).split(b"\n")
         rows = [load_json(line.decode()) for line in lines]

@@ -258,10 +258,13 @@ class _Bounded(H11Protocol):
 
         if self.cycle is not None:
             self.cycle.disconnected = True  # what its answer sends from now on is left out
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:
-            self.abort()
+        try:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                super().send_400_response(msg)
+                return
+        except h11.LocalProtocolError:  # an answer to HEAD is over with its headers
+            pass
+        self.abort()
 
     def abort(self) -> None:
         """Close at once, without reading or writing the rest."""

@@ -77,6 +77,9 @@ def _source(path: str) -> str | io.RawIOBase:
     return open_raw(path) if is_url(path) else path
 
 
+_TEXTS = pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null
+
+
 def _values(
     rows: pa.RecordBatch, segment: Segment, text_field: str, id_field: str | None, start: int
 ) -> Iterator[tuple[int, memoryview, str | None]]:
@@ -86,7 +89,9 @@ def _values(
     texts = rows.column(text_field)
     if pa.types.is_dictionary(texts.type):
         texts = texts.dictionary_decode()
-    if not any(test(texts.type) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
+    if isinstance(texts, pa.ExtensionArray):  # as JSON's, which are texts
+        texts = texts.storage
+    if not any(test(texts.type) for test in _TEXTS):
         raise UserError(f"{where}: {text_field}: found {texts.type}, expected a string")
     texts = texts.cast(pa.large_binary())  # of the same bytes
     try:

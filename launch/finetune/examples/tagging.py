@@ -156,7 +156,8 @@ def find_tags(sentences: Sentences, listed: list[str]) -> HeadConfig:
     tags = set(sentences.tags)
     if sentences.scheme not in (None, "IOB2"):  # one tag of the file may represent both
         tags |= {f"{prefix}-{tag[2:]}" for tag in tags - {OUTSIDE} for prefix in "BI"}
-    if not listed and (alike := looking_alike(tags)):
+    kinds = {tag[2:] if sentences.scheme else tag for tag in tags}
+    if not listed and (alike := looking_alike(tags) or looking_alike(kinds)):
         raise UserError(
             f"{sentences.path}: found the tags {alike}, which look alike, expected one way to write each; correct the "
             "file, or name all tags with --labels"

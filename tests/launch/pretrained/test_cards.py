@@ -1,6 +1,7 @@
 """Examples of model cards, as the hub documents their metadata."""
 
 import json
+import os
 
 import pytest
 
@@ -48,6 +49,12 @@ def test_the_examples_of_rows_that_a_run_was_measured_by(tmp_path):
     assert row_examples(file, ("ticket", "note"))[:2] == [Example("no login", "a"), Example("slow", "c")]
     file.write_text("[1]\nno JSON\n")
     assert row_examples(file, ("ticket",)) == []
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    for name in ("README.md", "validation.jsonl"):
+        os.mkfifo(tmp_path / name)
+    assert card_examples(tmp_path) == row_examples(tmp_path / "validation.jsonl", ("text",)) == []
 
 
 @pytest.mark.parametrize(

@@ -229,9 +229,10 @@ def test_what_is_no_http_behind_a_refusal_ends_the_connection_without_a_tracebac
                     client.sendall(behind)
                     with suppress(ConnectionResetError):
                         until_closed(client)
-        with connect(address) as client:  # a broken body beside its head
-            client.sendall(b"POST / HTTP/1.1\r\nHost: e\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
-            assert b"400" in until_closed(client)
+        for method in (b"POST", b"HEAD"):  # whose answer has no body
+            with connect(address) as client:  # a broken body beside its head
+                client.sendall(method + b" / HTTP/1.1\r\nHost: e\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+                assert b"400" in until_closed(client)
         assert httpx.get(address + "/health", timeout=60).status_code == 200
         process.terminate()
         _, errors = process.communicate(timeout=60)

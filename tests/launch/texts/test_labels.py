@@ -8,14 +8,21 @@ from cloze.launch.texts.labels import looking_alike
 @pytest.mark.parametrize(
     ("one", "other"),
     [("a", "a "), ("New York", "New\u00a0York"), ("a b", "a  b"), ("a b", "a\tb"), ("co-op", "co\u2011op")]
-    + [("co-op", "co\u2010op"), ("caf\u00e9", "cafe\u0301"), ("a", "a\u200b"), ("", " ")],
+    + [("co-op", "co\u2010op"), ("caf\u00e9", "cafe\u0301"), ("a", "a\u200b"), ("", " ")]
+    + [("good", "good\u200c"), ("ab", "a\u200db"), ("\u0645\u062b\u0628\u062a", "\u0645\u062b\u0628\u062a\u200c")]
+    + [("\u2764", "\u2764\ufe0f"), ("-1", "\u22121"), ("a", "a\0"), ("a b", "a\u2800b"), ("a", "a\U000e0020\U000e0041")]
+    + [("a", "a" + mark) for mark in "\ufe00\u034f\u180e\u3164\u115f\u206a\ufff9\u00ad"],
 )
 def test_what_cant_be_seen_makes_no_difference(one, other):
     assert set(looking_alike(["c", other, "d", one]).split(" and ")) == {ascii(one), ascii(other)}
 
 
 def test_what_can_be_seen_makes_one():
-    """Also joiners, which make other letters and other emoji."""
+    """Also joiners, which make other letters and other emoji, and tags, which make flags of regions."""
+    flags = [
+        "\U0001f3f4" + "".join(chr(0xE0000 + ord(letter)) for letter in f"{name}\x7f") for name in ("gbeng", "gbsct")
+    ]
+    assert looking_alike(flags) is None
     joined = ["\u0646\u0645\u06cc\u200c\u0634\u0648\u062f", "\u0646\u0645\u06cc\u0634\u0648\u062f"]
     assert looking_alike([*joined, "\U0001f468\u200d\U0001f469", "\U0001f468\U0001f469"]) is None
     assert (

@@ -270,7 +270,8 @@ def test_parquet_fields_and_row_groups(tmp_path):
 
 def test_texts_of_tables_of_every_kind(tmp_path, monkeypatch):
     made = [*corpus.documents(5), None, "é" * 3000]
-    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+    kinds = pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string()), pa.json_()
+    for kind in kinds:
         parquet.write_table(pa.table({"text": pa.array(made, pa.string()).cast(kind)}), tmp_path / "a.parquet")
         assert [d.text.decode() for d in read([tmp_path])] == [text or "" for text in made]
     with monkeypatch.context() as patch:

@@ -196,6 +196,7 @@ def test_a_byte_level_tagger_predicts_what_it_was_measured_by(tmp_path):
         ),
         ("w1\nw2\n", ("row 1", "expected a word and its tag")),
         ("w1 B-x\nw2 B-x\u200b\n", (r"found the tags 'B-x' and 'B-x\u200b', which look alike",)),
+        ("w1 B-x\nw2 B-y\nw3 I-y\u200b\n", (r"found the tags 'y' and 'y\u200b', which look alike",)),
     ],
 )
 def test_conll_errors_name_the_row(model, tmp_path, capsys, text, parts):
