@@ -496,6 +496,14 @@ def checkpoint_steps(run: Path) -> list[int]:
     return CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu")).steps()
 
 
+def damage_by_sizes(run: Path) -> dict[int, str | None]:
+    """Why each of a run's published checkpoints, by its step, is damaged, as far as sizes of files say so; None: it
+    has all files.
+    """
+    manager = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu"))
+    return {step: damage(manager.path(step), sizes_only=True) for step in manager.steps()}
+
+
 def read_average(
     run: Path,
     count: int,

@@ -10,18 +10,28 @@ from pathlib import Path
 
 import yaml
 
+from cloze.launch.checkpoint import damage_by_sizes
 from cloze.launch.config import PretrainConfig, SweepConfig
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.parsing import parse
 from cloze.launch.pretrain.inputs import open_inputs
 from cloze.launch.pretrain.precheck import check_inputs
 from cloze.launch.pretrain.shapes import complete
-from cloze.launch.run.metrics_file import iterate_metrics
+from cloze.launch.run.metrics_file import is_evaluation, iterate_metrics
 from cloze.launch.run.resume_check import check_folder
-from cloze.launch.run.runs import FIRST_WEIGHTS, METRICS, SOFTWARE
+from cloze.launch.run.runs import CHECKPOINTS, FIRST_WEIGHTS, METRICS, SOFTWARE, TOKENIZER, own_tokenizer
 from cloze.launch.run.status_file import read_status
 from cloze.launch.run.sweep_results import Sweep
-from cloze.launch.run.sweeps import Results, Run, arguments_of, combinations, command_of, part_of_name, written
+from cloze.launch.run.sweeps import (
+    Lost,
+    Results,
+    Run,
+    arguments_of,
+    combinations,
+    command_of,
+    part_of_name,
+    written,
+)
 from cloze.launch.system.console import Console
 from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.environment import Environment, visible_gpus
@@ -47,21 +57,62 @@ class PretrainingRun(Run):
     """The curve whose last value is compared; of data without held-out samples train/loss."""
 
     def results(self) -> Results | None:
-        """The evaluation at the end and the median speed of a complete run; None for another. A value whose line in
-        metrics.jsonl is lost or damaged is left out: an earlier one is not that of the end.
+        """The evaluation at the end and the median speed of a complete run; None for another. A value that was not
+        finite is left out, and so is one whose line in metrics.jsonl is lost: an earlier one is not that of the end.
         """
         if not self.complete:
             return None
-        last: float | None = None
-        speeds: list[float] = []
-        end = read_status(self.folder).get("step")
-        for line in iterate_metrics(self.folder) if (self.folder / METRICS).exists() else ():
-            last = line.get(self.metric, last) if line["step"] == end else None
-            speeds += [line[_SPEED]] if line.get(_SPEED) is not None else []
-        values = {self.metric: last} if last is not None else {}
+        line, speeds = self._curve()
+        value = line.get(self.metric) if line else None
+        values = {} if value is None else {self.metric: value}
         if values and speeds:
             values[_SPEED] = statistics.median(speeds)
         return Results(self.metric, values)
+
+    def lost_model(self) -> Lost | None:
+        """As for every run: of its last checkpoint and its tokenizer. The run goes on from another checkpoint if there
+        is one; without any it is not begun anew unasked.
+        """
+        if not self.complete:
+            return None
+        end, found = self._end, damage_by_sizes(self.folder)
+        if problem := found.get(end, "it is missing"):
+            folder = self.folder / CHECKPOINTS
+            expected = f"(of step {end}: {problem}), expected the last one as it was saved"
+            if None in found.values():
+                return Lost(f"{folder}: found only older checkpoints whole {expected}")
+            what = f"{folder}: found no whole checkpoint {expected}: no weights of the run are left, its curve counts"
+            return Lost(what, self.repeating)
+        try:
+            own_tokenizer(self.folder)
+        except UserError as error:
+            what, _, advice = str(error).partition("; ")
+            return Lost(what, advice if (self.folder / TOKENIZER).exists() else None)
+        return None
+
+    def lost_curve(self) -> Lost | None:
+        """As for every run; also the line with the value that is compared."""
+        lost = super().lost_curve()
+        if lost is None and self.complete and self._curve()[0] is None:
+            found = f"{self.folder / METRICS}: found no {self.metric} of step {self._end}, the last one"
+            return Lost(f"{found}, expected it as the run has written it", self.repeating)
+        return lost
+
+    @property
+    def _end(self) -> int:
+        """Step of the last checkpoint of a complete run."""
+        return int(read_status(self.folder).get("step", 0))
+
+    def _curve(self) -> tuple[Fields | None, list[float]]:
+        """The line of a complete run's metrics.jsonl at the end, None if it is lost, and the speeds."""
+        last: Fields | None = None
+        speeds: list[float] = []
+        end, evaluation = self._end, is_evaluation({self.metric: None})
+        for line in iterate_metrics(self.folder) if (self.folder / METRICS).exists() else ():
+            if line["step"] >= end and is_evaluation(line) == evaluation:  # later if the last steps were skipped
+                last = line
+            speeds += [line[_SPEED]] if line.get(_SPEED) is not None else []
+        return last, speeds
 
 
 def sweep(config: SweepConfig, environment: Environment) -> int:

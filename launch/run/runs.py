@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 import yaml
+from safetensors import SafetensorError, safe_open
 
 from cloze.launch.config import RunConfig
 from cloze.launch.system.software import software
@@ -482,15 +483,36 @@ def check_there(folder: Path) -> None:
 
 
 def lost_of_model(run: Path) -> Path | None:
-    """The first file of the model of a run with results that is missing or empty; None: there is no such file."""
+    """The first file of the model of a run with results that is missing, empty, cut, or no weights and not as it was
+    written; None: there is no such file. Weights are not read, which would take long.
+    """
     if not (run / RESULTS).is_file():
         return None
     hashes = read_fields(run / RESULTS).get(MODEL_HASHES)
-    for name in ("config.json", *(hashes if isinstance(hashes, dict) else ())):
+    for name, expected in ({"config.json": None} | (hashes if isinstance(hashes, dict) else {})).items():
         path = run / MODEL / name
         if not path.is_file() or not path.stat().st_size:
             return path
+        whole = _has_its_length(path) if path.suffix == ".safetensors" else expected in (None, _hash_of(path))
+        if not whole:
+            return path
     return None
+
+
+def _has_its_length(weights: Path) -> bool:
+    """Whether a file of weights is as long as its beginning says."""
+    try:
+        with safe_open(weights, "np"):
+            return True
+    except (OSError, SafetensorError):
+        return False
+
+
+def found_at(path: Path) -> str:
+    """What is found instead of a file as a run has written it, for messages."""
+    if not path.is_file():
+        return "no such file"
+    return "another file" if path.stat().st_size else "nothing in it"
 
 
 def _check_finetuned(folder: Path) -> None:
@@ -499,8 +521,8 @@ def _check_finetuned(folder: Path) -> None:
     for path in (folder / MODEL / "config.json", *(folder / PREDICTIONS / f"{stem_of(each)}.jsonl" for each in splits)):
         if not path.is_file() or not path.stat().st_size:
             raise UserError(
-                f"{path}: found {'nothing in it' if path.exists() else 'no such file'}, expected it as the run has "
-                "written it: something was removed while the run used the folder; the same command writes it again"
+                f"{path}: found {found_at(path)}, expected it as the run has written it: something was removed while "
+                "the run used the folder; the same command writes it again"
             )
     check_model(folder)
 

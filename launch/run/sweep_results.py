@@ -48,6 +48,7 @@ class Sweep:
         """
         with locked(self.folder):
             set_status(self.folder, "running", self._num_complete())
+            known = [run.lost_model() for run in self.runs]
             if run_all(self.runs, devices, console):
                 set_status(self.folder, "requeue", self._num_complete())
                 console.say(
@@ -57,9 +58,9 @@ class Sweep:
             if fault := fault_in_runs(self.runs):
                 set_status(self.folder, "failed", self._num_complete())
                 raise UserError(fault)
-            for run in self.runs:
-                if run.complete and not (run.folder / runs.MODEL).exists() and not runs.has_checkpoints(run.folder):
-                    console.warn(f"{run.folder}: found no checkpoint and no model: nothing of its weights is left")
+            for run, before in zip(self.runs, known, strict=True):
+                if (lost := run.lost_model()) and lost != before:  # which `run_all` has said
+                    console.warn(f"{lost.what}; {lost.advice}")
             summary = self.summarize()
             publish_text(self.folder / runs.RESULTS, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
             if not summary["n"]:

@@ -50,6 +50,16 @@ class Results:
         return self.values.get(self.metric)
 
 
+@dataclass(frozen=True)
+class Lost:
+    """Something of a complete run that is not there as the run has written it."""
+
+    what: str
+    """Where, what is found, and what is expected."""
+    advice: str | None = None
+    """What to do; None: the run's command writes it again, so that it is run again."""
+
+
 def no_better(metric: str, value: float, majority: float | None) -> str | None:
     """A sentence which says that a value, which may be NaN, is no better than a constant prediction's; None if it is
     better, or if there is no constant prediction.
@@ -92,11 +102,31 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether it has its model, and results of these test files, which may be others than at an earlier start."""
-        if self.results() is None or runs.lost_of_model(self.folder):
+        """Whether it has results of these test files, which may be others than at an earlier start, and nothing is lost
+        of its model that its command writes again.
+        """
+        lost = self.lost_model()
+        if self.results() is None or (lost and lost.advice is None):
             return False
         path = self.folder / runs.RESULTS
         return (runs.read_fields(path).get(TEST_HASHES, {}) if path.is_file() else {}) == self.test_hashes
+
+    def lost_model(self) -> Lost | None:
+        """What of its model a complete run has lost, by a look at sizes; None: nothing."""
+        path = runs.lost_of_model(self.folder) if self.complete else None
+        return path if path is None else Lost(_as_written(path))
+
+    def lost_curve(self) -> Lost | None:
+        """What of its curve, which no command writes again, a complete run has lost; None: nothing that is needed."""
+        path = self.folder / runs.METRICS
+        if path.exists() and path.stat().st_size:
+            return None
+        return Lost(_as_written(path), self.repeating)
+
+    @property
+    def repeating(self) -> str:
+        """What to do about a file that the run's command does not write again."""
+        return f"restore it, or remove {self.folder}, and the same command runs it again"
 
     def results(self) -> Results | None:
         """The values of a complete fine-tuning run, or None.
@@ -231,6 +261,9 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
     Stop signals are forwarded, so that each run leaves a checkpoint. A run still active from a sweep that was killed is
     waited for.
     """
+    for run in planned:
+        if lost := run.lost_model():
+            console.warn(f"{lost.what}; {lost.advice or 'the run is started again, which writes it anew'}")
     waiting = [run for run in planned if not run.measured]
     if done := len(planned) - len(waiting):
         console.say(f"{done} of {len(planned)} runs are complete already")
@@ -267,16 +300,12 @@ def fault_in_runs(planned: Sequence[Run]) -> str | None:
     """One line if a run that has ended has read other inputs than were planned, or has lost a file; else None."""
     ended = [run for run in planned if run.results() is not None]
     for run in ended:
-        metrics = run.folder / runs.METRICS
-        lost = runs.lost_of_model(run.folder)
-        if lost is None and not (metrics.exists() and metrics.stat().st_size):
-            lost = metrics
-        if lost is not None:
-            return (
-                f"{lost}: found {'nothing in it' if lost.exists() else 'no such file'}, expected it as the run has "
-                f"written it: something was removed meanwhile; restore it, or remove {run.folder}, and the same "
-                "command runs it again"
-            )
+        lost = run.lost_model()
+        if lost is None or lost.advice:
+            lost = run.lost_curve()
+        if lost:
+            advice = lost.advice or "the same command writes it again"
+            return f"{lost.what}: something was removed meanwhile; {advice}"
         read = runs.read_fields(run.folder / runs.DATA)
         for name, expected in run.facts.items():
             if (found := read.get(name, expected)) != expected:  # an earlier version wrote fewer
@@ -291,6 +320,10 @@ def fault_in_runs(planned: Sequence[Run]) -> str | None:
             "meanwhile; run the same command again, which measures them anew"
         )
     return None
+
+
+def _as_written(lost: Path) -> str:
+    return f"{lost}: found {runs.found_at(lost)}, expected it as the run has written it"
 
 
 def _start(run: Run, device: str) -> subprocess.Popen[bytes]:

@@ -1,6 +1,8 @@
 """`cloze sweep`: a grid of pretrainings, killed and started again, and as a job array."""
 
 import json
+import os
+import re
 import shutil
 import signal
 import time
@@ -9,12 +11,18 @@ from functools import partial
 import pytest
 
 from cloze.launch.cli import main
+from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.sweep import PretrainingRun, warn_of_other_weights
+from cloze.launch.run import runs, sweep_results
 from cloze.launch.run.metrics_file import read_metrics
-from cloze.launch.run.status_file import read_status
+from cloze.launch.run.status_file import read_status, set_status
+from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.system.console import Console
+from cloze.pipeline.errors import UserError
 from tests.commands import forked_cloze, main_of_python
 from tests.forked import ForkedRun
+from tests.launch.checkpoint.small_checkpoints import manager, publish
+from tests.launch.tiny_models import tokenizer
 from tests.launching import finish, kill_when, pretrain_arguments, step_of
 from tests.synthetic import make_shards
 
@@ -69,6 +77,65 @@ def test_runs_that_began_with_other_weights_are_warned_of(tmp_path, capsys):
         assert ("began with other weights than the rest" in capsys.readouterr().err) == warned
 
 
+STEPS = "checkpoints/step-*"
+
+
+@pytest.mark.parametrize(
+    ("change", "names", "said", "again"),
+    [
+        ("removed", "checkpoints/step-00000006", "found only older checkpoints whole (of step 6: it is missing)", True),
+        ("cut", "checkpoints/step-00000006/rank-00000.pt", "(of step 6: rank-00000.pt has 3 bytes, expected 6)", True),
+        ("removed", f"{STEPS}/rank-00000.pt", "found no whole checkpoint (of step 6: rank-00000.pt is missing)", False),
+        ("cut", f"{STEPS}/rank-00000.pt", "whole checkpoint (of step 6: rank-00000.pt has 3 bytes, expected 6)", False),
+        ("removed", f"{STEPS}/*", "found no whole checkpoint (of step 6: checksums.json or state.json is", False),
+        ("removed", STEPS, "found no whole checkpoint (of step 6: it is missing)", False),
+        ("removed", "tokenizer", "tokenizer: found no tokenizer.json", True),
+        ("cut", "tokenizer/tokenizer.json", "tokenizer.json: found another file", False),
+        ("cut", "metrics.jsonl", "metrics.jsonl: found no validation/loss of step 6, the last one", None),
+    ],
+)
+def test_what_a_complete_run_has_lost_is_said(tmp_path, capsys, monkeypatch, change, names, said, again):
+    """Before the others are run, or meanwhile.
+
+    Args:
+        again: whether the run's command writes it again; None: without it there is no table.
+    """
+    monkeypatch.setattr(Sweep, "draw", lambda self, summary: None)
+    ours, planned = tokenizer(), [PretrainingRun(name, tmp_path / name) for name in ("1", "2")]
+    for value, run in enumerate(planned, 1):
+        runs.describe(run.folder, PretrainConfig("d", str(run.folder)), {}, {runs.TOKENIZER: ours.save}, {})
+        for step in (4, 6):
+            publish(manager(run.folder / runs.CHECKPOINTS, []), step, b"123456")
+        (run.folder / runs.METRICS).write_text(
+            f'{{"step": 4, "validation/loss": 3}}\n{{"step": 6, "validation/loss": {value}}}\n'
+        )
+        set_status(run.folder, "complete", 6)
+    sweep = Sweep(tmp_path, planned, "at the end")
+    assert sweep.reach_end([""], Console()) and "warning" not in capsys.readouterr().err
+
+    def lose(*_) -> bool:
+        for path in planned[0].folder.glob(names):
+            if change == "cut":
+                os.truncate(path, path.stat().st_size // 2)
+            else:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep_results, "run_all", lose)
+        if again is False:
+            assert sweep.reach_end([""], Console())
+            assert said in capsys.readouterr().err.replace("\n", " ")
+        else:
+            with pytest.raises(UserError, match=f"{re.escape(said)}.*: something was removed meanwhile; "):
+                sweep.reach_end([""], Console())
+    assert [run.measured for run in planned] == [not again, True]
+    if again is False:
+        assert sweep.reach_end([""], Console())
+        printed = capsys.readouterr()
+        assert printed.err.replace("\n", " ").count(said) == 1 and "best run: 1, 1.0000" in printed.out
+
+
 @pytest.fixture
 def forking(tmp_path):
     """The main of a sweep whose runs are forked."""
@@ -121,5 +188,9 @@ def test_a_killed_sweep_goes_on_and_shows_what_all_reach(data, tmp_path, forking
     medians = [each["metrics"]["validation/loss"]["median"] for each in found["settings"]]
     assert medians == sorted(medians) and found["best"]["median"]["value"] == medians[0] and found["n"] == 4
     shutil.rmtree(folder / NAMES[0] / "checkpoints")
-    said = finish(ForkedRun(again, main=forking))
-    assert f"{NAMES[0]}: found no checkpoint and no model: nothing of its weights is left" in said.replace("\n", " ")
+    shutil.rmtree(folder / NAMES[1] / "tokenizer")
+    said = finish(ForkedRun(again, main=forking)).replace("\n", " ")
+    assert f"{NAMES[0]}/checkpoints: found no whole checkpoint (of step 6: it is missing)" in said
+    assert "3 of 4 runs are complete already" in said and f"run 2 of 4, {NAMES[1]} begins" in said
+    assert (folder / NAMES[1] / "tokenizer/tokenizer.json").is_file()
+    assert json.loads((folder / "results.json").read_text()) == found

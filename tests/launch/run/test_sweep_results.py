@@ -43,10 +43,12 @@ def test_a_run_whose_last_loss_is_no_number_has_failed_and_the_others_count(tmp_
     ("lines", "expected"),
     [
         (['{"step": 4, "validation/loss": 3}', '{"step": 6, "validation/loss": 2}'], {"validation/loss": 2}),
-        (['{"step": 4, "validation/loss": 3}', '{"step": 6, "validation/loss": "abc"}'], {}),
-        (['{"step": 4, "validation/loss": 3}', '{"step": 6, "validation/loss": 2'], {}),
+        (['{"step": 4, "validation/loss": 3}', '{"step": 6, "validation/loss": "abc"}'], None),
+        (['{"step": 4, "validation/loss": 3}', '{"step": 6, "validation/loss": 2'], None),
+        (['{"step": 4, "validation/loss": 3}', '{"step": 6, "train/loss": 2}'], None),
         (['{"step": 4, "validation/loss": 3}', '{"step": 6, "validation/loss": null}'], {}),
         (['{"step": 6, "validation/loss": 2}', '{"step": 6, "train/loss": 9}'], {"validation/loss": 2}),
+        (['{"step": 4, "validation/loss": 3}', '{"step": 7, "validation/loss": 2}'], {"validation/loss": 2}),
         (
             [
                 '{"step": 2, "speed/tokens_per_second": null}',
@@ -55,17 +57,33 @@ def test_a_run_whose_last_loss_is_no_number_has_failed_and_the_others_count(tmp_
             ],
             {"validation/loss": 2, "speed/tokens_per_second": 5},
         ),
-        (None, {}),
+        ([], None),
+        (None, None),
     ],
 )
 def test_what_a_run_has_reached_is_its_evaluation_at_the_end_alone(tmp_path, lines, expected):
-    """An earlier one was once taken for it where the last line was damaged."""
+    """An earlier one was once taken for it where the last line was damaged. None: its line is lost, which is not the
+    same as a value that was not finite. The end is after the last checkpoint if the last steps were skipped.
+    """
     run = PretrainingRun("1", tmp_path / "1")
     run.folder.mkdir()
     (run.folder / "status.json").write_text('{"state": "complete", "step": 6}')
     if lines is not None:
         (run.folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert run.results().values == expected
+    assert run.results().values == (expected or {}) and (run.lost_curve() is None) == (expected is not None)
+
+
+def test_without_validation_the_loss_of_the_last_steps_counts(tmp_path):
+    run = PretrainingRun("1", tmp_path / "1", metric="train/loss")
+    run.folder.mkdir()
+    (run.folder / "status.json").write_text('{"state": "complete", "step": 6}')
+    for line, values, lost in (
+        ('"train/loss": 2.5', {"train/loss": 2.5}, False),
+        ('"train/skipped_steps": 6', {}, False),  # all of them were skipped, and there is no loss
+        ('"validation/loss": 2.5', {}, True),
+    ):
+        (run.folder / "metrics.jsonl").write_text(f'{{"step": 6, {line}}}\n')
+        assert run.results().values == values and (run.lost_curve() is not None) == lost
 
 
 @pytest.mark.parametrize(

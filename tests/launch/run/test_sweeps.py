@@ -2,17 +2,20 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from cloze.launch.finetune.sweep import _NO_SETTINGS
 from cloze.launch.run import runs
 from cloze.launch.run.ownership import in_use
-from cloze.launch.run.sweeps import Run, combinations, no_better, run_all
+from cloze.launch.run.sweeps import Run, combinations, fault_in_runs, no_better, run_all
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 
@@ -94,6 +97,26 @@ def test_the_run_at_work_is_named_with_its_step_and_loss(tmp_path, capsys):
     printed = capsys.readouterr()
     assert f"run 2 of 2, b begins; its output: {run.log}" in printed.out
     assert printed.err == "run 2 of 2, b: step 7, loss 2.5000\n"
+
+
+@pytest.mark.parametrize("lost", ["model.safetensors", "config.json"])
+def test_a_run_whose_model_was_cut_is_run_again(tmp_path, capsys, lost):
+    run, other = scripted(tmp_path, "a"), scripted(tmp_path, "b")
+    for each in (run, other):
+        exec(completing(each.folder))  # noqa: S102
+        save_file({"weight": np.zeros(9)}, each.folder / "model/model.safetensors")
+        results = json.loads((each.folder / runs.RESULTS).read_text())
+        hashes = {runs.MODEL_HASHES: runs.hashes_of_model(each.folder)}
+        (each.folder / runs.RESULTS).write_text(json.dumps(results | hashes))
+    assert run.measured
+    path = run.folder / "model" / lost
+    os.truncate(path, path.stat().st_size - 1)
+    what = f"{path}: found another file, expected it as the run has written it"
+    assert fault_in_runs([run]) == f"{what}: something was removed meanwhile; the same command writes it again"
+    assert not run_all([run, other], [""], Console()) and (run.folder / "when").stat().st_size
+    printed = capsys.readouterr()
+    assert f"warning: {what}; the run is started again" in printed.err
+    assert "1 of 2 runs are complete already" in printed.out and "run 1 of 2, a begins" in printed.out
 
 
 def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path):
