@@ -37,6 +37,8 @@ DEVICE = "device.json"  # what was chosen by the device at the first start
 DEEPSPEED = "deepspeed.json"
 # Versions of the newest start, the number of starts, which run this is, and the folders that go out with its model.
 SOFTWARE = "software.json"
+# The files of a run's description, that which marks its folder as a run last.
+DESCRIPTION = (DATA, DEVICE, DEEPSPEED, SOFTWARE, CONFIG)
 STATUS = "status.json"
 PREDICTIONS = "predictions"  # of a fine-tuning run: the folder of what it predicts for the rows of its files
 METRICS = "metrics.jsonl"
@@ -462,24 +464,35 @@ def check_own(folder: Path, checkpoint: Path, state: Fields) -> None:
             )
 
 
-def check_there(folder: Path) -> None:
-    """Raise UserError if something that `describe` has written is not in the run's folder any more, or is empty; or if
-    the model, results and predictions of a complete fine-tuning are not as they were written.
+def description_of(folder: Path) -> dict[str, str]:
+    """The files of a run's description, by name."""
+    return {name: (folder / name).read_text(encoding="utf-8") for name in DESCRIPTION if (folder / name).exists()}
+
+
+def check_there(folder: Path, description: Mapping[str, str], warn: Callable[[str], None]) -> None:
+    """Write the files of the description again that are not in the run's folder any more, or are empty: without them
+    no command reads the run, and none goes on with it.
+
+    Args:
+        description: as the start has written it (`description_of`).
+        warn: called with a line about each that is written again.
+
+    Raises:
+        UserError: something else that `describe` has written is not there any more.
     """
-    for name in (CONFIG, DATA, SOFTWARE, DEEPSPEED, TOKENIZER):
+    for name, text in description.items():
         path = folder / name
         if not path.exists() or path.is_file() and not path.stat().st_size:
-            again = "the same command writes it again and goes on from the newest checkpoint that is left"
-            advice = f"restore {name}, without which no command reads the run" if name in (CONFIG, DATA) else again
-            raise UserError(
-                f"{folder}: found {'nothing in' if path.exists() else 'no'} {name}, expected it as the run has written "
-                f"it: something was removed while the run used the folder; {advice}"
-            )
+            publish_text(path, text)
+            warn(f"{folder}: {name} was removed or emptied while the run used the folder; it is written again")
+    if not (folder / TOKENIZER).exists():
+        raise UserError(
+            f"{folder}: found no {TOKENIZER}, expected it as the run has written it: something was removed while the "
+            "run used the folder; the same command writes it again and goes on from the newest checkpoint that is left"
+        )
     for name in _AS_WRITTEN:
         if (folder / name).exists() or seal_of(folder / name) is not None:
             check_sealed(folder / name)
-    if "train_file" in read_fields(folder / CONFIG):
-        _check_finetuned(folder)
 
 
 def lost_of_model(run: Path) -> Path | None:
@@ -515,7 +528,10 @@ def found_at(path: Path) -> str:
     return "another file" if path.stat().st_size else "nothing in it"
 
 
-def _check_finetuned(folder: Path) -> None:
+def check_results(folder: Path) -> None:
+    """Raise UserError if the model, results and predictions of a complete fine-tuning are not as they were written."""
+    if "train_file" not in read_fields(folder / CONFIG):
+        return
     results = read_fields(folder / RESULTS)
     splits = [split for split in results if split == "validation" or split.startswith("test/")]
     for path in (folder / MODEL / "config.json", *(folder / PREDICTIONS / f"{stem_of(each)}.jsonl" for each in splits)):

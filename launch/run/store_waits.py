@@ -2,7 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from cloze.launch.run.commits import TakenOver
@@ -15,6 +17,28 @@ _Answer = TypeVar("_Answer")
 
 class StoreAway(UserError):
     """The store has not answered for too long."""
+
+
+class ScratchLost(UserError):
+    """A file that is to be sent can't be read on this machine, which no wait for the store changes."""
+
+
+@contextmanager
+def reading(path: Path, folder: Path) -> Iterator[None]:
+    """Turn an OSError into a ScratchLost. It names the folder's parent, since messages show the folder of a run on
+    scratch as its place in the store, where nothing is wrong.
+
+    Args:
+        path: file in the folder.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ScratchLost(
+            f"checkpoint.scratch: can't read the run's {path.relative_to(folder)} in {folder.parent} "
+            f"({error.strerror or error}), expected it as the run has written it; leave the folder alone while a run "
+            "uses it, and run the same command again"
+        ) from error
 
 
 class Patience:
@@ -35,13 +59,13 @@ class Patience:
 
         Raises:
             StoreAway: the time since the first failure is over.
-            TakenOver: immediately.
+            TakenOver, ScratchLost: immediately.
         """
         failed: float | None = None  # time of the first failure: a slow upload does not count as one
         while True:
             try:
                 answer = ask()
-            except TakenOver:
+            except (TakenOver, ScratchLost):
                 raise
             except UserError as error:
                 now = time.monotonic()

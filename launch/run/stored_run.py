@@ -25,7 +25,7 @@ from cloze.launch.run import runs
 from cloze.launch.run.commits import CommitLog
 from cloze.launch.run.metrics_file import parsed_lines
 from cloze.launch.run.ownership import LEASE, held, locked
-from cloze.launch.run.store_waits import Patience, StoreAway
+from cloze.launch.run.store_waits import Patience, StoreAway, reading
 from cloze.launch.run.uploaded_logs import (
     LOG,
     Arrived,
@@ -49,12 +49,9 @@ from cloze.pipeline.stores.temporary_folders import show_as
 _LEAVE_SECONDS, _FAILED_SECONDS = 60.0, 4.0
 _PIECE_BYTES = 64 << 20  # of an object, in memory at once
 COMMITS = "commits.json"
-# The files of the description that a start reads; the others are only written.
-_READ = (runs.CONFIG, runs.DATA, runs.DEVICE, runs.SOFTWARE)
-_DESCRIPTION = (*_READ, runs.DEEPSPEED)
 _ATTEMPT = "attempt"  # on scratch: the name of the start (attempt) that the folder belongs to
 _FOLDERS = (runs.ORIGIN, runs.TOKENIZER)
-_OWN = {*_DESCRIPTION, *_FOLDERS, runs.CHECKPOINTS, LOG, LEASE}
+_OWN = {*runs.DESCRIPTION, *_FOLDERS, runs.CHECKPOINTS, LOG, LEASE}
 
 
 def scratch_of(place: StorePath, scratch: str | None) -> Path:
@@ -107,6 +104,7 @@ class StoredRun:
         self._shipper: Shipper | None = None
         self._sent_all = True  # False after a warning that something could not be sent
         self._arrived: list[Arrived] = []  # lines of metrics.jsonl that are in the store, on rank 0
+        self._earlier: dict[str, int] = {}  # the pieces that they are in, as of LogReader
         self._lease: Lease | None = None
 
     @property
@@ -149,7 +147,9 @@ class StoredRun:
             send_rest(self.folder, self.place / LOG, named.read_text())
         self._make_folder()
         fetch_objects(self.place, keys_below(self.place, runs.ORIGIN), self.folder)  # as it was written at the start
-        LogReader(self.place).write(self.folder)
+        log = LogReader(self.place)
+        log.write(self.folder)
+        self._earlier = log.pieces
         with open(aside, "rb") if aside.exists() else io.BytesIO() as unsent:
             self._arrived = add_unsent(metrics, (line for line in parsed_lines(unsent) if line is not None))
         aside.unlink(missing_ok=True)
@@ -177,7 +177,8 @@ class StoredRun:
             self.folder.mkdir(parents=True)
             (self.scratch / runs.CHECKPOINTS).mkdir(exist_ok=True)
             (self.folder / runs.CHECKPOINTS).symlink_to(self.scratch / runs.CHECKPOINTS)
-            fetch_objects(self.place, _READ, self.folder)
+            # deepspeed.json is only written
+            fetch_objects(self.place, [name for name in runs.DESCRIPTION if name != runs.DEEPSPEED], self.folder)
 
     def meet(self, attempt: str) -> None:
         """Set the name of this start, and begin to send this process's data."""
@@ -191,9 +192,7 @@ class StoredRun:
             UserError: the store can't be used.
         """
         paths = [path for name in _FOLDERS for path in sorted((self.folder / name).rglob("*")) if path.is_file()]
-        # The file that marks the place as a run comes last.
-        names = [name for name in _DESCRIPTION if name != runs.CONFIG] + [runs.CONFIG]
-        for path in paths + [path for name in names if (path := self.folder / name).exists()]:
+        for path in paths + [path for name in runs.DESCRIPTION if (path := self.folder / name).exists()]:
             self.send(path)
         assert self._shipper is not None, "`meet` comes first"
         self._shipper.begin(step, evaluated_step, self._arrived)
@@ -202,43 +201,47 @@ class StoredRun:
         """Write a file of the folder to the store.
 
         Raises:
+            ScratchLost: the file can't be read.
             UserError: the store can't be used.
         """
-        (self.place / str(path.relative_to(self.folder))).write(path)
+        with reading(path, self.folder):
+            content = path.read_bytes()
+        (self.place / str(path.relative_to(self.folder))).write(content)
 
-    def check_there(self) -> None:
+    def check_there(self, complete: bool) -> None:
         """Send again what the run has sent of its description and results and is not in the store any more, and warn of
         it and of a curve that is not there. Where the store does not answer nothing is known, which `ship_last` says.
         For rank 0.
 
+        Args:
+            complete: whether the run is, so that all of its results have been sent.
+
         Raises:
             UserError: it is removed again.
         """
-        folders = [self.folder / name for name in (*_FOLDERS, runs.MODEL, runs.PREDICTIONS)]
-        paths = [self.folder / name for name in (*_DESCRIPTION, runs.RESULTS)]
-        sent = [
-            path for path in (*paths, *(path for each in folders for path in sorted(each.rglob("*")))) if path.is_file()
-        ]
+        results = (runs.RESULTS, runs.MODEL, runs.PREDICTIONS) if complete else ()
+        names = [self.folder / name for name in (*_FOLDERS, *runs.DESCRIPTION, *results)]
+        sent = [path for name in names for path in (name, *sorted(name.rglob("*"))) if path.is_file()]
         assert self._shipper is not None, "`meet` comes first"
         try:
             lost = [path for path in sent if not self._is_there(path)]
             for path in lost:
                 self.send(path)
             again = [path for path in lost if not self._is_there(path)]
-            pieces = self._shipper.num_lost()
+            pieces = self._shipper.num_lost(self._earlier)
         except UserError:
             return
         if again:
             raise UserError(
                 f"{self.place}: found {again[0].name} gone as often as it is sent, expected a place that nothing "
-                f"cleans while a run uses it; {self.folder} on this machine has it"
+                f"cleans while a run uses it; {self._own} on this machine has it"
             )
         for path in lost:
             self._console.warn(f"{self.place}: {path.name} was removed while the run used the place; it is sent again")
         if pieces:
             self._console.warn(
-                f"{self.place / LOG}: {pieces:,} pieces of the curve were removed while the run used the place; "
-                f"{self.folder / runs.METRICS} on this machine has them until the next start"
+                f"{self.place / LOG}: {pieces:,} pieces of the curve were removed or changed while the run used the "
+                f"place; {runs.METRICS} in {self._own} on this machine has them until the next start"
             )
 
     def _is_there(self, path: Path) -> bool:
@@ -334,7 +337,7 @@ def fetch_description(place: StorePath, folder: Path) -> None:
     Raises:
         UserError: the store can't be used.
     """
-    fetch_objects(place, [*_DESCRIPTION, *(key for name in _FOLDERS for key in keys_below(place, name))], folder)
+    fetch_objects(place, [*runs.DESCRIPTION, *(key for name in _FOLDERS for key in keys_below(place, name))], folder)
 
 
 def keys_below(place: StorePath, folder: str) -> list[str]:

@@ -12,7 +12,7 @@ import re
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from itertools import chain, islice
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from cloze.launch.run.metrics_file import is_evaluation, kept_lines, lines_of, parsed_lines
 from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING
+from cloze.launch.run.store_waits import reading
 from cloze.pipeline.bounds import MOST, whole_number
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -72,6 +73,7 @@ class Shipper:
         self._whole = (START, STATUS, TRACKING, f"{HEARTBEATS}/rank-{rank:05d}.json")
         self._sent: dict[str, int] = {}  # bytes sent of files that grow
         self._numbers: dict[str, int] = {}
+        self._pieces: dict[str, int] = {}  # keys of the objects of metrics.jsonl, with their sizes
         self._last: dict[str, bytes] = {}  # last content sent of files that are replaced
         self._sending = threading.Lock()
         self._ended = threading.Event()
@@ -95,7 +97,7 @@ class Shipper:
         """Send new data now.
 
         Raises:
-            UserError: the store can't be used.
+            UserError: the store can't be used, or a file can't be read.
         """
         with self._sending:
             for name in self._whole:
@@ -110,10 +112,15 @@ class Shipper:
         self._ended.set()
         self._thread.join(seconds)
 
-    def num_lost(self) -> int:
-        """How many pieces of metrics.jsonl that were sent are not in the store any more."""
-        there = {each.key.rpartition("/")[2] for each in self._place.objects()}
-        return sum(f"{METRICS}.{number:06d}" not in there for number in range(self._numbers.get(METRICS, 0)))
+    def num_lost(self, earlier: Mapping[str, int]) -> int:
+        """How many pieces of metrics.jsonl are not in the store any more as they were sent.
+
+        Args:
+            earlier: those of earlier starts (`LogReader.pieces`).
+        """
+        sent = {**earlier, **self._pieces}  # before the look: more is sent meanwhile
+        there = {each.key: each.size for each in self._place.parent.objects()}
+        return sum(there.get(key) != size for key, size in sent.items())
 
     def _ship_whole(self, name: str) -> None:
         try:
@@ -127,8 +134,8 @@ class Shipper:
                 (self._place / f"{name}.{number - 2:06d}").unlink()
 
     def _ship_growth(self, name: str, whole: Callable[[bytes], int]) -> None:
-        begin = self._sent.get(name, 0)
-        with open(self._folder / name, "rb") as file:
+        begin, path = self._sent.get(name, 0), self._folder / name
+        with reading(path, self._folder), open(path, "rb") as file:
             file.seek(begin)
             data = file.read()
         if end := whole(data):
@@ -137,8 +144,11 @@ class Shipper:
 
     def _send(self, name: str, data: bytes) -> int:
         number = self._numbers.get(name, 0)
-        (self._place / f"{name}.{number:06d}").write(data)
+        target = self._place / f"{name}.{number:06d}"
+        target.write(data)
         self._numbers[name] = number + 1
+        if name == METRICS:
+            self._pieces[target.key] = len(data)
         return number
 
     def _work(self) -> None:
@@ -240,6 +250,11 @@ class LogReader:
         self._texts = tempfile.TemporaryFile()  # the segments of metrics.jsonl: a long run's would fill the memory
         self._places: dict[str, tuple[int, int]] = {}  # key -> where its segment begins there, and its size
         self._events: set[str] = set()  # keys of the event segments that are written already
+
+    @property
+    def pieces(self) -> dict[str, int]:
+        """Keys of the segments of metrics.jsonl that were read, with their sizes."""
+        return {key: size for key, (_, size) in self._places.items()}
 
     def write(self, folder: Path, names: Iterable[str] = (METRICS, STATUS, TRACKING)) -> None:
         """Write files into a folder of this machine; in metrics.jsonl the lines of later attempts replace those of the

@@ -1,6 +1,6 @@
 """A process of a training run: how it joins the others, and what it records until its end."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -33,6 +33,7 @@ from cloze.launch.system.environment import (
 from cloze.launch.system.software import software
 from cloze.launch.training.completion import completion
 from cloze.launch.training.skipped_steps import TrainProgress
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
 # File for a rank's last collectives, beside its heartbeat, when a collective of NCCL times out; the rank is appended.
@@ -136,6 +137,7 @@ def recorded(
     """
     output, shown, stored = Path(config.output), process.shown(config), process.stored
     metrics = _metrics_writer(output, shown, progress, process, kept) if process.environment.is_main else None
+    description = runs.description_of(output) if metrics else {}
     record = Record(metrics)
     try:
         with stop:
@@ -146,23 +148,21 @@ def recorded(
                     stored.begin(step, progress.state.evaluated_step)
                 metrics.describe(step, (output / runs.CONFIG).read_text(encoding="utf-8"), runs.flatten(asdict(shown)))
             yield record
+            there = not metrics or _look(output, description, record, checkpoints, process)
             if metrics:
-                if record.complete:  # is said only of what is seen to be there
-                    runs.check_there(output)
-                    metrics.check_there()
-                    checkpoints.check_last()
-                    if stored:
-                        stored.check_there()
                 set_status(output, "complete" if record.complete else "requeue", progress.saved_step)
                 if stored:  # before the barrier: torchrun may end this process as soon as another one exits
                     stored.ship_last(partial(process.heartbeat.beat, progress.state.step, "save"))
             if not record.complete:
                 _say_who_asked(stop, process)
-            process.console.say(
-                f"complete at step {progress.state.step}: {completion(config, progress.state)}"
-                if record.complete
-                else f"stopped with a checkpoint of step {progress.saved_step}; the same command continues"
-            )
+            if record.complete:
+                process.console.say(f"complete at step {progress.state.step}: {completion(config, progress.state)}")
+            elif there:
+                process.console.say(
+                    f"stopped with a checkpoint of step {progress.saved_step}; the same command continues"
+                )
+            else:
+                process.console.say(f"stopped at step {progress.saved_step}; see the warnings, then repeat the command")
             # All ranks leave together, with signals still recorded: torchrun ends the others as soon as one exits with
             # the status of a stop, and rank 0 must have written the status that the job templates read and printed its
             # last line.
@@ -170,6 +170,44 @@ def recorded(
     finally:
         if metrics:
             metrics.close(record.complete)
+
+
+def _look(
+    output: Path, description: Mapping[str, str], record: Record, checkpoints: CheckpointManager, process: Process
+) -> bool:
+    """Look whether what the run has written is there, before it is said to be complete or to go on. For rank 0.
+
+    Args:
+        description: as of `runs.check_there`.
+
+    Returns:
+        Whether it is. Of a run that stops, which may go on without it, the rest is warned of.
+
+    Raises:
+        UserError: the run is complete, but something is not there.
+    """
+    assert record.metrics is not None, "this is rank 0"
+    stored, warn = process.stored, process.console.warn
+    looks: list[Callable[[], None]] = [
+        # Of a run in a store the folder is a copy, whose losses are of no consequence.
+        partial(runs.check_there, output, description, warn if stored is None else lambda _: None),
+        record.metrics.check_there,
+        checkpoints.check_last,
+    ]
+    if record.complete:
+        looks.append(partial(runs.check_results, output))
+    if stored:
+        looks.append(partial(stored.check_there, record.complete))
+    there = True
+    for look in looks:
+        try:
+            look()
+        except UserError as error:
+            if record.complete:
+                raise
+            warn(str(error))
+            there = False
+    return there
 
 
 def _say_who_asked(stop: StopRequest, process: Process) -> None:

@@ -172,8 +172,13 @@ class ObjectClient:
     def write(self, key: str, content: bytes | Path) -> None:
         """Write an object atomically. Always in one request: an interrupted multipart upload leaves data that no
         listing shows.
+
+        Raises:
+            OSError: the file can't be read.
         """
-        self._asked(key, lambda: self._put(key, content, "overwrite"))
+        # Not by the library, whose error of a file looks like one of the store.
+        data = content.read_bytes() if isinstance(content, Path) else content
+        self._asked(key, lambda: self._put(key, data, "overwrite"))
 
     def write_if(self, key: str, content: bytes, version: Fields | None) -> Fields | None:
         """Write an object only if its version is `version` (None: only if it does not exist).
@@ -188,7 +193,7 @@ class ObjectClient:
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileNotFoundError):
             return None
 
-    def _put(self, key: str, content: bytes | Path, mode: Any) -> Fields:
+    def _put(self, key: str, content: bytes, mode: Any) -> Fields:
         written = self._library.put(self._store, key, content, mode=mode, use_multipart=False)
         return {name: written[name] for name in ("e_tag", "version")}
 

@@ -142,10 +142,10 @@ def loses_at_the_end(name: str, folder: Path, command: list[str]) -> int:
     """The command, of which what has this name is removed when only its last looks are left."""
     look = runs.check_there
 
-    def check_there(run: Path) -> None:
+    def check_there(run: Path, *others) -> None:
         for path in folder.glob(name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        look(run)
+        look(run, *others)
 
     runs.check_there = check_there
     return main(command)
@@ -245,13 +245,27 @@ def test_stopped_and_killed_at_stage_2(data, undisturbed, tmp_path):
     assert_same_weights(weights(run), weights(undisturbed("2")))
 
 
-def test_one_process_alone_ends_with_75_when_stopped(data, tmp_path):
-    process = ForkedRun(pretrain_arguments(data, tmp_path / "run", *RUN, "--train.max_steps", "5000"))
-    while step_of(tmp_path / "run") < 3:
+@pytest.mark.parametrize("lost", [(), (runs.CONFIG, runs.DATA), (runs.TOKENIZER,)])
+def test_one_process_alone_ends_with_75_when_stopped(data, tmp_path, lost):
+    """It says that the same command continues once it has seen that it can; what is easily written again is."""
+    run = tmp_path / "run"
+    process = ForkedRun(pretrain_arguments(data, run, *RUN, "--train.max_steps", "5000"))
+    while step_of(run) < 3:
         assert process.poll() is None
         time.sleep(0.002)
+    before = (run / runs.CONFIG).read_bytes()
+    for name in lost:
+        shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
     process.send_signal(signal.SIGTERM)
-    assert "the same command continues" in finish(process, status=75)
+    output = finish(process, status=75)
+    assert (runs.TOKENIZER in lost) == ("the same command continues" not in output)
+    for name in lost:
+        told = "found no {}, expected" if name == runs.TOKENIZER else "{} was removed or emptied while the run"
+        assert f"warning: {run}: {told.format(name)}" in output
+    assert read_status(run)["state"] == "requeue" and (run / runs.CONFIG).read_bytes() == before
+    again = pretrain_arguments(data, run, *RUN, "--train.max_steps", "5000", "--train.stop_before_seconds", "5")
+    output = finish(ForkedRun(again, SLURM_JOB_END_TIME="1"), status=75)
+    assert "resumed from step" in output and "the same command continues" in output
 
 
 @pytest.mark.slow

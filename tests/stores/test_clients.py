@@ -209,6 +209,13 @@ def test_the_limit_is_one_line(proxy, bucket, impatient):
         path.read_bytes()
 
 
+def test_a_file_to_write_that_is_gone_is_named_itself(bucket, tmp_path):
+    """By the library's own error it was the store that lacks it."""
+    with pytest.raises(FileNotFoundError) as error:
+        (to_place(bucket) / "x").write(tmp_path / "gone")
+    assert error.value.filename == str(tmp_path / "gone")
+
+
 def test_no_server_no_bucket_no_credentials(bucket, impatient, monkeypatch):
     for ask in (lambda path: path.read_bytes(), lambda path: path.write(b""), lambda path: list(path.iterdir())):
         with pytest.raises(UserError, match="^s3://nowhere: found no such bucket, expected an existing one") as told:

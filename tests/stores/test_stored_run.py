@@ -16,6 +16,7 @@ from cloze.launch.finetune.command import finetune
 from cloze.launch.run.commits import is_first
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.runs import METRICS
+from cloze.launch.run.store_waits import Patience
 from cloze.launch.run.stored_run import scratch_of, stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.endings import SAID_SECONDS
@@ -23,6 +24,7 @@ from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.places import to_place
+from cloze.pipeline.stores.temporary_folders import in_users_terms
 
 
 def test_one_job_at_a_time(config, tmp_path, capsys):
@@ -110,31 +112,58 @@ def test_a_start_after_the_list_of_checkpoints_was_lost_comes_after_those_before
         assert run.attempt.startswith("0008-")
 
 
-def test_what_a_complete_run_has_lost_in_the_store_is_sent_again(config, capsys, monkeypatch):
+@pytest.mark.parametrize("complete", [True, False])
+def test_what_a_run_has_lost_in_the_store_is_sent_again(config, capsys, monkeypatch, complete):
+    """Of one that stops the results may not have been sent."""
     names = ("config.yaml", "tokenizer/vocab.txt", "model/config.json", "predictions/validation.jsonl")
+    results = names[2:]
+    line = json.dumps({"step": 1, "train/loss": 2.0}) + "\n"
+    earlier = "log/0001-ffffffff/metrics.jsonl.000000"
+    (to_place(config.output) / earlier).write(line.encode())
     with stored(config, Environment(), Console()) as (_, run):
         for name in names:
             (run.folder / name).parent.mkdir(exist_ok=True)
             (run.folder / name).write_text(name)
             run.send(run.folder / name)
-        (run.folder / METRICS).write_text(json.dumps({"step": 1, "train/loss": 2.0}) + "\n")
+        (run.folder / METRICS).write_text(2 * line)
         run._shipper.begin(0, 0, [])
         run.ship()
-        run.check_there()
+        run.check_there(complete)
         assert "removed" not in capsys.readouterr().err
         for name in names:
             (run.place / name).write(b"x") if name == names[0] else (run.place / name).unlink()
-            run.check_there()
-            assert (run.place / name).read_bytes() == name.encode()
-            assert f"{name.rpartition('/')[2]} was removed while the run used the place" in capsys.readouterr().err
-        for each in list((run.place / "log").objects()):
-            run.place.at(each.key).unlink()
-        run.check_there()
-        assert "1 pieces of the curve were removed" in capsys.readouterr().err
+            run.check_there(complete)
+            if again := complete or name not in results:
+                assert (run.place / name).read_bytes() == name.encode()
+            told = f"{name.rpartition('/')[2]} was removed while the run used the place"
+            assert (told in capsys.readouterr().err) == again
+        (run.place / earlier).unlink()
+        run.check_there(complete)
+        assert "1 pieces of the curve were removed or changed" in capsys.readouterr().err
+        (run.place / f"log/{run.attempt}/metrics.jsonl.000000").write(b"")
+        run.check_there(complete)
+        assert "2 pieces of the curve were removed or changed" in capsys.readouterr().err
         (run.place / names[0]).unlink()
         monkeypatch.setattr(run, "send", lambda path: None)
         with pytest.raises(UserError, match="found config.yaml gone as often as it is sent"):
-            run.check_there()
+            run.check_there(complete)
+
+
+def test_a_file_that_scratch_has_lost_is_named_there_at_once(config):
+    """Not by the name of the place in the store, which messages show for the folder, and without waiting for it."""
+    with stored(config, Environment(), Console()) as (_, run):
+        wait = Patience(1000, lambda line: None, threading.Event())
+        (run.folder / METRICS).write_text("{}\n")
+        run._shipper.begin(0, 0, [])
+        (run.folder / METRICS).unlink()
+        for name, send in (
+            ("model/config.json", lambda: run.send(run.folder / "model/config.json")),
+            (METRICS, run.ship),
+        ):
+            with pytest.raises(UserError) as error:
+                wait(send)
+            told = f"checkpoint.scratch: can't read the run's {name} in {run.folder.parent} (No such file"
+            assert in_users_terms(str(error.value)).startswith(told)
 
 
 def test_an_error_is_said_though_the_store_is_silent(config, proxy, request):

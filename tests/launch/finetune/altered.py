@@ -40,10 +40,10 @@ def damaged_at_the_end(name: str, command: list[str]) -> int:
     """One of its files holds zeros, as many as before, when only the last looks are left."""
     look = runs.check_there
 
-    def check_there(run: Path) -> None:
+    def check_there(run: Path, *others) -> None:
         path = run / name
         path.write_bytes(bytes(path.stat().st_size)) if name.startswith(runs.MODEL) else path.unlink()
-        look(run)
+        look(run, *others)
 
     runs.check_there = check_there
     return main(command)

@@ -100,14 +100,25 @@ def test_a_resume_refuses_a_tokenizer_that_is_not_the_runs_any_more(tmp_path):
 
 @pytest.mark.parametrize("name", [runs.DATA, runs.CONFIG, runs.SOFTWARE, "tokenizer/tokenizer.json"])
 @pytest.mark.parametrize("change", ["removed", "emptied"])
-def test_what_a_complete_run_has_lost_is_seen(tmp_path, name, change):
-    ours = tokenizer()
+def test_what_a_run_has_lost_is_written_again_or_said(tmp_path, name, change):
+    ours, said = tokenizer(), []
     facts = {"tokenizer_fingerprint": ours.fingerprint}
     runs.describe(tmp_path, PretrainConfig("d", str(tmp_path)), facts, {runs.TOKENIZER: ours.save}, {"stage": 0})
-    runs.check_there(tmp_path)
+    look = partial(runs.check_there, tmp_path, runs.description_of(tmp_path), said.append)
+    look()
+    before = (tmp_path / name).read_bytes()
     (tmp_path / name).unlink() if change == "removed" else (tmp_path / name).write_text("")
-    with pytest.raises(UserError, match=f"{name}.*expected it as the run has written it"):
-        runs.check_there(tmp_path)
+    if name.startswith(runs.TOKENIZER):
+        with pytest.raises(UserError, match=f"{name}.*expected it as the run has written it"):
+            look()
+        shutil.rmtree(tmp_path / runs.TOKENIZER)
+        with pytest.raises(UserError, match="found no tokenizer, expected it as the run has written it"):
+            look()
+        assert not said
+    else:
+        look()
+        assert said == [f"{tmp_path}: {name} was removed or emptied while the run used the folder; it is written again"]
+        assert (tmp_path / name).read_bytes() == before
 
 
 def test_what_is_refused_at_a_resume_changes_nothing(tmp_path):
