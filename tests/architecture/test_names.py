@@ -68,6 +68,7 @@ BEHAVIOURS = {
         "test_pieces",
         "test_predict_what_was_trained",
     },
+    "launch/parsing": {"test_named_files"},
     "launch/pretrain": {"test_objectives_of_families"},
     "launch/tools": {"test_push"},
     "model": {"test_cuda", "test_electra", "test_gpu_paths", "test_variants"},
