@@ -189,7 +189,7 @@ def run(tokens: int, target_tokens: int, folder: Path, address: str | None) -> d
 
     preparing.tokenize, preparing.exchange, preparing.build = tokenize, exchange, build
     preparing.estimate = lambda *_: None
-    preparing.check_shards = lambda *_: None  # its shards are counts alone
+    preparing.fault_of_shards = lambda *_: None  # its shards are counts alone
     preparing.plan_splits = lambda *_: ({"validation": (0, 1 << 56), "test": (0, 0), "train": (1 << 56, 1 << 64)}, [])
     backend = wordpiece_backend({name: n for n, name in enumerate([*NAMES.values(), "a"])}, NAMES, True, None)
     tokenizer = Tokenizer(backend, NAMES)

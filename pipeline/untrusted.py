@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -16,6 +16,7 @@ from cloze.pipeline.errors import UserError
 MOST_VALUES = 100_000
 # Read at once. The largest published tokenizer.json has 33 MB (Gemma 3's), the manifest of a million shards 150.
 MOST_BYTES = 1 << 29
+MOST_COUNTED = 1 << 60  # of samples, tokens and bytes, so that their sums are 64-bit integers
 # Sections of a configuration are nested 5 deep. libyaml builds nested values by recursion with no bound of its own, and
 # overflows the stack at some 50,000.
 MOST_LEVELS = 64
@@ -160,6 +161,11 @@ def is_number(value: object) -> TypeGuard[int | float]:
     that no float holds, and takes `true` for 1.
     """
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def are_counts(values: Iterable[object], most: int = MOST_COUNTED) -> bool:
+    """Whether all are integers from 0 to `most`."""
+    return all(type(value) is int and 0 <= value <= most for value in values)
 
 
 def check_readable(path: object) -> None:

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 
@@ -11,7 +11,15 @@ from cloze.pipeline import ragged
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.duplicates import distinct
-from cloze.pipeline.jobs.reports import load_report, save_report
+from cloze.pipeline.jobs.reports import (
+    counts_by_name,
+    has_kinds,
+    is_count,
+    is_text,
+    list_of_counts,
+    load_report,
+    save_report,
+)
 from cloze.pipeline.jobs.tokenize_stage import load_tokenizer
 from cloze.pipeline.records import Masks, Samples
 from cloze.pipeline.samples.building import Documents, SampleBuilder
@@ -44,12 +52,21 @@ class BuildTask:
     preparation: Fields
     tokenizer: str
     fingerprint: str
+    vocab_size: int
     folder: str
     output: str
 
     @property
     def max_length(self) -> int:
         return self.preparation["max_length"]
+
+    @property
+    def pair_sets(self) -> int:
+        return self.preparation["samples"]["pair_sets"] if self.split == "train" else 1
+
+    def shard_file(self, pair_set: int) -> str:
+        """The name of a shard below the output."""
+        return f"{self.split}/shard-{self.number:05d}" + f"-pairs-{pair_set}" * (self.pair_sets > 1) + ".arrow"
 
     @property
     def report_path(self) -> Place:
@@ -70,13 +87,36 @@ class ShardReport:
         save_report(path, asdict(replace(self, unigrams=np.empty(0))) | {"unigrams": packed})
 
     @classmethod
-    def load(cls, path: Place, output: Place) -> "ShardReport | None":
-        """The report of a complete task whose shards below `output` are intact; None if there is none."""
-        if (content := load_report(path)) is None:
+    def load(cls, task: BuildTask) -> "ShardReport | None":
+        """The report of a complete task whose shards are intact; None if there is none."""
+        files = [task.shard_file(pair_set) for pair_set in range(task.pair_sets)]
+        of_shard = {each.name: is_count for each in fields(ShardInfo)} | {
+            "file": lambda value: value in files,
+            "sha256": is_text,
+        }
+        kinds = {
+            "shards": lambda value: isinstance(value, list) and all(has_kinds(each, of_shard) for each in value),
+            "counts": counts_by_name("documents"),
+            "length_histogram": list_of_counts(task.max_length + 1),
+            "unigrams": is_text,
+        }
+        if (content := load_report(task.report_path, kinds)) is None:
             return None
-        content["shards"] = [ShardInfo(**shard) for shard in content["shards"]]
-        content["unigrams"] = np.frombuffer(zlib.decompress(base64.b64decode(content["unigrams"])), np.uint32)
-        return cls(**content) if all(_is_whole(shard, output) for shard in content["shards"]) else None
+        unigrams = _unpacked(content["unigrams"], task.vocab_size)
+        shards = [ShardInfo(**shard) for shard in content["shards"]]
+        if unigrams is None or not all(_is_whole(shard, to_place(task.output)) for shard in shards):
+            return None
+        return cls(shards, content["counts"], content["length_histogram"], unigrams)
+
+
+def _unpacked(packed: str, count: int) -> np.ndarray | None:
+    """The `count` numbers of `ShardReport.save`; None if it has packed others."""
+    size = count * np.dtype(np.uint32).itemsize
+    try:
+        content = zlib.decompressobj().decompress(base64.b64decode(packed), size + 1)
+    except (ValueError, zlib.error):
+        return None
+    return np.frombuffer(content, np.uint32) if len(content) == size else None
 
 
 def _is_whole(shard: ShardInfo, output: Place) -> bool:
@@ -92,7 +132,7 @@ def _is_whole(shard: ShardInfo, output: Place) -> bool:
 
 def build(task: BuildTask) -> ShardReport:
     """Run one task, unless it is complete."""
-    if (complete := ShardReport.load(task.report_path, to_place(task.output))) is not None:
+    if (complete := ShardReport.load(task)) is not None:
         return complete
     tokenizer = load_tokenizer(task.tokenizer, task.fingerprint)
     documents, counts = collect(task, np.dtype(tokenizer.dtype))
@@ -106,8 +146,7 @@ def build(task: BuildTask) -> ShardReport:
         continues_word=tokenizer.continues_word,
     )
     report = ShardReport([], counts, [0] * (task.max_length + 1), np.zeros(tokenizer.vocab_size, np.uint32))
-    pair_sets = preparation["samples"]["pair_sets"] if task.split == "train" else 1
-    for pair_set in range(pair_sets if len(documents) else 0):
+    for pair_set in range(task.pair_sets if len(documents) else 0):
         draws = (preparation["seed"], _SAMPLES, task.split, task.number, pair_set)
         samples, flow = builder.build(documents, draws)
         key = _number((preparation["seed"], _MASKS, task.split, task.number, pair_set))
@@ -115,10 +154,9 @@ def build(task: BuildTask) -> ShardReport:
         if tokenizer.first_word_differs and preparation["mask_sets"] and preparation["masking"]["strategy"] != "token":
             begins = builder.build(_marks(documents), draws)[0].input_ids == _BEGINS
         masks = draw_sets(rules, samples, key, preparation["mask_sets"], begins)
-        name = f"shard-{task.number:05d}" + (f"-pairs-{pair_set}" if pair_sets > 1 else "")
         report.shards.append(
             write_shard(
-                to_place(task.output) / task.split / f"{name}.arrow",
+                to_place(task.output) / task.shard_file(pair_set),
                 samples,
                 masks,
                 tokenizer.vocab_size,

@@ -8,7 +8,7 @@ from cloze.pipeline.config import InspectConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.streams import masks_per_sample, take_masked
 from cloze.pipeline.records import NO_LABEL
-from cloze.pipeline.shards.manifest import HOW_MASKED, Manifest
+from cloze.pipeline.shards.manifest import HOW_MASKED, REPAIR, Manifest
 from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.shards.shard_file import BLOCK_TOKENS
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -165,7 +165,7 @@ def decode(reader: ShardReader, config: InspectConfig) -> list[DecodedSample]:
         return []
     tokenizer = Tokenizer.from_folder(manifest.folder / "tokenizer")
     if fault := tokenizer.fault_in(manifest):
-        raise UserError(f"{fault}; prepare the data again")
+        raise UserError(f"{fault}; {REPAIR}")
     indices = np.linspace(0, reader.num_samples - 1, count).astype(np.int64)
     samples, masks = take_masked(reader, masks_per_sample(reader), indices, config.mask_set, manifest.seed)
     decoded = []

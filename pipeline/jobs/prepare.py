@@ -35,8 +35,18 @@ from cloze.pipeline.progress import SILENT, Progress
 from cloze.pipeline.readers import plan, remark_on_documents, remark_on_text
 from cloze.pipeline.readers.files import InputFile, Segment
 from cloze.pipeline.samples.masking import check_words
-from cloze.pipeline.shards.manifest import FILE_NAME, SPLITS, Manifest, ShardInfo, ShardTable, SplitInfo, entropy
-from cloze.pipeline.shards.reader import check_shards
+from cloze.pipeline.shards.manifest import (
+    FILE_NAME,
+    SPLITS,
+    WORK_FOLDER,
+    Manifest,
+    ShardInfo,
+    ShardTable,
+    SplitInfo,
+    entropy,
+    has_lost_manifest,
+)
+from cloze.pipeline.shards.reader import fault_of_shards
 from cloze.pipeline.storage import alone, publish_text, readable_errors, remove_tree, sha256_of
 from cloze.pipeline.stores.places import Place, StorePath, to_output, to_place
 from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, copy_tokenizer, described_in_copy
@@ -47,7 +57,6 @@ from cloze.pipeline.untrusted import check_readable, load_json
 _RULES = 4
 _OF_EACH_FILE = ("sources", "times of change", "ETags")  # of what a run is known by
 _IDENTITY = "run.json"  # file of the work folder
-WORK_FOLDER = ".work"  # folder of stage 1 and the reports; removed when the manifest is published
 TOKENIZER_FOLDER = "tokenizer"
 _CLOCKS_APART = 600 * 10**9  # nanoseconds by which a store's clock may be ahead of this machine's
 
@@ -193,7 +202,7 @@ def _run(
             ]
             manifests = [_publish(run, sources, report, built[length], length) for length in config.lengths]
             for manifest in manifests:
-                _check_there(manifest)
+                _check_there(manifest, "something changed the folder meanwhile; run the same command again")
             check()
             # the manifest of the output folder itself last: it marks the output as complete
             for manifest in manifests[::-1]:
@@ -268,7 +277,13 @@ def _complete(
             )
     missing = [length for length in config.lengths if not (length_folder(config, length) / FILE_NAME).is_file()]
     if missing:
-        raise UserError(f"output: {output} is complete, but not with more_lengths {missing}; choose another --output")
+        raise UserError(
+            f"output: {output} is complete, but not with more_lengths {missing}; choose another --output or remove the "
+            "folder"
+        )
+    for length in config.lengths:
+        made = manifest if length == config.max_length else Manifest.load(length_folder(config, length))
+        _check_there(made, f"restore it, or remove {output} and run the same command again")
     return manifest
 
 
@@ -291,6 +306,11 @@ def _difference(found: Fields, expected: Fields, name: str) -> str:
 def _make_work(output: Place, work: Place) -> None:
     """Make the work folder, unless the output holds other files."""
     with readable_errors(output):
+        if has_lost_manifest(output):
+            raise UserError(
+                f"output: {output} holds shards without their {FILE_NAME}, expected a new or empty folder; restore "
+                "that file, choose another --output or remove the folder"
+            )
         if not work.is_dir() and output.is_dir() and any(output.iterdir()):
             raise UserError(
                 f"output: {output} holds other files, expected a new or empty folder; choose another --output"
@@ -515,6 +535,7 @@ def _build(run: _Run, report: Report, layout: Layout, splits: Fields) -> dict[in
             preparation=preparations[length],
             tokenizer=run.tokenizer_folder,
             fingerprint=run.tokenizer.fingerprint,
+            vocab_size=run.tokenizer.vocab_size,
             folder=str(run.work.resolve()),
             output=str(length_folder(config, length).resolve()),
         )
@@ -564,14 +585,16 @@ def _publish(run: _Run, sources: list[Fields], report: Report, built: dict[str, 
     )
 
 
-def _check_there(manifest: Manifest) -> None:
-    """Raise UserError unless what a manifest names is there: something may have removed or changed it since."""
+def _check_there(manifest: Manifest, advice: str) -> None:
+    """Raise UserError, with `advice`, unless what a manifest names is there: something may have removed or changed it
+    since. Of shards, which may be terabytes, the sizes tell.
+    """
     for name, split in manifest.splits.items():
-        check_shards(manifest.folder, name, split.shards)
+        if fault := fault_of_shards(manifest.folder, name, split.shards):
+            raise UserError(f"{fault}; {advice}")
     for name, expected in (manifest.tokenizer_files or {}).items():
         path = manifest.folder / TOKENIZER_FOLDER / name
-        if not path.is_file() or sha256_of(path) != expected:
-            raise UserError(
-                f"{path}: found {'another' if path.is_file() else 'no such'} file, expected it as it was written: "
-                "something changed the folder meanwhile; run the same command again"
-            )
+        with readable_errors(path):
+            found = "no such" if not path.is_file() else "another" if sha256_of(path) != expected else None
+        if found:
+            raise UserError(f"{path}: found {found} file, expected it as it was written; {advice}")

@@ -57,9 +57,9 @@ def check_touched(
         UserError: a file has other content than the run has read.
     """
     now = [file.touched for file in files]
-    before = (load_report(folder / _RECORD) or {}).get("touched")
-    if not isinstance(before, list) or len(before) != len(files):
-        before = [None] * len(files)
+    kinds = {"touched": lambda value: isinstance(value, list) and len(value) == len(files)}
+    record = load_report(folder / _RECORD, kinds)
+    before = record["touched"] if record else [None] * len(files)
     if before == now:
         return
     if found := {path.name for path in folder.iterdir()} - {_RECORD, BEGUN_AS}:
@@ -84,7 +84,8 @@ def _to_repeat(
             readers[file_number].append(number)
     done = set()
     for number in sorted({number for numbers in readers.values() for number in numbers}):
-        if report_name(number) in found and (report := Report.load(folder / report_name(number))) is not None:
+        path = folder / report_name(number)
+        if path.name in found and (report := Report.load(path, len(tasks[number]))) is not None:
             hashes.add(number, report.digests)
             done.add(number)
     # Reports of later stages show that all tasks have read their files. A task without a report then runs again because

@@ -5,6 +5,7 @@ which any range of hashes can be read (parts.py). A report, written last, marks 
 """
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,7 +18,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.formats import FORMATS
 from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.duplicates import content_hashes
-from cloze.pipeline.jobs.reports import load_report, save_report
+from cloze.pipeline.jobs.reports import counts_by_name, list_of_counts, load_report, save_report
 from cloze.pipeline.jobs.source_hashes import hash_piece, read_small
 from cloze.pipeline.readers import read_segment
 from cloze.pipeline.readers.files import InputFile, Segment
@@ -25,11 +26,17 @@ from cloze.pipeline.records import Document
 from cloze.pipeline.stores.places import Place, to_place
 from cloze.pipeline.tokenization.sentences import SPLITTERS
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from cloze.pipeline.untrusted import are_counts
 
 PARTITIONS = 256  # partitions by the first byte of the hash, used to plan shards
 _CHUNK_BYTES = 2 << 20  # bytes of text tokenized at once, so that the arrays stay in the cache
 _DOCUMENT_BYTES = 256  # bytes of memory per document besides its text, which bounds chunks of tiny documents
 PART_BYTES = 64 << 20  # size of a part, which bounds memory
+_COUNTS = (
+    *("documents_read", "documents_in_pieces", "documents_with_encoding_errors", "documents_empty"),
+    *("bytes", "sentences", "tokens"),
+)
+_MOST_PARTS = 1 << 20  # of a task: 64 TB of tokens in one compressed file
 # Bits set in the hash of a piece of a long document, so that all its pieces are in the train split: held-out splits
 # have the lowest hashes. Only a corpus with too few other documents (splits.plan_splits) holds some of them out.
 _LAST_BIT = 1 << 63
@@ -41,7 +48,7 @@ class Report:
     parts; and the hexadecimal SHA-256 of the file piece of each segment, concatenated.
     """
 
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     documents: np.ndarray = field(default_factory=lambda: np.zeros(PARTITIONS, np.int64))
     tokens: np.ndarray = field(default_factory=lambda: np.zeros(PARTITIONS, np.int64))
     parts: int = 0
@@ -56,9 +63,17 @@ class Report:
         save_report(path, vars(self) | arrays)
 
     @classmethod
-    def load(cls, path: Place) -> "Report | None":
-        """The report of a complete task; None if there is none or it is damaged."""
-        if (content := load_report(path)) is None:
+    def load(cls, path: Place, num_segments: int) -> "Report | None":
+        """The report of a complete task with this many segments; None if there is none or it is damaged."""
+        digests = re.compile(f"[0-9a-f]{{{64 * num_segments}}}")
+        kinds = {
+            "counts": counts_by_name(*_COUNTS),
+            "documents": list_of_counts(PARTITIONS),
+            "tokens": list_of_counts(PARTITIONS),
+            "parts": lambda value: are_counts([value], _MOST_PARTS),
+            "digests": lambda value: isinstance(value, str) and digests.fullmatch(value) is not None,
+        }
+        if (content := load_report(path, kinds)) is None:
             return None
         content |= {name: np.array(content[name], np.int64) for name in ("documents", "tokens")}
         return cls(**content)
@@ -112,7 +127,7 @@ def load_tokenizer(path: str, fingerprint: str) -> Tokenizer:
 
 def tokenize(task: TokenizeTask) -> Report:
     """Run one task, unless it is complete."""
-    if (complete := Report.load(task.report_path)) is not None:
+    if (complete := Report.load(task.report_path, len(task.segments))) is not None:
         return complete
     tokenizer = load_tokenizer(task.tokenizer, task.fingerprint)
     report = Report()

@@ -23,6 +23,9 @@ def verify(config: VerifyConfig, progress: Progress = SILENT) -> tuple[int, list
         return 1, [manifests[0].damage or fault]
     further = _further_folders(manifests[0])
     for folder in further:
+        if not (folder / FILE_NAME).is_file():
+            damaged.append(f"{folder}: found no {FILE_NAME}")
+            continue
         try:
             manifest = Manifest.read(folder)
         except UserError as error:

@@ -17,16 +17,18 @@ from cloze.pipeline.records import SpecialTokens
 from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.places import Place, to_place
-from cloze.pipeline.untrusted import check_readable, is_number, load_json
+from cloze.pipeline.untrusted import MOST_COUNTED, are_counts, check_readable, is_number, load_json
 
 FILE_NAME = "manifest.json"
 HOW_MASKED = ("by_mask", "by_random", "kept")  # what a masked token is replaced by; counted as masked_...
 FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)  # differences of format 1: docs/data-format.md
 SPLITS = ("train", "validation", "test")
+WORK_FOLDER = ".work"  # of an interrupted preparation; removed when the manifest is published
+# What helps against every damage, and whoever finds it: `cloze prepare` refuses to change what is complete.
+REPAIR = "restore the file or prepare the data into another folder"
 # What a manifest may say at most: more than any preparation writes, and little enough for the tables made from it.
 _MOST_NUMBERS = {"vocab_size": 1 << 24, "max_length": (1 << 16) - 1, "mask_sets": 1000, "pair_sets": 1 << 16}
-_MOST_COUNTED = 1 << 60  # of samples, tokens and bytes, so that their sums are 64-bit integers
 _MOST_TOKENS_PER_BYTE = 1 << 16  # zstd makes equal bytes some 2^15 times smaller
 _NEEDED_OF_MASKING = ("strategy", "selection", "random_from", "max_predictions_per_sequence", "span_p", "max_span")
 
@@ -197,7 +199,7 @@ class Manifest:
         """
         manifest = cls.read(folder)
         if wrong := manifest.damage or manifest.fault:
-            raise UserError(f"{wrong}; restore the file or prepare the data again")
+            raise UserError(f"{wrong}; {REPAIR}")
         return manifest
 
     @classmethod
@@ -215,7 +217,8 @@ class Manifest:
             if version not in READABLE_VERSIONS:
                 readable = " or ".join(map(str, READABLE_VERSIONS))
                 raise UserError(
-                    f"{path}: found format_version {version!s:.60}, expected {readable}; prepare the data again"
+                    f"{path}: found format_version {version!s:.60}, expected {readable}; prepare the data into "
+                    "another folder"
                 )
             content["special_tokens"] = SpecialTokens(**content["special_tokens"])
             for split in content["splits"].values():
@@ -232,7 +235,7 @@ class Manifest:
         except UserError:  # also a ValueError, but with its own message
             raise
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise UserError(f"{path}: damaged ({error!r}), expected a manifest; prepare the data again") from error
+            raise UserError(f"{path}: damaged ({error!r}), expected a manifest; {REPAIR}") from error
 
 
 def _first_fault(manifest: Manifest) -> str | None:
@@ -240,12 +243,12 @@ def _first_fault(manifest: Manifest) -> str | None:
     have another form.
     """
     for name, most in _MOST_NUMBERS.items():
-        if not _are_counts([value := getattr(manifest, name)], most) or not (value or name == "mask_sets"):
+        if not are_counts([value := getattr(manifest, name)], most) or not (value or name == "mask_sets"):
             return f"found {name} {value!r:.60}, expected a number up to {most}"
     special = vars(manifest.special_tokens)
-    if not _are_counts(special.values(), manifest.vocab_size - 1):
+    if not are_counts(special.values(), manifest.vocab_size - 1):
         return f"found special_tokens {special!s:.200}, expected ids below vocab_size {manifest.vocab_size}"
-    if not _are_counts(manifest.counts.values()):
+    if not are_counts(manifest.counts.values()):
         return "counts: found a value that is no number, expected counts"
     lengths = [] if manifest.more_lengths is None else manifest.more_lengths
     if any(
@@ -253,7 +256,7 @@ def _first_fault(manifest: Manifest) -> str | None:
         for name, digest in (manifest.tokenizer_files or {}).items()
     ):
         return "tokenizer_files: found another entry than the SHA-256 of a file by its name"
-    if not _are_counts(lengths, _MOST_NUMBERS["max_length"]):
+    if not are_counts(lengths, _MOST_NUMBERS["max_length"]):
         return f"found more_lengths {lengths!r:.60}, expected lengths"
     shares = [manifest.preparation["samples"]["random_share"]]
     shares += [manifest.masking[name] for name in ("rate", "mask_share", "random_share")]
@@ -269,7 +272,7 @@ def _first_fault(manifest: Manifest) -> str | None:
     if wrong := fault_of_section(MaskingConfig, manifest.masking, _NEEDED_OF_MASKING):
         return f"masking: {wrong}"
     if not all(
-        type(source["name"]) is str and _are_counts([source["bytes"], source.get("source", 0)])
+        type(source["name"]) is str and are_counts([source["bytes"], source.get("source", 0)])
         for source in manifest.sources
     ):
         return "sources: found one of other values than its name and its bytes"
@@ -285,11 +288,11 @@ def _fault_of_split(manifest: Manifest, split: SplitInfo) -> str | None:
     columns = [getattr(shards, each.name) for each in fields(ShardInfo)]
     if not all(type(column) is list for column in columns) or {len(column) for column in columns} != {len(shards)}:
         return "shards: found no columns of one length, expected a value for each shard"
-    if not _are_counts(shards.pair_set, manifest.pair_sets - 1):
+    if not are_counts(shards.pair_set, manifest.pair_sets - 1):
         return f"shards: found a pair_set, expected numbers below pair_sets {manifest.pair_sets}"
     for shard_counts in (shards.samples, shards.tokens, shards.bytes):
-        if not _are_counts(shard_counts) or sum(shard_counts) > _MOST_COUNTED:
-            return f"shards: found a count, expected numbers from 0 that sum up to at most {_MOST_COUNTED}"
+        if not are_counts(shard_counts) or sum(shard_counts) > MOST_COUNTED:
+            return f"shards: found a count, expected numbers from 0 that sum up to at most {MOST_COUNTED}"
     for name, samples, tokens, size in zip(shards.file, shards.samples, shards.tokens, shards.bytes, strict=True):
         if not samples <= tokens <= size * _MOST_TOKENS_PER_BYTE:
             return (
@@ -300,7 +303,7 @@ def _fault_of_split(manifest: Manifest, split: SplitInfo) -> str | None:
             return f"found shard {name!r}, expected a file below the folder"
     if any(type(digest) is not str for digest in shards.sha256):
         return "shards: found a sha256 that is no text"
-    if not _are_counts(split.length_histogram) or not 1 <= len(split.length_histogram) <= manifest.max_length + 1:
+    if not are_counts(split.length_histogram) or not 1 <= len(split.length_histogram) <= manifest.max_length + 1:
         return f"found a length_histogram of other values than counts of the lengths 0 to {manifest.max_length}"
     histogram = np.array(split.length_histogram, dtype=object)  # whole numbers of any size
     for name, of_shards, of_lengths in (
@@ -313,7 +316,7 @@ def _fault_of_split(manifest: Manifest, split: SplitInfo) -> str | None:
                 "length_histogram, expected one number"
             )
     needed = ("samples", "tokens", *(["masked"] if manifest.mask_sets else [])) if len(shards) else ()
-    if not _are_counts(counts.values()) or any(
+    if not are_counts(counts.values()) or any(
         counts[each] < (each != "masked" and any(shards.samples)) for each in needed
     ):
         return f"found counts {dict(counts)!r:.120}, expected samples and tokens of its {len(shards)} shards"
@@ -323,19 +326,17 @@ def _fault_of_split(manifest: Manifest, split: SplitInfo) -> str | None:
     return None
 
 
-def _are_counts(values: Iterable[object], most: int = _MOST_COUNTED) -> bool:
-    """Whether all are integers from 0 to `most`."""
-    return all(type(value) is int and 0 <= value <= most for value in values)
-
-
 def check_prepared(folder: str | Place) -> None:
     """Raise UserError for a folder without a manifest."""
     folder = to_place(folder)
     if not shared.is_file(folder / FILE_NAME):
-        raise UserError(
-            f"{folder}: found no {FILE_NAME}, expected a folder that `cloze prepare` completed; "
-            "run (or run again) `cloze prepare`"
-        )
+        advice = REPAIR if has_lost_manifest(folder) else "run (or run again) `cloze prepare`"
+        raise UserError(f"{folder}: found no {FILE_NAME}, expected a folder that `cloze prepare` completed; {advice}")
+
+
+def has_lost_manifest(folder: Place) -> bool:
+    """Whether a folder without a manifest has shards, but nothing of a preparation that could complete it."""
+    return (folder / SPLITS[0]).is_dir() and not (folder / WORK_FOLDER).is_dir()
 
 
 def entropy(unigram_counts: np.ndarray) -> float:

@@ -31,7 +31,7 @@ from cloze.pipeline.records import (
     token_type,
 )
 from cloze.pipeline.shards.checks import block_fault
-from cloze.pipeline.shards.manifest import FILE_NAME, Manifest, ShardTable
+from cloze.pipeline.shards.manifest import FILE_NAME, REPAIR, Manifest, ShardTable
 from cloze.pipeline.shards.shard_file import BAD, Shard, Shard1, is_intact, samples_per_block
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.stores.cache import Cache, CachedFile
@@ -96,8 +96,8 @@ class ShardReader:
         if split not in self.manifest.splits:
             raise UserError(f"{folder}: found no split {split!r}, expected one of {', '.join(self.manifest.splits)}")
         self.shards = self.manifest.splits[split].shards
-        if check_sizes:
-            check_shards(self.folder, split, self.shards)
+        if check_sizes and (fault := fault_of_shards(self.folder, split, self.shards)):
+            raise UserError(f"{fault}; {REPAIR}")
         pair_sets = np.array(self.shards.pair_set, np.int64)
         order = np.argsort(pair_sets, kind="stable")  # order of shards in which the samples of a pair set are adjacent
         samples = np.array(self.shards.samples, np.int64)[order]
@@ -313,8 +313,8 @@ class ShardReader:
         return self.folder / self.shards.file[shard]
 
 
-def check_shards(folder: Place, split: str, shards: ShardTable) -> None:
-    """Raise UserError unless all shards of a split are in a prepared folder, with their sizes."""
+def fault_of_shards(folder: Place, split: str, shards: ShardTable) -> str | None:
+    """The first shard of a split that is not in a prepared folder, or has another size; else None."""
     if isinstance(folder, StorePath):  # one listing request returns a thousand objects
         start = len(f"{folder.key}/") if folder.key else 0
         sizes = {each.key[start:]: each.size for each in (folder / split).objects()}
@@ -324,11 +324,10 @@ def check_shards(folder: Place, split: str, shards: ShardTable) -> None:
             sizes = dict(itertools.chain.from_iterable(pool.map(partial(_sizes, folder), parts)))
     for file, expected in zip(shards.file, shards.bytes, strict=True):
         if file not in sizes:
-            raise UserError(
-                f"{folder / file}: found no such shard, though the manifest names it; prepare the data again"
-            )
+            return f"{folder / file}: found no such shard, though the manifest names it"
         if sizes[file] != expected:
-            raise _damaged(folder / file, f"found {sizes[file]} bytes, expected {expected}")
+            return f"{folder / file}: damaged shard: found {sizes[file]} bytes, expected {expected}"
+    return None
 
 
 def _sizes(folder: Place, files: list[str]) -> list[tuple[str, int]]:
@@ -346,7 +345,7 @@ class _Damaged(UserError):
 
 def _damaged(path: Place, what: str) -> _Damaged:
     what = " ".join(what.split())
-    return _Damaged(f"{path}: damaged shard: {what}; restore the file or prepare the data into another folder")
+    return _Damaged(f"{path}: damaged shard: {what}; {REPAIR}")
 
 
 def _to_window(batches: list[pa.RecordBatch], mask_set: int | None, manifest: Manifest) -> Window:

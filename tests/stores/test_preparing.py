@@ -40,11 +40,25 @@ def config(folder, bucket, **changes):
 
 
 def test_the_same_bytes_as_on_disk(folder, inputs):
-    """The manifest too; and nothing else is left. Done again, it is done already, until an input has changed."""
+    """The manifest too; and nothing else is left. Done again, it is done already, until an input has changed, or the
+    output has lost something.
+    """
     prepare(config(folder, inputs, workers=2))
     expected = corpus.contents(folder / "data")
     assert contents(f"{inputs}/data") == expected
     prepare(config(folder, inputs))
+    assert contents(f"{inputs}/data") == expected
+    for name, left, found in (
+        ("train/shard-00000.arrow", None, r"train/shard-00000.arrow: found no such shard.*; restore it, or remove s3:"),
+        ("validation/shard-00000.arrow", b"", "validation/shard-00000.arrow: damaged shard: found 0 bytes"),
+        ("tokenizer/vocab.txt", None, "tokenizer/vocab.txt: found no such file"),
+        ("manifest.json", None, "holds shards without their manifest.json.*; restore that file, choose another"),
+    ):
+        place = to_place(f"{inputs}/data/{name}")
+        place.unlink() if left is None else place.write(left)
+        with pytest.raises(UserError, match=rf"{inputs}/data.*{found}" if name == "manifest.json" else f"data/{found}"):
+            prepare(config(folder, inputs))
+        place.write(expected[name])
     assert contents(f"{inputs}/data") == expected
     content = bytearray((folder / "in/deep/b.jsonl").read_bytes())
     content[-10] ^= 1

@@ -1,5 +1,6 @@
 """Kills, lost workers, full disks, other people's folders: clear words, and the same bytes afterwards."""
 
+import base64
 import errno
 import gzip
 import json
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +20,13 @@ import pytest
 
 from cloze.launch.run.ownership import in_use, locked
 from cloze.launch.run.runs import LOCK
-from cloze.pipeline.config import SourceConfig
+from cloze.pipeline.config import SourceConfig, VerifyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs import prepare as preparing
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.jobs.tokenize_stage import tokenize
+from cloze.pipeline.jobs.reports import save_report
+from cloze.pipeline.jobs.tokenize_stage import PARTITIONS, tokenize
+from cloze.pipeline.jobs.verifying import verify
 from cloze.pipeline.progress import Progress
 from cloze.pipeline.shards.manifest import Manifest
 from tests.pipeline import corpus
@@ -156,6 +160,49 @@ def test_a_complete_run_is_not_repeated_and_another_is_refused(folder, undisturb
         prepare(corpus.config(folder, [folder / "in/part-0.jsonl.gz"], output=str(folder / "undisturbed")))
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "found"),
+    [
+        ("train/shard-00000.arrow", "removed", "found no such shard"),
+        ("train/shard-00000.arrow", "emptied", "damaged shard: found 0 bytes"),
+        ("test/shard-00000.arrow", "cut", "damaged shard: found"),
+        ("validation", "removed", "validation/shard-00000.arrow: found no such shard"),
+        ("tokenizer", "removed", "tokenizer/tokenizer.json: found no such file"),
+        ("tokenizer/vocab.txt", "emptied", "vocab.txt: found another file"),
+        ("manifest.json", "removed", "manifest.json"),
+        ("manifest.json", "emptied", "manifest.json: damaged"),
+    ],
+)
+def test_complete_data_that_has_lost_a_part_is_refused_with_advice_that_helps(
+    folder, undisturbed, tmp_path, name, change, found
+):
+    """As after a copy that was cut short. `verify` advises the same."""
+    output = shutil.copytree(folder / "undisturbed", tmp_path / "data")
+    damage(output / name, change)
+    left = corpus.contents(output)
+    config = corpus.config(folder, [folder / "in"], output=str(output))
+    with pytest.raises(UserError, match=rf"{found}.*; restore (it|that file|the file),? .*(remove|into another)"):
+        prepare(config)
+    assert corpus.contents(output) == left
+    if name == "manifest.json":
+        with pytest.raises(UserError, match="; restore the file or prepare the data into another folder"):
+            verify(VerifyConfig(str(output)))
+    shutil.copytree(folder / "undisturbed", output, dirs_exist_ok=True)
+    prepare(config)
+    assert corpus.contents(output) == undisturbed
+
+
+def damage(path: Path, change: str) -> None:
+    """Change what was written as a cleaner, a full disk or other hardware does."""
+    if path.is_dir():
+        shutil.rmtree(path)
+        return
+    content = path.read_bytes()
+    path.unlink()
+    if change != "removed":
+        path.write_bytes({"emptied": b"", "cut": content[:-1], "flipped": content.swapcase()}[change])
+
+
 def test_an_interrupted_run_of_another_command_is_refused(folder, monkeypatch):
     process = start(folder, "mixed", 1)
     wait_for_a_task(process, folder / "mixed/.work")
@@ -266,6 +313,58 @@ def test_files_of_another_run_in_the_place_of_ones_own_are_made_again(
     assert corpus.contents(tmp_path / "own") == undisturbed
 
 
+def test_a_report_of_values_of_another_kind_counts_as_none(folder, undisturbed, tmp_path):
+    """Though its digest is right."""
+    config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))
+
+    def stop_at_the_end() -> None:
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("cloze.pipeline.jobs.prepare._publish", _interrupt)
+            prepare(config)
+
+    stop_at_the_end()
+    (own,) = (tmp_path / "data/.work").glob("run-*")
+    for record in (5, {"touched": 5}, {"other": []}):
+        save_report(own / "touched.json", record)
+        stop_at_the_end()
+    others = [[None], "x", 10**30, -1, True, 1e308, {}]
+    changes = {
+        "task-*.json": [
+            *[{"bytes": value} for value in others],
+            *[{"counts": value} for value in ({}, {"a": 1}, 5)],
+            {"tokens": ["x"] * PARTITIONS},
+            *[{"digests": value} for value in (5, "x" * 64, "00")],
+            *[{"parts": value} for value in others],
+            {"parts": 1 << 40},
+            {"documents": [1]},
+            {"other": 1},
+        ],
+        "64-*.json": [
+            *[{"counts": value} for value in ({}, {"documents": "x"}, 5)],
+            *[{"length_histogram": value} for value in (None, [1], ["x"] * 65)],
+            *[{"unigrams": value} for value in (5, "x", "é", "", base64.b64encode(zlib.compress(b"1234")).decode())],
+            *[{"shards": value} for value in (5, [5], [{}], [{"file": "x"}])],
+            *[{"file": value} for value in (5, [], "../../x")],
+            {"samples": "x"},
+        ],
+    }
+    for pattern, values in changes.items():
+        reports = {path: json.loads(path.read_text().splitlines()[1]) for path in sorted(own.glob(pattern))}
+        while values:
+            for path, content in reports.items():
+                change = values.pop() if values else {}
+                if "bytes" in change:
+                    change = {"counts": content["counts"] | change}
+                if change.keys() & {"file", "samples"}:
+                    change = {"shards": [content["shards"][0] | change]}
+                save_report(path, content | change)
+            save_report(next(iter(reports)), [])
+            stop_at_the_end()
+            assert all(json.loads(path.read_text().splitlines()[1]) == content for path, content in reports.items())
+    prepare(config)
+    assert corpus.contents(tmp_path / "data") == undisturbed
+
+
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
@@ -346,10 +445,7 @@ def test_nothing_is_published_that_is_not_there_any_more(
     publish, path = preparing._publish, tmp_path / "data" / name
 
     def disturbed(*arguments):
-        content = path.read_bytes()
-        path.unlink() if change == "removed" else path.write_bytes(
-            content[:-1] if change == "cut" else content.swapcase()
-        )
+        damage(path, change)
         return publish(*arguments)
 
     config = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data"))

@@ -9,6 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from cloze.pipeline.config import MixtureSource, SamplesConfig, SourceConfig, SplitConfig
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.inspecting import tokens_lost
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.shards.manifest import Manifest
@@ -90,6 +91,15 @@ def test_several_lengths_from_one_tokenization(tmp_path):
     assert corpus.contents(tmp_path / "alone") == corpus.contents(tmp_path / "data/length-128")
     prepare(config)  # complete: nothing to do
     assert ShardReader(tmp_path / "data/length-128").take(np.arange(50), 0)[0].lengths.max() > 64
+    for lost, found in (
+        ("train/shard-00000.arrow", "shard-00000.arrow: found no such shard"),
+        ("tokenizer/vocab.txt", "vocab.txt: found no such file"),
+        ("manifest.json", r"not with more_lengths \[128\]; choose another --output or remove the folder"),
+    ):
+        moved = (tmp_path / "data/length-128" / lost).rename(tmp_path / "lost")
+        with pytest.raises(UserError, match=found):
+            prepare(config)
+        moved.rename(tmp_path / "data/length-128" / lost)
 
 
 @pytest.mark.parametrize("objective", ["sentence_order", "full_sentences", "single_sentences"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloze.pipeline.jobs.reports import load_report, save_report
+from cloze.pipeline.jobs.reports import is_count, load_report, save_report
 from cloze.pipeline.jobs.run_folder import BEGUN_AS, mark_of, take_over
 from cloze.pipeline.stores.places import StorePath
 
@@ -20,6 +20,7 @@ def test_files_keep_their_marks_when_their_folder_is_taken_over(tmp_path, times)
     for number in range(times):
         take_over(tmp_path / f"run-{number}", tmp_path / f"run-{number + 1}")
     own = tmp_path / f"run-{times}"
-    assert load_report(own / "task-1.json") == {"parts": 3} and (own / BEGUN_AS).read_text() == "run-0"
+    kinds = {"parts": is_count}
+    assert load_report(own / "task-1.json", kinds) == {"parts": 3} and (own / BEGUN_AS).read_text() == "run-0"
     (own / "task-1.json").rename(own / "task-2.json")
-    assert load_report(own / "task-2.json") is None, "another one in its place"
+    assert load_report(own / "task-2.json", kinds) is None, "another one in its place"
