@@ -38,8 +38,8 @@ _GROWING = "ByteLevel", "Metaspace"
 _GROWING_DECODERS = "Replace", "CTC", "BPEDecoder"
 _BYTES_OF_A_LETTER = 4  # in UTF-8, and letters that ByteLevel makes of one
 # What a rule of Unicode makes of one letter at most; a test compares them with the library.
-_WIDEST = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 3}
-_UNCHANGING = "StripAccents", "Strip", "Nmt"  # they remove letters, or put spaces in their place
+_WIDEST = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 3, "Nmt": 1}
+_REMOVING = "StripAccents", "Strip"  # letters, without others in their place
 _APART = "\ua000"  # a letter that no rule of Unicode changes, nor makes of another
 _LAST_LETTER = 0x33480  # behind it are private ones, marks and nothing yet
 
@@ -196,7 +196,7 @@ class _Weights:
             self._raise_all(max(map(self._weigh, _texts_of_map(rule["precompiled_charsmap"])), default=0.0))
         elif kind in _WIDEST and self._exact:
             self._read_each(rule)
-        elif kind not in _UNCHANGING:  # ByteLevel, and rules of a later library
+        elif kind not in _REMOVING:  # ByteLevel, and rules of a later library
             self._raise_all(_WIDEST.get(kind, _BYTES_OF_A_LETTER) * self._most())
 
     def _replace(self, pattern: Fields, weight: float) -> None:

@@ -59,6 +59,7 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
         [*_replacing(1, "é" * 40, String="è"), {"type": "NFC"}, *_replacing(1, "ab" * 40, String="é")],
         [*_replacing(1, "e\N{COMBINING ACUTE TONE MARK}" * 99, String="x"), {"type": "NFKC"}, *_chain("éabcdef")],
         [*_replacing(1, "y" * 1000, String="x"), *_replacing(1, "", String="x" * 200_000), *_chain("yzab")],
+        [*_replacing(1, "\u200b" * 60, String=" "), {"type": "Nmt"}] * 5,
         [{"type": "NFC"}] * 100_000 + _chain(_ALPHABET),
     ],
 )
