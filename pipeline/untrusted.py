@@ -25,6 +25,10 @@ _OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 # Far above any field's number and below what no float holds, of which Python can't make one (308 decimal digits).
 _MANY_DIGITS = re.compile(r"[-+]?[0-9][xb]?[0-9a-fA-F_]{256,}")
+# A text that YAML 1.2 reads as a number, as 1e-3, and PyYAML's writer, which knows YAML 1.1, leaves without quotes.
+yaml.SafeDumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 _Events: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

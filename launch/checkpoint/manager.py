@@ -265,18 +265,21 @@ class CheckpointManager:
             self.retire(best)
 
     def check_last(self) -> None:
-        """Raise UserError if the newest checkpoint that was good is not there any more, by the sizes of its files."""
-        if not self._good:
-            return
-        last = self.path(max(self._good))
-        if problem := damage(last, sizes_only=True):
-            run, again = self.folder.parent, "the same command goes on from the newest one that is left"
-            if not (run / CONFIG).exists():
-                again = f"remove what is left of {run}, and the same command begins anew"
-            raise UserError(
-                f"{last}: found that {problem}, expected the checkpoint as it was saved: something was removed "
-                f"while the run used the folder; {again}"
-            )
+        """Raise UserError if the newest checkpoint that was good, or that of the best evaluation, is not there any
+        more, by the sizes of its files.
+        """
+        last = max(self._good, default=None)
+        for step in sorted(self._good & {last, *self._best}):
+            if problem := damage(self.path(step), sizes_only=True):
+                run, again = self.folder.parent, "the same command goes on from the newest one that is left"
+                if step != last:
+                    again = "the best weights are lost; the same command goes on from the last ones"
+                elif not (run / CONFIG).exists():
+                    again = f"remove what is left of {run}, and the same command begins anew"
+                raise UserError(
+                    f"{self.path(step)}: found that {problem}, expected the checkpoint as it was saved: something was "
+                    f"removed while the run used the folder; {again}"
+                )
 
     def _make_room(self, engine: Engine, aside: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -483,7 +486,7 @@ def read_weights(
         found = ", ".join(map(str, manager.steps())) or "none"
         raise UserError(
             f"{run}: no good checkpoint of step {step}; the run has {found}"
-            + ("; train with --evaluation.keep_best true to keep the best" if wanted == "best" else "")
+            + ("; --evaluation.keep_best true keeps the best, until something removes it" if wanted == "best" else "")
         )
     check_own(run, manager.path(step), read_state(manager.path(step)))
     with known_content(manager.path(step)):

@@ -438,21 +438,19 @@ class StoredCheckpoints(CheckpointManager):
             self._upload_all(beat)
 
     def check_last(self) -> None:
-        """Raise UserError if the newest committed checkpoint is not whole in the store any more, if that answers. For
-        rank 0.
+        """Raise UserError if the newest committed checkpoint, or that of the best evaluation, is not whole in the store
+        any more, if that answers. For rank 0.
         """
-        log = self._run.log
-        if not log or not log.commits:
-            return
-        step = max(log.commits)
-        try:
-            with suppress(UserError):
-                read_index(self._place, step, log.commits[step])
-        except Damaged as error:
-            raise UserError(
-                f"{step_place(self._place, step)}: found that {error}, expected the checkpoint as it was uploaded: "
-                f"something was removed while the run used the place; {self._kept()}"
-            ) from error
+        commits = self._run.log.commits if self._run.log else {}
+        for step in sorted(commits.keys() & {max(commits, default=None), self._best_committed}):
+            try:
+                with suppress(UserError):
+                    read_index(self._place, step, commits[step])
+            except Damaged as error:
+                raise UserError(
+                    f"{step_place(self._place, step)}: found that {error}, expected the checkpoint as it was uploaded: "
+                    f"something was removed while the run used the place; {self._kept()}"
+                ) from error
 
     def _upload_all(self, beat: Callable[[], None]) -> None:
         while True:

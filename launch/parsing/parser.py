@@ -71,6 +71,8 @@ def _reads_files_alone(read: Callable[[Any], str]) -> Callable[[Any], str]:
     """
 
     def checked(named: Any) -> str:
+        if named.relative == "-":
+            raise _NotRead("found '-', expected a file: standard input holds no fields")
         try:
             check_readable(Path(named.absolute))
         except UserError as error:
@@ -220,6 +222,8 @@ def parse(
         raise
     except _NotRead as error:
         raise UserError(f"cloze {name}: {error}") from error
+    except ImportError as error:  # where a section in a file has a class_path
+        raise UserError(f"cloze {name}: found a class_path in a section, expected its fields") from error
     except PermissionError as error:  # the library looks whether a value is the path of a file of fields
         raise UserError(f"cloze {name}: {cannot_be_read(error, '--config')}") from error
     except (ArgumentError, jsonargparse.ArgumentError, OSError, UnicodeError) as error:

@@ -22,7 +22,7 @@ from cloze.pipeline.loading.batches import BatchPhases, growing_batches
 from cloze.pipeline.loading.mixture import Phase
 from cloze.pipeline.loading.streams import Mixture, RunMasking
 from cloze.pipeline.samples.masking import RatePhases, RateSchedule
-from cloze.pipeline.shards.manifest import FILE_NAME, Manifest
+from cloze.pipeline.shards.manifest import FILE_NAME, REPAIR, Manifest
 from cloze.pipeline.shards.reader import ShardReader
 from cloze.pipeline.stores import shared
 from cloze.pipeline.stores.cache import Cache
@@ -307,7 +307,7 @@ def check_manifest(
             f"of the shards in {data}; leave it at 0 to take theirs"
         )
     if fault := (tokenizer or Tokenizer.from_folder(data / runs.TOKENIZER)).fault_in(manifest):
-        raise UserError(f"{fault}; prepare the data again")
+        raise UserError(f"{fault}; {REPAIR}")
     if longest is not None and manifest.max_length > longest:
         raise UserError(
             f"train.sequence_length: found {longest}, expected at least {manifest.max_length}, the "

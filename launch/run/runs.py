@@ -469,22 +469,25 @@ def description_of(folder: Path) -> dict[str, str]:
     return {name: (folder / name).read_text(encoding="utf-8") for name in DESCRIPTION if (folder / name).exists()}
 
 
-def check_there(folder: Path, description: Mapping[str, str], warn: Callable[[str], None]) -> None:
+def describe_again(folder: Path, description: Mapping[str, str], warn: Callable[[str], None]) -> None:
     """Write the files of the description again that are not in the run's folder any more, or are empty: without them
-    no command reads the run, and none goes on with it.
+    no command reads the run, and none goes on with it. Does nothing where there is no such folder.
 
     Args:
         description: as the start has written it (`description_of`).
         warn: called with a line about each that is written again.
-
-    Raises:
-        UserError: something else that `describe` has written is not there any more.
     """
-    for name, text in description.items():
+    for name, text in description.items() if folder.is_dir() else ():
         path = folder / name
         if not path.exists() or path.is_file() and not path.stat().st_size:
             publish_text(path, text)
             warn(f"{folder}: {name} was removed or emptied while the run used the folder; it is written again")
+
+
+def check_there(folder: Path) -> None:
+    """Raise UserError if something that `describe` has written is not in the run's folder any more, apart from the
+    description.
+    """
     if not (folder / TOKENIZER).exists():
         raise UserError(
             f"{folder}: found no {TOKENIZER}, expected it as the run has written it: something was removed while the "
@@ -497,11 +500,12 @@ def check_there(folder: Path, description: Mapping[str, str], warn: Callable[[st
 
 def lost_of_model(run: Path) -> Path | None:
     """The first file of the model of a run with results that is missing, empty, cut, or no weights and not as it was
-    written; None: there is no such file. Weights are not read, which would take long.
+    written, or of its predictions that is missing or empty; None: there is no such file. Weights are not read, which
+    would take long.
     """
-    if not (run / RESULTS).is_file():
+    if not (results := fields_if_readable(run / RESULTS)):
         return None
-    hashes = read_fields(run / RESULTS).get(MODEL_HASHES)
+    hashes = results.get(MODEL_HASHES)
     for name, expected in ({"config.json": None} | (hashes if isinstance(hashes, dict) else {})).items():
         path = run / MODEL / name
         if not path.is_file() or not path.stat().st_size:
@@ -509,7 +513,12 @@ def lost_of_model(run: Path) -> Path | None:
         whole = _has_its_length(path) if path.suffix == ".safetensors" else expected in (None, _hash_of(path))
         if not whole:
             return path
-    return None
+    return next((path for path in _predictions(run, results) if not path.is_file() or not path.stat().st_size), None)
+
+
+def _predictions(run: Path, results: Fields) -> list[Path]:
+    splits = [split for split in results if split == "validation" or split.startswith("test/")]
+    return [run / PREDICTIONS / f"{stem_of(split)}.jsonl" for split in splits]
 
 
 def _has_its_length(weights: Path) -> bool:
@@ -532,9 +541,7 @@ def check_results(folder: Path) -> None:
     """Raise UserError if the model, results and predictions of a complete fine-tuning are not as they were written."""
     if "train_file" not in read_fields(folder / CONFIG):
         return
-    results = read_fields(folder / RESULTS)
-    splits = [split for split in results if split == "validation" or split.startswith("test/")]
-    for path in (folder / MODEL / "config.json", *(folder / PREDICTIONS / f"{stem_of(each)}.jsonl" for each in splits)):
+    for path in (folder / MODEL / "config.json", *_predictions(folder, read_fields(folder / RESULTS))):
         if not path.is_file() or not path.stat().st_size:
             raise UserError(
                 f"{path}: found {found_at(path)}, expected it as the run has written it: something was removed while "

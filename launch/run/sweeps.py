@@ -24,7 +24,7 @@ from cloze.launch.system.console import Console, doing, figure
 from cloze.launch.system.environment import child_variables
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
-from cloze.pipeline.untrusted import check_regular, is_number
+from cloze.pipeline.untrusted import check_regular, fields_if_readable, is_number
 
 TEST_HASHES = "test_hashes"  # in a run's results
 _POLL_SECONDS = 0.2
@@ -75,6 +75,10 @@ def no_better(metric: str, value: float, majority: float | None) -> str | None:
     )
 
 
+# The fields that say when a run is complete; steps of a fine-tuning follow from its epochs.
+_ENDS = "epochs", "train.max_steps", "train.budget_seconds", "evaluation.target", "evaluation.patience"
+
+
 @dataclass(frozen=True)
 class Run:
     """One setting with one seed."""
@@ -106,10 +110,20 @@ class Run:
         of its model that its command writes again.
         """
         lost = self.lost_model()
-        if self.results() is None or (lost and lost.advice is None):
+        if self.results() is None or (lost and lost.advice is None) or not self._has_this_end():
             return False
         path = self.folder / runs.RESULTS
         return (runs.read_fields(path).get(TEST_HASHES, {}) if path.is_file() else {}) == self.test_hashes
+
+    def _has_this_end(self) -> bool:
+        """Whether the run has ended where it is to end now: checkpoint.accept_changes lets it go on from another
+        end.
+        """
+        planned = file_of(self.folder)
+        if not planned.is_file():  # a run that an earlier version has planned
+            return True
+        ends = [runs.flatten(runs.read_fields(path)) for path in (self.folder / runs.CONFIG, planned)]
+        return all(ends[1].get(name) in (None, ends[0].get(name)) for name in _ENDS)
 
     def lost_model(self) -> Lost | None:
         """What of its model a complete run has lost, by a look at sizes; None: nothing."""
@@ -129,15 +143,14 @@ class Run:
         return f"restore it, or remove {self.folder}, and the same command runs it again"
 
     def results(self) -> Results | None:
-        """The values of a complete fine-tuning run, or None.
+        """The values of a complete fine-tuning run; None also where they are damaged, so that it is run again.
 
         Raises:
             UserError: they are not as a run writes them.
         """
         path = self.folder / runs.RESULTS
-        if not self.complete or not path.exists():
+        if not self.complete or not (content := fields_if_readable(path)):
             return None
-        content = runs.read_fields(path)
         try:
             values = {
                 f"{split}/{name}": value
@@ -306,6 +319,9 @@ def fault_in_runs(planned: Sequence[Run]) -> str | None:
         if lost:
             advice = lost.advice or "the same command writes it again"
             return f"{lost.what}: something was removed meanwhile; {advice}"
+        for path in (run.folder / runs.CONFIG, run.folder / runs.DATA):
+            if not path.is_file() or not path.stat().st_size:
+                return f"{_as_written(path)}: something was removed meanwhile; {run.repeating}"
         read = runs.read_fields(run.folder / runs.DATA)
         for name, expected in run.facts.items():
             if (found := read.get(name, expected)) != expected:  # an earlier version wrote fewer

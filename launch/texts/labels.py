@@ -1,5 +1,6 @@
 """Labels as people read them."""
 
+import functools
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -10,9 +11,10 @@ _UNSEEN = re.compile(
     "[\0-\b\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f"
     "\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a]"
 )
-# Tags are seen in flags of regions alone; joiners between letters of scripts that join, and between emoji.
+# Tags are seen in flags of regions alone.
 _TAGS = re.compile("(\U0001f3f4[\U000e0020-\U000e007f]+)|[\U000e0000-\U000e0fff]")
-_JOINERS = re.compile("(?<=[\u0590-\U0010ffff])([\u200c\u200d])[\u200c\u200d]*(?=[\u0590-\U0010ffff])|[\u200c\u200d]+")
+_NON_JOINER, _JOINER = "\u200c\u200d"
+_VIRAMA = 9  # its canonical combining class; behind it both joiners choose the form of letters
 _SAME = str.maketrans("\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{MINUS SIGN}\N{BRAILLE PATTERN BLANK}", "--- ")
 
 
@@ -25,7 +27,37 @@ def looking_alike(labels: Iterable[str]) -> str | None:
     by_look: dict[str, str] = {}
     for label in sorted(set(labels)):
         seen = _UNSEEN.sub("", unicodedata.normalize("NFC", label).translate(_SAME))
-        seen = " ".join(_JOINERS.sub(r"\1", _TAGS.sub(r"\1", seen)).split())
+        seen = " ".join(_without_joiners(_TAGS.sub(r"\1", seen)).split())
         if (other := by_look.setdefault(seen, label)) != label:
             return f"{ascii(other)} and {ascii(label)}"
     return None
+
+
+def _without_joiners(text: str) -> str:
+    """The text without joiners and non-joiners that can't be seen: between other letters than those that join."""
+    if not {_NON_JOINER, _JOINER} & {*text}:
+        return text
+    seen = ""
+    for number, letter in enumerate(text):
+        before, behind = seen[-1:], text[number + 1 : number + 2]
+        if letter == _NON_JOINER:
+            shown = before in _forms("<initial>") and behind in _forms("<final>") or _is_virama(before)
+        else:
+            shown = letter != _JOINER or _is_virama(before) or _is_emoji(before) and _is_emoji(behind)
+        seen += letter if shown else ""
+    return seen
+
+
+@functools.cache
+def _forms(kind: str) -> set[str]:
+    """The letters of Arabic script with such a form: those with an initial one join to the letter behind them."""
+    forms = (unicodedata.decomposition(chr(number)).split() for number in range(0xFB50, 0xFEFF))
+    return {chr(int(form[1], 16)) for form in forms if form[:1] == [kind] and len(form) == 2}
+
+
+def _is_virama(letter: str) -> bool:
+    return bool(letter) and unicodedata.combining(letter) == _VIRAMA
+
+
+def _is_emoji(letter: str) -> bool:
+    return bool(letter) and unicodedata.category(letter) in ("So", "Sk")

@@ -23,6 +23,7 @@ from cloze.pipeline.jobs.prepare import prepare as prepare_data
 from cloze.pipeline.jobs.verifying import verify as verify_data
 from cloze.pipeline.jobs.vocabulary import extend_vocabulary, train_vocabulary
 from cloze.pipeline.progress import Progress as Listener
+from cloze.pipeline.shards.manifest import REPAIR
 
 _SECONDS_A_LINE = 30  # seconds between lines if no progress bar can be drawn
 _ADDED_SHOWN = 20
@@ -177,10 +178,7 @@ def verify(config: VerifyConfig) -> None:
     for line in damaged:
         print(f"damaged: {line}")
     if damaged:
-        raise UserError(
-            f"{config.data}: found {len(damaged)} of {checked} parts damaged, expected none; restore them or prepare "
-            "the data again"
-        )
+        raise UserError(f"{config.data}: found {len(damaged)} of {checked} parts damaged, expected none; {REPAIR}")
     print(f"{config.data}: {checked} parts checked, all as they were written")
 
 

@@ -1,6 +1,6 @@
 """A process of a training run: how it joins the others, and what it records until its end."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -111,6 +111,8 @@ class Record:
 
     metrics: MetricsWriter | None
     """The writer of metrics; None on other ranks than 0."""
+    describe_again: Callable[[], None]
+    """Writes what has vanished of the run's description, which its last work and the next start read."""
     complete: bool = False
     """Whether all steps and the work after the last one are done; set by the caller."""
 
@@ -138,7 +140,9 @@ def recorded(
     output, shown, stored = Path(config.output), process.shown(config), process.stored
     metrics = _metrics_writer(output, shown, progress, process, kept) if process.environment.is_main else None
     description = runs.description_of(output) if metrics else {}
-    record = Record(metrics)
+    # Of a run in a store the folder is a copy, whose losses are of no consequence.
+    warn = process.console.warn if stored is None else lambda _: None
+    record = Record(metrics, partial(runs.describe_again, output, description, warn))
     try:
         with stop:
             step = progress.state.step
@@ -148,7 +152,7 @@ def recorded(
                     stored.begin(step, progress.state.evaluated_step)
                 metrics.describe(step, (output / runs.CONFIG).read_text(encoding="utf-8"), runs.flatten(asdict(shown)))
             yield record
-            there = not metrics or _look(output, description, record, checkpoints, process)
+            there = not metrics or _look(output, record, checkpoints, process)
             if metrics:
                 set_status(output, "complete" if record.complete else "requeue", progress.saved_step)
                 if stored:  # before the barrier: torchrun may end this process as soon as another one exits
@@ -167,18 +171,16 @@ def recorded(
             # the status of a stop, and rank 0 must have written the status that the job templates read and printed its
             # last line.
             distributed.barrier()
+    except UserError:
+        record.describe_again()
+        raise
     finally:
         if metrics:
             metrics.close(record.complete)
 
 
-def _look(
-    output: Path, description: Mapping[str, str], record: Record, checkpoints: CheckpointManager, process: Process
-) -> bool:
+def _look(output: Path, record: Record, checkpoints: CheckpointManager, process: Process) -> bool:
     """Look whether what the run has written is there, before it is said to be complete or to go on. For rank 0.
-
-    Args:
-        description: as of `runs.check_there`.
 
     Returns:
         Whether it is. Of a run that stops, which may go on without it, the rest is warned of.
@@ -189,8 +191,8 @@ def _look(
     assert record.metrics is not None, "this is rank 0"
     stored, warn = process.stored, process.console.warn
     looks: list[Callable[[], None]] = [
-        # Of a run in a store the folder is a copy, whose losses are of no consequence.
-        partial(runs.check_there, output, description, warn if stored is None else lambda _: None),
+        record.describe_again,
+        partial(runs.check_there, output),
         record.metrics.check_there,
         checkpoints.check_last,
     ]

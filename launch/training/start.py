@@ -61,7 +61,9 @@ def train(config: Kind, environment: Environment, *, open_recipe: OpenRecipe[Kin
                 recipe.open_stream(training.progress.state, process) as stream,
             ):
                 loop = training.loop(record.metrics, stop)
-                record.complete = loop.run(stream) and recipe.finish(loop, process, stop)
+                if loop.run(stream):
+                    record.describe_again()
+                    record.complete = recipe.finish(loop, process, stop)
         if record.complete:
             for line in recipe.last_lines(process):
                 console.say(line)

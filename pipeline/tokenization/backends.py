@@ -126,9 +126,11 @@ def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
     """
     check_readable(path)
     content = load_json(path.read_bytes(), unique_fields)  # of a field that comes twice the library might read another
-    rules = without_vocabulary(content)
-    check_template(rules, path)
-    check_growth(rules, [token["content"] for token in content.get("added_tokens", ())], path)
+    if isinstance(content, dict) and isinstance(added := content.get("added_tokens", []), list):
+        rules = without_vocabulary(content)
+        check_template(rules, path)
+        named = [token.get("content") for token in added if isinstance(token, dict)]
+        check_growth(rules, [name for name in named if isinstance(name, str)], path)
     backend = tokenizers.Tokenizer.from_file(str(path))
     # transformers uses only the file
     if config.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend"):

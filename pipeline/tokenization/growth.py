@@ -174,6 +174,7 @@ class _Weights:
     def __init__(self, exact: bool) -> None:
         self._exact = exact
         self._own: dict[str, float] = {}
+        self._greatest = 0.0  # of all that were ever a letter's own
         self._least = 1.0
         self._added = 0.0
         self._at_start = 0.0
@@ -184,7 +185,7 @@ class _Weights:
             self._go_before(rule)
             if not self._most() + self._at_start <= sys.float_info.max / 2:
                 return math.inf
-        return self._most() + self._at_start
+        return max(self._least, *self._own.values(), 0.0) + self._added + self._at_start
 
     def _go_before(self, rule: Fields) -> None:
         kind = rule["type"]
@@ -221,6 +222,7 @@ class _Weights:
 
     def _set(self, letter: str, weight: float) -> None:
         self._own[letter] = weight - self._added
+        self._greatest = max(self._greatest, self._own[letter])
 
     def _raise_all(self, weight: float) -> None:
         self._least = max(self._least, weight - self._added)
@@ -232,7 +234,8 @@ class _Weights:
         return sum(map(self._weight, text))
 
     def _most(self) -> float:
-        return max(self._least, max(self._own.values(), default=0.0)) + self._added
+        """No letter has a greater weight."""
+        return max(self._least, self._greatest) + self._added
 
 
 def _texts_of_map(charsmap: str) -> list[str]:

@@ -58,7 +58,8 @@ def test_a_run_is_complete_once_its_results_are_written(model, files, tmp_path):
         said = finish(ForkedRun(words, main=partial(damaged_at_the_end, name)), 2)
         assert f"{Path(name).name}" in said and "found " in said and "complete at" not in said
         assert json.loads((tmp_path / "run" / runs.STATUS).read_text())["state"] == "failed"
-    assert "complete at step 15" in finish(ForkedRun(words)), "what is lost is written again"
+    said = finish(ForkedRun(words, main=partial(damaged_at_the_end, runs.CONFIG)))
+    assert "complete at step 15" in said and "config.yaml was removed or emptied while" in said
 
 
 def test_confused_classes_and_worst_errors(run):

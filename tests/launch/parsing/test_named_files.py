@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import yaml
 
 from cloze.launch import cli
 
@@ -47,6 +48,28 @@ def test_what_a_value_names_is_read_if_it_is_a_file_of_bounded_size(
         assert f"{path}: found {found}" in (error := capsys.readouterr().err) and len(error.splitlines()) == 1, error
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [("prepare", ["--mixture", "-"]), ("prepare", ["--mixture+=-"]), ("prepare", ["--config", "{mixture: ['-']}"])],
+)
+def test_standard_input_is_no_file_of_fields(tmp_path, capsys, command, words):
+    assert cli.main([command, *words, "--output", str(tmp_path / "o")]) == 2
+    assert "found '-', expected a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E5", "0e0", "2e5", "010", "yes", "12:30"])
+def test_a_text_that_looks_like_a_number_stays_one(tmp_path, capsys, text):
+    """From --print_config, or a run's own configuration, into --config."""
+    for words in (["--input", text, "--output", text], ["--config", str(tmp_path / "c.yaml")]):
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(["prepare", *words, "--print_config"])
+        (tmp_path / "c.yaml").write_text(capsys.readouterr().out)
+    assert (
+        yaml.safe_load((tmp_path / "c.yaml").read_text())["output"] == text
+        and yaml.safe_load(yaml.safe_dump(text)) == text
+    )
+
+
 def test_files_that_name_one_another_end(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text("[b.yaml]")
@@ -69,6 +92,7 @@ def test_a_file_of_fields_names_no_other_one(tmp_path, capsys, value):
     ("command", "words"),
     [
         ("pretrain", ["--config", "{{model: {}}}"]),
+        ("pretrain", ["--config", "c.yaml"]),
         ("pretrain", ["--train", "{}"]),
         ("pretrain", ["--data", "[{}]"]),
         ("pretrain", ["--model.class_path", "runs_code.A"]),
@@ -84,6 +108,7 @@ def test_a_file_of_fields_runs_no_code(tmp_path, capsys, monkeypatch, command, w
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "runs_code.py").write_text("import pathlib\npathlib.Path('ran').touch()\nclass A: pass\n")
+    (tmp_path / "c.yaml").write_text("optimizer: {class_path: runs_code.A}\n")
     given = [word.format("{class_path: runs_code.A}") for word in words]
     assert cli.main([command, *given, "--output", "o"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1 and not (tmp_path / "ran").exists()

@@ -104,7 +104,12 @@ def test_what_a_run_has_lost_is_written_again_or_said(tmp_path, name, change):
     ours, said = tokenizer(), []
     facts = {"tokenizer_fingerprint": ours.fingerprint}
     runs.describe(tmp_path, PretrainConfig("d", str(tmp_path)), facts, {runs.TOKENIZER: ours.save}, {"stage": 0})
-    look = partial(runs.check_there, tmp_path, runs.description_of(tmp_path), said.append)
+    description = runs.description_of(tmp_path)
+
+    def look():
+        runs.describe_again(tmp_path, description, said.append)
+        runs.check_there(tmp_path)
+
     look()
     before = (tmp_path / name).read_bytes()
     (tmp_path / name).unlink() if change == "removed" else (tmp_path / name).write_text("")

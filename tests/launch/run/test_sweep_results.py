@@ -107,7 +107,7 @@ def test_results_that_no_run_writes_are_refused_by_their_file(tmp_path, change):
     path = run.folder / "results.json"
     path.write_text(json.dumps(content))
     assert run.results().values == {"validation/accuracy": 0.5, "validation/accuracy_total": 0.25}
-    for changed in (content | change, {}):
+    for changed in (content | change, {"metric": 1}):
         path.write_text(json.dumps(changed))
         with pytest.raises(UserError, match="results.json: found no results of a run, expected a metric and numbers"):
             run.results()

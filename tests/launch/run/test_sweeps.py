@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from cloze.launch.finetune.sweep import _NO_SETTINGS
 from cloze.launch.run import runs
 from cloze.launch.run.ownership import in_use
-from cloze.launch.run.sweeps import Run, combinations, fault_in_runs, no_better, run_all
+from cloze.launch.run.sweeps import Run, combinations, fault_in_runs, file_of, no_better, run_all
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 
@@ -63,8 +63,9 @@ while not os.path.exists({awaited!r}):
     assert time.time() < began + 120
     time.sleep(0.01)
 (here / "when").write_text(json.dumps([os.environ.get("CUDA_VISIBLE_DEVICES"), began, time.time()]))
-(here / "model").mkdir(exist_ok=True)
-(here / "model/config.json").write_text("{{}}")
+for name in ("model/config.json", "predictions/validation.jsonl", "config.yaml", "data.json"):
+    (here / name).parent.mkdir(exist_ok=True)
+    (here / name).write_text("{{}}")
 (here / "results.json").write_text('{{"metric": "accuracy", "validation": {{"accuracy": 0.5}}, "majority": {{}}}}')
 (here / "aside").write_text('{{"state": "complete"}}')
 os.replace(here / "aside", here / "status.json")  # as a run does: a sweep may read it at any moment
@@ -97,6 +98,35 @@ def test_the_run_at_work_is_named_with_its_step_and_loss(tmp_path, capsys):
     printed = capsys.readouterr()
     assert f"run 2 of 2, b begins; its output: {run.log}" in printed.out
     assert printed.err == "run 2 of 2, b: step 7, loss 2.5000\n"
+
+
+def test_a_run_that_ended_elsewhere_than_planned_is_run_again(tmp_path):
+    """As where a sweep is made longer, with checkpoint.accept_changes."""
+    run = scripted(tmp_path, "a")
+    exec(completing(run.folder))  # noqa: S102
+    for made, planned, again in ((4, 4, False), (4, 6, True), (4, 3, True), (4, "null", False)):
+        (run.folder / runs.CONFIG).write_text(f"train:\n  max_steps: {made}\n")
+        file_of(run.folder).write_text(f"train:\n  max_steps: {planned}\n")
+        assert run.measured != again
+
+
+@pytest.mark.parametrize("name", [runs.CONFIG, runs.DATA])
+def test_a_run_without_its_description_does_not_count(tmp_path, name):
+    run = scripted(tmp_path, "a")
+    exec(completing(run.folder))  # noqa: S102
+    (run.folder / runs.METRICS).write_text("{}\n")
+    assert fault_in_runs([run]) is None
+    (run.folder / name).write_text("")
+    assert fault_in_runs([run]).startswith(f"{run.folder / name}: found nothing in it")
+
+
+@pytest.mark.parametrize("content", ["", "{", None])
+def test_a_run_with_damaged_results_is_run_again(tmp_path, content):
+    run = scripted(tmp_path, "a")
+    exec(completing(run.folder))  # noqa: S102
+    path = run.folder / runs.RESULTS
+    path.unlink() if content is None else path.write_text(content)
+    assert run.results() is None and not run.measured
 
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "config.json"])

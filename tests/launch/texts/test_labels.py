@@ -11,6 +11,11 @@ from cloze.launch.texts.labels import looking_alike
     + [("co-op", "co\u2010op"), ("caf\u00e9", "cafe\u0301"), ("a", "a\u200b"), ("", " ")]
     + [("good", "good\u200c"), ("ab", "a\u200db"), ("\u0645\u062b\u0628\u062a", "\u0645\u062b\u0628\u062a\u200c")]
     + [("\u2764", "\u2764\ufe0f"), ("-1", "\u22121"), ("a", "a\0"), ("a b", "a\u2800b"), ("a", "a\U000e0020\U000e0041")]
+    + [
+        ("\u6b63\u9762", "\u6b63\u200d\u9762"),
+        ("\u062f\u0627\u062f", "\u062f\u200c\u0627\u062f"),
+        ("\u05d8\u05d5", "\u05d8\u200c\u05d5"),
+    ]
     + [("a", "a" + mark) for mark in "\ufe00\u034f\u180e\u3164\u115f\u206a\ufff9\u00ad"],
 )
 def test_what_cant_be_seen_makes_no_difference(one, other):
