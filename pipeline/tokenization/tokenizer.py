@@ -49,7 +49,7 @@ from cloze.pipeline.tokenization.backends import (
     stand_around_texts,
     with_special,
 )
-from cloze.pipeline.tokenization.growth import check_length, growth
+from cloze.pipeline.tokenization.growth import Growth
 from cloze.pipeline.tokenization.words import WordSplitter, begins_word, word_of
 from cloze.pipeline.untrusted import fields_if_readable, load_json
 
@@ -431,14 +431,14 @@ class Tokenizer:
     # ---- encoding ----
 
     @cached_property
-    def _growth(self) -> float:
-        return growth(self.backend)
+    def _growth(self) -> Growth:
+        return Growth(self.backend)
 
     @_with_readable_panics
     def normalize(self, text: str) -> str:
         """A text after the tokenizer's normalisation, such as lower case."""
         normalizer = self.backend.normalizer
-        check_length([text], self._growth, normalizer)
+        self._growth.check([text])
         return text if normalizer is None else normalizer.normalize_str(text)
 
     def encode(self, text: str) -> list[int]:
@@ -448,7 +448,7 @@ class Tokenizer:
     @_with_readable_panics
     def encode_with_offsets(self, texts: list[str]) -> list[LocatedTokens]:
         """Ids of each text, with their places in it."""
-        check_length(texts, self._growth, self.backend.normalizer)
+        self._growth.check(texts)
         encoded = self.backend.encode_batch(texts, add_special_tokens=False)
         return [
             LocatedTokens(
@@ -482,7 +482,7 @@ class Tokenizer:
     @_with_readable_panics
     def encode_plainly(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """As `encode_batch`, with `tokenizers` only: the reference, and used for models without a table of words."""
-        check_length(texts, self._growth, self.backend.normalizer)
+        self._growth.check(texts)
         encoded = [item.ids for item in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
         offsets = ragged.to_offsets(np.array([len(ids) for ids in encoded], np.int64))
         flat = np.fromiter(itertools.chain.from_iterable(encoded), np.int64, count=int(offsets[-1]))
