@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cloze.launch.run.preemption import Starting
 from cloze.launch.run.runs import LOCK
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
@@ -66,6 +67,7 @@ def held(place: StorePath, console: Console, patience_seconds: float, own: Path)
     with leased(place / LEASE, console.warn, patience_seconds, own) as lease:
         if lease is None:
             raise _in_use(place, "output")
+        Starting.before_end(lease.release)
         yield lease
 
 

@@ -21,7 +21,7 @@ ONE_REQUEST_SECONDS = 2.0
 # Seconds that a stopped process has to end, in which further copies of the signal are ignored.
 ENDING_SECONDS = 30.0
 STOPPING = "stopping after this step, with a checkpoint"
-# Seconds that the last line may take to be written.
+# Seconds that the last line may take to be written, and a lease to be removed.
 SAYING_SECONDS = 5.0
 
 
@@ -74,6 +74,7 @@ class Starting:
     """
 
     _current: ClassVar[Starting | None] = None  # the one of this process
+    _releases: ClassVar[list[Callable[[], object]]] = []
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -94,6 +95,13 @@ class Starting:
         if current is not None and current._signals is not None:
             current._signals.close()
 
+    @classmethod
+    def before_end(cls, release: Callable[[], object]) -> None:
+        """Call `release` before a signal ends the process, which leaves no context by itself: a lease, which another
+        machine would wait for.
+        """
+        cls._releases.append(release)
+
     def _end(self, number: int) -> None:
         # status.json is not changed: launchers send the same signal when another process could not start, and a
         # requeued job would repeat that forever.
@@ -101,9 +109,13 @@ class Starting:
             f"{_cause(number)}: stopped before the first step of this start, with nothing to save; "
             "the same command starts it again"
         )
-        saying = threading.Thread(target=self._say, args=(line,), daemon=True)  # the reader of the output may be gone
-        saying.start()
-        saying.join(SAYING_SECONDS)
+        lasts = [threading.Thread(target=self._say, args=(line,), daemon=True)]  # the reader of the output may be gone
+        lasts += [threading.Thread(target=release, daemon=True) for release in self._releases]
+        end = time.monotonic() + SAYING_SECONDS
+        for last in lasts:
+            last.start()
+        for last in lasts:
+            last.join(max(0.0, end - time.monotonic()))
         os._exit(EXIT_REQUEUE)
 
 

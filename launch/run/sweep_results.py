@@ -9,7 +9,7 @@ from pathlib import Path
 from cloze.launch.config.metrics import measure_of
 from cloze.launch.run import runs
 from cloze.launch.run.ownership import locked
-from cloze.launch.run.status_file import set_status
+from cloze.launch.run.status_file import recording_failure, set_status
 from cloze.launch.run.sweep_pictures import DrawnSetting, draw_sweep
 from cloze.launch.run.sweeps import Results, Run, fault_in_runs, last_line, named, no_better, run_all, shown
 from cloze.launch.system.console import Console
@@ -46,7 +46,7 @@ class Sweep:
             UserError: no run has a result, a run has read other inputs than were planned, or another job holds the
                 folder.
         """
-        with locked(self.folder):
+        with locked(self.folder), recording_failure(self.folder):
             set_status(self.folder, "running", self._num_complete())
             known = [run.lost_model() for run in self.runs]
             if run_all(self.runs, devices, console):

@@ -15,6 +15,7 @@ from cloze.launch.commands import parse
 from cloze.launch.finetune.command import finetune
 from cloze.launch.run.commits import is_first
 from cloze.launch.run.metrics_file import read_metrics
+from cloze.launch.run.preemption import Starting
 from cloze.launch.run.runs import METRICS
 from cloze.launch.run.store_waits import Patience
 from cloze.launch.run.stored_run import scratch_of, stored
@@ -27,7 +28,7 @@ from cloze.pipeline.stores.places import to_place
 from cloze.pipeline.stores.temporary_folders import in_users_terms
 
 
-def test_one_job_at_a_time(config, tmp_path, capsys):
+def test_one_job_at_a_time(config, tmp_path, capsys, monkeypatch):
     other = replace(config, checkpoint=replace(config.checkpoint, scratch=str(tmp_path / "other")))
     with stored(config, Environment(), Console()) as (local, run):
         first = run.attempt
@@ -37,9 +38,14 @@ def test_one_job_at_a_time(config, tmp_path, capsys):
                 raise AssertionError("two hold it")
         assert run.lost() is None
     assert "watching for 1 s whether it lives" in capsys.readouterr().err
-    with stored(other, Environment(), Console()) as (_, run):
-        assert first < run.attempt
-    assert not (to_place(config.output) / "lease").is_file()
+    lease, releases = to_place(config.output) / "lease", []
+    with monkeypatch.context() as patch:
+        patch.setattr(Starting, "_releases", releases)
+        with stored(other, Environment(), Console()) as (_, run):
+            assert first < run.attempt and lease.is_file()
+            releases.pop()()  # as where a signal ends the start
+            assert not lease.is_file()
+    assert not lease.is_file()
 
 
 def test_lines_that_were_not_sent_outlast_a_start_that_is_killed_before_it_goes_on(config, monkeypatch):

@@ -60,15 +60,17 @@ def test_a_run_that_has_not_begun_ends_at_once_and_says_so():
         "from cloze.launch.run.preemption import Starting, StopRequest",
     ).replace(
         "with StopRequest(say=lambda line: print(line, flush=True)) as stop:",
+        "Starting.before_end(lambda: (time.sleep(0.5), print('released', flush=True)))\n"
         "with Starting(lambda line: (print(line, flush=True), time.sleep(60))):",
     )
-    assert script.count("Starting") == 2
+    assert script.count("Starting") == 3
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == (
         "SIGTERM: stopped before the first step of this start, with nothing to save; the same command starts it again\n"
     )
+    assert process.stdout.readline() == "released\n"
     assert process.wait(timeout=30) == 75
 
 
