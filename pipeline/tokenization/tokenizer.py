@@ -73,6 +73,7 @@ _CLASSES_WITH_TYPES_IN_4 = "AlbertTokenizer", "DebertaTokenizer"
 _BASE_WITH_TYPES_IN_4 = "PreTrainedTokenizer"
 # Published vocabularies leave some thousand ids without a token; tables have an entry for each id up to the highest.
 _MOST_UNUSED_IDS = 1 << 20
+_LONGEST_NAME = 200  # letters of a special token; the longest of released tokenizers have some 30
 _MOST_SAID = 300  # characters of an error of the library
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -232,7 +233,9 @@ class Tokenizer:
                 "expected a mask of its own, such as [MASK]; name it in tokenizer_config.json (mask_token)"
             )
         for role, name in self.names.items():
-            where = f"{self.folder or 'tokenizer'}: found {name!r} as the {role} token"
+            where = f"{self.folder or 'tokenizer'}: found {name[:60]!r} as the {role} token"
+            if len(name) > _LONGEST_NAME:
+                raise UserError(f"{where}, of {len(name):,} letters, expected at most {_LONGEST_NAME}; correct it")
             if name.splitlines() != [name]:
                 raise UserError(f"{where}, expected a name without line breaks: vocab.txt has one token a line")
             if role != "unknown" and is_word(name) and self._comes_of_text(name):

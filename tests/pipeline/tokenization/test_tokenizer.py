@@ -314,6 +314,7 @@ def test_a_vocab_txt_with_own_names_in_its_configuration(tmp_path):
         (".", "vocab.txt", "'.' as the mask token, an ordinary word"),
         ("the", "tokenizer.json", "'the' as the mask token, an ordinary word"),
         ("<ma\nsk>", "tokenizer.json", r"'<ma\\nsk>' as the mask token, expected a name without line breaks"),
+        ("m" * 201, "vocab.txt", "m' as the mask token, of 201 letters, expected at most 200"),
         ("[UNK]", "vocab.txt", r"'\[UNK\]' as the unknown and the mask token, expected a mask of its own"),
         ("[SEP]", "tokenizer.json", r"'\[SEP\]' as the separator and the mask token, expected a mask of its own"),
         ("THE", "vocab.txt", None),  # no text becomes it: case is dropped
