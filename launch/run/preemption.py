@@ -92,6 +92,7 @@ class Starting:
     def leave(cls) -> None:
         """Stop handling signals, which something else handles from now on."""
         current, cls._current = cls._current, None
+        cls._releases.clear()
         if current is not None and current._signals is not None:
             current._signals.close()
 
