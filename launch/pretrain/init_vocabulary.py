@@ -154,8 +154,7 @@ class _Cutter:
     def text(self, text: str) -> list[int]:
         """Ids of a token's text, with a space before it if it begins a word."""
         if self._inside and not text.startswith(" "):
-            normalizer = self.old.backend.normalizer
-            return self._inside_word(text if normalizer is None else normalizer.normalize_str(text).strip())
+            return self._inside_word(self.old.normalize(text).strip())
         return self._known(self.old.encode(text if self.old.first_word_differs else text.strip()))
 
     def _inside_word(self, text: str) -> list[int]:

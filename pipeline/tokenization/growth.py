@@ -23,7 +23,7 @@ _PARTS = {
 # Letters that one rule may make of one: NFKC makes 18 of U+FDFA, SentencePiece's maps 33 bytes, a face its name.
 _MOST_GROWTH = 1000
 _MOST_RULES = 50_000  # of a normalizer; tables of Chinese characters have some thousands
-_MOST_TOGETHER = 100  # letters that all rules of a pre-tokenizer, or of a decoder, may make of one: usual are 4
+_MOST_TOGETHER = 16  # letters that all rules of a pre-tokenizer, or of a decoder, may make of one: usual are 4
 _MOST_DECODERS = 64  # each may put a space before each token; released tokenizers have up to five
 _MOST_LETTERS = 5_000_000  # in memory at once, at up to 100 bytes each
 _USUAL_GROWTH = 4  # of a text that is longer than that
@@ -42,7 +42,7 @@ _WIDEST = {
     "ByteLevel": 4,
     "Metaspace": 2,
 }
-_PROBES = "a a", "北"  # texts by which rules are known
+_PROBES = "a a", "a", "b", "北"  # texts by which rules are known
 
 
 def without_vocabulary(content: Fields) -> tokenizers.Tokenizer:
@@ -88,13 +88,15 @@ class Growth:
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._rules = _rules(backend, "normalizer")
         self._bound = math.prod(map(_widest, self._rules))  # letters that are made of one at most
+        # the pre-tokenizer comes behind, and makes 4 of one where it makes letters of bytes
+        self._share = _USUAL_GROWTH / max(_USUAL_GROWTH, math.prod(map(_widest, _rules(backend, "pre_tokenizer"))))
 
     def check(self, texts: list[str]) -> None:
         """Raise UserError for texts that become so long that they take all memory.
 
         Where the rules could do so, they are applied one after the other, to pieces of which none becomes too long.
         """
-        if self._bound * sum(map(len, texts)) <= _MOST_LETTERS:
+        if self._bound * sum(map(len, texts)) <= _MOST_LETTERS * self._share:
             return
         read = made = 0
         for text in texts:
@@ -104,7 +106,7 @@ class Growth:
                 for begin in range(0, len(text), size):
                     pieces.append(step.normalize_str(text[begin : begin + size]))
                     length += len(pieces[-1])
-                    if made + length > _MOST_LETTERS + _USUAL_GROWTH * read:
+                    if made + length > (_MOST_LETTERS + _USUAL_GROWTH * read) * self._share:
                         times = (made + length) / read
                         raise UserError(
                             f"found a text that the tokenizer's normalizer makes {times:,.0f} times as long, expected "

@@ -110,7 +110,7 @@ def test_rules_of_other_parts_that_do_so_are_refused(tmp_path, part, name, rule)
         content[part] = {"type": "Sequence", name: [rule] * count}
         (tmp_path / "tokenizer.json").write_text(json.dumps(content))
         if refused:
-            with pytest.raises(UserError, match=f"found (a {part} whose rules make more than 100|.* 65 of a decoder)"):
+            with pytest.raises(UserError, match=f"found (a {part} whose rules make more than 16|.* 65 of a decoder)"):
                 Tokenizer.from_folder(tmp_path)
         else:
             Tokenizer.from_folder(tmp_path)
