@@ -27,7 +27,9 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _MANY_DIGITS = re.compile(r"[-+]?[0-9][xb]?[0-9a-fA-F_]{256,}")
 # A text that YAML 1.2 reads as a number, as 1e-3, and PyYAML's writer, which knows YAML 1.1, leaves without quotes.
 yaml.SafeDumper.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?([0-9][0-9_]*\.?|\.[0-9])[0-9_]*[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
 )
 _Events: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

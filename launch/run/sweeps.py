@@ -276,7 +276,8 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
     """
     for run in planned:
         if lost := run.lost_model():
-            console.warn(f"{lost.what}; {lost.advice or 'the run is started again, which writes it anew'}")
+            advice = lost.advice if run.measured else "the run is started again, which writes it anew"
+            console.warn(f"{lost.what}; {advice}")
     waiting = [run for run in planned if not run.measured]
     if done := len(planned) - len(waiting):
         console.say(f"{done} of {len(planned)} runs are complete already")

@@ -40,17 +40,33 @@ def _without_joiners(text: str) -> str:
     seen = ""
     for number, letter in enumerate(text):
         before, behind = seen[-1:], text[number + 1 : number + 2]
+        joins = _joins(next((each for each in reversed(seen) if not unicodedata.combining(each)), ""))
         if letter == _NON_JOINER:
-            shown = before in _forms("<initial>") and behind in _forms("<final>") or _is_virama(before)
-        else:
-            shown = letter != _JOINER or _is_virama(before) or _is_emoji(before) and _is_emoji(behind)
-        seen += letter if shown else ""
+            shown = joins and _is_joining(behind) or _is_virama(before)
+        elif letter == _JOINER:
+            of_signs = _is_virama(before) or _is_virama(behind) or _is_emoji(before) and _is_emoji(behind)
+            shown = of_signs or joins and not _is_joining(behind)
+        seen += letter if letter not in (_NON_JOINER, _JOINER) or shown else ""
     return seen
+
+
+def _is_joining(letter: str) -> bool:
+    """Whether a letter is of a script whose letters join."""
+    scripts = ((0x600, 0x860), (0x870, 0x900), (0x1800, 0x18B0), (0x1E900, 0x1E960))  # Arabic to N'Ko, Mongolian, Adlam
+    of_script = bool(letter) and any(first <= ord(letter) < last for first, last in scripts)
+    return (
+        of_script and unicodedata.category(letter) in ("Lo", "Lm", "Lu", "Ll") and letter != "\N{ARABIC LETTER HAMZA}"
+    )
+
+
+def _joins(letter: str) -> bool:
+    """Whether a letter joins to the one behind it."""
+    return _is_joining(letter) and letter not in _forms("<final>") - _forms("<initial>")
 
 
 @functools.cache
 def _forms(kind: str) -> set[str]:
-    """The letters of Arabic script with such a form: those with an initial one join to the letter behind them."""
+    """The letters of Arabic script with such a form: those with a final one alone join to the letter before them."""
     forms = (unicodedata.decomposition(chr(number)).split() for number in range(0xFB50, 0xFEFF))
     return {chr(int(form[1], 16)) for form in forms if form[:1] == [kind] and len(form) == 2}
 

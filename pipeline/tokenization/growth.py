@@ -4,7 +4,6 @@ The library has no bound: twenty rules that double a letter make a million of it
 """
 
 import base64
-import functools
 import json
 import math
 
@@ -87,6 +86,7 @@ class Growth:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._rules = _rules(backend, "normalizer")
+        self._steps: dict[int, tokenizers.normalizers.Normalizer] = {}  # each rule alone, by its number
         self._bound = math.prod(map(_widest, self._rules))  # letters that are made of one at most
         # the pre-tokenizer comes behind, and makes 4 of one where it makes letters of bytes
         self._share = _USUAL_GROWTH / max(_USUAL_GROWTH, math.prod(map(_widest, _rules(backend, "pre_tokenizer"))))
@@ -94,30 +94,38 @@ class Growth:
     def check(self, texts: list[str]) -> None:
         """Raise UserError for texts that become so long that they take all memory.
 
-        Where the rules could do so, they are applied one after the other, to pieces of which none becomes too long.
+        Where the rules could do so, they are applied one after the other to the texts as one.
         """
-        if self._bound * sum(map(len, texts)) <= _MOST_LETTERS * self._share:
+        read = sum(map(len, texts))
+        if self._bound * read <= _MOST_LETTERS * self._share:
             return
-        read = made = 0
-        for text in texts:
-            read += len(text)
-            for rule, step in zip(self._rules, self._steps, strict=True):
-                size, pieces, length = max(1, int(_MOST_LETTERS / _widest(rule))), [], 0
-                for begin in range(0, len(text), size):
-                    pieces.append(step.normalize_str(text[begin : begin + size]))
-                    length += len(pieces[-1])
-                    if made + length > (_MOST_LETTERS + _USUAL_GROWTH * read) * self._share:
-                        times = (made + length) / read
-                        raise UserError(
-                            f"found a text that the tokenizer's normalizer makes {times:,.0f} times as long, expected "
-                            f"at most {_USUAL_GROWTH} times for a long one; correct the tokenizer, or divide the text"
-                        )
-                text = "".join(pieces)
-            made += len(text)
+        most = (_MOST_LETTERS + _USUAL_GROWTH * read) * self._share
+        text = "\n".join(texts)
+        for number, rule in enumerate(self._rules):
+            pattern = rule["pattern"].get("String") if rule["type"] == "Replace" else None
+            if pattern:
+                self._check(len(text) + text.count(pattern) * (len(rule["content"]) - len(pattern)), most, read)
+                text = text.replace(pattern, rule["content"])
+                continue
+            size, pieces, made = max(1, int(_MOST_LETTERS / _widest(rule))), [], 0  # of which none becomes too long
+            for begin in range(0, len(text), size):
+                pieces.append(self._step(number).normalize_str(text[begin : begin + size]))
+                made += len(pieces[-1])
+                self._check(made, most, read)
+            text = "".join(pieces)
 
-    @functools.cached_property
-    def _steps(self) -> list[tokenizers.normalizers.Normalizer]:
-        return [without_vocabulary({"normalizer": rule}).normalizer for rule in self._rules]
+    @staticmethod
+    def _check(made: int, most: float, read: int) -> None:
+        if made > most:
+            raise UserError(
+                f"found a text that the tokenizer's normalizer makes {made / read:,.0f} times as long, expected at "
+                f"most {_USUAL_GROWTH} times for a long one; correct the tokenizer, or divide the text"
+            )
+
+    def _step(self, number: int) -> tokenizers.normalizers.Normalizer:
+        if number not in self._steps:
+            self._steps[number] = without_vocabulary({"normalizer": self._rules[number]}).normalizer
+        return self._steps[number]
 
 
 def check_template(backend: tokenizers.Tokenizer, where: object) -> None:

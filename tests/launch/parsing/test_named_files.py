@@ -57,7 +57,7 @@ def test_standard_input_is_no_file_of_fields(tmp_path, capsys, command, words):
     assert "found '-', expected a file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["1e-3", "1E5", "0e0", "2e5", "010", "yes", "12:30"])
+@pytest.mark.parametrize("text", ["1e-3", "1E5", "0e0", "2e5", "1.5e3", "1.e3", ".5e3", "010", "yes", "12:30"])
 def test_a_text_that_looks_like_a_number_stays_one(tmp_path, capsys, text):
     """From --print_config, or a run's own configuration, into --config."""
     for words in (["--input", text, "--output", text], ["--config", str(tmp_path / "c.yaml")]):

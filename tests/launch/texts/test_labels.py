@@ -28,6 +28,14 @@ def test_what_can_be_seen_makes_one():
         "\U0001f3f4" + "".join(chr(0xE0000 + ord(letter)) for letter in f"{name}\x7f") for name in ("gbeng", "gbsct")
     ]
     assert looking_alike(flags) is None
+    for one in (
+        "\u06ab\u200c\u0647",
+        "\u0645\u06cc\u064e\u200c\u0631",
+        "\u0647\u200d",
+        "\u0cb0\u200d\u0ccd\u0c95",
+        "\u0920\u094d\u200c\u0920",
+    ):
+        assert looking_alike([one, one.replace("\u200c", "").replace("\u200d", "")]) is None
     joined = ["\u0646\u0645\u06cc\u200c\u0634\u0648\u062f", "\u0646\u0645\u06cc\u0634\u0648\u062f"]
     assert looking_alike([*joined, "\U0001f468\u200d\U0001f469", "\U0001f468\U0001f469"]) is None
     assert (
