@@ -87,6 +87,7 @@ class CheckpointManager:
         self._damaged: set[int] = set()
         self._writing: _Writing | None = None
         self._best: set[int] = set()  # the step of the best evaluation by the newest checkpoint
+        self._found: set[int] = set()  # steps of the checkpoints that were there when the run went on
 
     def path(self, step: int) -> Path:
         """Folder of the checkpoint of a step."""
@@ -269,7 +270,7 @@ class CheckpointManager:
         more, by the sizes of its files.
         """
         last = max(self._good, default=None)
-        for step in sorted(self._good & {last, *self._best}):
+        for step in sorted((self._good | self._found & self._best) & {last, *self._best}):
             if problem := damage(self.path(step), sizes_only=True):
                 run, again = self.folder.parent, "the same command goes on from the newest one that is left"
                 if step != last:
@@ -433,7 +434,7 @@ class CheckpointManager:
         else:
             ranks = range(world_size) if self.environment.is_main else ()
             rank_states = [load_own(folder / self._rank_file(rank)) for rank in ranks]
-        self._best = {restored.best_step}
+        self._best, self._found = {restored.best_step}, set(self.steps())
         return restored, rank_states
 
 

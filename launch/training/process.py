@@ -116,6 +116,11 @@ class Record:
     complete: bool = False
     """Whether all steps and the work after the last one are done; set by the caller."""
 
+    def last(self, work: Callable[[], bool]) -> bool:
+        """Do the work after the last step, which may read the run's description; returns what it returns."""
+        self.describe_again()
+        return work()
+
 
 @contextmanager
 def recorded(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,9 +62,7 @@ def train(config: Kind, environment: Environment, *, open_recipe: OpenRecipe[Kin
                 recipe.open_stream(training.progress.state, process) as stream,
             ):
                 loop = training.loop(record.metrics, stop)
-                if loop.run(stream):
-                    record.describe_again()
-                    record.complete = recipe.finish(loop, process, stop)
+                record.complete = loop.run(stream) and record.last(partial(recipe.finish, loop, process, stop))
         if record.complete:
             for line in recipe.last_lines(process):
                 console.say(line)

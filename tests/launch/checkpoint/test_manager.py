@@ -87,6 +87,22 @@ def test_a_run_does_not_end_well_without_its_last_checkpoint(folder, monkeypatch
         checkpoints.finish(None, lambda: None)
 
 
+def test_the_checkpoint_of_the_best_evaluation_is_looked_for_too(folder):
+    """Also one that an earlier start has written; not one that was never kept."""
+    checkpoints = manager(folder, [])
+    assert checkpoints.latest() == 4
+    for best, lost in ((9, False), (2, False), (2, True)):
+        checkpoints._best, checkpoints._found = {best}, {1, 2, 3, 4}  # as where a run goes on
+        if lost:
+            shutil.rmtree(checkpoints.path(2))
+            with pytest.raises(
+                UserError, match="step-00000002: found that .*the best weights are lost; the same command"
+            ):
+                checkpoints.check_last()
+        else:
+            checkpoints.check_last()
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_death_between_the_renames_of_a_replacement_loses_no_checkpoint(tmp_path, monkeypatch, whole):
     """Of the same step, as after an evaluation; the only one there is. Is the new one damaged, the old one is back."""
