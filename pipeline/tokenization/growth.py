@@ -87,7 +87,7 @@ class Growth:
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._rules = _rules(backend, "normalizer")
         self._steps: dict[int, tokenizers.normalizers.Normalizer] = {}  # each rule alone, by its number
-        self._bound = math.prod(map(_widest, self._rules))  # letters that are made of one at most
+        self._bound = math.prod(map(_widest, self._rules), start=1.0)  # letters of one at most; infinite above 1e308
         # the pre-tokenizer comes behind, and makes 4 of one where it makes letters of bytes
         self._share = _USUAL_GROWTH / max(_USUAL_GROWTH, math.prod(map(_widest, _rules(backend, "pre_tokenizer"))))
 
@@ -96,7 +96,7 @@ class Growth:
 
         Where the rules could do so, they are applied one after the other to the texts as one.
         """
-        read = sum(map(len, texts))
+        read = sum(map(len, texts)) + len(texts)
         if self._bound * read <= _MOST_LETTERS * self._share:
             return
         most = (_MOST_LETTERS + _USUAL_GROWTH * read) * self._share

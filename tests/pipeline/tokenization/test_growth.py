@@ -128,6 +128,7 @@ _CLEANING = (r"^\s+", "<[^>]*>", r"(.)\1{3,}", r"\x61" * 40 + "(b)", r"(?:``|\'\
         [*_replacing(1, "▁", String=" "), *_replacing(30, " ", Regex=" {2,}"), {"type": "Prepend", "prepend": "▁"}],
         [_replacing(1, to, String=letter)[0] for letter, to in _FOLDING.items()] * 3,
         [_replacing(1, "", Regex=pattern)[0] for pattern in _CLEANING] * 5,
+        _replacing(1200, "  ", String="\n") + _replacing(1, "abcdefgh", String="xyz"),
         [_replacing(1, f" {pattern[:9]} ", Regex=pattern)[0] for pattern in _CLEANING[1:]] * 5,
         _replacing(40, " ", Regex=r"(?<=\d)(?=[A-Za-z])"),
         [_replacing(1, chr(0x4E00 + number), String=chr(0x6000 + number))[0] for number in range(2700)],
