@@ -67,8 +67,8 @@ def check_growth(backend: tokenizers.Tokenizer, added: list[str], where: object)
         )
     for name, most, bound in (
         ("normalizer", max(map(_widest, rules), default=1), _MOST_GROWTH),
-        ("pre_tokenizer", math.prod(map(_widest, _rules(backend, "pre_tokenizer"))), _MOST_TOGETHER),
-        ("decoder", math.prod(map(_widest, decoders)), _MOST_TOGETHER),
+        ("pre_tokenizer", math.prod(map(_widest, _rules(backend, "pre_tokenizer")), start=1.0), _MOST_TOGETHER),
+        ("decoder", math.prod(map(_widest, decoders), start=1.0), _MOST_TOGETHER),
     ):
         if most > bound:
             raise UserError(
@@ -89,7 +89,9 @@ class Growth:
         self._steps: dict[int, tokenizers.normalizers.Normalizer] = {}  # each rule alone, by its number
         self._bound = math.prod(map(_widest, self._rules), start=1.0)  # letters of one at most; infinite above 1e308
         # the pre-tokenizer comes behind, and makes 4 of one where it makes letters of bytes
-        self._share = _USUAL_GROWTH / max(_USUAL_GROWTH, math.prod(map(_widest, _rules(backend, "pre_tokenizer"))))
+        self._share = _USUAL_GROWTH / max(
+            _USUAL_GROWTH, math.prod(map(_widest, _rules(backend, "pre_tokenizer")), start=1.0)
+        )
 
     def check(self, texts: list[str]) -> None:
         """Raise UserError for texts that become so long that they take all memory.
