@@ -153,24 +153,10 @@ def test_a_killed_sweep_goes_on_and_shows_what_all_reach(data, tmp_path, forking
         time.sleep(0.01)
     array.send_signal(signal.SIGTERM)
     assert "run 3 of 4" in finish(array, 75) and read_status(folder / NAMES[3])["state"] == "requeue"
-    finish(
-        ForkedRun(
-            words(
-                data,
-                folder,
-                *GRID,
-                "--run",
-                "3",
-                "--checkpoint.accept_changes",
-                "true",
-                "--train.max_steps",
-                str(step_of(folder / NAMES[3]) + 2),
-            ),
-            main=forking,
-        )
-    )
+    end = step_of(folder / NAMES[3]) + 2
+    again = words(data, folder, *GRID, "--checkpoint.accept_changes", "true", "--train.max_steps", str(end))
+    finish(ForkedRun([*again, "--run", "3"], main=forking))
     assert read_status(folder / NAMES[3])["state"] == "complete"
-    again = words(data, folder, *GRID, "--checkpoint.accept_changes", "true")
     kill_when(ForkedRun(again, main=forking), lambda: read_status(folder / NAMES[0]).get("state") == "complete")
     written = (folder / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns
     said = finish(ForkedRun(again, main=forking))
@@ -190,7 +176,7 @@ def test_a_killed_sweep_goes_on_and_shows_what_all_reach(data, tmp_path, forking
     shutil.rmtree(folder / NAMES[0] / "checkpoints")
     shutil.rmtree(folder / NAMES[1] / "tokenizer")
     said = finish(ForkedRun(again, main=forking)).replace("\n", " ")
-    assert f"{NAMES[0]}/checkpoints: found no whole checkpoint (of step 6: it is missing)" in said
+    assert f"{NAMES[0]}/checkpoints: found no whole checkpoint (of step {end}: it is missing)" in said
     assert "3 of 4 runs are complete already" in said and f"run 2 of 4, {NAMES[1]} begins" in said
     assert (folder / NAMES[1] / "tokenizer/tokenizer.json").is_file()
     assert json.loads((folder / "results.json").read_text()) == found
