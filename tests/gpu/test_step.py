@@ -152,6 +152,12 @@ def test_a_micro_batch_goes_to_the_device_in_one_copy(step):
     assert step(Case()).copies == {"cpu to cuda": 2 * MICRO_STEPS + 2, "cuda to cpu": 2}
 
 
+def test_muon_asks_for_no_more_products_of_a_deeper_model(step):
+    """Small matrices of one shape share them: 5 iterations of 2 for each of four shapes."""
+    few, many = (step(Case(optimizer="muon", layers=layers)).launches["baddbmm"] for layers in (2, 6))
+    assert few == many == 40
+
+
 # What torch refuses under use_deterministic_algorithms, as its documentation says, as far as a step could want it.
 REFUSED = {"bincount", "cumsum", "histc", "median", "nll_loss2d_forward", "put_", "scatter_reduce"}
 

@@ -18,6 +18,10 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _LEAST_NORM = 1e-7
 # Root mean square of an update, that of AdamW's (arXiv 2502.16982, section 2.2).
 _SIZE = 0.2
+# A step over a hundred small matrices is some two thousand kernels of a few microseconds each, and asking for one takes
+# the host longer. Those of a million elements and more keep a GPU busy by themselves.
+_WITH_LAUNCHES = ("cuda",)
+_ELEMENTS_TOGETHER = 2**22
 # Names of a processor's instructions for products in bf16 (torch.cpu.get_capabilities), on x86 and Arm.
 _BF16_PRODUCTS = ("amx_bf16", "avx512_bf16", "bf16")
 
@@ -77,40 +81,67 @@ class MuonWithAdamW(Optimizer):
         momenta = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in params]
         with undone(self.found_inf, [*params, *momenta], [p.grad for p in params]):
             for group in groups:
-                for p in group["params"]:
-                    if p.grad is not None:
-                        self._update(p, group)
+                for weights in self._together([p for p in group["params"] if p.grad is not None]):
+                    self._update(weights, group)
 
-    def _update(self, weight: Tensor, group: Group) -> None:
-        assert weight.grad is not None, "chosen by the caller"
-        average = self.state[weight]["momentum_buffer"]
-        average.lerp_(weight.grad, 1 - group["momentum"])
-        update = weight.grad.lerp(average, group["momentum"])  # Nesterov's
-        rows = self._rows.get(weight, [len(weight)])
-        for matrix, direction in zip(_alike(weight, rows), _alike(update, rows), strict=True):
-            step, decay = orthogonalized(direction), group["lr"] * group["weight_decay"]
+    def _rows_of(self, weight: Tensor) -> list[int]:
+        return self._rows.get(weight, [len(weight)])
+
+    def _together(self, weights: list[Tensor]) -> Iterator[list[Tensor]]:
+        """Weights that are updated at once: on a GPU small ones with the same matrices, elsewhere each alone."""
+        kinds: dict[object, list[Tensor]] = {}
+        for number, weight in enumerate(weights):
+            alone = weight.device.type not in _WITH_LAUNCHES
+            kind = number if alone else (weight.shape, weight.dtype, tuple(self._rows_of(weight)))
+            kinds.setdefault(kind, []).append(weight)
+        for alike in kinds.values():
+            size = max(1, _ELEMENTS_TOGETHER // alike[0].numel())
+            yield from (alike[first : first + size] for first in range(0, len(alike), size))
+
+    def _update(self, weights: list[Tensor], group: Group) -> None:
+        """Update weights that are alike."""
+        gradients = [weight.grad for weight in weights if weight.grad is not None]  # each has one
+        averages = [self.state[weight]["momentum_buffer"] for weight in weights]
+        torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
+        updates = torch._foreach_lerp(gradients, averages, group["momentum"])  # Nesterov's
+        rows, decay = self._rows_of(weights[0]), group["lr"] * group["weight_decay"]
+        for matrices, directions in zip(_alike(weights, rows), _alike(updates, rows), strict=True):
+            steps = _orthogonalized_at_once(directions)
             if self._decay == "hyperball":
-                norm = _norm(matrix)
-                matrix.sub_(step * (group["lr"] * norm / _norm(step).clamp(min=_LEAST_NORM)))
-                matrix.mul_(norm / _norm(matrix).clamp(min=_LEAST_NORM))
+                for matrix, step in zip(matrices, steps, strict=True):
+                    norm = _norm(matrix)
+                    matrix.sub_(step * (group["lr"] * norm / _norm(step).clamp(min=_LEAST_NORM)))
+                    matrix.mul_(norm / _norm(matrix).clamp(min=_LEAST_NORM))
                 continue
             if self._decay == "cautious":
-                matrix.sub_(matrix * (matrix * step > 0), alpha=decay)
+                for matrix, step in zip(matrices, steps, strict=True):
+                    matrix.sub_(matrix * (matrix * step > 0), alpha=decay)
             else:
-                matrix.mul_(1 - decay)
-            matrix.add_(step, alpha=-group["lr"] * (_SIZE * math.sqrt(max(matrix.shape[-2:]))))
+                torch._foreach_mul_(matrices, 1 - decay)
+            size = _SIZE * math.sqrt(max(matrices[0].shape[-2:]))
+            torch._foreach_add_(matrices, steps, alpha=-group["lr"] * size)
 
 
-def _alike(weight: Tensor, rows: Sequence[int]) -> Iterator[Tensor]:
-    """Views of the matrices of `rows` rows: (R, C), and (N, R, C) of N neighbours with as many rows, which a single
-    product serves.
+def _alike(weights: Sequence[Tensor], rows: Sequence[int]) -> Iterator[list[Tensor]]:
+    """Views of each weight's matrices of `rows` rows: (R, C), and (N, R, C) of N neighbours with as many rows, which a
+    single product serves.
     """
     first = 0
     for height, run in itertools.groupby(rows):
         count = len(list(run))
-        part = weight[first : first + count * height]
-        yield part if count == 1 else part.unflatten(0, (count, height))
+        parts = [weight[first : first + count * height] for weight in weights]
+        yield parts if count == 1 else [part.unflatten(0, (count, height)) for part in parts]
         first += count * height
+
+
+def _orthogonalized_at_once(matrices: list[Tensor]) -> list[Tensor]:
+    """Each of several tensors of one shape, (R, C) or (N, R, C), orthogonalized by the same products."""
+    if len(matrices) == 1:
+        return [orthogonalized(matrices[0])]
+    stacked = torch.stack(matrices)
+    # In the format of the weights: `_foreach_add_` of two formats would be a launch for each.
+    found = orthogonalized(stacked.flatten(0, -3)).to(stacked.dtype)
+    return list(found.view_as(stacked))
 
 
 def _norm(matrices: Tensor) -> Tensor:

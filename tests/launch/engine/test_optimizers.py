@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cloze.launch.config import OptimizerConfig
-from cloze.launch.engine.optimizers import build_optimizer, parameter_groups
+from cloze.launch.engine.optimizers import build_optimizer, muon, parameter_groups
 from cloze.launch.engine.optimizers.muon import orthogonalized
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
@@ -320,6 +320,24 @@ def test_decays_of_muons_matrices_are_as_published(monkeypatch, decay):
             moved = old - RATE * old.norm() * direction / direction.norm()
             expected = moved * old.norm() / moved.norm()
         torch.testing.assert_close(p.detach().double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("decay", ["plain", "cautious", "hyperball"])
+@pytest.mark.parametrize("matrices", ["weights", "heads"])
+@pytest.mark.parametrize("elements", [600, 1 << 22], ids=["some", "all"])
+def test_muon_of_several_layers_at_once_is_that_of_each(monkeypatch, elements, matrices, decay):
+    """As on a GPU, where small ones share their products: all that are alike, or so many that few elements are."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    settings = config("muon", matrices=matrices, matrix_decay=decay, momentum=0.9)
+    alone = stepped(settings)
+    monkeypatch.setattr(muon, "_WITH_LAUNCHES", ("cpu",))
+    monkeypatch.setattr(muon, "_ELEMENTS_TOGETHER", elements)
+    sizes = []
+    monkeypatch.setattr(muon, "orthogonalized", lambda given: sizes.append(given.numel()) or orthogonalized(given))
+    for ours, theirs in zip(stepped(settings), alone, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert max(sizes) == (1536 if elements > 600 else 768)  # of queries, keys and values
+    assert 256 not in sizes, "one square of a layer alone"
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
