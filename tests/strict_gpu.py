@@ -1,4 +1,5 @@
-"""Cloze on a GPU for which no host may wait inside a step: whatever does raises. `poisoned`: steps 3 and 4 are NaN.
+"""Cloze on a GPU for which no host may wait inside a step after which nothing is logged or saved: whatever does
+raises. `poisoned`: steps 3 and 4 are NaN.
 
 python -m tests.strict_gpu [poisoned] pretrain --data ...
 """
@@ -24,7 +25,9 @@ def main(command: list[str]) -> int:
     make_step = loop.Loop.step
 
     def strict(self, stream) -> None:
-        torch.cuda.set_sync_debug_mode("error" if self.progress.state.step >= WARM_STEPS else "default")
+        number, train = self.progress.state.step + 1, self.config.train
+        due = number % train.log_every_steps == 0 or number == train.max_steps
+        torch.cuda.set_sync_debug_mode("default" if number <= WARM_STEPS or due else "error")
         try:
             make_step(self, stream)
         finally:

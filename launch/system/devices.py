@@ -156,7 +156,7 @@ def packed_bytes(batch: MicroBatch) -> tuple[torch.Tensor, dict[str, tuple[int, 
             end += -(-value.nbytes // _ALIGNMENT) * _ALIGNMENT
     packed = torch.empty(end, dtype=torch.uint8)
     for start, tensor in places.values():
-        packed[start : start + tensor.nbytes] = tensor.contiguous().view(-1).view(torch.uint8)
+        packed[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
     return packed, places
 
 

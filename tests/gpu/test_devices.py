@@ -16,7 +16,7 @@ GPU = torch.device("cuda", 0)
 
 
 def test_a_packed_batch_is_the_batch_again():
-    """Of dtypes and sizes that do not follow from each other, an empty one and a number among them."""
+    """Of dtypes, sizes and strides that do not follow from each other, an empty one and a number among them."""
     batch = {
         "offsets": torch.tensor([0, 3, 8], dtype=torch.int32),
         "mask": torch.tensor([True, False, True]),
@@ -25,6 +25,7 @@ def test_a_packed_batch_is_the_batch_again():
         "none": torch.empty(0, dtype=torch.long),
         "values": torch.randn(3, 5)[:, ::2],
         "one": torch.tensor(2.5, dtype=torch.float64),
+        "first": torch.arange(1)[::2],  # a stride of 2
     }
     packed, places = devices.packed_bytes(batch)
     assert packed.dtype == torch.uint8 and places.keys() == batch.keys() - {"longest"}
