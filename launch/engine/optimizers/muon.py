@@ -20,7 +20,6 @@ _LEAST_NORM = 1e-7
 _SIZE = 0.2
 # A step over a hundred small matrices is some two thousand kernels of a few microseconds each, and asking for one takes
 # the host longer. Those of a million elements and more keep a GPU busy by themselves.
-_WITH_LAUNCHES = ("cuda",)
 _ELEMENTS_TOGETHER = 2**22
 # Names of a processor's instructions for products in bf16 (torch.cpu.get_capabilities), on x86 and Arm.
 _BF16_PRODUCTS = ("amx_bf16", "avx512_bf16", "bf16")
@@ -43,6 +42,9 @@ class MuonWithAdamW(Optimizer):
 
     _step_supports_amp_scaling = True  # torch's word for: `step` obeys `found_inf` by itself
     found_inf: torch.Tensor | None = None
+    at_once: bool | None = None
+    """Whether small matrices that are alike share their products; None: on a GPU. Set where a GPU's step is planned
+    without one."""
 
     def __init__(
         self,
@@ -91,8 +93,8 @@ class MuonWithAdamW(Optimizer):
         """Weights that are updated at once: on a GPU small ones with the same matrices, elsewhere each alone."""
         kinds: dict[object, list[Tensor]] = {}
         for number, weight in enumerate(weights):
-            alone = weight.device.type not in _WITH_LAUNCHES
-            kind = number if alone else (weight.shape, weight.dtype, tuple(self._rows_of(weight)))
+            at_once = weight.device.type == "cuda" if self.at_once is None else self.at_once
+            kind = (weight.shape, weight.dtype, tuple(self._rows_of(weight))) if at_once else number
             kinds.setdefault(kind, []).append(weight)
         for alike in kinds.values():
             size = max(1, _ELEMENTS_TOGETHER // alike[0].numel())

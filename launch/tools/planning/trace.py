@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from cloze.launch.engine.optimizers.muon import MuonWithAdamW
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.training.objective import ModelOutput
 from cloze.model import amx, attention, bert, dropout, embeddings, heads, sampling
@@ -455,6 +456,8 @@ def trace_optimizer(run: ModelRun, build: Callable[[nn.Module], torch.optim.Opti
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = replace(run, weights=torch.float32).build()
         optimizer = build(model)
+        if isinstance(optimizer, MuonWithAdamW):
+            optimizer.at_once = run.on_gpu
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter)
         optimizer.step()

@@ -330,7 +330,7 @@ def test_muon_of_several_layers_at_once_is_that_of_each(monkeypatch, elements, m
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     settings = config("muon", matrices=matrices, matrix_decay=decay, momentum=0.9)
     alone = stepped(settings)
-    monkeypatch.setattr(muon, "_WITH_LAUNCHES", ("cpu",))
+    monkeypatch.setattr(muon.MuonWithAdamW, "at_once", True)
     monkeypatch.setattr(muon, "_ELEMENTS_TOGETHER", elements)
     sizes = []
     monkeypatch.setattr(muon, "orthogonalized", lambda given: sizes.append(given.numel()) or orthogonalized(given))

@@ -1,11 +1,14 @@
 """A step's kernels, counted without numbers."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from cloze.launch.tools.planning.trace import Batch, ModelRun, record, trace_micro_step
+from cloze.launch.config import OptimizerConfig
+from cloze.launch.engine.optimizers import build_optimizer
+from cloze.launch.tools.planning.trace import Batch, ModelRun, record, trace_micro_step, trace_optimizer
 from cloze.model.config import BertConfig
 from cloze.model.families import BY_TYPE
 from cloze.model.flops import training_flops, unread_flops
@@ -88,3 +91,15 @@ def test_casts_and_checkpointing_are_seen():
     assert max(each.tensors for each in gpu.once) > 4 * SMALL.num_hidden_layers and not halved.once
     assert again.peak_bytes < gpu.peak_bytes
     assert sum(each.flops for each in again.kernels) > 1.2 * sum(each.flops for each in gpu.kernels)
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_muon_shares_products_of_small_matrices_on_a_gpu_alone(on_gpu):
+    """15 for each shape, however many layers, or for each weight."""
+    build = partial(build_optimizer, config=OptimizerConfig(name="muon"), learning_rate=1e-3)
+    tiny = BertConfig(vocab_size=100, hidden_size=64, num_attention_heads=1, intermediate_size=128)
+    found = []
+    for layers in (2, 6):
+        trace, _ = trace_optimizer(ModelRun(replace(tiny, num_hidden_layers=layers), on_gpu=on_gpu), build)
+        found.append(sum(kernel.kind == "product" for kernel in trace.kernels))
+    assert found == ([60, 60] if on_gpu else [120, 360])
