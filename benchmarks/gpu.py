@@ -57,7 +57,9 @@ class Part:
     gpus: int = 1
 
 
-TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", "{folder}/tests.xml", "tests/model/test_cuda.py")
+# Four at a time: most of their minutes go to starts and compilers, which leave a GPU idle.
+TESTS = ("-m", "pytest", "-q", "-n", "4", "-p", "no:cacheprovider", "--junitxml", "{folder}/tests.xml")
+TESTS = (*TESTS, "tests/model/test_cuda.py")
 STEP = ("benchmarks/training_step.py", "--json", "FIGURES")
 TUNING = ("benchmarks/finetuning.py", "--quick", "--json", "FIGURES")
 QKV = ("benchmarks/qkv_gradients.py", "--json", "FIGURES")

@@ -13,6 +13,8 @@ PRELOADED = ["tests.preloaded"]
 # Of these folders one process runs all tests: Slurm's hosts and the others have the same names, and the shim of the GPU
 # is compiled once for a session.
 TOGETHER = ("tests/clusters/", "tests/gpu/")
+# Of this file each test is its own: they share nothing dear, and one process alone would start one run after another.
+APART = "tests/model/test_cuda.py"
 # What takes longest comes first, so that no process has a long file left when the others are done; then the rest.
 FIRST = (
     "tests/clusters/",
@@ -27,11 +29,13 @@ FIRST = (
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_xdist_make_scheduler(config, log):
-    """A file's tests stay in one process, for what they share."""
+    """A file's tests stay in one process, for what they share, but for those of APART."""
     from xdist.scheduler import LoadScopeScheduling  # of the tests' extra: pytest alone does without
 
     class Files(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(APART):
+                return nodeid
             return next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
 
     config.option.loadscopereorder = False  # by numbers of tests, which say nothing of their time
