@@ -133,7 +133,7 @@ def read_fields(path: Path) -> Fields:
         with readable_errors(path):
             if not path.is_file():
                 found = f"no {path.name} in the folder" if path.parent.is_dir() else "no folder"
-                raise UserError(f"run: found {found} {path.parent}, {expected}")
+                raise UserError(f"run: found {found} {path.parent}, {expected}{_if_lost(path)}")
             check_readable(path)
             text = path.read_text(encoding="utf-8")
             # JSON is not parsed as YAML, in which 1e-05 and NaN are strings.
@@ -144,10 +144,16 @@ def read_fields(path: Path) -> Fields:
         raise
     except (ValueError, yaml.YAMLError) as error:
         kind = "JSON" if path.suffix == ".json" else "YAML"
-        raise UserError(f"{path}: found what is no {kind}, {expected}") from error
+        raise UserError(f"{path}: found what is no {kind}, {expected}{_if_lost(path)}") from error
     if not _is_fields(content):
-        raise UserError(f"{path}: found no fields, expected those of a run")
+        raise UserError(f"{path}: found no fields, expected those of a run{_if_lost(path)}")
     return content
+
+
+def _if_lost(path: Path) -> str:
+    """What to do about a file of the description that stood beside other files of a run."""
+    lost = path.name in DESCRIPTION and (path.parent / STATUS).exists() and not (path.exists() and path.stat().st_size)
+    return f"; it was removed or emptied: restore {path.name} from a copy, or give another --output" if lost else ""
 
 
 def _is_fields(content: object) -> TypeGuard[Fields]:

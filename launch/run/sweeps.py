@@ -119,10 +119,12 @@ class Run:
         """Whether the run has ended where it is to end now: checkpoint.accept_changes lets it go on from another
         end.
         """
-        planned = file_of(self.folder)
+        planned, made = file_of(self.folder), self.folder / runs.CONFIG
         if not planned.is_file():  # a run that an earlier version has planned
             return True
-        ends = [runs.flatten(runs.read_fields(path)) for path in (self.folder / runs.CONFIG, planned)]
+        if not made.is_file() or not made.stat().st_size:  # lost: `fault_in_runs` says what to do
+            return True
+        ends = [runs.flatten(runs.read_fields(path)) for path in (made, planned)]
         return all(ends[1].get(name) in (None, ends[0].get(name)) for name in _ENDS)
 
     def lost_model(self) -> Lost | None:

@@ -48,6 +48,20 @@ def test_names_of_fields_are_texts(tmp_path, line):
         runs.read_fields(tmp_path / runs.CONFIG)
 
 
+@pytest.mark.parametrize("lost", [runs.CONFIG, runs.DATA])
+@pytest.mark.parametrize("how", ["removed", "emptied"])
+def test_a_description_that_was_lost_is_to_be_restored(tmp_path, lost, how):
+    (tmp_path / runs.STATUS).write_text("{}")
+    if how == "emptied":
+        (tmp_path / lost).touch()
+    with pytest.raises(UserError, match=f"restore {lost} from a copy, or give another --output"):
+        runs.read_fields(tmp_path / lost)
+    (tmp_path / runs.STATUS).unlink()
+    with pytest.raises(UserError) as error:
+        runs.read_fields(tmp_path / lost)
+    assert "restore" not in str(error.value), "any other folder"
+
+
 def test_a_length_above_the_models_positions_is_refused(tmp_path):
     (tmp_path / runs.CONFIG).write_text("model: {max_position_embeddings: 64}\n")
     for length in (64, 10**9):

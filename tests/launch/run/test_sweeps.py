@@ -108,6 +108,9 @@ def test_a_run_that_ended_elsewhere_than_planned_is_run_again(tmp_path):
         (run.folder / runs.CONFIG).write_text(f"train:\n  max_steps: {made}\n")
         file_of(run.folder).write_text(f"train:\n  max_steps: {planned}\n")
         assert run.measured != again
+    (run.folder / runs.METRICS).write_text("{}\n")
+    (run.folder / runs.CONFIG).write_text("")
+    assert run.measured and "nothing in it" in fault_in_runs([run]), "it is not begun again, and the sweep says why"
 
 
 @pytest.mark.parametrize("name", [runs.CONFIG, runs.DATA])
