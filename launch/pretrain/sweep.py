@@ -29,6 +29,7 @@ from cloze.launch.run.sweeps import (
     arguments_of,
     combinations,
     command_of,
+    ends_of,
     part_of_name,
     written,
 )
@@ -194,7 +195,8 @@ def _planned(config: SweepConfig) -> Iterator[tuple[PretrainingRun, PretrainConf
         metric = f"validation/{resolved.config.evaluation.metric}" if has_validation else "train/loss"
         settings.pop("seed", None)  # a line of the table covers several seeds
         command = command_of(["pretrain"], output)
-        yield PretrainingRun(output.name, output, settings, command, resolved.facts, metric=metric), chosen
+        facts, ends = resolved.facts, ends_of(resolved.config)
+        yield PretrainingRun(output.name, output, settings, command, facts, ends=ends, metric=metric), chosen
 
 
 def _read(settings: dict[str, str], base: Fields, model: BertConfig) -> PretrainConfig:

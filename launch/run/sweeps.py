@@ -75,8 +75,14 @@ def no_better(metric: str, value: float, majority: float | None) -> str | None:
     )
 
 
-# The fields that say when a run is complete; steps of a fine-tuning follow from its epochs.
-_ENDS = "epochs", "train.max_steps", "train.budget_seconds", "evaluation.target", "evaluation.patience"
+# The fields that say when a run is complete (launch/training/completion.py).
+_ENDS = "train.max_steps", "train.time_budget_hours", "evaluation.target", "evaluation.patience"
+
+
+def ends_of(config: RunConfig) -> dict[str, object]:
+    """Where a run ends by its configuration, in which steps are counted: by dotted names."""
+    fields = runs.flatten(asdict(config))
+    return {name: fields[name] for name in _ENDS}
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,8 @@ class Run:
     """Of its inputs, as they were when it was planned."""
     test_hashes: Mapping[str, str] = field(default_factory=dict)
     """The same of its test files."""
+    ends: Mapping[str, object] = field(default_factory=dict)
+    """Where it is to end (`ends_of`)."""
 
     @property
     def log(self) -> Path:
@@ -119,13 +127,11 @@ class Run:
         """Whether the run has ended where it is to end now: checkpoint.accept_changes lets it go on from another
         end.
         """
-        planned, made = file_of(self.folder), self.folder / runs.CONFIG
-        if not planned.is_file():  # a run that an earlier version has planned
-            return True
+        made = self.folder / runs.CONFIG
         if not made.is_file() or not made.stat().st_size:  # lost: `fault_in_runs` says what to do
             return True
-        ends = [runs.flatten(runs.read_fields(path)) for path in (made, planned)]
-        return all(ends[1].get(name) in (None, ends[0].get(name)) for name in _ENDS)
+        fields = runs.fields_of(self.folder)
+        return all(fields.get(name) == end for name, end in self.ends.items())
 
     def lost_model(self) -> Lost | None:
         """What of its model a complete run has lost, by a look at sizes; None: nothing."""

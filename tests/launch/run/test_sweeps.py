@@ -6,16 +6,19 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from safetensors.numpy import save_file
 
+from cloze.launch.config import PretrainConfig
 from cloze.launch.finetune.sweep import _NO_SETTINGS
 from cloze.launch.run import runs
 from cloze.launch.run.ownership import in_use
-from cloze.launch.run.sweeps import Run, combinations, fault_in_runs, file_of, no_better, run_all
+from cloze.launch.run.sweeps import Run, combinations, ends_of, fault_in_runs, no_better, run_all
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 
@@ -100,14 +103,31 @@ def test_the_run_at_work_is_named_with_its_step_and_loss(tmp_path, capsys):
     assert printed.err == "run 2 of 2, b: step 7, loss 2.5000\n"
 
 
-def test_a_run_that_ended_elsewhere_than_planned_is_run_again(tmp_path):
-    """As where a sweep is made longer, with checkpoint.accept_changes."""
+@pytest.mark.parametrize(
+    ("made", "planned"),
+    [
+        ({"train": {"max_steps": 4}}, {"train": {"max_steps": 6}}),
+        ({"train": {"max_steps": 4}}, {"train": {"max_steps": 3}}),
+        ({"train": {"time_budget_hours": 1.0}}, {"train": {"time_budget_hours": 2.0}}),
+        ({"train": {"time_budget_hours": 1.0}}, {}),
+        ({"evaluation": {"patience": 2}}, {}),
+        ({"evaluation": {"target": 0.5}}, {"evaluation": {"target": 0.75}}),
+        ({"evaluation": {"target": 0.5}}, {}),
+    ],
+)
+def test_a_run_that_ended_elsewhere_than_planned_is_run_again(tmp_path, made, planned):
+    """As where a sweep is made longer, with checkpoint.accept_changes, or without the patience that it had."""
+
+    def configured(fields: dict) -> PretrainConfig:
+        config = PretrainConfig(data="data", output="run")
+        return replace(config, **{name: replace(getattr(config, name), **values) for name, values in fields.items()})
+
     run = scripted(tmp_path, "a")
     exec(completing(run.folder))  # noqa: S102
-    for made, planned, again in ((4, 4, False), (4, 6, True), (4, 3, True), (4, "null", False)):
-        (run.folder / runs.CONFIG).write_text(f"train:\n  max_steps: {made}\n")
-        file_of(run.folder).write_text(f"train:\n  max_steps: {planned}\n")
-        assert run.measured != again
+    (run.folder / runs.CONFIG).write_text(yaml.safe_dump(asdict(configured(made))))
+    assert replace(run, ends=ends_of(configured(made))).measured
+    run = replace(run, ends=ends_of(configured(planned)))
+    assert not run.measured
     (run.folder / runs.METRICS).write_text("{}\n")
     (run.folder / runs.CONFIG).write_text("")
     assert run.measured and "nothing in it" in fault_in_runs([run]), "it is not begun again, and the sweep says why"
