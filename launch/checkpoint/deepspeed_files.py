@@ -7,6 +7,7 @@ import contextlib
 import io
 import re
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -78,12 +79,27 @@ def load_pickled(path: str | Path | IO[bytes], *, in_memory: bool = True) -> Fie
         UserError: the file holds anything else, or is damaged.
     """
     with only_tensors(path):
+        _check_stored(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=not in_memory)
         if not isinstance(content, dict):
             raise UserError(f"{path}: found {described(content)}, expected tensors and values by name")
         if not isinstance(path, io.BytesIO):  # in memory: what another process has sent, without the values
             replace_tensors(content, lambda tensor: _check_values(tensor, path))
         return content
+
+
+def _check_stored(path: str | Path | IO[bytes]) -> None:
+    """Raise UserError for a file whose records are compressed, as torch writes none: a small one could take all
+    memory.
+    """
+    compressed = False
+    if zipfile.is_zipfile(path):  # of another file torch says what it is
+        with zipfile.ZipFile(path) as archive:
+            compressed = any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist())
+    if not isinstance(path, (str, Path)):
+        path.seek(0)
+    if compressed:
+        raise UserError(f"{path}: found compressed tensors, expected them as torch.save writes them")
 
 
 def written_by(step: int, run: object) -> Fields:

@@ -21,6 +21,9 @@ from cloze.pipeline.untrusted import load_json
 INDEX = "index.json"
 _OWNER = re.compile(r"(?:.*_)?pp_rank_(\d+)_.*|(?:(?:ema-)?rank|optimizer)-(\d+)\.pt")
 
+# Of one file; the list of its parts takes 100 MB there. Encoders have files of gigabytes.
+_MOST_BYTES = 1 << 46
+
 # Name of a file -> its size and SHA-256.
 Files = dict[str, tuple[int, str]]
 
@@ -56,7 +59,7 @@ def read_index(place: StorePath, step: int, commit: Commit) -> Fields:
             raise Damaged(f"{INDEX}: state: {fault or 'it is that of another step'}")
         for name, (size, digest) in index["files"].items():
             inside(Path(INDEX), name)
-            if type(size) is not int or size < 0 or not isinstance(digest, str):
+            if type(size) is not int or not 0 <= size <= _MOST_BYTES or not isinstance(digest, str):
                 raise Damaged(f"{INDEX} has no size and SHA-256 of {name}")
         missing = missing_parts(folder, index["files"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -101,8 +101,14 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
     submissions = submission_names(config)
     output = Path(config.output)
     best: int | None = state.best_step
+    if state.best_metric not in (None, config.evaluation.metric):  # a complete run that was started again
+        console.warn(
+            f"evaluation.metric: found {config.evaluation.metric}, and the best checkpoint was chosen by "
+            f"{state.best_metric} when the run was made; the last checkpoint is taken"
+        )
+        best = None
     # Checked by rank 0 only: others may see an outdated shared folder. The evaluation before step 1 is never saved.
-    if not distributed.from_main(best in checkpoints.steps(), device):
+    elif not distributed.from_main(best in checkpoints.steps(), device):
         console.warn(f"{_why_no_best(config.evaluation.metric, state.best_step)}; the last checkpoint is taken")
         best = None
     step, weights = read_weights(output, checkpoints.bring(best), console.warn)

@@ -12,7 +12,7 @@ from cloze.launch.parsing import parse
 from cloze.launch.run import runs
 from cloze.launch.run.resume_check import check_folder
 from cloze.launch.run.sweep_results import Sweep
-from cloze.launch.run.sweeps import Run, arguments_of, combinations, command_of, ends_of, file_of, part_of_name, written
+from cloze.launch.run.sweeps import Run, arguments_of, combinations, command_of, file_of, part_of_name, written
 from cloze.launch.system.console import Console
 from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.environment import visible_gpus
@@ -81,7 +81,8 @@ def checked_runs(config: FinetuneConfig) -> Iterator[tuple[Run, FinetuneConfig]]
             own = replace(chosen, seed=seed, output=str(output), model_step=step)
             check_folder(replace(job.config, seed=seed, output=own.output, model_step=step), facts)
             command = command_of(["finetune", config.task], output)
-            yield Run(name, output, settings, command, facts, job.test_hashes, ends_of(job.config)), own
+            fields = runs.flatten(asdict(job.config))
+            yield Run(name, output, settings, command, facts, job.test_hashes, fields), own
 
 
 def _name(settings: dict[str, str], seed: int) -> str:

@@ -19,7 +19,7 @@ from cloze.launch.pretrain.precheck import check_inputs
 from cloze.launch.pretrain.shapes import complete
 from cloze.launch.run.metrics_file import is_evaluation, iterate_metrics
 from cloze.launch.run.resume_check import check_folder
-from cloze.launch.run.runs import CHECKPOINTS, FIRST_WEIGHTS, METRICS, SOFTWARE, TOKENIZER, own_tokenizer
+from cloze.launch.run.runs import CHECKPOINTS, FIRST_WEIGHTS, METRICS, SOFTWARE, TOKENIZER, flatten, own_tokenizer
 from cloze.launch.run.status_file import read_status
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweeps import (
@@ -29,7 +29,6 @@ from cloze.launch.run.sweeps import (
     arguments_of,
     combinations,
     command_of,
-    ends_of,
     part_of_name,
     written,
 )
@@ -195,8 +194,8 @@ def _planned(config: SweepConfig) -> Iterator[tuple[PretrainingRun, PretrainConf
         metric = f"validation/{resolved.config.evaluation.metric}" if has_validation else "train/loss"
         settings.pop("seed", None)  # a line of the table covers several seeds
         command = command_of(["pretrain"], output)
-        facts, ends = resolved.facts, ends_of(resolved.config)
-        yield PretrainingRun(output.name, output, settings, command, facts, ends=ends, metric=metric), chosen
+        facts, fields = resolved.facts, flatten(asdict(resolved.config))
+        yield PretrainingRun(output.name, output, settings, command, facts, fields=fields, metric=metric), chosen
 
 
 def _read(settings: dict[str, str], base: Fields, model: BertConfig) -> PretrainConfig:

@@ -77,12 +77,8 @@ def no_better(metric: str, value: float, majority: float | None) -> str | None:
 
 # The fields that say when a run is complete (launch/training/completion.py).
 _ENDS = "train.max_steps", "train.time_budget_hours", "evaluation.target", "evaluation.patience"
-
-
-def ends_of(config: RunConfig) -> dict[str, object]:
-    """Where a run ends by its configuration, in which steps are counted: by dotted names."""
-    fields = runs.flatten(asdict(config))
-    return {name: fields[name] for name in _ENDS}
+# Those that say by what it is measured; they may be changed without a word in a run that goes on.
+_MEASURES = "evaluation.metric", "evaluation.samples", "evaluation.masking_rate", "evaluation.sets"
 
 
 @dataclass(frozen=True)
@@ -99,8 +95,8 @@ class Run:
     """Of its inputs, as they were when it was planned."""
     test_hashes: Mapping[str, str] = field(default_factory=dict)
     """The same of its test files."""
-    ends: Mapping[str, object] = field(default_factory=dict)
-    """Where it is to end (`ends_of`)."""
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """Of its configuration as planned, in which steps are counted, by dotted names."""
 
     @property
     def log(self) -> Path:
@@ -131,7 +127,22 @@ class Run:
         if not made.is_file() or not made.stat().st_size:  # lost: `fault_in_runs` says what to do
             return True
         fields = runs.fields_of(self.folder)
-        return all(fields.get(name) == end for name, end in self.ends.items())
+        return all(fields.get(name) == self.fields[name] for name in _ENDS if name in self.fields)
+
+    def measured_otherwise(self) -> str | None:
+        """One line if a run that has ended was measured by other settings than are planned; else None."""
+        path = self.folder / runs.CONFIG
+        if not self.fields or not path.is_file() or not path.stat().st_size:
+            return None
+        made = runs.fields_of(self.folder)
+        for name in sorted(made.keys() | self.fields.keys()):
+            found, expected = made.get(name), self.fields.get(name)
+            if name.startswith(_MEASURES) and found != expected:
+                return (
+                    f"{self.folder}: found a complete run with {name} {found}, expected {expected}: its values would "
+                    "not compare with those of new runs; give it as it was, or another --output"
+                )
+        return None
 
     def lost_model(self) -> Lost | None:
         """What of its model a complete run has lost, by a look at sizes; None: nothing."""
@@ -279,6 +290,9 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
     Returns:
         Whether a signal stopped it.
 
+    Raises:
+        UserError: a complete run was measured otherwise than is planned.
+
     Stop signals are forwarded, so that each run leaves a checkpoint. A run still active from a sweep that was killed is
     waited for.
     """
@@ -286,6 +300,9 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
         if lost := run.lost_model():
             advice = lost.advice if run.measured else "the run is started again, which writes it anew"
             console.warn(f"{lost.what}; {advice}")
+    for run in planned:
+        if run.measured and (other := run.measured_otherwise()):
+            raise UserError(other)
     waiting = [run for run in planned if not run.measured]
     if done := len(planned) - len(waiting):
         console.say(f"{done} of {len(planned)} runs are complete already")

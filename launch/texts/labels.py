@@ -11,6 +11,8 @@ _UNSEEN = re.compile(
     "[\0-\b\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f"
     "\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a]"
 )
+# Of a label that people read; longer ones are compared as they are: marks are composed in the square of their number.
+_MOST_LETTERS = 1000
 # Tags are seen in flags of regions alone.
 _TAGS = re.compile("(\U0001f3f4[\U000e0020-\U000e007f]+)|[\U000e0000-\U000e0fff]")
 _NON_JOINER, _JOINER = "\u200c\u200d"
@@ -26,27 +28,35 @@ def looking_alike(labels: Iterable[str]) -> str | None:
     """
     by_look: dict[str, str] = {}
     for label in sorted(set(labels)):
-        seen = _UNSEEN.sub("", unicodedata.normalize("NFC", label).translate(_SAME))
-        seen = " ".join(_without_joiners(_TAGS.sub(r"\1", seen)).split())
-        if (other := by_look.setdefault(seen, label)) != label:
+        if (other := by_look.setdefault(_look(label), label)) != label:
             return f"{ascii(other)} and {ascii(label)}"
     return None
+
+
+def _look(label: str) -> str:
+    """The label without what can't be seen."""
+    if len(label) > _MOST_LETTERS:
+        return label
+    seen = _UNSEEN.sub("", unicodedata.normalize("NFC", label).translate(_SAME))
+    return " ".join(_without_joiners(_TAGS.sub(r"\1", seen)).split())
 
 
 def _without_joiners(text: str) -> str:
     """The text without joiners and non-joiners that can't be seen: between other letters than those that join."""
     if not {_NON_JOINER, _JOINER} & {*text}:
         return text
-    seen = ""
+    seen, base = "", ""  # the last letter that is no mark
     for number, letter in enumerate(text):
         before, behind = seen[-1:], text[number + 1 : number + 2]
-        joins = _joins(next((each for each in reversed(seen) if not unicodedata.combining(each)), ""))
+        joins = _joins(base)
         if letter == _NON_JOINER:
             shown = joins and _is_joining(behind) or _is_virama(before)
         elif letter == _JOINER:
             of_signs = _is_virama(before) or _is_virama(behind) or _is_emoji(before) and _is_emoji(behind)
             shown = of_signs or joins and not _is_joining(behind)
-        seen += letter if letter not in (_NON_JOINER, _JOINER) or shown else ""
+        if letter not in (_NON_JOINER, _JOINER) or shown:
+            seen += letter
+            base = base if unicodedata.combining(letter) else letter
     return seen
 
 

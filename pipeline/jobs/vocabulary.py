@@ -28,7 +28,7 @@ from cloze.pipeline.readers.files import Segment
 from cloze.pipeline.storage import ASIDE, alone, publishing, readable_errors, remove_tree, sha256_of
 from cloze.pipeline.stores.places import Place, StorePath, to_output, to_place
 from cloze.pipeline.tokenization.backends import add_special_tokens, wordpiece_backend
-from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer
+from cloze.pipeline.tokenization.tokenizer import FILES, Tokenizer, readable_panics
 from cloze.pipeline.tokenization.words import WordSplitter, word_of
 
 _CHUNK_BYTES = 2 << 20
@@ -212,6 +212,11 @@ def _work_folder(output: Place) -> Iterator[Place]:
 
 def count_words(task: CountTask) -> CountedWords:
     """Count normalised words into a file."""
+    with readable_panics(lambda: to_place(task.extend) if task.extend else None):
+        return _count_words(task)
+
+
+def _count_words(task: CountTask) -> CountedWords:
     if task.extend:
         backend = tokenizer_to_extend(task.extend).backend
     else:

@@ -85,7 +85,7 @@ def holds_tokenizer(folder: Place) -> bool:
 
 
 @contextmanager
-def _readable_panics(folder: Callable[[], Place | None]) -> Iterator[None]:
+def readable_panics(folder: Callable[[], Place | None]) -> Iterator[None]:
     """Raise UserError where a rule of the tokenizer gives up on a text: a regular expression that tries too many ways
     ends as a panic of the library's Rust code, which is no Exception.
 
@@ -106,11 +106,11 @@ def _readable_panics(folder: Callable[[], Place | None]) -> Iterator[None]:
 def _with_readable_panics(
     method: Callable[Concatenate["Tokenizer", _Given], _Result],
 ) -> Callable[Concatenate["Tokenizer", _Given], _Result]:
-    """Let a method raise UserError for `_readable_panics`."""
+    """Let a method raise UserError for `readable_panics`."""
 
     @wraps(method)
     def wrapped(self: "Tokenizer", /, *args: _Given.args, **options: _Given.kwargs) -> _Result:
-        with _readable_panics(lambda: self.folder):
+        with readable_panics(lambda: self.folder):
             return method(self, *args, **options)
 
     return wrapped
@@ -282,7 +282,7 @@ class Tokenizer:
             )
         config = read_tokenizer_config(folder)
         try:
-            with _readable_panics(lambda: folder):
+            with readable_panics(lambda: folder):
                 read = from_tokenizer_json if found[0].suffix == ".json" else from_vocab_txt
                 backend = read(found[0], config)
         except UserError:
@@ -290,7 +290,7 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exceptions, which quote what they found
             what = " ".join(str(error).split())[:_MOST_SAID]
             raise UserError(f"{found[0]}: can't be read as a tokenizer: {what}") from error
-        with _readable_panics(lambda: folder):
+        with readable_panics(lambda: folder):
             add_listed_tokens(backend, folder, config)
             names = special_names(backend.get_vocab(), config, byte_level(backend))
         return cls(backend, names, folder, config.get("split_special_tokens") is True)

@@ -2,6 +2,7 @@
 
 import json
 import unicodedata
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ import tokenizers
 from cloze.pipeline import ragged
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.tokenization.backends import parts
+from cloze.pipeline.tokenization.growth import Growth
 
 _SPACE, _LETTER, _ISOLATED, _ISOLATED_REST, _UNASKED = range(5)  # classes of bytes and characters
 _CONTEXT_FREE_NORMALIZERS = {"BertNormalizer", "Lowercase", "NFD", "StripAccents"}
@@ -167,8 +169,17 @@ class WordSplitter:
         return _LETTER
 
     def parts(self, text: str) -> list[str]:
-        """The words of a text by the tokenizer's own normaliser and pre-tokenizer."""
+        """The words of a text by the tokenizer's own normaliser and pre-tokenizer.
+
+        Raises:
+            UserError: they make the text so long that it takes all memory.
+        """
+        self._growth.check([text])
         return parts(self.backend, text)
+
+    @cached_property
+    def _growth(self) -> Growth:
+        return Growth(self.backend)
 
     def _why_not(self) -> str:
         content = json.loads(self.backend.to_str())

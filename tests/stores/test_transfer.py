@@ -48,6 +48,7 @@ def test_files_in_parts(bucket, tmp_path, monkeypatch):
     [
         *({"state": {"step": 1}, "files": {name: [0, ""]}} for name in ("../../x", "/tmp/x", "a/../../x", "")),
         {"state": {"step": 1}, "files": {"x": [-1, ""]}},
+        {"state": {"step": 1}, "files": {"x": [10**18, ""]}},  # of whose parts there would be no end
         {"state": {"step": 1}, "files": {"x": [1]}},
         {"state": [], "files": {}},
         {"files": None},

@@ -1,5 +1,7 @@
 """Pickled files of checkpoints are read as weights and few classes of DeepSpeed only."""
 
+import io
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,24 @@ def test_only_deepspeeds_own_classes_are_allowed(tmp_path):
     torch.save({"path": Path("x")}, tmp_path / "file.pt")
     with pytest.raises(UserError, match="other than tensors"):
         load_pickled(tmp_path / "file.pt")
+
+
+def test_compressed_tensors_are_refused(tmp_path):
+    """A small file of them could take all memory."""
+    torch.save({"weight": torch.zeros(10_000)}, tmp_path / "stored.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "stored.pt") as stored,
+        zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb,
+    ):
+        for record in stored.namelist():
+            bomb.writestr(record, stored.read(record))
+    assert (tmp_path / "bomb.pt").stat().st_size < 3000 and len(
+        load_pickled(tmp_path / "stored.pt")["weight"]
+    ) == 10_000
+    with pytest.raises(UserError, match="bomb.pt: found compressed tensors"):
+        load_pickled(tmp_path / "bomb.pt")
+    buffer = io.BytesIO((tmp_path / "stored.pt").read_bytes())
+    assert len(load_pickled(buffer)["weight"]) == 10_000
 
 
 def test_names_that_are_no_texts_are_other_content(tmp_path):

@@ -18,7 +18,7 @@ from cloze.launch.config import PretrainConfig
 from cloze.launch.finetune.sweep import _NO_SETTINGS
 from cloze.launch.run import runs
 from cloze.launch.run.ownership import in_use
-from cloze.launch.run.sweeps import Run, combinations, ends_of, fault_in_runs, no_better, run_all
+from cloze.launch.run.sweeps import Run, combinations, fault_in_runs, no_better, run_all
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 
@@ -103,6 +103,11 @@ def test_the_run_at_work_is_named_with_its_step_and_loss(tmp_path, capsys):
     assert printed.err == "run 2 of 2, b: step 7, loss 2.5000\n"
 
 
+def configured(fields: dict) -> PretrainConfig:
+    config = PretrainConfig(data="data", output="run")
+    return replace(config, **{name: replace(getattr(config, name), **values) for name, values in fields.items()})
+
+
 @pytest.mark.parametrize(
     ("made", "planned"),
     [
@@ -118,19 +123,37 @@ def test_the_run_at_work_is_named_with_its_step_and_loss(tmp_path, capsys):
 def test_a_run_that_ended_elsewhere_than_planned_is_run_again(tmp_path, made, planned):
     """As where a sweep is made longer, with checkpoint.accept_changes, or without the patience that it had."""
 
-    def configured(fields: dict) -> PretrainConfig:
-        config = PretrainConfig(data="data", output="run")
-        return replace(config, **{name: replace(getattr(config, name), **values) for name, values in fields.items()})
-
     run = scripted(tmp_path, "a")
     exec(completing(run.folder))  # noqa: S102
     (run.folder / runs.CONFIG).write_text(yaml.safe_dump(asdict(configured(made))))
-    assert replace(run, ends=ends_of(configured(made))).measured
-    run = replace(run, ends=ends_of(configured(planned)))
+    assert replace(run, fields=runs.flatten(asdict(configured(made)))).measured
+    run = replace(run, fields=runs.flatten(asdict(configured(planned))))
     assert not run.measured
     (run.folder / runs.METRICS).write_text("{}\n")
     (run.folder / runs.CONFIG).write_text("")
     assert run.measured and "nothing in it" in fault_in_runs([run]), "it is not begun again, and the sweep says why"
+
+
+@pytest.mark.parametrize(
+    ("made", "planned", "found"),
+    [
+        ({"samples": 100}, {}, "evaluation.samples 100, expected"),
+        ({}, {"masking_rate": 0.3}, "evaluation.masking_rate None, expected 0.3"),
+        ({"sets": {"news": "folder"}}, {}, "evaluation.sets.news folder, expected None"),
+        ({"metric": "mlm_accuracy"}, {}, "evaluation.metric mlm_accuracy, expected loss"),
+        ({"every_steps": 7}, {}, None),
+    ],
+)
+def test_runs_that_were_measured_otherwise_are_in_no_table_together(tmp_path, capsys, made, planned, found):
+    run = scripted(tmp_path, "a")
+    exec(completing(run.folder))  # noqa: S102
+    (run.folder / runs.CONFIG).write_text(yaml.safe_dump(asdict(configured({"evaluation": made}))))
+    run = replace(run, fields=runs.flatten(asdict(configured({"evaluation": planned}))))
+    if found is None:
+        assert not run_all([run], [""], Console())
+    else:
+        with pytest.raises(UserError, match=f"a: found a complete run with {found}"):
+            run_all([run], [""], Console())
 
 
 @pytest.mark.parametrize("name", [runs.CONFIG, runs.DATA])

@@ -42,3 +42,9 @@ def test_what_can_be_seen_makes_one():
         looking_alike(["a", "A", "a-b", "a\u2013b", "ab", "a b", "\u0430", "1", "01", "1.0", "\u00b2", "2", "a", ""])
         is None
     )
+
+
+def test_long_labels_are_compared_in_no_time():
+    """A hostile one of nothing but marks, which Unicode composes in the square of their number."""
+    marks = "a" + "\u0301\u0316" * 500_000 + "\u200c"
+    assert looking_alike([marks, marks[:-1], "a"]) is None

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 import tokenizers
+from tokenizers import normalizers
 
 from cloze.launch.cli import main
 from cloze.pipeline.config import PrepareConfig, VocabularyConfig
@@ -50,6 +51,25 @@ def test_words_of_the_text_need_fewer_tokens_and_old_ids_stay(tmp_path, kind):
     bare = tokenizers.Tokenizer.from_file(str(tmp_path / "new/tokenizer.json"))
     for text in texts:
         assert new.encode(text) == bare.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(
+    ("rules", "text", "found"),
+    [
+        ([normalizers.Replace("q", "q" * 999)] * 3, "q", "found a text that the tokenizer's normalizer makes .* times"),
+        ([normalizers.Replace(tokenizers.Regex("(x+x+)+y"), "")], "x" * 40, "found a rule that gives up on a text"),
+    ],
+    ids=["endless", "panics"],
+)
+def test_a_text_that_the_rules_can_t_take_is_a_line(tmp_path, rules, text, found):
+    """Where words are counted, too, which asks the library itself."""
+    wanted = config(tmp_path, "WordPiece")
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "old/tokenizer.json"))
+    backend.normalizer = normalizers.Sequence(rules)
+    backend.save(str(tmp_path / "old/tokenizer.json"))
+    (tmp_path / "in.txt").write_text(text)
+    with pytest.raises(UserError, match=found):
+        extend_vocabulary(wanted)
 
 
 def test_special_tokens_behind_a_unigram_model_keep_their_ids(tmp_path):
