@@ -1,7 +1,20 @@
 """The command `cloze`, and `python -m cloze COMMAND`, the form that torchrun and deepspeed start."""
 
+import codecs
+import locale
+import os
 import signal
 import sys
+
+
+def read_and_write_utf8() -> None:
+    """Begin again in Python's UTF-8 mode where the locale has another encoding, as en_US without .UTF-8 on some
+    clusters: what is printed (bars, tokens, other scripts) and read (configurations) is UTF-8. PYTHONUTF8=0 keeps the
+    locale's.
+    """
+    if "PYTHONUTF8" not in os.environ and codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def main() -> int:
@@ -11,6 +24,7 @@ def main() -> int:
     Returns:
         The exit status.
     """
+    read_and_write_utf8()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
     from cloze.launch.cli import main as run
 

@@ -109,7 +109,7 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
     if not config.type_vocab_size and (segments := theirs.pop(family.segments, None)) is not None:
         if segments.any():  # only zeros are as good as none
             raise ModelError(
-                f"{family.segments}: found {len(segments)} segments, expected type_vocab_size = 0 of them; "
+                f"{family.segments}: found shape {tuple(segments.shape)}, expected type_vocab_size = 0 of them; "
                 "fix config.json, or fetch the model again"
             )
     head = family.head_of(theirs.keys(), architecture)

@@ -3,8 +3,9 @@
 import hashlib
 import os
 import re
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -99,7 +100,19 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
+def has_compressed_records(file: str | os.PathLike[str] | IO[bytes]) -> bool:
+    """Whether records of a file of torch.save are compressed, as torch writes none: a small one could take all memory.
+    No file of torch.save is none that is: torch says what it is.
+    """
+    if not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as archive:
+        return any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist())
+
+
 def _read_old_weights(path: Path) -> dict[str, Tensor]:
+    if has_compressed_records(path):
+        raise ModelError(f"{path}: found compressed tensors, expected them as torch.save writes them; fetch it again")
     try:
         weights: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
         return weights

@@ -7,7 +7,6 @@ import contextlib
 import io
 import re
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -23,6 +22,7 @@ from cloze.launch.checkpoint.writing import replace_tensors
 from cloze.launch.engine.content import OtherContent, described, fields_in, has_values, of_file
 from cloze.launch.run.runs import RUN
 from cloze.launch.system.environment import forbid_pickled_code
+from cloze.model.weight_files import has_compressed_records
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
@@ -79,27 +79,16 @@ def load_pickled(path: str | Path | IO[bytes], *, in_memory: bool = True) -> Fie
         UserError: the file holds anything else, or is damaged.
     """
     with only_tensors(path):
-        _check_stored(path)
+        if has_compressed_records(path):
+            raise UserError(f"{path}: found compressed tensors, expected them as torch.save writes them")
+        if not isinstance(path, (str, Path)):
+            path.seek(0)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=not in_memory)
         if not isinstance(content, dict):
             raise UserError(f"{path}: found {described(content)}, expected tensors and values by name")
         if not isinstance(path, io.BytesIO):  # in memory: what another process has sent, without the values
             replace_tensors(content, lambda tensor: _check_values(tensor, path))
         return content
-
-
-def _check_stored(path: str | Path | IO[bytes]) -> None:
-    """Raise UserError for a file whose records are compressed, as torch writes none: a small one could take all
-    memory.
-    """
-    compressed = False
-    if zipfile.is_zipfile(path):  # of another file torch says what it is
-        with zipfile.ZipFile(path) as archive:
-            compressed = any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist())
-    if not isinstance(path, (str, Path)):
-        path.seek(0)
-    if compressed:
-        raise UserError(f"{path}: found compressed tensors, expected them as torch.save writes them")
 
 
 def written_by(step: int, run: object) -> Fields:

@@ -57,6 +57,8 @@ def read_index(place: StorePath, step: int, commit: Commit) -> Fields:
         index: Fields = load_json(data)
         if (fault := fault_of_state(index["state"])) or index["state"]["step"] != step:
             raise Damaged(f"{INDEX}: state: {fault or 'it is that of another step'}")
+        if index["folder"] != commit.folder:
+            raise Damaged(f"{INDEX}: found the folder {index['folder']!s:.100}, expected its own")
         for name, (size, digest) in index["files"].items():
             inside(Path(INDEX), name)
             if type(size) is not int or not 0 <= size <= _MOST_BYTES or not isinstance(digest, str):

@@ -15,7 +15,7 @@ from cloze.launch.pretrained.finding import model_path
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
-from cloze.launch.texts.encoding import TRUNCATION, Encoder, Encoding, Truncation
+from cloze.launch.texts.encoding import TRUNCATION, Encoder, Encoding, Truncation, words_in
 from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -100,7 +100,7 @@ def tokenize(config: TokenizeConfig) -> int:
     tokenizer = Tokenizer.from_folder(runs.tokenizer_folder(folder))
     described = runs.model_folder(folder) / "config.json"
     notes = runs.read_fields(described) if described.exists() else {}
-    encoder = whole_encoder(tokenizer, notes.get(TRUNCATION, {}).get("words"))
+    encoder = whole_encoder(tokenizer, words_in(notes.get(TRUNCATION)))
     rows = read_rows(config, columns_of(notes.get(COLUMNS)))
     results = ((row, tokens_of(tokenizer, encoder.encode(row.text, row.pair, place=row.place))) for row in rows)
     if config.output:

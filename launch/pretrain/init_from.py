@@ -24,7 +24,7 @@ from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, ModelError
-from cloze.model.huggingface import load_pretrained
+from cloze.model.huggingface import check_sizes, load_pretrained
 from cloze.model.weight_files import hash_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -132,6 +132,7 @@ def _read(path: Path, of_run: bool, newest: int | None, warn: Callable[[str], No
         return {"shape": asdict(runs.model_config(path)), "weights": weights, "step": step}
     try:
         shape, weights = load_pretrained(path)
+        check_sizes(shape, weights, str(path))
     except ModelError as error:
         raise UserError(str(error)) from error
     return {"shape": asdict(shape), "weights": weights, "step": None}
@@ -193,8 +194,9 @@ def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
             value = source.weights.get(name)
             if value is not None and source.vocabulary and name.endswith(OF_TOKENS):
                 value = source.vocabulary.rows(value, parameter)
+            extended = name == POSITIONS and value is not None and value.shape[1:] == parameter.shape[1:]
             # parameters of another objective
-            if value is None or (name != POSITIONS and value.shape != parameter.shape):
+            if value is None or (value.shape != parameter.shape and not (extended and len(value) < len(parameter))):
                 if name.startswith("bert.") and ".pooler." not in name:
                     raise UserError(f"init_from: found no {name} in {source}, expected the whole encoder")
                 drawn.append(name)

@@ -93,7 +93,7 @@ def find_source(config: FinetuneConfig) -> Source:
     if expected is not None and tokenizer.fingerprint != expected:
         raise UserError(
             f"tokenizer: found one with fingerprint {tokenizer.fingerprint[:12]} in {tokenizer.folder}, "
-            f"expected {expected[:12]}, the one that {path} was trained with; leave --tokenizer out"
+            f"expected {expected!s:.12}, the one that {path} was trained with; leave --tokenizer out"
         )
     check_vocabulary(tokenizer, shape, path)
     pooling = vectors.pooling if vectors else None

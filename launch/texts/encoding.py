@@ -62,7 +62,7 @@ class Truncation:
     use.
     """
 
-    max_length: int = field(metadata=bounds(at_least=1))
+    max_length: int = field(metadata=bounds(at_least=3))  # of two texts the special tokens alone
     """Tokens of a sequence, special tokens included."""
     keep: Literal["head", "tail", "head_tail"] = "head"
     """What stays of a text: its head, its tail, or head_tail: the first `head_tokens`, and as many of the last as there
@@ -87,6 +87,18 @@ class Truncation:
         longest_head = heads[self.keep]
         head = np.where(kept < length, np.minimum(kept, longest_head), kept)
         return head, kept - head
+
+
+def words_in(note: object) -> Literal["characters"] | None:
+    """The words of a Truncation by its entry of config.json.
+
+    Raises:
+        UserError: the entry has other words.
+    """
+    words = note.get("words") if isinstance(note, dict) else note
+    if words not in (None, "characters"):
+        raise UserError(f"{TRUNCATION}: found {note!s:.60}, expected the fields of a model that Cloze has trained")
+    return "characters" if words else None
 
 
 def described(truncation: Truncation) -> Fields:
@@ -132,14 +144,17 @@ class Answering:
     release.
     """
 
-    max_length: int = 384
+    max_length: int = field(default=384, metadata=bounds(at_least=1))
     """Tokens of a window of the text, the question and special tokens included; at most the model's positions."""
-    window_step: int = 128
+    window_step: int = field(default=128, metadata=bounds(at_least=1))
     """Tokens between the starts of two windows."""
-    max_answer_tokens: int = 30
+    max_answer_tokens: int = field(default=30, metadata=bounds(at_least=1))
     """Longest answer."""
     allow_no_answer: bool = False
     """Whether a question may have none."""
+
+    def __post_init__(self) -> None:
+        check_bounds(ANSWERING, self)
 
 
 @dataclass(frozen=True)
@@ -181,10 +196,18 @@ class Encoder:
             truncation: how; None: tokens beyond `max_length` are cut off.
             answering: how the model was trained to answer questions; None: defaults.
             refused_pairs: the message with which pairs are refused; None: they are encoded.
+
+        Raises:
+            UserError: truncated texts would be longer than `max_length`.
         """
         self._refused_pairs = refused_pairs
         self.tokenizer, self.max_length, self.pieces = tokenizer, max_length, pieces
         self.truncation = truncation or Truncation(max_length)
+        if self.truncation.max_length > max_length:
+            raise UserError(
+                f"{TRUNCATION}.max_length: found {self.truncation.max_length}, expected at most {max_length}, the "
+                "model's positions; fix its config.json"
+            )
         self.answering = answering or Answering()
         self.longer_texts = 0
         # A blank is written as [MASK], or as the tokenizer's mask token.

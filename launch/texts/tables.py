@@ -8,6 +8,7 @@ import dataclasses
 import gzip
 import itertools
 import json
+import math
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -210,6 +211,10 @@ def _is_gzip(path: Path) -> bool:
     return path.suffix.lower() == ".gz"
 
 
+# Of a gzip file: of its size, and of any. Texts are packed to a fifth, and a gzip file of one line to a thousandth.
+_MOST_UNPACKED, _MOST_OF_NOTHING = 200, 1 << 24
+
+
 def read_text(path: Path) -> str:
     """The whole of a UTF-8 file, .gz or plain.
 
@@ -229,12 +234,19 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
     """Lines of a UTF-8 file, .gz or plain, with their line ends; newline as for `open`.
 
     Raises:
-        UserError: the file can't be read, or is no UTF-8 text.
+        UserError: the file can't be read, is no UTF-8 text, or holds next to nothing many times.
     """
     with readable_errors(path):
         try:
             with (gzip.open if _is_gzip(path) else open)(path, "rt", encoding="utf-8-sig", newline=newline) as file:
+                packed = path.stat().st_size if _is_gzip(path) else math.inf
+                size, most = 0, max(_MOST_OF_NOTHING, _MOST_UNPACKED * packed)
                 while line := file.readline(LONGEST_LINE):
+                    if (size := size + len(line)) > most:
+                        raise UserError(
+                            f"{path}: found more than {most:,} characters, {_MOST_UNPACKED} times the size of the "
+                            "file, expected texts, which are packed to a tenth; unpack it"
+                        )
                     if len(line) == LONGEST_LINE:
                         raise UserError(f"{path}: found a line of {LONGEST_LINE:,} characters or more, expected less")
                     if "\0" in line:

@@ -3,13 +3,14 @@
 import json
 import logging
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, VECTORS
+from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, VECTORS, Answering
 from cloze.model.huggingface import InFolders, load_note
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError
@@ -127,6 +128,7 @@ def write_onnx(folder: Path) -> None:
     elif truncation:
         described["truncation"] = truncation
     elif answering := load_note(folder, ANSWERING):
+        answering = asdict(Answering(**answering))
         described |= {"max_length": answering["max_length"], "answering": answering}
     if vectors := load_note(folder, VECTORS):  # how last_hidden_state is pooled
         described["vectors"] = vectors

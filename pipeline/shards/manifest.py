@@ -252,7 +252,7 @@ def _first_fault(manifest: Manifest) -> str | None:
         return "counts: found a value that is no number, expected counts"
     lengths = [] if manifest.more_lengths is None else manifest.more_lengths
     if any(
-        "/" in name or name in ("", ".", "..") or type(digest) is not str
+        "/" in name or name in ("", ".", "..") or not _is_name(name) or type(digest) is not str
         for name, digest in (manifest.tokenizer_files or {}).items()
     ):
         return "tokenizer_files: found another entry than the SHA-256 of a file by its name"
@@ -283,6 +283,11 @@ def _first_fault(manifest: Manifest) -> str | None:
     return f"found no split {missing[0]!r}, expected {', '.join(SPLITS)}" if missing else None
 
 
+def _is_name(name: str) -> bool:
+    """Whether a file can have this name: no NUL, no half of a character."""
+    return "\0" not in name and not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def _fault_of_split(manifest: Manifest, split: SplitInfo) -> str | None:
     shards, counts = split.shards, split.counts
     columns = [getattr(shards, each.name) for each in fields(ShardInfo)]
@@ -299,8 +304,8 @@ def _fault_of_split(manifest: Manifest, split: SplitInfo) -> str | None:
                 f"{name}: found {samples} samples of {tokens} tokens in {size} bytes, expected a token a sample "
                 f"and at most {_MOST_TOKENS_PER_BYTE} tokens a byte"
             )
-        if name.startswith("/") or ".." in name.split("/"):
-            return f"found shard {name!r}, expected a file below the folder"
+        if name.startswith("/") or ".." in name.split("/") or not _is_name(name):
+            return f"found shard {name!r:.200}, expected a file below the folder"
     if any(type(digest) is not str for digest in shards.sha256):
         return "shards: found a sha256 that is no text"
     if not are_counts(split.length_histogram) or not 1 <= len(split.length_histogram) <= manifest.max_length + 1:

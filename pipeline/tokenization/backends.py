@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 from collections.abc import Collection
-from operator import itemgetter
+from operator import index, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,9 @@ def add_listed_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Field
         if listed is None:
             path, special = folder / ADDED_TOKENS, {mark.content for mark in marks}
             ids = _fields_of(path)
-            listed = {number: {"content": name, "special": name in special} for name, number in ids.items()}
+            listed = {index(number): {"content": name, "special": name in special} for name, number in ids.items()}
+            if len(listed) < len(ids):
+                raise ValueError("two have the same id")
         tokens = sorted(((int(number), _added(token)) for number, token in listed.items()), key=itemgetter(0))
         fault = "" if all(token.content for token in [*marks, *dict(tokens).values()]) else "one has no content"
     except (AttributeError, KeyError, TypeError, ValueError) as error:

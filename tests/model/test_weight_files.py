@@ -4,6 +4,7 @@ import dataclasses
 import json
 import resource
 import shutil
+import zipfile
 
 import pytest
 import torch
@@ -78,6 +79,21 @@ def test_a_pickled_weight_of_one_number_in_a_large_shape_is_refused_at_once(clas
     refused(tmp_path, "'a' that is no tensor")
 
 
+def test_old_weights_that_are_compressed_are_refused(classifier, tmp_path):
+    """A small file of them could take all memory; torch writes none."""
+    changed(classifier, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(weights, tmp_path / "stored.bin")
+    with (
+        zipfile.ZipFile(tmp_path / "stored.bin") as stored,
+        zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for record in stored.namelist():
+            packed.writestr(record, stored.read(record))
+    refused(tmp_path, "pytorch_model.bin: found compressed tensors")
+
+
 @pytest.mark.parametrize(
     "shapes",
     [
@@ -102,7 +118,8 @@ def test_tensors_of_no_and_three_dimensions_are_one_line_wherever_they_are(class
 
 
 def test_segments_that_the_configuration_denies_are_refused(classifier, tmp_path):
-    refused(changed(classifier, tmp_path, type_vocab_size=0), f"{SEGMENTS}: found 2 segments")
+    refused(changed(classifier, tmp_path, type_vocab_size=0), f"{SEGMENTS}: found shape .2, ")
+    refused(changed(classifier, tmp_path, {SEGMENTS: torch.ones(())}, type_vocab_size=0), f"{SEGMENTS}: found shape")
     zeros = torch.zeros_like(load_file(classifier / "model.safetensors")[SEGMENTS])
     assert load_pretrained(changed(classifier, tmp_path, {SEGMENTS: zeros}, type_vocab_size=0))[0].type_vocab_size == 0
 

@@ -282,3 +282,15 @@ def test_a_column_whose_name_has_line_breaks_keeps_a_message_on_its_line(tmp_pat
     with pytest.raises(UserError) as error:
         list(read_table(tmp_path / "t.csv").rows)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a.tsv.gz", "a.csv.gz", "a.jsonl.gz"])
+def test_next_to_nothing_many_times_is_refused(tmp_path, name):
+    """A thousandth of it as a file, and as rows a hundred times that."""
+    line = '{"text": "a", "label": "b"}\n' if "json" in name else "a,b\n" if "csv" in name else "a\tb\n"
+    with gzip.open(tmp_path / name, "wt") as file:
+        for _ in range(10):
+            file.write(line * ((1 << 24) // len(line) // 9))
+    with pytest.raises(UserError, match=f"{name}: found more than .* times the size of the file"):
+        for _ in open_table(tmp_path / name).rows:
+            pass

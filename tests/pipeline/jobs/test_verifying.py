@@ -87,7 +87,7 @@ def with_right_hash(data, place: tuple, value) -> None:
     inner[place[-1]] = value
     if value is ...:
         del inner[place[-1]]
-    text = json.dumps(content | {"sha256": ""}, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(content | {"sha256": ""}, indent=1) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()
     (data / "manifest.json").write_text(text.replace('"sha256": ""', f'"sha256": "{digest}"'), encoding="utf-8")
 
@@ -164,6 +164,8 @@ def test_a_manifest_that_disagrees_with_its_tokenizer_is_a_line(data, place, cha
         (("splits", "train", "shards", "tokens", 0), -1, "shards: found a count"),
         (("splits", "train", "shards", "bytes", 0), 10**40, "shards: found a count"),
         (("splits", "train", "shards", "pair_set", 0), 10**9, "shards: found a pair_set"),
+        (("splits", "train", "shards", "file", 0), "train/a\0b", "found shard 'train/a"),
+        (("splits", "train", "shards", "file", 0), "train/\ud800", "found shard 'train/"),
         (("splits", "train", "shards", "file", 0), "../../x", "found shard '../../x', expected a file below"),
         (("splits", "train", "shards", "samples"), [1], "no columns of one length"),
         (("splits", "test", "shards", "tokens"), {}, "no columns of one length"),

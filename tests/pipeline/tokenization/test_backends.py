@@ -1,6 +1,7 @@
 """Tokenizers of others: what is written beside shards and models makes the sequences that samples are."""
 
 import json
+import math
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -182,6 +183,9 @@ def test_tokens_beside_the_vocabulary_are_those_that_transformers_finds(tmp_path
     [
         ("added_tokens.json", {"zebra": 9}, "found 9 as the id of 'zebra', expected 6, as its vocabulary"),
         ("added_tokens.json", {"zebra": "x"}, "found added tokens that can't be read"),
+        ("added_tokens.json", {"zebra": math.inf}, "found added tokens that can't be read"),
+        ("added_tokens.json", {"zebra": 6.7}, "found added tokens that can't be read"),
+        ("added_tokens.json", {"zebra": 6, "okapi": 6}, "found added tokens that can't be read .two have the same id"),
         ("added_tokens.json", ["zebra"], "found list, expected an object"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"6": {"contents": "zebra"}}}, "found added tokens that"),
         (
