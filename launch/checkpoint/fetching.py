@@ -118,7 +118,7 @@ def fetch_run(
             "look at the name"
         )
     if (place / runs.MODEL / "config.json").is_file():
-        fetch_objects(place, keys_below(place, runs.MODEL), folder)
+        fetch_objects(place, [*keys_below(place, runs.MODEL), runs.RESULTS], folder)  # with the model's hashes
         return folder
     if "train_file" in runs.fields_of(folder):
         raise UserError(

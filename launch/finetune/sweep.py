@@ -22,7 +22,7 @@ from cloze.launch.training.shortening import shorten
 # Fields that a grid may not set: they differ between runs anyway, or would make results incomparable.
 _NO_SETTINGS = (
     *("task", "output", "seed", "seeds", "grid"),
-    *("evaluation.metric", "validation", "label_columns", "embedding.scored_columns"),
+    *("evaluation.metric", "validation", "label_columns", "embedding.scored_columns", "answer_units"),
 )
 
 

@@ -77,10 +77,31 @@ def encoded(value: object) -> str:
     try:
         return _ENCODER.encode(value)
     except ValueError as error:
-        raise UserError(
-            f"the model's result: found a number that is not finite ({error}), expected numbers; the "
-            "model's weights or precision overflow on this text"
-        ) from error
+        raise _not_finite(str(error)) from error
+
+
+def _not_finite(number: str) -> UserError:
+    return UserError(
+        f"the model's result: found a number that is not finite ({number}), expected numbers; the model's weights or "
+        "precision overflow on this text"
+    )
+
+
+def _check_finite(value: object) -> None:
+    """Raise UserError for NaN and infinity, at any depth, which are none in JSON lines either."""
+    parts: Iterable[object] = [value]
+    if isinstance(value, np.ndarray):
+        parts = [] if np.isfinite(value).all() else value.ravel().tolist()
+    elif isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    for part in parts:
+        if isinstance(part, float):
+            if not math.isfinite(part):
+                raise _not_finite(str(part))
+        elif isinstance(part, dict | list | tuple):
+            _check_finite(part)
 
 
 def wants_table(config: Any) -> bool:
@@ -130,9 +151,10 @@ def write_results(path: Path, operation: Operation, loaded: LoadedModel | None, 
     """
     with publishing(path) as aside:
         if path.suffix == ".npy":
-            vectors = [result.vector for _, result in results]
+            vectors = np.stack([result.vector for _, result in results])
+            _check_finite(vectors)
             with open(aside, "wb") as file:
-                np.save(file, np.stack(vectors))
+                np.save(file, vectors)
             return len(vectors)
         if path.suffix == ".jsonl":
             with open(aside, "w", encoding="utf-8") as lines:
@@ -143,7 +165,9 @@ def write_results(path: Path, operation: Operation, loaded: LoadedModel | None, 
         def rows() -> Iterator[Fields]:
             for row, result in results:
                 given.update(row.values or ())
-                yield beside(operation, row, operation.columns(loaded, result))
+                content = operation.columns(loaded, result)
+                _check_finite(content)
+                yield beside(operation, row, content)
 
         return _write_table(path, aside, rows(), given)
 

@@ -46,7 +46,14 @@ _SPEED = "speed/tokens_per_second"
 # Fields that a grid may not set: they differ between runs anyway, or would make results incomparable.
 _NO_SETTINGS = ("output", "grid", "run", "processes", "evaluation.metric")
 # Fields by which runs are measured on other samples, or by another loss.
-_MEASURES = ("data", "objective", "objective_options", "evaluation.samples", "evaluation.sets")
+_MEASURES = (
+    "data",
+    "objective",
+    "objective_options",
+    "evaluation.samples",
+    "evaluation.masking_rate",
+    "evaluation.sets",
+)
 
 
 @dataclass(frozen=True)

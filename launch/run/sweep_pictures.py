@@ -147,7 +147,7 @@ def _draw_over(axes: Any, field: str, metric: str, drawn: Sequence[DrawnSetting]
             others = ", ".join(value for name, value in each.settings.items() if name != field)
             point = (float(each.settings[field]), each.measured["median"])
             lines.setdefault(others, []).append(point)
-    lower_is_better = measure_of(metric.rpartition("/")[2]).lower_is_better
+    lower_is_better = measure_of(metric.partition("/")[2]).lower_is_better
     for (name, points), colour in zip(lines.items(), colours(len(lines)), strict=True):
         axes.plot(*zip(*sorted(points), strict=True), color=colour, marker="o", label=name)
         best = min(points, key=lambda point: point[1] if lower_is_better else -point[1])

@@ -1,5 +1,6 @@
 """Who may ask: API keys, when they are required, and what replaces them on this machine's own addresses."""
 
+import codecs
 import hashlib
 import hmac
 import ipaddress
@@ -41,13 +42,18 @@ def read_keys(config: ServeConfig) -> list[bytes] | None:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         raise UserError(f"serve.api_key_file: found more than {_MOST_BYTES:,} bytes in {path}, expected a key a line")
-    lines = content.splitlines()
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith(b"#")]
+    lines = [line.strip() for line in content.removeprefix(codecs.BOM_UTF8).splitlines()]
+    keys = [line for line in lines if line and not line.startswith(b"#")]
     if not keys:
         raise UserError(
             f"serve.api_key_file: found no key in {path}, expected one a line; `openssl rand -hex 32` makes one"
         )
     for number, key in enumerate(keys, 1):
+        if len(key.split()) > 1:
+            raise UserError(
+                f"serve.api_key_file: found white space in key {number} of {path}, expected a key a line, and comments "
+                "in lines of their own"
+            )
         if len(key) < LEAST_CHARACTERS:
             raise UserError(
                 f"serve.api_key_file: found {len(key)} characters in key {number} of {path}, expected at "

@@ -1,6 +1,7 @@
 """Results as JSON, as tables and in files."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from cloze.launch.predict.labels import Classify, Label, Labels
 from cloze.launch.predict.operation import Row
 from cloze.launch.predict.output import write_results
 from cloze.launch.predict.predictor import Predictor
+from cloze.launch.predict.vectors import Embed
 from cloze.model.problems import HeadConfig
 from cloze.pipeline.errors import UserError
 from tests.launch.errors import error_of
@@ -134,3 +136,21 @@ def test_a_value_that_parquet_has_no_type_for(folders, capsys, tmp_path, value):
     error = error_of(capsys, *arguments, tmp_path / "found.parquet")
     assert "found.parquet: found values that" in error and "write *.jsonl" in error
     assert not (tmp_path / "found.parquet").exists()
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "r.npy", "r.csv", "r.tsv", "r.parquet"])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_numbers_that_are_not_finite_are_refused_in_every_file(folders, capsys, tmp_path, monkeypatch, name, number):
+    """Of weights that overflow on one text; the file is not there."""
+    finish = Embed.finish
+
+    def overflowing(self, *given):
+        made = finish(self, *given)
+        made.vector[1] = number
+        return made
+
+    monkeypatch.setattr(Embed, "finish", overflowing)
+    (tmp_path / "texts.txt").write_text("the cat\n")
+    arguments = ("predict", "embed", folders / "pretrained", "--file", tmp_path / "texts.txt", "--output")
+    assert "found a number that is not finite" in error_of(capsys, *arguments, tmp_path / name)
+    assert not (tmp_path / name).exists()

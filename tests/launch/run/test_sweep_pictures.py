@@ -33,10 +33,10 @@ def made(folder, values: dict[str, list[float] | None], seeds: int, failed: tupl
 def drawn(monkeypatch, tmp_path):
     """Draws settings, and gives the two panels instead of writing them."""
 
-    def draw(*settings: DrawnSetting, best: float):
+    def draw(*settings: DrawnSetting, best: float, metric: str = "validation/loss"):
         saved = []
         monkeypatch.setattr(sweep_pictures, "save", lambda figure, path: saved.append(figure))
-        draw_sweep(tmp_path / "curves.png", "validation/loss", "at the end", best, settings)
+        draw_sweep(tmp_path / "curves.png", metric, "at the end", best, settings)
         return saved[0].axes
 
     return draw
@@ -100,7 +100,8 @@ def test_a_run_that_was_measured_at_its_begin_and_end_is_shown_whole(drawn, tmp_
     assert above.get_xlim()[0] <= 0 and above.get_xlim()[1] >= 10 and not above.get_title()
 
 
-def test_results_over_rates_have_a_line_for_each_of_the_other_settings(drawn, tmp_path):
+@pytest.mark.parametrize("metric", ["validation/loss", "validation/loss/web"], ids=["pooled", "of a source"])
+def test_results_over_rates_have_a_line_for_each_of_the_other_settings(drawn, tmp_path, metric):
     losses = {"64": {"1e-3": 2.0, "2e-3": 1.9, "4e-3": 2.2}, "128": {"1e-3": 1.8, "2e-3": 1.7, "4e-3": None}}
     settings = []
     for width, reached in losses.items():
@@ -108,7 +109,7 @@ def test_results_over_rates_have_a_line_for_each_of_the_other_settings(drawn, tm
             values = {"model.hidden_size": width, "train.learning_rate": rate}
             run = Run(f"{width}-{rate}", tmp_path / f"{width}-{rate}", values)
             settings.append(DrawnSetting(values, [run], loss and statistics_of({run.name: loss})))
-    *_, panel = drawn(*settings, best=1.7)
+    *_, panel = drawn(*settings, best=1.7, metric=metric)
     lines = {line.get_label(): line for line in panel.get_lines() if not line.get_label().startswith("_")}
     assert list(lines) == ["64", "128"] and panel.get_xscale() == "log"
     assert sorted(text.get_text() for text in panel.get_xticklabels()) == ["1e-3", "2e-3", "4e-3"], "as written"

@@ -95,6 +95,9 @@ def test_a_page_of_another_site_gets_nothing_without_a_key(offline, options, hea
         ("", {}, "found no key in"),
         ("# none\n", {}, "found no key in"),
         ("short\n", {}, "found 5 characters in key 1"),
+        ("  # keys of the server, one a line\n", {}, "found no key in"),
+        ("\ufeff# keys of the server, by Notepad\r\n", {}, "found no key in"),
+        (f"{'k' * 32}  # of team a\n", {}, "found white space in key 1"),
         ("x" * (1 << 21), {}, "found more than 1,048,576 bytes in"),
     ],
 )
