@@ -62,6 +62,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "metrics_lines": (int, type(None)),
     "data_streams": (int, type(None)),
     "shaping": (dict,),
+    "measures": (dict,),
     "trackers": (dict,),
     RUN: (str, type(None)),
 }
@@ -143,10 +144,12 @@ def hash_of_files(checksums: dict[str, tuple[int, str]]) -> str:
 
 def read_state(folder: Path) -> Fields:
     """state.json of a checkpoint: the fields of TrainState (one that an earlier version lacks has its default),
-    `world_size`, `zero_stage`, `sharding_stage`, `config_hash`, `files_hash` and `shaping` (what shapes the result, by
-    dotted name: fields, and hashes of what was read), `run` (the configuration's hash at the run's beginning),
-    `metrics_lines` (lines of metrics.jsonl up to the state) and `trackers`, if there are any; of a pretraining
-    `manifest_hash`, `tokenizer_fingerprint` and `data_streams` as well."""
+    `world_size`, `zero_stage`, `sharding_stage`, `config_hash`, `files_hash`, `measures` (on what it is measured)
+    and `shaping` (what shapes the result, by dotted name: fields, and hashes of what was read), `run` (the
+    configuration's hash at the run's beginning), `metrics_lines` (lines of metrics.jsonl up to the state) and
+    `trackers`, if there are any; of a pretraining `manifest_hash`, `tokenizer_fingerprint` and `data_streams` as
+    well.
+    """
     state: Fields = vars(TrainState()) | read_json(folder / STATE)
     return state
 

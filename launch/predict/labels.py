@@ -52,6 +52,11 @@ class Classify(Operation):
                 f"({', '.join(learned.texts)}); give the second one with --pair, behind a tab in a file, "
                 "or as the field pair of JSON"
             )
+        if learned and len(learned.texts) == 1 and row.pair is not None:
+            raise UserError(
+                f"{row.place}: found two texts, expected one: the model was trained on single ones "
+                f"({learned.texts[0]}); leave out --pair, what stands before or behind a tab, or the field pair"
+            )
 
     def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
         if encoder.pieces is None:

@@ -69,6 +69,24 @@ def config_hash(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(_shaping(asdict(config)), sort_keys=True).encode()).hexdigest()
 
 
+# The fields that say on what a run is measured, beside the metric; they may change from start to start.
+MEASURES = "evaluation.samples", "evaluation.masking_rate", "evaluation.sets"
+
+
+def measures_of(config: RunConfig) -> dict[str, object]:
+    """The fields that say on what a run is measured, by dotted names."""
+    return {name: value for name, value in flatten(asdict(config)).items() if name.startswith(MEASURES)}
+
+
+def saved_facts(config: RunConfig, facts: Facts) -> Fields:
+    """What a checkpoint's state.json says of the configuration of its run."""
+    return {
+        "config_hash": config_hash(config),
+        "shaping": shaping_of(config, facts),
+        "measures": measures_of(config),
+    }
+
+
 def run_hash(config: RunConfig, first_weights: str) -> str:
     """What tells a run from others at its start: the fields that shape it, and the hash of the weights that it begins
     with, where these do not say them (empty).

@@ -19,6 +19,7 @@ from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import newest_metrics
 from cloze.launch.run.ownership import in_use
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.resume_check import MEASURES
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system.console import Console, doing, figure
 from cloze.launch.system.environment import child_variables
@@ -77,8 +78,7 @@ def no_better(metric: str, value: float, majority: float | None) -> str | None:
 
 # The fields that say when a run is complete (launch/training/completion.py).
 _ENDS = "train.max_steps", "train.time_budget_hours", "evaluation.target", "evaluation.patience"
-# Those that say by what it is measured; they may be changed without a word in a run that goes on.
-_MEASURES = "evaluation.metric", "evaluation.samples", "evaluation.masking_rate", "evaluation.sets"
+_MEASURES = "evaluation.metric", *MEASURES
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,25 @@
 """Which checkpoint a run goes on from, and what it takes from there."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from cloze.launch.checkpoint import CheckpointManager, StoredCheckpoints, known_content
+from cloze.launch.checkpoint import CheckpointManager, StoredCheckpoints, TrainState, known_content
 from cloze.launch.checkpoint.state import saved_alike
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.content import OtherContent, described, has_values
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
-from cloze.launch.run.resume_check import check_checkpoint
+from cloze.launch.run.resume_check import check_checkpoint, measures_of
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system import distributed
+from cloze.launch.training.completion import completion
 from cloze.launch.training.process import Process
 from cloze.launch.training.skipped_steps import TrainProgress
 from cloze.launch.training.weight_average import WeightAverage
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
 
 
 def open_checkpoints(
@@ -94,6 +97,7 @@ def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | Non
 
 
 def resume(
+    config: RunConfig,
     step: int,
     checkpoints: CheckpointManager,
     engine: Engine,
@@ -103,12 +107,30 @@ def resume(
 ) -> None:
     """Go on from a published checkpoint of the run: weights, optimizer states, progress and average. Collective."""
     state, rank_states = checkpoints.load(engine, step)
+    state = _with_comparable_best(config, state, checkpoints.state(step).get("measures"), process)
     with known_content(checkpoints.path(step)):
         progress.resume(state, [_window_in(saved) for saved in rank_states])
         if average:
             alike = saved_alike(checkpoints.state(step), process.environment.world_size, engine.stage)
             if not average.load(checkpoints.path(step), alike):
                 process.console.warn(f"step {step} holds no average of the weights: one begins with them here")
+
+
+def _with_comparable_best(config: RunConfig, state: TrainState, before: Fields | None, process: Process) -> TrainState:
+    """The state without its best evaluation where that was measured on something else than those to come.
+
+    Args:
+        before: what the checkpoint says of it; None: an earlier version has written it.
+    """
+    now = measures_of(config)
+    if before is None or before == now or state.best_metric is None or completion(config, state):
+        return state
+    name = next(name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name))
+    process.console.warn(
+        f"{name}: found {now.get(name)}, {before.get(name)} until now: the best {state.best_metric} of step "
+        f"{state.best_step} does not compare with what comes and no longer counts"
+    )
+    return replace(state, best_metric=None, best_value=None, best_step=-1, evaluations_since_best=0)
 
 
 def _window_in(saved: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.run.resume_check import config_hash, run_hash, shaping_of
+from cloze.launch.run.resume_check import run_hash, saved_facts
 from cloze.launch.run.stored_run import stored
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import peak_flops
@@ -107,7 +107,7 @@ class Training:
         if step is None:
             self.progress.state = recipe.first_state(self.engine, process)
         else:
-            resume(step, self.checkpoints, self.engine, self.progress, self.average, process)
+            resume(config, step, self.checkpoints, self.engine, self.progress, self.average, process)
             process.console.say(f"resumed from step {step} of {config.train.max_steps}")
         self.kept: Fields = {} if step is None else self.checkpoints.state(step)
         """The content of state.json of the checkpoint that the run goes on from."""
@@ -145,8 +145,7 @@ class Training:
             "zero_stage": self.engine.stage,
             "sharding_stage": self.engine.sharding_stage,
             runs.RUN: self.run,
-            "config_hash": config_hash(config),
-            "shaping": shaping_of(config, recipe.facts),
+            **saved_facts(config, recipe.facts),
             **recipe.facts,
             **recipe.kept_facts(),
         }
