@@ -7,6 +7,19 @@ import signal
 import sys
 
 
+def open_standard_streams() -> None:
+    """Open what a wrapper or a daemon has closed (`>&-`) as the null device: the next file that is opened would take
+    its place, and what is printed would be written into it.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
+
+
 def read_and_write_utf8() -> None:
     """Begin again in Python's UTF-8 mode where the locale has another encoding, as en_US without .UTF-8 on some
     clusters: what is printed (bars, tokens, other scripts) and read (configurations) is UTF-8. PYTHONUTF8=0 keeps the
@@ -24,6 +37,7 @@ def main() -> int:
     Returns:
         The exit status.
     """
+    open_standard_streams()
     read_and_write_utf8()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
     from cloze.launch.cli import main as run

@@ -17,14 +17,17 @@ _MOST_LETTERS = 1000
 _TAGS = re.compile("(\U0001f3f4[\U000e0020-\U000e007f]+)|[\U000e0000-\U000e0fff]")
 _NON_JOINER, _JOINER = "\u200c\u200d"
 _VIRAMA = 9  # its canonical combining class; behind it both joiners choose the form of letters
-_SAME = str.maketrans("\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{MINUS SIGN}\N{BRAILLE PATTERN BLANK}", "--- ")
+_SAME = str.maketrans(
+    "\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{MINUS SIGN}\N{BRAILLE PATTERN BLANK}\N{MICRO SIGN}",
+    "--- \N{GREEK SMALL LETTER MU}",
+)
 
 
 def looking_alike(labels: Iterable[str]) -> str | None:
     """Two of the labels that look alike, for a message; None: there are none.
 
     They are compared without what can't be seen: kind and number of spaces, marks of width and direction, composed
-    accents, kinds of hyphens.
+    accents, kinds of hyphens, the micro sign of keyboards.
     """
     by_look: dict[str, str] = {}
     for label in sorted(set(labels)):
@@ -38,7 +41,7 @@ def _look(label: str) -> str:
     if len(label) > _MOST_LETTERS:
         return label
     seen = _UNSEEN.sub("", unicodedata.normalize("NFC", label).translate(_SAME))
-    return " ".join(_without_joiners(_TAGS.sub(r"\1", seen)).split())
+    return unicodedata.normalize("NFC", " ".join(_without_joiners(_TAGS.sub(r"\1", seen)).split()))
 
 
 def _without_joiners(text: str) -> str:

@@ -246,7 +246,7 @@ def _complete(
     prepared = {
         "preparation": manifest.preparation,
         "tokenizer_fingerprint": manifest.tokenizer_fingerprint,
-        "sources": [[source["source"], source["name"], source["bytes"]] for source in manifest.sources],
+        "sources": [[source.get("source", 0), source["name"], source["bytes"]] for source in manifest.sources],
     }
     different = [name for name, value in prepared.items() if value != identity[name]]
     if different:
@@ -269,8 +269,9 @@ def _complete(
     if isinstance(output, StorePath):
         published -= _CLOCKS_APART
     for file, source in zip(files, manifest.sources, strict=True):
-        changed = source["sha256"] and max(file.changed, file.touched) >= published
-        if changed and source_hash(file, source.get("piece_bytes")) != source["sha256"]:
+        digest = source.get("sha256")
+        changed = digest and max(file.changed, file.touched) >= published
+        if changed and source_hash(file, source.get("piece_bytes")) != digest:
             raise UserError(
                 f"output: {output} holds data prepared from other content of {file.path}, which has changed since; "
                 "choose another --output or remove the folder"

@@ -67,11 +67,15 @@ def check_words(strategy: str, tokenizer: Tokenizer) -> None:
     """Raise UserError for whole-word strategies with a tokenizer whose tokens don't show where words begin."""
     if strategy == "token":
         return
-    kind = json.loads(tokenizer.backend.to_str())["model"]["type"]
+    model = json.loads(tokenizer.backend.to_str())["model"]
+    kind = model["type"]
     rules = tokenizer.backend.pre_tokenizer
     if kind == "WordLevel" and rules is not None and len(rules.pre_tokenize_str("ab")) > 1:
         kind = "characters"
-    if kind == "characters" or (kind in ("BPE", "Unigram") and not tokenizer.space_begins_word):
+    unmarked = kind in ("BPE", "Unigram") and not tokenizer.space_begins_word
+    if kind == "WordPiece" and not model["continuing_subword_prefix"]:
+        kind, unmarked = "WordPiece without a continuing_subword_prefix", True
+    if kind == "characters" or unmarked:
         raise UserError(
             f"masking.strategy: found {strategy} with a tokenizer of kind {kind}, expected one whose tokens say where "
             "words begin (WordPiece, words, byte-level BPE, SentencePiece's ▁); choose token, or another --tokenizer"

@@ -6,6 +6,7 @@ The library has no bound: twenty rules that double a letter make a million of it
 import base64
 import json
 import math
+from collections.abc import Iterable, Iterator
 
 import tokenizers
 
@@ -109,12 +110,22 @@ class Growth:
                 self._check(len(text) + text.count(pattern) * (len(rule["content"]) - len(pattern)), most, read)
                 text = text.replace(pattern, rule["content"])
                 continue
-            size, pieces, made = max(1, int(_MOST_LETTERS / _widest(rule))), [], 0  # of which none becomes too long
-            for begin in range(0, len(text), size):
-                pieces.append(self._step(number).normalize_str(text[begin : begin + size]))
-                made += len(pieces[-1])
-                self._check(made, most, read)
-            text = "".join(pieces)
+            size = max(1, int(_MOST_LETTERS / _widest(rule)))  # of pieces of which none becomes too long
+            applied = self._applied(number, _cut(text, size), most)
+            if rule["type"] in ("Replace", "Prepend"):  # some do it once a text, where it begins or ends
+                of_texts = (piece for each in text.split("\n") for piece in _cut(each, size))
+                applied = max(applied, self._applied(number, of_texts, most, "\n"), key=len)
+            self._check(len(applied), most, read)
+            text = applied
+
+    def _applied(self, number: int, pieces: Iterable[str], most: float, between: str = "") -> str:
+        """Pieces of text after a rule, up to the first that makes them too long."""
+        found, made = [], 0
+        for piece in pieces:
+            found.append(self._step(number).normalize_str(piece))
+            if (made := made + len(found[-1])) > most:
+                break
+        return between.join(found)
 
     @staticmethod
     def _check(made: int, most: float, read: int) -> None:
@@ -128,6 +139,11 @@ class Growth:
         if number not in self._steps:
             self._steps[number] = without_vocabulary({"normalizer": self._rules[number]}).normalizer
         return self._steps[number]
+
+
+def _cut(text: str, size: int) -> Iterator[str]:
+    """Pieces of so many letters; of an empty text one."""
+    return (text[begin : begin + size] for begin in range(0, len(text) or 1, size))
 
 
 def check_template(backend: tokenizers.Tokenizer, where: object) -> None:

@@ -183,6 +183,7 @@ class Tokenizer:
         model = json.loads(backend.to_str())["model"]
         self._whole_words = model["vocab"] if model["type"] == "WordLevel" else None
         unknown = model.get("unk_token")
+        self._unknown_word: int = (self._whole_words or {}).get(unknown, self.special_tokens.unknown)
         # BPE may have none, and needs none where each byte is a token. Tokens that were added are none of the model's.
         knows_all = model["type"] == "BPE" and has_all_bytes(backend)
         self.leaves_out = model["type"] == "BPE" and unknown is None and not knows_all
@@ -339,7 +340,7 @@ class Tokenizer:
         named = config.get("tokenizer_class") or model.get("tokenizer_class")  # as AutoTokenizer looks for it
         if not isinstance(named, str):
             named = "AlbertTokenizer" if model.get("model_type") == "albert" else "BertTokenizer"
-        named, version = named.removesuffix("Fast"), re.match("[0-9]+", str(model.get("transformers_version")))
+        named, version = named.removesuffix("Fast"), re.match("[0-9]{1,18}", str(model.get("transformers_version")))
         if as_saved and (named in _CLASSES_WITH_TYPES_IN_4 or named == _BASE_WITH_TYPES_IN_4 and version):
             return version is None or int(version[0]) <= 4  # versions before 4.1 did not name themselves
         return named in _CLASSES_WITH_TYPES
@@ -555,7 +556,7 @@ class Tokenizer:
         if self.lowercase:
             word = word.lower()
         if self._whole_words is not None:  # such a model may lack an unknown token
-            return [self._whole_words.get(word, self.special_tokens.unknown)]
+            return [self._whole_words.get(word, self._unknown_word)]
         return [piece.id for piece in model.tokenize(self._splitter.prefix + word)]
 
     def _forget_words(self) -> None:

@@ -2,6 +2,7 @@
 
 import locale
 import os
+import subprocess
 import sys
 
 import pytest
@@ -35,3 +36,16 @@ def test_a_locale_without_utf8_does_not_decide_what_is_read_and_printed(monkeypa
     assert begun == ([(["-m", "cloze", "plan"], "1")] if again else [])
     read_and_write_utf8()
     assert len(begun) <= 1, "it begins again once"
+
+
+def test_closed_streams_are_open_again_and_no_file_takes_their_place(tmp_path):
+    """As behind `>&-`, and in daemons: a checkpoint would have the number of standard output."""
+    program = (
+        "import sys; from cloze.__main__ import open_standard_streams as again; again(); print('said'); "
+        "print('said', file=sys.stderr); assert not sys.stdin.read(); print(open(sys.argv[1], 'w').fileno() > 2, "
+        "file=open(sys.argv[1] + '-2', 'w'))"
+    )
+    subprocess.run(
+        ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "-", sys.executable, "-c", program, tmp_path / "a"], check=True
+    )
+    assert (tmp_path / "a-2").read_text() == "True\n"

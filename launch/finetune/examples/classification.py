@@ -58,6 +58,8 @@ def _sorted(labels: Iterable[str], path: Path) -> tuple[str, ...]:
         return tuple(sorted(found))
 
 
+# Of a cell, in which a printed list is looked for: in the worst case that takes the square of its length.
+_MOST_OF_A_LIST = 5000
 # What Python, NumPy, Postgres and others print. A label may have brackets and quotes without that.
 _PRINTED_LIST = re.compile(
     r"""[\[({]\s*[bru]?\\*(['"]).*?\1\s*([,:\])}]|$)  # a quoted text in brackets
@@ -79,7 +81,7 @@ def _label_set(row: Row, column: str) -> list[str]:
             "empty; fix the row"
         )
     value = row.values[column]
-    if isinstance(value, str) and (value.lstrip().startswith("[") or _PRINTED_LIST.search(value)):
+    if isinstance(value, str) and (value.lstrip().startswith("[") or _PRINTED_LIST.search(value[:_MOST_OF_A_LIST])):
         text, why = value, "no list"
         try:
             value = parse_json(text)

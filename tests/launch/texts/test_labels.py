@@ -16,6 +16,7 @@ from cloze.launch.texts.labels import looking_alike
         ("\u062f\u0627\u062f", "\u062f\u200c\u0627\u062f"),
         ("\u05d8\u05d5", "\u05d8\u200c\u05d5"),
     ]
+    + [("\xb5g", "\u03bcg"), ("\xe9", "e\u200b\u0301")]
     + [("a", "a" + mark) for mark in "\ufe00\u034f\u180e\u3164\u115f\u206a\ufff9\u00ad"],
 )
 def test_what_cant_be_seen_makes_no_difference(one, other):

@@ -58,8 +58,14 @@ def test_whole_words_of_a_tokenizer_without_words_are_refused(tmp_path, strategy
     train_vocabulary(PrepareConfig(input=[str(path)], output=str(tmp_path / "characters"), vocabulary=letters))
     pieces = [(name, -1.0) for name in [*corpus.NAMES.values(), "▁ka", "lo"]]
     Tokenizer(tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, 1)), corpus.NAMES).save(tmp_path / "Unigram")
+    bare = tokenizers.models.WordPiece(
+        {name: number for number, name in enumerate([*corpus.NAMES.values(), *"abcdefghijklmnopqrstuvwxyz"])},
+        unk_token=corpus.NAMES["unknown"],
+        continuing_subword_prefix="",
+    )
+    Tokenizer(tokenizers.Tokenizer(bare), corpus.NAMES).save(tmp_path / "WordPiece without")
     masking = MaskingConfig(strategy=strategy)
-    for kind in ("characters", "Unigram"):
+    for kind in ("characters", "Unigram", "WordPiece without"):
         config = corpus.config(tmp_path, [path], tokenizer=str(tmp_path / kind), masking=masking)
         with pytest.raises(UserError, match=f"masking.strategy: found {strategy} with a tokenizer of kind {kind}"):
             prepare(config)

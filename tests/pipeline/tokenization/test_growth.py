@@ -148,6 +148,26 @@ def test_honest_rules_are_taken_however_many(tmp_path, rules):
     assert Tokenizer.from_folder(tmp_path).normalize("Cat").endswith("cat")
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"type": "Prepend", "prepend": "q " * 499},
+        {"type": "Replace", "pattern": {"Regex": r"\A"}, "content": "q " * 499},
+        {"type": "Replace", "pattern": {"Regex": r"\z"}, "content": "q " * 499},
+    ],
+    ids=["Prepend", "begin", "end"],
+)
+def test_what_a_rule_adds_to_each_text_is_counted_for_each(tmp_path, rule):
+    """Not once for all of a batch: a hundred thousand lines of a letter were four gigabytes of tokens."""
+    corpus.tokenizer().save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content | {"normalizer": rule}))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert len(tokenizer.encode_batch(["a"] * 100)[0]) > 10_000
+    with pytest.raises(UserError, match="found a text that the tokenizer's normalizer makes"):
+        tokenizer.encode_batch(["a"] * 20_000)
+
+
 @pytest.mark.parametrize(("kind", "most"), [(kind, growth._WIDEST.get(kind, 1)) for kind in _UNICODE])
 def test_rules_of_unicode_make_no_more_of_a_letter_than_is_counted(kind, most):
     rule = {"type": kind} | (_BERT | {"strip_accents": True} if kind == "BertNormalizer" else {})

@@ -227,6 +227,15 @@ def test_word_level_models_do_not_know_specials_in_text():
     assert tokenizer.encode_plainly(["a <mask> <eos> a"])[0].tolist() == [5, 1, 1, 5]
 
 
+def test_unknown_words_have_the_id_that_the_model_gives_them():
+    """Which may be another than that of the role, and is the same for words of every script."""
+    backend = Backend(models.WordLevel({n: i for i, n in enumerate([*corpus.NAMES.values(), "<oov>", "the"])}, "<oov>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = Tokenizer(backend, corpus.NAMES)
+    assert tokenizer.word_table and tokenizer.encode("the zzz öö") == [6, 5, 5]
+    assert tokenizer.encode_plainly(["the zzz öö"])[0].tolist() == [6, 5, 5]
+
+
 def test_a_full_table_starts_anew(monkeypatch):
     tokenizer = corpus.tokenizer()
     texts = corpus.documents(5)
