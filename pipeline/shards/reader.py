@@ -41,6 +41,9 @@ from cloze.pipeline.stores.reading import scratch_cache
 _DECODERS = 2  # threads that decompress blocks; more would compete with the training process
 _ASKING = 16  # threads that ask for sizes: a remote file system takes its time for each
 _FETCHES = 2  # number of times that damaged data in the cache is fetched again
+# Of a block: columns of lists at most (tokens, and a mask set's places and tokens, of up to 4 bytes each), and bytes a
+# sample for all else; and bytes for the padding of its buffers, to be generous.
+_LISTS, _REST, _PADDING = 3, 64, 1 << 16
 # maximum of open shards: by default a process may open 1,024 files, on macOS 256, and training opens others
 _OPEN_SHARDS = 64
 
@@ -217,7 +220,8 @@ class ShardReader:
         if mask_set is not None:
             fields += [len(fields) + 2 * mask_set, len(fields) + 2 * mask_set + 1]
         try:
-            batch, metadata = opened.read(number, fields, mask_set)
+            most = int(self.block_sizes[block]) * (_LISTS * 4 * (self.manifest.max_length + 1) + _REST) + _PADDING
+            batch, metadata = opened.read(number, fields, mask_set, most)
             batch.validate()  # buffers have the sizes that the lengths ask for, which numpy's views of them trust
             intact = batch.num_rows == self.block_sizes[block] and is_intact(batch, metadata, self._columns, mask_set)
         except UserError:

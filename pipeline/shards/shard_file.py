@@ -119,12 +119,18 @@ def _fill_in_index(path: Path, schema: pa.Schema, ends: list[int], room: bytes) 
 
 
 def _column_ends(file: IO[bytes], start: int, end: int) -> list[int]:
-    """The index row of the block at [start, end), from the metadata before its columns: a flatbuffer (Arrow's
-    Message.fbs and Schema.fbs).
-    """
+    """The index row of the block at [start, end)."""
     file.seek(start)
     _, length = struct.unpack("<II", file.read(8))  # marker of a non-legacy message
-    content = file.read(length)
+    places = _buffers(file.read(length))[0][:, 0] + start + 8 + length
+    base = _BUFFERS_OF_LIST + _BUFFERS_OF_NUMBER * (len(BASE_COLUMNS) - 1)
+    return [start, *places[base :: 2 * _BUFFERS_OF_LIST].tolist(), end]
+
+
+def _buffers(content: bytes) -> tuple[np.ndarray, bool]:
+    """Place behind the metadata and size of each buffer of a block, (N, 2), and whether they are compressed; from its
+    metadata: a flatbuffer (Arrow's Message.fbs and Schema.fbs).
+    """
 
     def read(form: str, place: int) -> int:
         return struct.unpack_from("<" + form, content, place)[0]
@@ -139,9 +145,28 @@ def _column_ends(file: IO[bytes], start: int, end: int) -> list[int]:
     buffers = field(record_batch, 2)
     buffers += read("I", buffers)
     count = read("I", buffers)
-    places = np.frombuffer(content, "<i8", 2 * count, buffers + 4)[::2] + start + 8 + length
+    vtable = record_batch - read("i", record_batch)  # short, or with 0, where the last field is not there
+    packed = 4 + 2 * 3 < read("H", vtable) and field(record_batch, 3) != record_batch
+    return np.frombuffer(content, "<i8", 2 * count, buffers + 4).reshape(-1, 2), packed
+
+
+def _check_unpacked(block: np.ndarray, mask_set: int | None, most: int) -> None:
+    """Raise ValueError for a block whose buffers are larger than its samples can be, before they are unpacked: each
+    compressed one begins with its size.
+
+    Args:
+        block: (N,) uint8, from its marker on.
+    """
     base = _BUFFERS_OF_LIST + _BUFFERS_OF_NUMBER * (len(BASE_COLUMNS) - 1)
-    return [start, *places[base :: 2 * _BUFFERS_OF_LIST].tolist(), end]
+    of_masks = 0 if mask_set is None else 2 * _BUFFERS_OF_LIST
+    first, unpacked = base + of_masks * (mask_set or 0), 0
+    (length,) = struct.unpack_from("<I", block.data, 4)
+    buffers, packed = _buffers(block[8 : 8 + length].tobytes())
+    for place, size in buffers[[*range(base), *range(first, first + of_masks)]].tolist() if packed else ():
+        if size >= 8:
+            unpacked += max(0, struct.unpack_from("<q", block.data, 8 + length + place)[0])  # -1: as it is
+    if unpacked > most:
+        raise ValueError(f"it would have {unpacked:,} bytes, expected at most {most:,} of its samples")
 
 
 def _record_batch(
@@ -245,8 +270,14 @@ class Shard:
         known = self._ranges(number, mask_set) if number < len(self._bounds) else []  # a damaged index may have fewer
         self._file.forget([(max(0, self._file.size - _FOOTER_GUESS), self._file.size), *known])
 
-    def read(self, number: int, fields: list[int], mask_set: int | None) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
-        """A block with the columns of these numbers, and its metadata."""
+    def read(
+        self, number: int, fields: list[int], mask_set: int | None, most: int
+    ) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
+        """A block with the columns of these numbers, and its metadata.
+
+        Args:
+            most: bytes that the columns can have.
+        """
         first, end = self._bounds[number][[0, -1]].tolist()
         head = len(self._head)
         # Unused columns are never touched, so their memory is never allocated.
@@ -261,6 +292,7 @@ class Shard:
                 if not count:
                     raise ValueError("the file ends before it")
                 view = view[count:]
+        _check_unpacked(content[head:], mask_set, most)
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         stream = pa.ipc.open_stream(pa.py_buffer(content), options=options, memory_pool=ragged.POOL)
         try:
@@ -290,7 +322,9 @@ class Shard1:
         """As that of `Shard`, of the whole shard."""
         self._copy.forget([(0, self._copy.size)])
 
-    def read(self, number: int, fields: list[int], mask_set: int | None) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
+    def read(
+        self, number: int, fields: list[int], mask_set: int | None, most: int
+    ) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
         """A block with the columns of these numbers, and its metadata."""
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         file = pa.ipc.open_file(self._file, options=options, memory_pool=ragged.POOL)

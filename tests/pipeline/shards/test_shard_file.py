@@ -9,7 +9,7 @@ import pytest
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.records import BASE_COLUMNS, mask_columns
+from cloze.pipeline.records import BASE_COLUMNS, Masks, Samples, mask_columns, shard_schema
 from cloze.pipeline.shards import shard_file
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.reader import ShardReader
@@ -90,3 +90,35 @@ def test_the_blocks_of_a_shard_have_about_as_many_tokens_each(tmp_path, monkeypa
     samples, _ = reader.take(np.arange(reader.num_samples))
     tokens = np.diff(samples.offsets[reader.block_starts])
     assert tokens.max() < 1300 and np.sort(tokens)[len(found)] > 600  # but the last of each shard
+
+
+@pytest.mark.parametrize("masks", [0, 2], ids=["base", "masks"])
+def test_what_a_block_unpacks_to_is_bounded_by_its_samples(tmp_path, masks):
+    """A file of 4 KB whose one sample has forty million tokens took a hundred megabytes before that was wrong."""
+    count = 40_000_000 if masks == 0 else 60
+    samples = Samples(
+        np.zeros(count, np.uint16),
+        np.array([0, count]),
+        *(np.zeros(1, kind) for kind in (np.uint16, np.int8)),
+        *(np.zeros(1, kind) for kind in (np.uint64, np.uint16)),
+    )
+    many = np.zeros(10_000_000, np.uint16)
+    drawn = [Masks(many[:3], many[:3], np.array([0, 3])), Masks(many, many, np.array([0, len(many)]))][:masks]
+    (tmp_path / "train").mkdir()
+    info = shard_file.write_shard(tmp_path / "train/x.arrow", samples, drawn, 100, 0, "zstd")
+    assert info.bytes < 50_000
+    head = np.frombuffer(shard_schema(100, masks).serialize(), np.uint8)
+    fields = [*range(len(BASE_COLUMNS))]
+
+    def read(mask_set: int | None, most: int) -> pa.RecordBatch:
+        shard = shard_file.Shard(pa.OSFile(str(tmp_path / info.file)), head, masks)
+        added = [] if mask_set is None else [len(fields) + 2 * mask_set, len(fields) + 2 * mask_set + 1]
+        return shard.read(0, fields + added, mask_set, most)[0]
+
+    before = pa.total_allocated_bytes()
+    with pytest.raises(ValueError, match="it would have [48]0,000,.* bytes, expected at most 10,000 of its samples"):
+        read(masks - 1 if masks else None, 10_000)
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    if masks:
+        assert read(0, 10_000).num_rows == 1
+    assert read(masks - 1 if masks else None, 1 << 30).num_rows == 1
