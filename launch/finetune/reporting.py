@@ -26,6 +26,7 @@ from cloze.launch.pretrained.origin import read_origin, tokenizer_for_export
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
+from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.store_waits import Patience
 from cloze.launch.run.stored_run import StoredRun
@@ -39,6 +40,7 @@ from cloze.launch.training.process import Process
 from cloze.model.bert import BertPreTrained
 from cloze.model.config_files import FINGERPRINT
 from cloze.model.huggingface import save_pretrained
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import clear, publish_text, readable_errors
 
@@ -90,6 +92,17 @@ def _why_no_best(metric: str, best: int) -> str:
     return f"no evaluation had a better {metric} than the one at step {best}, which no checkpoint holds"
 
 
+def _check_metric(config: FinetuneConfig, is_main: bool, device: torch.device) -> None:
+    """Raise UserError for a deciding metric that no evaluation of the run has measured. Collective."""
+    lines = read_metrics(Path(config.output)) if is_main else []
+    known = {name.removeprefix("validation/") for line in lines for name in line if name.startswith("validation/")}
+    if not distributed.from_main(config.evaluation.metric in known, device):
+        raise UserError(
+            f"evaluation.metric: found {config.evaluation.metric!r}, expected one of what is measured here: "
+            f"{', '.join(sorted(known))}"
+        )
+
+
 def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop: StopRequest) -> bool:
     """Write results.json, predictions and the best checkpoint's model; upload them if it is in a store. Collective.
 
@@ -102,6 +115,7 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
     output = Path(config.output)
     best: int | None = state.best_step
     if state.best_metric not in (None, config.evaluation.metric):  # a complete run that was started again
+        _check_metric(config, environment.is_main, device)
         console.warn(
             f"evaluation.metric: found {config.evaluation.metric}, and the best checkpoint was chosen by "
             f"{state.best_metric} when the run was made; the last checkpoint is taken"

@@ -11,6 +11,7 @@ from cloze.launch.predict.operation import Row
 from cloze.launch.predict.vectors import Attentions, Embedding
 from cloze.launch.system.pictures import LARGEST_INCHES, colours, new_figure, save
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.untrusted import is_number
 
 _MOST_NAMED = 60  # points with their texts beside them: more would cover each other
 _LONGEST_NAME = 30  # characters of such a text
@@ -84,10 +85,13 @@ class Points:
         """
         if len(self._vectors) < 3:
             raise UserError(f"picture: found {len(self._vectors)} texts, expected at least three to draw")
-        places, shares = principal_components(np.stack(self._vectors))
+        vectors = np.stack(self._vectors)
+        if not np.isfinite(vectors).all():
+            raise UserError("picture: found vectors with numbers that are not finite, expected numbers")
+        places, shares = principal_components(vectors)
         figure = new_figure(9, 7)
         axes = figure.subplots()
-        if self._column is not None and all(_is_number(value) for value in self._values):
+        if self._column is not None and all(map(is_number, self._values)):
             points = axes.scatter(*places.T, c=self._values, cmap="viridis", alpha=0.8)
             figure.colorbar(points, ax=axes, label=self._column)
         else:
@@ -115,10 +119,6 @@ class Points:
         for number, (name, colour) in enumerate(zip(named, colours(len(named)), strict=True)):
             axes.scatter(*places[groups == number].T, color=colour, alpha=0.8, label=name)
         axes.legend(title=self._column, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def principal_components(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -60,6 +60,11 @@ def test_a_run_is_complete_once_its_results_are_written(model, files, tmp_path):
         assert json.loads((tmp_path / "run" / runs.STATUS).read_text())["state"] == "failed"
     said = finish(ForkedRun(words, main=partial(damaged_at_the_end, runs.CONFIG)))
     assert "complete at step 15" in said and "config.yaml was removed or emptied while" in said
+    said = " ".join(finish(ForkedRun([*words, "--evaluation.metric", "loss"])).split())
+    assert "evaluation.metric: found loss, and the best checkpoint was chosen by accuracy when the run was made" in said
+    assert "step 15 of 15, the last one" in said
+    said = finish(ForkedRun([*words, "--evaluation.metric", "f1"]), 2)
+    assert "evaluation.metric: found 'f1', expected one of what is measured here: accuracy, loss" in said
 
 
 def test_confused_classes_and_worst_errors(run):

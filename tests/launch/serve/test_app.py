@@ -181,6 +181,17 @@ def test_a_classifier_of_pairs_refuses_a_single_text(tmp_path):
     assert answer.status_code == 422 and f"inputs.0: {said}" in answer.json()["detail"], answer.text
 
 
+def test_a_classifier_of_single_texts_refuses_pairs(tmp_path):
+    """As a file of "id, tab, text" is: it was trained on no second segment."""
+    folder = save_model(tmp_path, "BertForSequenceClassification", **labels("no", "yes"))
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(described | {"cloze_columns": {"texts": ["review"]}}))
+    model = Predictor.from_folder(folder)
+    assert len(model.classify("the cat")) == 2
+    with pytest.raises(UserError, match=r"found two texts, expected one: the model was trained on single .*review"):
+        model.classify("17", "the cat sat")
+
+
 def test_a_body_without_content_type_is_refused_with_the_header(address):
     body, header = b'{"inputs": ["cat"]}', "send JSON with the header content-type: application/json"
     for kind in ("application/x-www-form-urlencoded", "text/plain"):
