@@ -102,7 +102,7 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
 
 def has_compressed_records(file: str | os.PathLike[str] | IO[bytes]) -> bool:
     """Whether records of a file of torch.save are compressed, as torch writes none: a small one could take all memory.
-    No file of torch.save is none that is: torch says what it is.
+    False for another file, of which torch says what it is.
     """
     if not zipfile.is_zipfile(file):
         return False

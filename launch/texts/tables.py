@@ -211,7 +211,8 @@ def _is_gzip(path: Path) -> bool:
     return path.suffix.lower() == ".gz"
 
 
-# Of a gzip file: of its size, and of any. Texts are packed to a fifth, and a gzip file of one line to a thousandth.
+# Characters of a gzip file: times its size, and of any. Gzip packs texts to a tenth at best, and one letter to a
+# thousandth.
 _MOST_UNPACKED, _MOST_OF_NOTHING = 200, 1 << 24
 
 
@@ -245,7 +246,7 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
                     if (size := size + len(line)) > most:
                         raise UserError(
                             f"{path}: found more than {most:,} characters, {_MOST_UNPACKED} times the size of the "
-                            "file, expected texts, which are packed to a tenth; unpack it"
+                            "file, expected texts, which gzip packs to a tenth at best; unpack it"
                         )
                     if len(line) == LONGEST_LINE:
                         raise UserError(f"{path}: found a line of {LONGEST_LINE:,} characters or more, expected less")
