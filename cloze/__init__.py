@@ -37,7 +37,5 @@ def load(model: str | Path, **options: Any) -> Predictor:
         UserError, ModelError: there is no such model, or something in it is damaged.
     """
     from cloze.launch.predict import Predictor
-    from cloze.launch.pretrained.finding import fetched_run
 
-    fetched_run.cache_clear()  # a run in a store has gone on since an earlier call
     return Predictor.from_hub(model, **options)

@@ -92,15 +92,30 @@ def _why_no_best(metric: str, best: int) -> str:
     return f"no evaluation had a better {metric} than the one at step {best}, which no checkpoint holds"
 
 
-def _check_metric(config: FinetuneConfig, is_main: bool, device: torch.device) -> None:
-    """Raise UserError for a deciding metric that no evaluation of the run has measured. Collective."""
-    lines = read_metrics(Path(config.output)) if is_main else []
-    known = {name.removeprefix("validation/") for line in lines for name in line if name.startswith("validation/")}
-    if not distributed.from_main(config.evaluation.metric in known, device):
-        raise UserError(
-            f"evaluation.metric: found {config.evaluation.metric!r}, expected one of what is measured here: "
-            f"{', '.join(sorted(known))}"
-        )
+def _best_step(config: FinetuneConfig, loop: Loop, process: Process) -> int | None:
+    """The step of the best checkpoint; None, with a warning: there is none, and the last one is taken. Collective.
+
+    Raises:
+        UserError: a complete run was started again with a deciding metric that it has not measured.
+    """
+    state, metric, environment = loop.progress.state, config.evaluation.metric, process.environment
+    if state.best_metric not in (None, metric):
+        lines = read_metrics(Path(config.output)) if environment.is_main else []
+        known = {name.removeprefix("validation/") for line in lines for name in line if name.startswith("validation/")}
+        if not distributed.from_main(metric in known, process.device):
+            raise UserError(
+                f"evaluation.metric: found {metric!r}, expected one of what is measured here: "
+                f"{', '.join(sorted(known))}"
+            )
+        why = f"evaluation.metric: found {metric}, and the best checkpoint was chosen by {state.best_metric} when the "
+        why += "run was made"
+    # Checked by rank 0 only: others may see an outdated shared folder. The evaluation before step 1 is never saved.
+    elif distributed.from_main(state.best_step in loop.checkpoints.steps(), process.device):
+        return state.best_step
+    else:
+        why = _why_no_best(metric, state.best_step)
+    process.console.warn(f"{why}; the last checkpoint is taken")
+    return None
 
 
 def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop: StopRequest) -> bool:
@@ -113,18 +128,7 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
     state, checkpoints = loop.progress.state, loop.checkpoints
     submissions = submission_names(config)
     output = Path(config.output)
-    best: int | None = state.best_step
-    if state.best_metric not in (None, config.evaluation.metric):  # a complete run that was started again
-        _check_metric(config, environment.is_main, device)
-        console.warn(
-            f"evaluation.metric: found {config.evaluation.metric}, and the best checkpoint was chosen by "
-            f"{state.best_metric} when the run was made; the last checkpoint is taken"
-        )
-        best = None
-    # Checked by rank 0 only: others may see an outdated shared folder. The evaluation before step 1 is never saved.
-    elif not distributed.from_main(best in checkpoints.steps(), device):
-        console.warn(f"{_why_no_best(config.evaluation.metric, state.best_step)}; the last checkpoint is taken")
-        best = None
+    best = _best_step(config, loop, process)
     step, weights = read_weights(output, checkpoints.bring(best), console.warn)
     console.say(
         f"measured with the checkpoint of step {step} of {state.step}, "

@@ -35,7 +35,7 @@ from cloze.launch.predict.vectors import (
     WordInContext,
     in_contexts,
 )
-from cloze.launch.pretrained.finding import model_path
+from cloze.launch.pretrained.finding import fetched_run, model_path
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.pretrained.loading import load_model
 from cloze.launch.system.devices import to_device
@@ -85,6 +85,7 @@ class Predictor:
         Raises:
             UserError, ModelError: there is no such model, or as `from_folder`.
         """
+        fetched_run.cache_clear()  # a run in a store may have gone on since an earlier call
         return cls.from_folder(model_path(ModelConfig(model_name(name), **options)))
 
     # ---- one text, or a list ----

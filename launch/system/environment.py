@@ -1,8 +1,10 @@
 """Rank, world size, device and scheduler, read from the environment: the only file that touches os.environ."""
 
+import codecs
 import contextlib
 import ctypes
 import errno
+import locale
 import os
 import re
 import shutil
@@ -32,6 +34,29 @@ LAUNCHERS = {
 # Without these variables the others are ignored: a plain `python` inside an sbatch script sees SLURM_PROCID too, and
 # only srun also sets SLURM_STEP_ID; srun itself may set PMI_RANK.
 _MARKS = {"slurm": "SLURM_STEP_ID", "hydra": "MPI_LOCALRANKID"}
+
+
+def open_standard_streams() -> None:
+    """Open what a wrapper or a daemon has closed (`>&-`) as the null device: the next file that is opened would take
+    its place, and what is printed would be written into it.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
+
+
+def read_and_write_utf8() -> None:
+    """Begin again in Python's UTF-8 mode where the locale has another encoding, as en_US without .UTF-8 on some
+    clusters: what is printed (bars, tokens, other scripts) and read (configurations) is UTF-8. PYTHONUTF8=0 keeps the
+    locale's.
+    """
+    if "PYTHONUTF8" not in os.environ and codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 @dataclass(frozen=True)

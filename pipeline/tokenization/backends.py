@@ -145,17 +145,17 @@ def add_listed_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Field
     Raises:
         UserError: a list can't be read, or gives a token another id than it has behind those before.
     """
-    path, listed = folder / "tokenizer_config.json", config.get("added_tokens_decoder")
+    path, listed, twice = folder / "tokenizer_config.json", config.get("added_tokens_decoder"), False
     try:
         marks = [_added(each if isinstance(each, dict) else {"content": each}, True) for each in _named(config)]
         if listed is None:
             path, special = folder / ADDED_TOKENS, {mark.content for mark in marks}
             ids = _fields_of(path)
             listed = {index(number): {"content": name, "special": name in special} for name, number in ids.items()}
-            if len(listed) < len(ids):
-                raise ValueError("two have the same id")
+            twice = len(listed) < len(ids)
         tokens = sorted(((int(number), _added(token)) for number, token in listed.items()), key=itemgetter(0))
         fault = "" if all(token.content for token in [*marks, *dict(tokens).values()]) else "one has no content"
+        fault = "two have the same id" if twice else fault
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         fault = str(error)
     if fault:

@@ -27,6 +27,7 @@ LEVELS = (
 # Imports of our own inside functions, beside the table of commands, and why each must wait.
 LATE_IMPORTS = {
     ("cloze/__main__.py", "cloze.launch.cli"): "no signal may come before it waits",
+    ("cloze/__main__.py", "cloze.launch.system.environment"): "the same",
     ("cloze/__init__.py", "cloze.launch.predict"): "workers and other floors import the package without torch",
     ("launch/predict/__init__.py", "cloze.launch.predict.predictor"): "the options of commands are read without torch",
     ("launch/predict/vectors.py", "cloze.model.sentence_vectors"): "the options of commands are read without torch",

@@ -33,7 +33,6 @@ TESTED_IN = {
     "launch/training/objective.py": "tests/distributed/test_exactness.py",
     "launch/training/loop.py": "tests/distributed/test_resume.py",
     "launch/training/totals.py": "tests/distributed/test_resume.py",
-    "launch/training/resuming.py": "tests/distributed/test_resume.py",
     "launch/training/recipe.py": "tests/distributed/test_resume.py",
     "launch/training/start.py": "tests/distributed/test_resume.py",
     "launch/training/start_table.py": "tests/distributed/test_precision.py",
