@@ -97,13 +97,13 @@ def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | Non
 
 
 def resume(
-    config: RunConfig,
     step: int,
     checkpoints: CheckpointManager,
     engine: Engine,
     progress: TrainProgress,
     average: WeightAverage | None,
     process: Process,
+    config: RunConfig,
 ) -> None:
     """Go on from a published checkpoint of the run: weights, optimizer states, progress and average. Collective."""
     state, rank_states = checkpoints.load(engine, step)

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -183,10 +184,14 @@ def test_independent_labels_are_a_list_in_the_model_s_order_and_none_is_said(tmp
 def test_columns_by_name(folders, tmp_path, capsys):
     rows = [{"first": "the cat", "second": "sat", "text": "the sky"}]
     path = write(tmp_path / "new.csv", rows)
-    model = Predictor.from_folder(folders / "classifier")
-    asked = ("classify", folders / "classifier", "--file", path)
-    (pair,) = ask(capsys, *asked, "--text_columns", "first", "second")
+    shutil.copytree(folders / "classifier", tmp_path / "others")
+    described = json.loads((tmp_path / "others/config.json").read_text())
+    assert described.pop("cloze_columns") == {"texts": ["review"]}, "it takes no pairs"
+    (tmp_path / "others/config.json").write_text(json.dumps(described))
+    model = Predictor.from_folder(tmp_path / "others")
+    (pair,) = ask(capsys, "classify", tmp_path / "others", "--file", path, "--text_columns", "first", "second")
     assert pair["labels"][0]["score"] == pytest.approx(model.classify("the cat", "sat")[0].score, abs=1e-6)
+    asked = ("classify", folders / "classifier", "--file", path)
     (own,) = ask(capsys, *asked)  # no column `review`, which it has learned from: by the operation's name
     assert own["labels"][0]["score"] == pytest.approx(model.classify("the sky")[0].score, abs=1e-6)
 
