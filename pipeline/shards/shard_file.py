@@ -39,6 +39,7 @@ _UNWRITTEN = b"~"  # not a base64 character
 _BUFFERS_OF_LIST, _BUFFERS_OF_NUMBER = 4, 2  # number of buffers of a column in Arrow's layout: list<number>, number
 _FOOTER_GUESS = 1 << 14  # bytes at the end of a stored shard that usually contain its footer
 _AROUND_FOOTER = 32  # more than the size of Arrow's magic at both ends and the footer's length
+_SIZE = struct.Struct("<q")  # that a compressed buffer begins with
 # Errors of reading a damaged shard.
 BAD = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError, struct.error, MemoryError)
 
@@ -127,7 +128,7 @@ def _column_ends(file: IO[bytes], start: int, end: int) -> list[int]:
     return [start, *places[base :: 2 * _BUFFERS_OF_LIST].tolist(), end]
 
 
-def _buffers(content: bytes) -> tuple[np.ndarray, bool]:
+def _buffers(content: bytes | memoryview) -> tuple[np.ndarray, bool]:
     """Place behind the metadata and size of each buffer of a block, (N, 2), and whether they are compressed; from its
     metadata: a flatbuffer (Arrow's Message.fbs and Schema.fbs).
     """
@@ -159,12 +160,13 @@ def _check_unpacked(block: np.ndarray, mask_set: int | None, most: int) -> None:
     """
     base = _BUFFERS_OF_LIST + _BUFFERS_OF_NUMBER * (len(BASE_COLUMNS) - 1)
     of_masks = 0 if mask_set is None else 2 * _BUFFERS_OF_LIST
-    first, unpacked = base + of_masks * (mask_set or 0), 0
-    (length,) = struct.unpack_from("<I", block.data, 4)
-    buffers, packed = _buffers(block[8 : 8 + length].tobytes())
-    for place, size in buffers[[*range(base), *range(first, first + of_masks)]].tolist() if packed else ():
-        if size >= 8:
-            unpacked += max(0, struct.unpack_from("<q", block.data, 8 + length + place)[0])  # -1: as it is
+    first, unpacked, data = base + of_masks * (mask_set or 0), 0, block.data
+    (length,) = struct.unpack_from("<I", data, 4)
+    buffers, packed = _buffers(data[8 : 8 + length])
+    read = [*buffers[:base].tolist(), *buffers[first : first + of_masks].tolist()] if packed else []
+    for place, size in read:
+        if size >= _SIZE.size:
+            unpacked += max(0, _SIZE.unpack_from(data, 8 + length + place)[0])  # -1: as it is
     if unpacked > most:
         raise ValueError(f"it would have {unpacked:,} bytes, expected at most {most:,} of its samples")
 
