@@ -237,6 +237,12 @@ def parse(
     except RecursionError as error:
         raise UserError(f"cloze {name}: found values that are nested too deep, expected sections of values") from error
     parsed = config(**{field.name: getattr(namespace, field.name) for field in fields(kind)})
+    _check_values(name, parsed)
+    return parsed
+
+
+def _check_values(name: str, parsed: Any) -> None:
+    """Raise UserError for a number that is infinite or none, and for an empty text, in any dataclass of fields."""
     if (wrong := _infinite(parsed)) is not None:
         raise UserError(
             f"cloze {name}: --{wrong}: found a value that is infinite or no number, expected a number; see "
@@ -247,7 +253,6 @@ def parse(
             f"cloze {name}: {unset}: found an empty text, such as an unset variable of the shell gives, expected a "
             f"value; give one, or leave it out; see cloze {name} --help"
         )
-    return parsed
 
 
 def _complete(

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, VECTORS, Answering
+from cloze.launch.pretrained.loading import load_settings
+from cloze.launch.texts.encoding import TRUNCATION, VECTORS, Answering
 from cloze.model.huggingface import InFolders, load_note
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError
@@ -127,9 +128,8 @@ def write_onnx(folder: Path) -> None:
         described |= {name: truncation[name] for name in ("max_length", "words") if name in truncation}
     elif truncation:
         described["truncation"] = truncation
-    elif answering := load_note(folder, ANSWERING):
-        answering = asdict(Answering(**answering))
-        described |= {"max_length": answering["max_length"], "answering": answering}
+    elif answering := load_settings(folder, Answering):
+        described |= {"max_length": answering.max_length, "answering": asdict(answering)}
     if vectors := load_note(folder, VECTORS):  # how last_hidden_state is pooled
         described["vectors"] = vectors
     (folder / DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
