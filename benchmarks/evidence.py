@@ -164,8 +164,6 @@ class Job:
             str(BATCH),
             "--train.micro_batch_size",
             str(BATCH),
-            "--evaluate_every_epochs",
-            "null",
             "--evaluation.every_steps",
             "0",
             "--evaluation.keep_best",

@@ -150,7 +150,6 @@ def run_cloze(folder: Path, settings: dict, turns: Turns) -> None:
             "sst2",
             *(str(folder / name) for name in ("model", "train.tsv", "few.tsv", f"run-{os.getpid()}")),
             epochs=None,
-            evaluate_every_epochs=None,
             train=train,
             checkpoint=CheckpointConfig(every_steps=0),
             evaluation=EvaluationConfig(every_steps=0),

@@ -75,6 +75,21 @@ class FinetuneTrainConfig(TrainConfig):
 
 
 @dataclass(frozen=True)
+class FinetuneEvaluationConfig(EvaluationConfig):
+    """When the run is evaluated on the validation file, and how the results are used."""
+
+    # `for_units` counts them before anything reads them
+    every_steps: int | None = field(default=None, metadata=bounds(at_least=0))  # type: ignore[assignment]
+    """Steps between two evaluations, overriding `evaluate_every_epochs`; 0: only before the first and after the last
+    step; null: as many as `evaluate_every_epochs` gives."""
+    metric: str = AUTO
+    """The `validation/...` curve that decides which evaluation is best: lower is better for losses and errors, higher
+    for everything else; auto: the task's first metric."""
+    keep_best: bool = True
+    """Whether the checkpoint of the best evaluation is saved and kept besides the newest ones."""
+
+
+@dataclass(frozen=True)
 class FinetuneConfig(RunConfig, HubConfig):
     """A fine-tuning run."""
 
@@ -152,7 +167,7 @@ class FinetuneConfig(RunConfig, HubConfig):
     epochs: float | None = field(default=3.0, metadata=bounds(above=0))
     """Passes over the training file; train.max_steps, if given, overrides it."""
     evaluate_every_epochs: float | None = field(default=1.0, metadata=FREE | bounds(above=0))
-    """Epochs between two evaluations; null: evaluation.every_steps applies."""
+    """Epochs between two evaluations; evaluation.every_steps, if given, overrides it."""
     glue_submission: bool = False
     """Whether each test file's predictions are also written in the format of gluebenchmark.com."""
     seeds: int = field(default=1, metadata=FREE | bounds(at_least=1, at_most=1000))
@@ -175,10 +190,8 @@ class FinetuneConfig(RunConfig, HubConfig):
     """Learning rate schedule."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=FREE)
     """When checkpoints are saved, which are kept and how a run resumes."""
-    evaluation: EvaluationConfig = field(
-        default_factory=lambda: EvaluationConfig(metric=AUTO, keep_best=True), metadata=FREE
-    )
-    """When the run is evaluated on the validation file; metric auto: the task's first one."""
+    evaluation: FinetuneEvaluationConfig = field(default_factory=FinetuneEvaluationConfig, metadata=FREE)
+    """When the run is evaluated on the validation file, and how the results are used."""
     monitor: MonitorConfig = field(default_factory=lambda: MonitorConfig(inspect_every_steps=0), metadata=FREE)
     """What is monitored besides the curves, and how often."""
     zero: ZeroConfig = field(default_factory=ZeroConfig, metadata=FREE)
@@ -243,6 +256,8 @@ class FinetuneConfig(RunConfig, HubConfig):
             check_warmup(self)
         elif self.epochs is None:
             raise UserError("epochs: found null without train.max_steps, expected one of them")
+        if self.evaluation.every_steps is None and self.evaluate_every_epochs is None:
+            raise UserError("evaluate_every_epochs: found null without evaluation.every_steps, expected one of them")
 
     def for_task(
         self, task: Task, positions: int, pooling: Literal["pooler", "cls", "mean", "max"] = "pooler"
@@ -254,15 +269,8 @@ class FinetuneConfig(RunConfig, HubConfig):
             pooling: what pools a text's vectors if the configuration does not say.
 
         Raises:
-            UserError: the given length is larger, or leaves no room for a tail; or evaluations are set twice.
+            UserError: the given length is larger, or leaves no room for a tail.
         """
-        every = self.evaluation.every_steps
-        if every != EvaluationConfig.every_steps and self.evaluate_every_epochs is not None:
-            raise UserError(
-                f"evaluation.every_steps: found {every} beside evaluate_every_epochs = "
-                f"{self.evaluate_every_epochs:g}, which sets the same, expected only one of them; add "
-                "--evaluate_every_epochs null"
-            )
         if self.max_length is not None and self.max_length > positions:
             raise UserError(
                 f"max_length: found {self.max_length}, expected at most {positions}, the positions of {self.model}"
@@ -297,7 +305,7 @@ class FinetuneConfig(RunConfig, HubConfig):
         train, evaluation = self.train, self.evaluation
         if train.max_steps is None and self.epochs is not None:  # __post_init__ asks for one of them
             train = replace(train, max_steps=max(1, round(self.epochs * per_epoch)))
-        if self.evaluate_every_epochs is not None:
+        if evaluation.every_steps is None and self.evaluate_every_epochs is not None:  # likewise
             evaluation = replace(evaluation, every_steps=max(1, round(self.evaluate_every_epochs * per_epoch)))
         # The steps say it now, and the run's config.yaml can be given again.
         counted = replace(self, train=train, evaluation=evaluation, evaluate_every_epochs=None)

@@ -111,10 +111,12 @@ class AnswerQuestion(Operation):
 class AnswerConfig(AnswerQuestion, Input):
     """Answer questions from a text; the texts on the command line are the questions."""
 
+    second = "context"
+
     context: str | None = typed_text()
     """Text in which the questions on the command line are answered."""
 
-    def second_text(self) -> str | None:
-        if self.context is None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.text and self.context is None:
             raise UserError("context: found none, expected --context with the text in which the question is answered")
-        return self.context

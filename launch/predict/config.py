@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from cloze.launch.config.model import ModelConfig
-from cloze.launch.predict.operation import Operation, Row
+from cloze.launch.predict.operation import Operation, Row, shown
 from cloze.pipeline.errors import UserError
 
 
@@ -19,6 +19,8 @@ class Input(ModelConfig, Operation):
     """An operation with its model, the source of its texts and the format of its results."""
 
     outputs: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".parquet", ".jsonl")
+    second: ClassVar[str | None] = None
+    """The field with the second text of all pairs on the command line."""
 
     text: list[str] = field(default_factory=list, metadata={"typed_text": True})
     """Texts; without any (and without --file) standard input is read."""
@@ -45,7 +47,12 @@ class Input(ModelConfig, Operation):
                 f"file: found {self.file} beside texts on the command line, expected one of them",
             ),
             (
-                self.text_columns and not self.file,
+                self.second_text is not None and not self.text,
+                f"{self.second}: found {shown(self.second_text)} without texts on the command line, expected none: the "
+                "rows of a file or of standard input bring theirs, behind a tab or in a column",
+            ),
+            (
+                self.text_columns and self.file in (None, "-"),
                 f"text_columns: found {', '.join(self.text_columns)} without a table, expected none; name the table "
                 "with --file",
             ),
@@ -58,30 +65,21 @@ class Input(ModelConfig, Operation):
                 raise UserError(said)
 
     def given(self) -> Iterator[Row]:
-        """The texts of the command line.
-
-        Raises:
-            UserError: a text is missing.
-        """
-        pair = self.second_text()
+        """The texts of the command line."""
         for number, text in enumerate(self.text, 1):
-            yield Row(text, pair, "text" if len(self.text) == 1 else f"text {number}")
+            yield Row(text, self.second_text, "text" if len(self.text) == 1 else f"text {number}")
 
+    @property
     def second_text(self) -> str | None:
-        """The second text of all pairs on the command line; None: no pairs.
-
-        Raises:
-            UserError: the operation needs one and has none.
-        """
-        return None
+        """The second text of all pairs on the command line; None: no pairs."""
+        return None if self.second is None else getattr(self, self.second)
 
 
 @dataclass(frozen=True)
 class PairInput(Input):
     """Texts that may be pairs."""
 
+    second = "pair"
+
     pair: str | None = typed_text()
     """Second text for each text on the command line."""
-
-    def second_text(self) -> str | None:
-        return self.pair

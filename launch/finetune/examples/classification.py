@@ -252,6 +252,11 @@ class ClassExamples(TextExamples):
                 f"{table.path}: found {len(labels)} label in column {targets[0]!r}, expected at least two; "
                 "list them with --labels, or take a task of numbers"
             )
+        if len(labels) > 2 and "f1" in task.metrics:
+            raise UserError(
+                f"labels: found {len(labels)}, expected the two classes of {targets[0]}, of whose second one the task's f1 "
+                "is; take the task classification or pair-classification"
+            )
         return HeadConfig(labels, "single_label", pooling=pooling)
 
     def _target(self, row: Row) -> int:

@@ -14,11 +14,14 @@ def test_steps_of_warmup_are_compared_with_the_steps_that_epochs_make():
         config.for_units(3200)
 
 
-def test_evaluations_by_steps_beside_epochs_are_refused():
-    field, epochs = "evaluation.every_steps", "evaluate_every_epochs"
-    with pytest.raises(UserError, match=f"{field}: found 77 beside {epochs} = .*; add --{epochs} null"):
-        config_of(f"--{field}", "77").for_task(find_task("sst2"), 512)
-    config_of(f"--{field}", "77", f"--{epochs}", "null").for_task(find_task("sst2"), 512)
+@pytest.mark.parametrize("steps", [0, 77, 500])
+def test_evaluations_by_steps_win_over_epochs(steps):
+    """500 is what pretraining has without an option."""
+    counted = config_of("--evaluation.every_steps", str(steps)).for_units(32_000)
+    assert counted.evaluation.every_steps == steps
+    assert config_of("--evaluate_every_epochs", "0.5").for_units(32_000).evaluation.every_steps == 500
+    with pytest.raises(UserError, match="evaluate_every_epochs: found null without evaluation.every_steps"):
+        config_of("--evaluate_every_epochs", "null")
 
 
 @pytest.mark.parametrize("steps", [77, 1000])

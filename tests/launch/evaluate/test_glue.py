@@ -27,7 +27,7 @@ def test_fine_tuning_with_seeds(tmp_path, capsys, monkeypatch):
         )
     short = tmp_path / "short.yaml"
     short.write_text(
-        "epochs: 1\nevaluate_every_epochs: null\nmax_length: 32\n"
+        "epochs: 1\nevaluation: {every_steps: 0}\nmax_length: 32\n"
         "train: {global_batch_size: 8, micro_batch_size: 8, precision: fp32}\n"
     )
     arguments = [

@@ -249,7 +249,20 @@ def test_refusals_name_the_record(folders, tmp_path, capsys):
     assert "expected 'c' and 'd'" in line
     pq.write_table(pa.table({"review": ["a", None]}), path := tmp_path / "new.parquet")
     assert "row 2: found None in column 'review', expected a text" in refused(capsys, *asked, path)
-    assert "--file" in refused(capsys, "classify", folders / "classifier", "a", "--text_columns", "b")
+    for texts in (("a",), ("--file", "-"), ()):
+        assert "--file" in refused(capsys, "classify", folders / "classifier", *texts, "--text_columns", "b")
+
+
+@pytest.mark.parametrize("texts", [(), ("--file", "-"), ("--file", "new.csv")])
+def test_a_second_text_for_the_command_line_is_not_ignored_beside_rows(folders, capsys, texts):
+    for operation, model, option in (
+        ("classify", "classifier", "pair"),
+        ("embed", "classifier", "pair"),
+        ("answer", "answerer", "context"),
+    ):
+        line = refused(capsys, operation, folders / model, *texts, f"--{option}", "the mat")
+        assert f"{option}: found 'the mat' without texts on the command line, expected none" in line
+    assert "context: found none" in refused(capsys, "answer", folders / "answerer", "who sat?")
 
 
 @pytest.mark.parametrize("name", ["new.txt", "new.jsonl", "new.jsonl.gz", "new.csv"])

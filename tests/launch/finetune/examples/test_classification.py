@@ -464,6 +464,12 @@ LINES = {
         ("--labels", "a"),
         ("labels: found a alone, expected at least two; name all classes",),
     ),
+    "three classes of F1": (
+        "mrpc",
+        ['{"#1 String": "w", "#2 String": "w", "Quality": "0"}'],
+        ("--labels", "0", "1", "2"),
+        ("labels: found 3, expected the two classes of Quality", "pair-classification"),
+    ),
     "not in the list": (
         "classification",
         ['{"text": "w", "label": "a"}', '{"text": "w", "label": "c"}'],
