@@ -230,6 +230,11 @@ class FinetuneConfig(RunConfig, HubConfig):
                 "may change from step to step",
             ),
             (
+                self.unfreeze_every_epochs is not None and self.optimizer.name == "stable_adamw",
+                "unfreeze_every_epochs: found optimizer.name stable_adamw, expected another: it counts steps of all "
+                "layers together; take adamw",
+            ),
+            (
                 self.freeze == "encoder" and stage == 3,
                 "freeze: found encoder at zero.stage 3, expected stage 0 to 2: what learns is too small to be "
                 "partitioned",

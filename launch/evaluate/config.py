@@ -1,12 +1,20 @@
 """The fields of `cloze evaluate`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from cloze.launch.config.model import ModelConfig
+from cloze.launch.parsing.fields import shown
 from cloze.launch.system.pictures import check_ending
 from cloze.pipeline.bounds import bounds, check_bounds
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import refuse
+
+_FOR_SUITES = {
+    ("blimp",): ("picture",),
+    ("lines",): ("max_length",),
+    ("blimp", "lines"): ("every_checkpoint", "precision", "every_nth", "score", "masked"),
+    ("glue",): ("seeds", "random_weights", "finetune_config", "output"),
+}
 
 
 @dataclass(frozen=True)
@@ -59,38 +67,32 @@ class EvaluateConfig(ModelConfig):
     def __post_init__(self) -> None:
         check_bounds("", self)
         check_ending("picture", self.picture)
-        glue, causal = self.suite == "glue", self.score == "causal"
-        for wrong, said in (
+        usual = {each.name: each.default for each in fields(self)}
+        refuse(
             (not self.data, "data: found none, expected the texts of the suite; give --data FOLDER"),
             (
                 self.every_checkpoint and (self.step is not None or self.json or self.picture),
                 "every_checkpoint: found true with step, json or picture, expected it alone: results are "
                 "written to RUN/evaluate-SUITE",
             ),
-            (
-                self.picture and self.suite != "blimp",
-                f"picture: found {self.picture} with suite {self.suite}, expected none: only blimp has one",
+            *(
+                (
+                    self.suite not in suites and getattr(self, name) != usual[name],
+                    f"{name}: found {shown(getattr(self, name))} with suite {self.suite}, expected none: it is for "
+                    f"{' and '.join(suites)}",
+                )
+                for suites, names in _FOR_SUITES.items()
+                for name in names
             ),
             (
-                glue and self.output is None,
+                self.suite == "glue" and self.output is None,
                 "output: found none with suite glue, expected a folder for the fine-tuning runs",
             ),
             (
-                causal and self.masked,
+                self.score == "causal" and self.masked,
                 f"score: found causal with masked {self.masked}, expected pseudo: nothing is masked for a causal score",
             ),
-            (causal and glue, "score: found causal with suite glue, expected pseudo: glue has none"),
-            (
-                self.random_weights and not glue,
-                f"random_weights: found true with suite {self.suite}, expected false: only glue trains from them",
-            ),
-            (
-                glue and self.every_checkpoint,
-                "every_checkpoint: found true with suite glue, expected false: name a checkpoint with step",
-            ),
-        ):
-            if wrong:
-                raise UserError(said)
+        )
 
     @property
     def hidden(self) -> Literal["token", "rest_of_word", "later"]:

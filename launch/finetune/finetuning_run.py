@@ -15,7 +15,7 @@ from cloze.launch.engine.engine import Engine
 from cloze.launch.finetune.examples.base import ExampleStream
 from cloze.launch.finetune.features import encode_once
 from cloze.launch.finetune.job import Job, read_job
-from cloze.launch.finetune.models import freeze, start_model, unfreezing
+from cloze.launch.finetune.models import freeze, share_of_backward, start_model, unfreezing
 from cloze.launch.finetune.reporting import Evaluation, report, where
 from cloze.launch.pretrained.origin import keep_origin
 from cloze.launch.run.metrics import MetricsWriter
@@ -146,10 +146,13 @@ class Finetuning(Recipe):
         return {"model_step": self._model_step}
 
     def flops(self, micro_batch: MicroBatch) -> float:
-        """Model FLOPs of a micro-batch, from its real lengths; heads are neglected (below a thousandth)."""
+        """Model FLOPs of a micro-batch, from its real lengths; heads are neglected (below a thousandth). A third is the
+        forward of all layers, the rest the backward of those that it goes through.
+        """
         if "features" in micro_batch:
             return 0.0
-        return training_flops(self._model.config, replace(TokenCounts.of_micro_batch(micro_batch), masked=0))
+        whole = training_flops(self._model.config, replace(TokenCounts.of_micro_batch(micro_batch), masked=0))
+        return whole * (1 + 2 * share_of_backward(self._model)) / 3
 
     def open_stream(self, state: TrainState, process: Process) -> AbstractContextManager[Iterator[RankBatch]]:
         """This rank's batches from the state's position on."""

@@ -101,6 +101,17 @@ def freeze(model: BertPreTrained, what: str) -> None:
         module.requires_grad_(False)
 
 
+def share_of_backward(model: BertPreTrained) -> float:
+    """Share of the encoder's layers that a backward goes through: down to the lowest part that learns."""
+    encoder = model.bert
+    parts = [encoder.embeddings, *encoder.encoder.layers]
+    frozen = 0
+    while frozen < len(parts) and not any(parameter.requires_grad for parameter in parts[frozen].parameters()):
+        frozen += 1
+    layers = len(parts) - 1
+    return min(layers, len(parts) - frozen) / layers
+
+
 def unfreezing(stream: Iterator[RankBatch], model: BertPreTrained, step: int, steps_each: int) -> Iterator[RankBatch]:
     """The same batches. Before each, layers are unfrozen from the top: none at first, one more every `steps_each`
     steps, the embeddings last (Howard and Ruder 2018, section 3.3). A function of the step only.

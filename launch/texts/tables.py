@@ -366,6 +366,9 @@ def _read_json_lines(path: Path) -> Iterator[Row]:
         yield Row(values, f"{path}: row {number}")
 
 
+_ROWS_AT_ONCE = 64  # of a Parquet file, in which many rows may share one long text that is stored once
+
+
 def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[Row]:
     import pyarrow as pa
     from pyarrow import parquet
@@ -379,7 +382,7 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[Row]:
 
     def values() -> Iterator[Fields]:
         with readable(), file:
-            for batch in file.iter_batches():
+            for batch in file.iter_batches(_ROWS_AT_ONCE):
                 yield from batch.to_pylist()
 
     with readable():

@@ -48,6 +48,8 @@ class Extension:
     words: int
     tokens_before: int
     tokens_after: int
+    unknown: list[str]
+    """Words that the old tokenizer has no pieces for, the most frequent first: no merge mends them."""
 
 
 def tokenizer_to_extend(path: str) -> Tokenizer:
@@ -102,12 +104,14 @@ def extend(old: Tokenizer, counts: dict[str, int], add: int, min_frequency: int,
     """
     content = json.loads(old.as_given().to_str())
     kind = content["model"]["type"]
-    words = _cut(old, counts)
+    words, unknown = _cut(old, counts)
     merges = _Merges(words, content["model"].get("continuing_subword_prefix") or "", set(old.tokens))
     wanted = add if kind == "BPE" else add + add // 4 + 8  # the model may not choose some of them
     merges.learn(wanted, min_frequency, steps_stay=kind == "BPE")
     chosen = merges.chosen(wanted, min_frequency, steps_stay=kind == "BPE")
-    nothing = f"input: found no pieces that stand together {min_frequency} times, expected some to add; give more text"
+    nothing = f"input: found no pieces that stand together {min_frequency} times, expected some to add; " + (
+        said_of_unknown(unknown) if unknown else "give more text"
+    )
     if not chosen:
         raise UserError(nothing)
     before = sum(len(pieces) * count for pieces, count in words)
@@ -123,20 +127,34 @@ def extend(old: Tokenizer, counts: dict[str, int], add: int, min_frequency: int,
     added = [Added(token.token, used[token.token], token.pieces) for token in chosen]
     added.sort(key=lambda token: (-token.saved, token.token))
     after = sum(used.values())
-    extension = Extension(new, added, sum(count for _, count in words), before, after)
+    extension = Extension(new, added, sum(count for _, count in words), before, after, unknown)
+    (output / ADDED).unlink(missing_ok=True)  # of an earlier one
     copy_tokenizer(new, output)
     publish_text(output / ADDED, _listed(added))
     return extension
 
 
-def _cut(old: Tokenizer, counts: dict[str, int]) -> list[tuple[list[str], int]]:
-    """The words, cut by the old model, without those that have unknown parts: no merge can mend these."""
-    model, unknown, cut = old.backend.model, old.special_tokens.unknown, []
+def said_of_unknown(words: list[str]) -> str:
+    """A sentence about words that can't be added."""
+    few = ", ".join(map(repr, words[:3])) + (", ..." if len(words) > 3 else "")
+    return (
+        f"{len(words):,} different words have characters that the tokenizer lacks ({few}): they stay unknown; train a "
+        "new vocabulary for them"
+    )
+
+
+def _cut(old: Tokenizer, counts: dict[str, int]) -> tuple[list[tuple[list[str], int]], list[str]]:
+    """The words, cut by the old model, and those that have unknown parts, the most frequent first."""
+    model, unknown = old.backend.model, old.special_tokens.unknown
+    cut: list[tuple[list[str], int]] = []
+    lacking: list[str] = []
     for word, count in counts.items():
         pieces = model.tokenize(word)
-        if pieces and all(piece.id != unknown for piece in pieces):
+        if any(piece.id == unknown for piece in pieces):
+            lacking.append(word)
+        elif pieces:
             cut.append(([piece.value for piece in pieces], count))
-    return cut
+    return cut, sorted(lacking, key=lambda word: (-counts[word], word))
 
 
 class _Merges:

@@ -122,8 +122,9 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
             why = f" (configured {expected:.0%}; the end of a document that is one sentence can only get a random B)"
         rows.append((f"{name} second segments", f"{share:.1%} of {pairs:,}{why}"))
     masking = manifest.masking
-    if masked := total(manifest, "masked"):
-        shares = [total(manifest, f"masked_{name}") / masked for name in HOW_MASKED]
+    if manifest.mask_sets:
+        masked = total(manifest, "masked")
+        shares = [total(manifest, f"masked_{name}") / max(1, masked) for name in HOW_MASKED]
         rows.append(
             (
                 "masked",

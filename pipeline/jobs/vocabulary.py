@@ -21,7 +21,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from cloze.pipeline.config import PrepareConfig, VocabularyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.executors import open_executor, run_tasks
-from cloze.pipeline.jobs.extending import ADDED, Extension, extend, tokenizer_to_extend
+from cloze.pipeline.jobs.extending import ADDED, Extension, extend, said_of_unknown, tokenizer_to_extend
 from cloze.pipeline.progress import SILENT, Progress
 from cloze.pipeline.readers import plan, read
 from cloze.pipeline.readers.files import Segment
@@ -93,6 +93,7 @@ def train_vocabulary(config: PrepareConfig, progress: Progress = SILENT) -> Toke
     add_special_tokens(backend, names)
     tokenizer = Tokenizer(backend, {role: names[role] for role in sorted(names)}, output)
     with readable_errors(output):
+        (output / ADDED).unlink(missing_ok=True)  # of an earlier vocabulary that was extended
         tokenizer.save(output)
     progress.advance(1, 0, 0)
     if tokenizer.vocab_size > config.vocab_size:
@@ -134,6 +135,8 @@ def extend_vocabulary(config: PrepareConfig, progress: Progress = SILENT) -> Ext
             f"{len(extension.added)} tokens were added, not {config.vocabulary.add}: the text has no more that occur "
             f"{config.vocabulary.min_frequency} times"
         )
+    if extension.unknown:
+        progress.note(said_of_unknown(extension.unknown))
     return extension
 
 
@@ -150,6 +153,8 @@ def _check_there(output: Place) -> None:
 def _counted(config: PrepareConfig, output: Place, progress: Progress) -> dict[str, int]:
     """Counts of the words of the input; alone in the output folder."""
     _, tasks = plan(config, progress.note)
+    if any(source.weight != 1.0 for source in config.all_sources):
+        progress.note("the words of each document are counted once: weights of sources are for `cloze prepare`")
     with alone(output, output / _LOCK, progress.note):
         try:
             counts = _count_all(config, tasks, progress)

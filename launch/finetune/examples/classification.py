@@ -254,8 +254,8 @@ class ClassExamples(TextExamples):
             )
         if len(labels) > 2 and "f1" in task.metrics:
             raise UserError(
-                f"labels: found {len(labels)}, expected the two classes of {targets[0]}, of whose second one the task's f1 "
-                "is; take the task classification or pair-classification"
+                f"labels: found {len(labels)}, expected the two classes of {targets[0]}: the task's f1 is that of the "
+                "second one; take the task classification or pair-classification"
             )
         return HeadConfig(labels, "single_label", pooling=pooling)
 

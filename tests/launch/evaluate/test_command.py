@@ -184,6 +184,12 @@ def test_what_cannot_be_measured_is_said_in_one_line(model, run, tmp_path, capsy
         ([str(run / "run"), "--data", str(run / "pairs"), "--step", "3"], "no good checkpoint of step 3"),
         ([str(model), "--data", str(run / "pairs"), "--every_checkpoint", "true"], "which is no run of pretraining"),
         ([str(model), "--data", str(run / "pairs"), "--random_weights", "true"], "random_weights: found true with"),
+        (
+            [str(model), "--data", str(run / "pairs"), "--output", "x"],
+            "output: found x with suite blimp, expected none",
+        ),
+        ([str(model), "--suite", "lines", "--data", "x", "--seeds", "9"], "seeds: found 9 with suite lines"),
+        (["m", "--suite", "glue", "--data", "x", "--every_nth", "2"], "every_nth: found 2 with suite glue"),
     ):
         assert main(["evaluate", *arguments]) == 2
         error = capsys.readouterr().err

@@ -10,12 +10,14 @@ import torch
 
 from cloze.launch.commands import parse
 from cloze.launch.finetune.job import read_examples
-from cloze.launch.finetune.models import start_model
+from cloze.launch.finetune.models import freeze, share_of_backward, start_model, unfreezing
 from cloze.launch.finetune.tasks import find_task
+from cloze.launch.pretrained.loading import load_model
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.metrics_file import read_metrics
 from tests.launch.finetune.running import finetune
 from tests.launch.finetune.small import GOOD, sentence, sentiment, write_tsv
+from tests.launch.tiny_models import save_model
 from tests.launching import weights
 
 PAIR = ("index", "sentence1", "sentence2")
@@ -111,3 +113,14 @@ def test_patience_ends_a_run_and_the_best_by_a_named_metric_is_reported(model, t
     assert results["steps"] == steps[-1] == steps[lowest + 3] < 60 * 6
     assert results["validation"]["loss"] == pytest.approx(losses[lowest], abs=1e-5)
     assert "not better in 3 evaluations since" in said
+
+
+def test_flops_count_no_backward_below_the_lowest_layer_that_learns(tmp_path):
+    model = load_model(save_model(tmp_path / "model", "BertForSequenceClassification")).model
+    layers = len(model.bert.encoder.layers)
+    assert share_of_backward(model) == 1.0
+    for kept in range(layers, -1, -1):
+        freeze(model, f"below_{kept}")
+        assert share_of_backward(model) == kept / layers
+    found = [share_of_backward(model) for _ in unfreezing(iter([None] * (layers + 2)), model, step=0, steps_each=1)]
+    assert found == [*(number / layers for number in range(layers + 1)), 1.0]

@@ -151,6 +151,16 @@ def test_the_command_lists_what_it_adds(tmp_path, capsys):
     assert all(int(saved) == int(count) * (len(pieces.split()) - 1) for _, saved, count, pieces in rows[1:])
     assert main(words) == 2
     assert "vocabulary.add: found 0, expected at least 1 with extend, else 0" in capsys.readouterr().err
+    assert main(["vocab", "--input", *given.input, "--output", given.output, "--vocab_size", "80"]) == 0
+    assert not (tmp_path / "new" / ADDED).exists(), "it is another vocabulary's"
+
+
+def test_words_with_characters_that_the_tokenizer_lacks_are_said(tmp_path):
+    given = config(tmp_path, "Chinese WordPiece")
+    (tmp_path / "in.txt").write_text("ωμ ωμ ωμ βήτ βήτ")
+    said = r"2 different words have characters that the tokenizer lacks \('ωμ', 'β.*'\)"
+    with pytest.raises(UserError, match=f"no pieces that stand together 2 times, expected some to add; {said}"):
+        extend_vocabulary(given)
 
 
 @pytest.mark.parametrize(

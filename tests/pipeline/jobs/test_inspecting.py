@@ -57,6 +57,14 @@ def test_masks_drawn_at_load_time_are_shown_as_configured(tmp_path):
     assert row == "at load time, 30% of the tokens (token), of which 70% mask, 10% random, 20% kept"
 
 
+def test_stored_sets_of_hardly_any_masks_are_shown_as_stored(tmp_path):
+    path = corpus.write_jsonl(tmp_path / "a.jsonl", corpus.documents(3))
+    rare = MaskingConfig(selection="independent", rate=1e-9)
+    prepare(corpus.config(tmp_path, [path], masking=rare))
+    (row,) = [value for name, value in inspect(InspectConfig(str(tmp_path / "data"))).facts if name == "masked"]
+    assert re.fullmatch(r"0.00% of the tokens \(token\), of these .*; \d+ mask sets", row)
+
+
 def test_masks_are_seen_by_colour_on_a_terminal_and_as_plain_text_elsewhere(data, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("NO_COLOR", "FORCE_COLOR"):
