@@ -533,8 +533,11 @@ def _found(name: str, weights: StateDict) -> str:
 def check_finite(weights: StateDict, source: str) -> None:
     """Raise ModelError for weights with NaN or infinity."""
     for name, tensor in weights.items():
-        # A tensor with NaN has NaN as minimum and maximum, so one pass without a copy is enough.
-        if tensor.is_floating_point() and tensor.numel() and not torch.stack(tensor.float().aminmax()).isfinite().all():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        # A tensor with NaN has NaN as minimum and maximum, so one pass is enough, of 16 bits and more without a copy.
+        numbers = tensor if tensor.element_size() > 1 else tensor.float()
+        if not torch.stack(numbers.aminmax()).isfinite().all():
             raise ModelError(
                 f"{source}: found {name} with numbers that are not finite, expected a model whose "
                 "training went well; take an earlier checkpoint, or fetch the model again"

@@ -87,7 +87,7 @@ def fine_tune(
         for start, (part, model) in starts.items()
     }
     runs_of = {each: list(checked_runs(own)) for each, own in configs.items()}
-    planned = {each: written(of_task) for each, of_task in runs_of.items()}
+    planned = {each: written(Path(configs[each].output), of_task) for each, of_task in runs_of.items()}
     steps = sorted({str(own.model_step) for of_task in runs_of.values() for _, own in of_task if own.model_step})
     if steps:  # that of runs that lie there, although there may be a newer one now
         console.say(f"{folder}: fine-tuned from its checkpoint of step {', '.join(steps)}")

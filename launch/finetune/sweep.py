@@ -46,7 +46,7 @@ def sweep(config: FinetuneConfig) -> int:
 
 def plan(config: FinetuneConfig) -> list[Run]:
     """All runs; the configuration of each is written beside its folder after all inputs were read."""
-    return written(checked_runs(config))
+    return written(Path(config.output), checked_runs(config))
 
 
 def configured(words: list[str]) -> FinetuneConfig:

@@ -183,7 +183,7 @@ def warn_of_other_weights(planned: list[PretrainingRun], console: Console) -> No
 
 def plan(config: SweepConfig) -> list[PretrainingRun]:
     """All runs; the configuration of each is written beside its folder after all were checked."""
-    return written(_planned(config))
+    return written(Path(config.output), _planned(config))
 
 
 def _planned(config: SweepConfig) -> Iterator[tuple[PretrainingRun, PretrainConfig]]:

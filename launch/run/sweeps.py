@@ -250,15 +250,22 @@ def command_of(words: Sequence[str], output: Path) -> list[str]:
     return [sys.executable, "-m", "cloze", *words, "--config", str(file_of(output))]
 
 
-def written(planned: Iterable[tuple[AnyRun, RunConfig]]) -> list[AnyRun]:
+def written(sweep: Path, planned: Iterable[tuple[AnyRun, RunConfig]]) -> list[AnyRun]:
     """Write the configuration of each run beside its folder.
 
     Args:
+        sweep: folder of all of them.
         planned: runs and their configurations; nothing is written before all of them have been given, and so checked.
 
     Raises:
-        UserError: two runs have the same folder, or the same settings in other words, as 1e-3 and 0.001.
+        UserError: two runs have the same folder, or the same settings in other words, as 1e-3 and 0.001; or the sweep's
+            folder is that of a single run, whose results and status the sweep's would replace.
     """
+    if (sweep / runs.CONFIG).exists():
+        raise UserError(
+            f"output: found {sweep}, the folder of a single run ({runs.CONFIG}), expected a new one or that of this "
+            "sweep; choose another --output"
+        )
     texts: dict[Path, str] = {}
     names: dict[str, str] = {}
     checked: list[AnyRun] = []

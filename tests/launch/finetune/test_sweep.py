@@ -192,6 +192,14 @@ def test_settings_that_are_the_same_in_other_words_are_refused(model, files, tmp
     assert not (tmp_path / "sweep").exists()
 
 
+def test_a_single_run_keeps_its_results_before_a_sweep_into_its_folder(model, files, tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("of a run")
+    (tmp_path / "results.json").write_text("of that run")
+    assert main(arguments("sst2", model, *files, tmp_path, "--seeds", 2)) == 2
+    assert "the folder of a single run (config.yaml), expected a new one" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"config.yaml", "results.json"}
+
+
 def test_settings_are_compared_on_one_file(model, files, tmp_path, capsys):
     assert (
         main(arguments("sst2", model, *files, tmp_path / "sweep", "--grid", f"validation={files[0]},{files[1]}")) == 2
