@@ -108,10 +108,16 @@ def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> N
     """
     folder = Path(config.output)
     shown = shown or str(folder)
-    if not folder.exists() or (folder.is_dir() and not _entries(folder) - _BEFORE_CONFIG):
-        return  # an interrupted start leaves only these
+    if not folder.exists():
+        return
+    entries = _entries(folder) if folder.is_dir() else set()
+    # A start holds the lock before it writes here, but for heartbeats: without it such names are a user's files. A run
+    # in a store has fetched them.
+    foreign = entries - (_BEFORE_CONFIG if LOCK in entries or is_url(shown) else {HEARTBEATS})
+    if folder.is_dir() and not foreign:
+        return  # an interrupted start
     if not (folder / CONFIG).is_file():
-        where = folder / min(_entries(folder) - _BEFORE_CONFIG) if folder.is_dir() else folder
+        where = folder / min(foreign) if foreign else folder
         raise UserError(
             f"output: found {shown} with files that are not a run's ({where}), expected a new "
             "folder or an earlier part of this run; choose another --output"

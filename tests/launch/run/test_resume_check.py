@@ -27,3 +27,14 @@ def test_optimizer_states_of_bf16_do_not_become_others_where_they_are_divided(be
     check_folder(parse("pretrain", [*words, "--train.precision", after, "--zero.stage", "0"]), {})
     if before == "fp32":
         check_folder(parse("pretrain", [*words, "--train.precision", "autocast"]), {})
+
+
+@pytest.mark.parametrize("name", ["data.json", "deepspeed.json", "status.json"])
+def test_files_of_a_user_with_a_run_s_names_are_refused(tmp_path, name):
+    """An interrupted start has left its lock beside them."""
+    words = ["--data", "d", "--output", str(tmp_path)]
+    (tmp_path / name).write_text("[]")
+    with pytest.raises(UserError, match=f"found .* with files that are not a run's .*{name}"):
+        check_folder(parse("pretrain", words), {})
+    (tmp_path / ".lock").write_text("")
+    check_folder(parse("pretrain", words), {})
