@@ -20,7 +20,15 @@ from cloze.model.attention import (
 )
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.convolution import neighbours
-from cloze.model.dropout import DropoutKey, draw_seed, row_bits
+from cloze.model.dropout import (
+    AFTER_ATTENTION,
+    AFTER_CROSS_ATTENTION,
+    AFTER_FEED_FORWARD,
+    IN_CONVOLUTION,
+    DropoutKey,
+    draw_seed,
+    row_bits,
+)
 from cloze.model.embeddings import Embeddings, check_length, rotary_tables
 from cloze.model.encoder import Context, Encoder, EncoderOutput
 from cloze.model.heads import NO_LABEL, MaskedLanguageModelHead, NextSentenceHead, Pooler, class_losses
@@ -223,9 +231,10 @@ class BertModel(InFolders):
         layers = self.config.num_hidden_layers
         if seed is None or not self.config.drops_hidden:
             return [None] * (1 + layers)
-        places: list[tuple[int, ...]] = [(0, 1, 2) if attends_across else (0, 2)] * layers
+        across = (AFTER_CROSS_ATTENTION,) if attends_across else ()
+        places: list[tuple[int, ...]] = [(AFTER_ATTENTION, *across, AFTER_FEED_FORWARD)] * layers
         if self.config.convolution_size:
-            places[0] += (6,)
+            places[0] += (IN_CONVOLUTION,)
         keys = [DropoutKey(seed, layer + 1).at(place) for layer in range(layers) for place in places[layer]]
         # The embeddings' bits are there three times: if the first layer's were the second row, its storage offset would
         # equal the number of tokens; dynamo would specialize on that and compile the other layers again.

@@ -29,6 +29,11 @@ _STEP, _FIRST, _SECOND = map(_signed, (0x9E3779B1, 0x7FEB352D, 0x846CA68B))
 _CHUNK_PAIRS = {False: 1 << 16, True: None}
 _ONE = {torch.bfloat16: 0x3F80, torch.float16: 0x3C00}  # the bits of 1.0
 
+# Places of masks in a layer (`DropoutKey.at`), each of its own number: equal ones would drop the same elements. The
+# embeddings (layer 0) and the heads (after the last layer) have one place each, 0.
+AFTER_ATTENTION, AFTER_CROSS_ATTENTION, AFTER_FEED_FORWARD = 0, 1, 2
+IN_ATTENTION, IN_CROSS_ATTENTION, IN_DISTANCES, IN_CONVOLUTION = 3, 4, 5, 6
+
 
 class DropoutKey(NamedTuple):
     """Key of one layer's masks; None instead of a key: no dropout."""

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from cloze.model.attention import KERNELS, Layout, RelativeBias, leave_graphs
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.convolution import Convolution, Neighbours
-from cloze.model.dropout import DropoutKey, keep_masks, keep_scale
+from cloze.model.dropout import IN_ATTENTION, IN_CROSS_ATTENTION, IN_DISTANCES, DropoutKey, keep_masks, keep_scale
 from cloze.model.embeddings import encoder_norm, rotate_packed
 from cloze.model.relative import Distances, Positions, RelativeTerms
 from cloze.model.residual_linear import branch
@@ -414,9 +414,10 @@ class Encoder(nn.Module):
             bits = bits[:, : len(read)]
         seeds: tuple[int | None, int | None] = (None, None)
         if key is not None and self.config.attention_probs_dropout_prob:
-            seeds = key.at(3), key.at(4)
+            seeds = key.at(IN_ATTENTION), key.at(IN_CROSS_ATTENTION)
         if key is not None and context.distances is not None:
-            context = context._replace(distances=context.distances.dropped(self.config.hidden_dropout_prob, key.at(5)))
+            distances = context.distances.dropped(self.config.hidden_dropout_prob, key.at(IN_DISTANCES))
+            context = context._replace(distances=distances)
         result: tuple[Tensor, Tensor | None, Tensor | None] = layer(hidden, context, bits, seeds, head_mask, read)
         return result
 
