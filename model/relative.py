@@ -47,10 +47,8 @@ class RelativeEmbedding(nn.Module):
         """The distances of `length` tokens, whose vectors are computed with in `dtype`."""
         device = self.table.weight.device
         furthest = self._furthest(length - 1)
-        first, last = (
-            max(-furthest, -self.span),
-            min(furthest, self.span - 1),
-        )  # the table has one more before than after
+        # The table has one more before than after.
+        first, last = max(-furthest, -self.span), min(furthest, self.span - 1)
         buckets = self._bucket(torch.arange(1 - length, length, device=device)).clamp(first, last)
         rows = self.norm(self.table(torch.arange(first + self.span, last + self.span + 1, device=device)))
         return Distances(rows.to(dtype), buckets - first)
@@ -105,7 +103,6 @@ class RelativeTerms(nn.Module):
         self.terms = config.relative_terms
         self.heads, self.scale = config.num_attention_heads, config.score_scale
         width = config.hidden_size
-        self.head_size = config.head_size
         self.projection = nn.Linear(width, len(self.terms) * width) if config.relative_projections else None
         self.stacked = {"projection": [width] * len(self.terms)}
 
