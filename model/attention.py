@@ -258,31 +258,6 @@ def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
     return torch.exp2(torch.cat((exponents, between)))
 
 
-# Distance in tokens from which on all are of one class in T5 (arXiv 1910.10683) and MPNet (arXiv 2004.09297).
-_FARTHEST = 128
-
-
-class RelativeBias(nn.Module):
-    """A learned number for each head and class of distance between two tokens (T5, arXiv 1910.10683, section 2.1): half
-    of the classes for each direction; of these, half for single distances, the others for ranges that grow by a factor.
-    """
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(config.relative_position_buckets, config.num_attention_heads))
-
-    def forward(self, length: int, dtype: torch.dtype) -> Tensor:
-        """(1, heads, length, length)."""
-        places = torch.arange(length, device=self.weight.device)
-        half = len(self.weight) // 2
-        distance = places[None, :] - places[:, None]
-        near, far = half // 2, distance.abs()
-        grown = (far / near).log() / math.log(_FARTHEST / near) * (half - near)
-        classes = torch.where(far < near, far, (near + grown.clamp_min(0).long()).clamp_max(half - 1))
-        bias = nn.functional.embedding(classes + half * (distance > 0), self.weight)
-        return bias.permute(2, 0, 1)[None].to(dtype)
-
-
 # The kernels. Query, key, value and the result are (B, S, heads, head size), for varlen (T, heads, head size). Keys and
 # values may have fewer heads, each for as many neighbouring heads of queries. `dropout_seed` None: no dropout;
 # `scale` of the products, None: 1/sqrt(head size).

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.fx.experimental import _config as symbolic_sizes
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from cloze.model.attention import KERNELS, Layout, RelativeBias, leave_graphs
+from cloze.model.attention import KERNELS, Layout, leave_graphs
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.convolution import Convolution, Neighbours
 from cloze.model.dropout import IN_ATTENTION, IN_CROSS_ATTENTION, IN_DISTANCES, DropoutKey, keep_masks, keep_scale
 from cloze.model.embeddings import encoder_norm, rotate_packed
-from cloze.model.relative import Distances, Positions, RelativeTerms
+from cloze.model.relative import Distances, Positions, RelativeBias, RelativeTerms
 from cloze.model.residual_linear import branch
 from cloze.model.weight_copies import Copied
 

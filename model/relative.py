@@ -1,9 +1,12 @@
-"""Disentangled attention (DeBERTa, arXiv 2006.03654): tokens attend to distances, and distances to tokens.
+"""Distances of tokens in the scores of attention, by one of two schemes.
 
-A score has up to two terms beside the product of a query and a key: the query times an embedding of their distance
-(c2p, content to position), and the key times another one of it (p2c). All distances of a batch are 2 S - 1 numbers, S
-tokens being its longest sequence, so the products of every token with every distance are one matrix product, whose
-diagonals are the terms.
+The relative bias (T5, MPNet) is a learned number for each class of distances, added to the scores.
+
+In disentangled attention (DeBERTa, arXiv 2006.03654) tokens attend to distances, and distances to tokens: a score has
+up to two terms beside the product of a query and a key, the query times an embedding of their distance (c2p, content to
+position), and the key times another one of it (p2c). All distances of a batch are 2 S - 1 numbers, S tokens being its
+longest sequence, so the products of every token with every distance are one matrix product, whose diagonals are the
+terms.
 """
 
 from __future__ import annotations
@@ -18,6 +21,30 @@ from cloze.model.config import BertConfig
 from cloze.model.dropout import dropout
 from cloze.model.embeddings import encoder_norm
 from cloze.model.inputs import Context
+
+# Distance in tokens from which on all are of one class in T5 (arXiv 1910.10683) and MPNet (arXiv 2004.09297).
+_FARTHEST = 128
+
+
+class RelativeBias(nn.Module):
+    """A learned number for each head and class of distance between two tokens (T5, arXiv 1910.10683, section 2.1): half
+    of the classes for each direction; of these, half for single distances, the others for ranges that grow by a factor.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(config.relative_position_buckets, config.num_attention_heads))
+
+    def forward(self, length: int, dtype: torch.dtype) -> Tensor:
+        """(1, heads, length, length)."""
+        places = torch.arange(length, device=self.weight.device)
+        half = len(self.weight) // 2
+        distance = places[None, :] - places[:, None]
+        near, far = half // 2, distance.abs()
+        grown = (far / near).log() / math.log(_FARTHEST / near) * (half - near)
+        classes = torch.where(far < near, far, (near + grown.clamp_min(0).long()).clamp_max(half - 1))
+        bias = nn.functional.embedding(classes + half * (distance > 0), self.weight)
+        return bias.permute(2, 0, 1)[None].to(dtype)
 
 
 class Distances(NamedTuple):

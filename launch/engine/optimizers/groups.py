@@ -6,12 +6,11 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from cloze.launch.config import OptimizerConfig
-from cloze.model.attention import RelativeBias
 from cloze.model.config import BertConfig
 from cloze.model.embeddings import Embeddings
 from cloze.model.encoder import EncoderLayer
 from cloze.model.parametrization import Share, parameter_share
-from cloze.model.relative import RelativeEmbedding
+from cloze.model.relative import RelativeBias, RelativeEmbedding
 
 _ROOTS = (Embeddings, RelativeBias, RelativeEmbedding)
 Group = dict[str, Any]
