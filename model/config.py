@@ -472,6 +472,11 @@ class BertConfig:
         return self.pad_token_id + 1 if self.family in AFTER_PADDING else 0
 
     @property
+    def num_position_rows(self) -> int:
+        """Rows of the learned positions, those before the first token's included."""
+        return self.first_position + self.max_position_embeddings
+
+    @property
     def num_distinct_layers(self) -> int:
         """Number of layers with weights of their own."""
         return self.num_hidden_layers if self.num_layer_groups is None else self.num_layer_groups
@@ -490,6 +495,11 @@ class BertConfig:
         """Dropout after attention's output map."""
         given = self.attention_output_dropout_prob
         return self.hidden_dropout_prob if given is None else given
+
+    @property
+    def dropout_before_classifier(self) -> float:
+        """Dropout of a fine-tuned classifier's inputs."""
+        return self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
 
     @property
     def drops_hidden(self) -> bool:

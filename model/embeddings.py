@@ -57,7 +57,7 @@ class Embeddings(nn.Module):
         self.config, width = config, config.embedding_width
         self.word = nn.Embedding(config.padded_vocab_size, width, padding_idx=config.pad_token_id)
         if config.position_embedding == "learned":
-            self.position = nn.Embedding(config.first_position + config.max_position_embeddings, width)
+            self.position = nn.Embedding(config.num_position_rows, width)
         elif config.position_embedding in SINUSOIDAL:
             table = sinusoidal_table(config.max_position_embeddings, width)
             self.register_buffer("sinusoids", table, persistent=False)

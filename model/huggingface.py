@@ -515,7 +515,7 @@ def check_sizes(config: BertConfig, weights: StateDict, source: str) -> None:
         "bert.encoder.layers.0.feed_forward.up.weight": (config.intermediate_size * halves, config.hidden_size),
     }
     if config.position_embedding == "learned":
-        sizes["bert.embeddings.position.weight"] = (config.first_position + config.max_position_embeddings, width)
+        sizes["bert.embeddings.position.weight"] = (config.num_position_rows, width)
     if config.relative_terms:
         sizes["bert.relative.table.weight"] = (2 * config.relative_span, config.hidden_size)
     if config.type_vocab_size:

@@ -74,8 +74,7 @@ class WithTransform(BertPreTrained):
     def __init__(self, config: BertConfig, **options: Unpack[ModelOptions]) -> None:
         super().__init__(config, **options)
         self.transform = ClassifierTransform(config) if config.classifier_transform else nn.Identity()
-        rate = config.classifier_dropout
-        self.dropout_probability = config.hidden_dropout_prob if rate is None else rate
+        self.dropout_probability = config.dropout_before_classifier
 
     def encode(self, input_ids: Tensor | None, inputs: Inputs) -> tuple[BertOutput | None, int | None]:
         """The encoder's output (None with `features`) and the seed of the classifier's dropout, drawn once for both."""

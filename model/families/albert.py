@@ -80,11 +80,11 @@ class Albert(Family):
 
     def write(self, config: BertConfig) -> Json:
         """A rate of dropout before the classifier is always given there; ids of special tokens are the tokenizer's."""
-        rate, act = config.classifier_dropout, config.hidden_act
+        act = config.hidden_act
         return {
             **super().write(config),
             "hidden_act": "gelu_new" if act == "gelu_tanh" else ACTIVATIONS[act],
-            "classifier_dropout_prob": config.hidden_dropout_prob if rate is None else rate,
+            "classifier_dropout_prob": config.dropout_before_classifier,
             "inner_group_num": 1,
             **dict.fromkeys(("bos_token_id", "eos_token_id")),
         }

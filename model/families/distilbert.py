@@ -63,8 +63,7 @@ class DistilBert(Family):
 
     def write(self, config: BertConfig) -> Json:
         """A rate of dropout before the classifier is always given there."""
-        rate = config.classifier_dropout
-        return super().write(config) | {"seq_classif_dropout": config.hidden_dropout_prob if rate is None else rate}
+        return super().write(config) | {"seq_classif_dropout": config.dropout_before_classifier}
 
     def head_of(self, names: Collection[str], architecture: str) -> str:
         """The names of the weights tell it."""

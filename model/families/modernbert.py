@@ -119,14 +119,13 @@ class ModernBert(Family):
 
     def write(self, config: BertConfig) -> Json:
         """Special tokens are left to the tokenizer; otherwise those of ModernBERT's own vocabulary would be used."""
-        rate = config.classifier_dropout
         bases = {"full_attention": config.rotary_theta, "sliding_attention": config.local_rotary_theta}
         return {
             **super().write(config),
             "classifier_activation": ACTIVATIONS[config.hidden_act],
             **dict.fromkeys(("attention_bias", "mlp_bias", "classifier_bias"), config.linear_bias),
             **dict.fromkeys(("embedding_dropout", "mlp_dropout"), config.hidden_dropout_prob),
-            "classifier_dropout": config.hidden_dropout_prob if rate is None else rate,
+            "classifier_dropout": config.dropout_before_classifier,
             **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
             "global_attn_every_n_layers": config.global_attention_every,
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},

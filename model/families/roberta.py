@@ -54,11 +54,10 @@ class Roberta(Family):
 
     def write(self, config: BertConfig) -> Json:
         """Other special tokens are left to the tokenizer; otherwise the ids of RoBERTa's would be used."""
-        rows = config.first_position + config.max_position_embeddings
         return {
             **super().write(config),
             **dict.fromkeys(("bos_token_id", "eos_token_id")),
-            "max_position_embeddings": rows,
+            "max_position_embeddings": config.num_position_rows,
         }
 
     def head_of(self, names: Collection[str], architecture: str) -> str:
