@@ -63,6 +63,7 @@ class Albert(Family):
     second_bias = "predictions.decoder.bias"
     repeated = buffers("albert.")
     segments = "albert.embeddings.token_type_embeddings.weight"
+    unset = ("bos_token_id", "eos_token_id")
 
     def has(self, config: BertConfig) -> bool:
         """There is always a map from the embeddings' width to the encoder's."""
@@ -79,12 +80,11 @@ class Albert(Family):
         return super().read_further(values, fields)
 
     def write(self, config: BertConfig) -> Json:
-        """A rate of dropout before the classifier is always given there; ids of special tokens are the tokenizer's."""
+        """A rate of dropout before the classifier is always given there."""
         act = config.hidden_act
         return {
             **super().write(config),
             "hidden_act": "gelu_new" if act == "gelu_tanh" else ACTIVATIONS[act],
             "classifier_dropout_prob": config.dropout_before_classifier,
             "inner_group_num": 1,
-            **dict.fromkeys(("bos_token_id", "eos_token_id")),
         }

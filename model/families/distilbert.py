@@ -1,7 +1,5 @@
 """DistilBERT: BERT without segments and pooler, under names of its own."""
 
-from collections.abc import Collection
-
 from cloze.model.config import BertConfig
 from cloze.model.families.family import WITHOUT_PAIRS, Family, Json
 
@@ -60,11 +58,8 @@ class DistilBert(Family):
     }
     decoder = ("vocab_projector.weight", "vocab_projector.bias")
     repeated = ("distilbert.embeddings.position_ids",)
+    sequence_weight = "pre_classifier.weight"
 
     def write(self, config: BertConfig) -> Json:
         """A rate of dropout before the classifier is always given there."""
         return super().write(config) | {"seq_classif_dropout": config.dropout_before_classifier}
-
-    def head_of(self, names: Collection[str], architecture: str) -> str:
-        """The names of the weights tell it."""
-        return "sequence" if "pre_classifier.weight" in names else ""

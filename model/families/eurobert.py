@@ -1,9 +1,7 @@
 """EuroBERT: Llama's layers, attending in both directions."""
 
-from collections.abc import Collection
-
 from cloze.model.config import BertConfig, ModelError
-from cloze.model.families.family import Family, Json, Names, Part, alike
+from cloze.model.families.family import ENCODERS_AND_CLASSIFIERS, Family, Json, Names, Part
 from cloze.model.families.rotary import rotary_base, rotary_fields
 
 _POOLINGS = {"pooler": "bos", "pooled_mean": "mean", "late": "late"}  # ours -> theirs
@@ -16,10 +14,7 @@ class EuroBert(Family):
 
     beginnings = {"eurobert": "EuroBert"}
     named = False
-    endings = {
-        "BertForPreTraining": "ForMaskedLM",
-        **alike("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
-    }
+    endings = ENCODERS_AND_CLASSIFIERS
     pooled = ("BertForSequenceClassification",)
     poolers = ("sequence",)
     poolings = tuple(_POOLINGS)
@@ -74,6 +69,8 @@ class EuroBert(Family):
         "feed_forward_norm": ("post_attention_layernorm",),
     }
     decoder = ("lm_head.weight", "lm_head.bias")
+    sequence_weight = "dense.weight"
+    unset = ("bos_token_id", "eos_token_id")
 
     def has(self, config: BertConfig) -> bool:
         """One field says the biases of feed-forward network and vocabulary projection, and attention has them alike."""
@@ -91,18 +88,13 @@ class EuroBert(Family):
         return fields | {"linear_bias": bias, "decoder_bias": bias, "rotary_theta": rotary_base(values, 10_000.0)}
 
     def write(self, config: BertConfig) -> Json:
-        """Special tokens are left to the tokenizer; otherwise those of EuroBERT's own vocabulary would be used."""
+        """Biases, the base of rotary positions, and a number of keys that is always given there."""
         return {
             **super().write(config),
             **dict.fromkeys(("attention_bias", "mlp_bias"), config.linear_bias),
-            **dict.fromkeys(("bos_token_id", "eos_token_id")),
             **rotary_fields(config.rotary_theta),
             "num_key_value_heads": config.key_value_heads,
         }
-
-    def head_of(self, names: Collection[str], architecture: str) -> str:
-        """The names of the weights tell it."""
-        return "sequence" if "dense.weight" in names else ""
 
     def pooling(self, values: Json) -> str:
         """Read `classifier_pooling`."""

@@ -80,6 +80,11 @@ WITHOUT_PAIRS = {
     ),
 }
 """`Family.endings` of several families, which have no head for next sentences."""
+ENCODERS_AND_CLASSIFIERS = {
+    "BertForPreTraining": "ForMaskedLM",
+    **alike("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
+}
+"""The same of families that have none for choices and spans either."""
 
 
 class Family:
@@ -146,6 +151,12 @@ class Family:
     """
     segments: ClassVar[str] = ""
     """Name of the segments' embedding, in a family that is never without one."""
+    sequence_weight: ClassVar[str] = ""
+    """Name of a weight by which a classifier of sequences is told from all else; "": the name of the class tells."""
+    unset: ClassVar[Collection[str]] = ()
+    """Fields of theirs that are written as null: special tokens that are left to the tokenizer. Left out, they would be
+    those of the family's own vocabulary.
+    """
 
     def model_type(self, config: BertConfig) -> str | None:
         """The model_type of this family that has this configuration; None: it has none."""
@@ -193,7 +204,7 @@ class Family:
     def write(self, config: BertConfig) -> Json:
         """The fields of a config.json."""
         values = {theirs: getattr(config, ours) for ours, theirs in self.fields.items()}
-        return values | {self.activation: ACTIVATIONS[config.hidden_act]}
+        return values | {self.activation: ACTIVATIONS[config.hidden_act], **dict.fromkeys(self.unset)}
 
     def class_of(self, config: BertConfig, architecture: str, pooling: str | None) -> str | None:
         """The name of their class for one of ours; None: there is none that computes the same.
@@ -237,6 +248,8 @@ class Family:
 
     def head_of(self, names: Collection[str], architecture: str) -> str:
         """The value of HEADS for a folder of theirs, by its weights and the name of its class (which may be "")."""
+        if self.sequence_weight:
+            return "sequence" if self.sequence_weight in names else ""
         return next(
             (HEADS[ours] for ours, end in self.endings.items() if ours in HEADS and architecture.endswith(end)), ""
         )

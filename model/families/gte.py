@@ -45,6 +45,7 @@ class Gte(RotaryBert):
         "feed_forward_norm": ("mlp_ln",),
     }
     decoder = ("lm_head.decoder.weight", "lm_head.decoder.bias")
+    sequence_weight = "gte.pooler.dense.weight"
 
     def divided(self, config: BertConfig) -> Names:
         """The halves of the network's first matrix are the other way around."""

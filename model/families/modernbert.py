@@ -81,6 +81,7 @@ class ModernBert(Family):
         "feed_forward_norm": ("mlp_norm",),
     }
     decoder = ("decoder.weight", "decoder.bias")
+    unset = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
     def has(self, config: BertConfig) -> bool:
         """Some layers attend locally."""
@@ -118,7 +119,7 @@ class ModernBert(Family):
         }
 
     def write(self, config: BertConfig) -> Json:
-        """Special tokens are left to the tokenizer; otherwise those of ModernBERT's own vocabulary would be used."""
+        """Biases, activations, rates of dropout, and which layers attend globally at which rotary base."""
         bases = {"full_attention": config.rotary_theta, "sliding_attention": config.local_rotary_theta}
         return {
             **super().write(config),
@@ -126,7 +127,6 @@ class ModernBert(Family):
             **dict.fromkeys(("attention_bias", "mlp_bias", "classifier_bias"), config.linear_bias),
             **dict.fromkeys(("embedding_dropout", "mlp_dropout"), config.hidden_dropout_prob),
             "classifier_dropout": config.dropout_before_classifier,
-            **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
             "global_attn_every_n_layers": config.global_attention_every,
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
         }

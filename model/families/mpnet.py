@@ -53,7 +53,3 @@ class MPNet(Roberta):
     def write(self, config: BertConfig) -> Json:
         """The number of classes of distances is a field there."""
         return super().write(config) | {"relative_attention_num_buckets": _BUCKETS}
-
-    def unread(self, head: str) -> tuple[str, ...]:
-        """The pooler of old folders of a classifier."""
-        return ("mpnet.pooler.dense.weight", "mpnet.pooler.dense.bias") if head == "sequence" else ()

@@ -1,11 +1,10 @@
 """Nomic BERT: BERT with rotary positions, a gated network, and no biases in its layers."""
 
-from collections.abc import Collection
 from typing import ClassVar
 
 from cloze.model.config import BertConfig
 from cloze.model.families.bert import FIELDS
-from cloze.model.families.family import Family, Json, Names, Part, alike
+from cloze.model.families.family import ENCODERS_AND_CLASSIFIERS, Family, Json, Names, Part
 from cloze.model.families.rotary import rotary_base, rotary_fields
 
 
@@ -16,10 +15,7 @@ class RotaryBert(Family):
     """
 
     named = False
-    endings = {
-        "BertForPreTraining": "ForMaskedLM",
-        **alike("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
-    }
+    endings = ENCODERS_AND_CLASSIFIERS
     pooled = ("BertForSequenceClassification",)
     poolers = ("sequence",)
     fields = {ours: theirs for ours, theirs in FIELDS.items() if ours not in ("is_decoder", "add_cross_attention")}
@@ -33,10 +29,6 @@ class RotaryBert(Family):
     def write(self, config: BertConfig) -> Json:
         """Write the base of rotary positions."""
         return {**super().write(config), **rotary_fields(config.rotary_theta)}
-
-    def head_of(self, names: Collection[str], architecture: str) -> str:
-        """The pooler tells it."""
-        return "sequence" if f"{self.prefix}pooler.dense.weight" in names else ""
 
 
 class NomicBert(RotaryBert):
@@ -77,6 +69,7 @@ class NomicBert(RotaryBert):
     decoder = ("cls.predictions.decoder.weight", "cls.predictions.bias")
     second_bias = "cls.predictions.decoder.bias"
     segments = "nomic_bert.embeddings.token_type_embeddings.weight"
+    sequence_weight = "nomic_bert.pooler.dense.weight"
 
     def read_further(self, values: Json, fields: Json) -> Json:
         """Its activation is SiLU where config.json has none."""

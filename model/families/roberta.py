@@ -1,7 +1,5 @@
 """RoBERTa, XLM-RoBERTa and CamemBERT: BERT with positions that begin after padding, and heads of their own names."""
 
-from collections.abc import Collection
-
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.families.bert import FIELDS, LAYER, buffers, embeddings
 from cloze.model.families.family import WITHOUT_PAIRS, Family, Json
@@ -41,9 +39,11 @@ class Roberta(Family):
     second_bias = "lm_head.decoder.bias"
     repeated = buffers("roberta.")
     segments = "roberta.embeddings.token_type_embeddings.weight"
+    sequence_weight = "classifier.out_proj.weight"
+    unset = ("bos_token_id", "eos_token_id")
 
     def read_further(self, values: Json, fields: Json) -> Json:
-        """Their number of positions counts the rows before the first one too."""
+        """The number of positions, without those rows."""
         if (padding := fields["pad_token_id"]) is None:
             raise ModelError(
                 f"config.json: found pad_token_id null with model_type {values['model_type']}, expected the id after "
@@ -53,17 +53,9 @@ class Roberta(Family):
         return super().read_further(values, fields | {"max_position_embeddings": rows - padding - 1})
 
     def write(self, config: BertConfig) -> Json:
-        """Other special tokens are left to the tokenizer; otherwise the ids of RoBERTa's would be used."""
-        return {
-            **super().write(config),
-            **dict.fromkeys(("bos_token_id", "eos_token_id")),
-            "max_position_embeddings": config.num_position_rows,
-        }
-
-    def head_of(self, names: Collection[str], architecture: str) -> str:
-        """The names of the weights tell it."""
-        return "sequence" if "classifier.out_proj.weight" in names else ""
+        """Their number of positions counts the rows before the first one too."""
+        return super().write(config) | {"max_position_embeddings": config.num_position_rows}
 
     def unread(self, head: str) -> tuple[str, ...]:
         """The pooler of old folders of a classifier."""
-        return ("roberta.pooler.dense.weight", "roberta.pooler.dense.bias") if head == "sequence" else ()
+        return tuple(f"{self.prefix}pooler.dense.{kind}" for kind in ("weight", "bias")) if head == "sequence" else ()
