@@ -25,43 +25,14 @@ AFTER_PADDING = (*ROBERTAS, "mpnet")  # families whose positions begin in the ro
 
 _LARGEST = 1 << 24  # upper bound of any size: larger values are mistakes, which would exhaust the memory
 _BOUNDS: dict[str, tuple[int, float]] = {
-    **dict.fromkeys(
-        (
-            "hidden_size",
-            "embedding_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "intermediate_size",
-            "global_attention_every",
-            "base_hidden_size",
-        ),
-        (1, _LARGEST),
-    ),
-    **dict.fromkeys(
-        (
-            "vocab_size",
-            "relative_position_buckets",
-            "type_vocab_size",
-            "local_attention_window",
-            "relative_buckets",
-            "convolution_size",
-            "pad_token_id",
-            "layer_norm_eps",
-            "initializer_range",
-            "embedding_initializer_range",
-            "position_initializer_range",
-        ),
-        (0, _LARGEST),
-    ),
-    **dict.fromkeys(
-        (
-            "hidden_dropout_prob",
-            "attention_probs_dropout_prob",
-            "attention_output_dropout_prob",
-            "classifier_dropout",
-        ),
-        (0, MOST_DROPPED),
-    ),
+    **dict.fromkeys(("hidden_size", "embedding_size", "num_attention_heads", "num_key_value_heads"), (1, _LARGEST)),
+    **dict.fromkeys(("intermediate_size", "global_attention_every", "base_hidden_size"), (1, _LARGEST)),
+    **dict.fromkeys(("vocab_size", "relative_position_buckets", "type_vocab_size"), (0, _LARGEST)),
+    **dict.fromkeys(("local_attention_window", "relative_buckets", "convolution_size", "pad_token_id"), (0, _LARGEST)),
+    **dict.fromkeys(("layer_norm_eps", "initializer_range"), (0, _LARGEST)),
+    **dict.fromkeys(("embedding_initializer_range", "position_initializer_range"), (0, _LARGEST)),
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), (0, MOST_DROPPED)),
+    **dict.fromkeys(("attention_output_dropout_prob", "classifier_dropout"), (0, MOST_DROPPED)),
     # The deepest had 1,000 (DeepNet, arXiv 2203.00555). Layers that share their weights are in no file.
     **dict.fromkeys(("num_hidden_layers", "num_layer_groups", "base_num_layers"), (1, 1 << 12)),
     # No weight's shape confirms these.

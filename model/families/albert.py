@@ -1,7 +1,7 @@
 """ALBERT: BERT with layers that share their weights, embeddings of a width of their own, and sentence order."""
 
 from cloze.model.config import BertConfig, ModelError
-from cloze.model.families.bert import FIELDS, buffers, embeddings
+from cloze.model.families.bert import ENCODER_FIELDS, buffers, embeddings
 from cloze.model.families.family import ACTIVATIONS, Family, Json, alike
 
 
@@ -21,7 +21,7 @@ class Albert(Family):
     )
     pooled = ("BertForPreTraining", "BertForSequenceClassification", "BertForMultipleChoice")
     fields = {
-        **{ours: theirs for ours, theirs in FIELDS.items() if ours not in ("is_decoder", "add_cross_attention")},
+        **ENCODER_FIELDS,
         "classifier_dropout": "classifier_dropout_prob",
         "embedding_size": "embedding_size",
         "num_layer_groups": "num_hidden_groups",

@@ -2,27 +2,16 @@
 
 from cloze.model.families.family import Family, Modules, alike
 
-FIELDS = {
+ENCODER_FIELDS = {
     name: name
     for name in (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-        "max_position_embeddings",
-        "type_vocab_size",
-        "hidden_dropout_prob",
-        "attention_probs_dropout_prob",
-        "classifier_dropout",
-        "layer_norm_eps",
-        "initializer_range",
-        "pad_token_id",
-        "tie_word_embeddings",
-        "is_decoder",
-        "add_cross_attention",
+        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+        *("max_position_embeddings", "type_vocab_size", "pad_token_id", "tie_word_embeddings"),
+        *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"),
+        *("layer_norm_eps", "initializer_range"),
     )
 }
+FIELDS = ENCODER_FIELDS | {name: name for name in ("is_decoder", "add_cross_attention")}
 LAYER: Modules = {
     "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attention.output": ("attention.output.dense",),

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from cloze.model.config import BertConfig, ModelError
-from cloze.model.families.bert import FIELDS, LAYER, buffers, embeddings
+from cloze.model.families.bert import ENCODER_FIELDS, LAYER, buffers, embeddings
 from cloze.model.families.family import ACTIVATIONS, WITHOUT_PAIRS, Family, Json, Names, Part, our_activation
 
 _TERMS = {"none": None, "c2p": "c2p", "p2c": "p2c", "both": "p2c|c2p"}
@@ -27,7 +27,7 @@ class Deberta(Family):
     poolers = ("sequence", "choice")
     structure = {"embedding_projection": "before_norm", "is_decoder": False, "add_cross_attention": False}
     fields = {
-        **{ours: theirs for ours, theirs in FIELDS.items() if ours not in ("is_decoder", "add_cross_attention")},
+        **ENCODER_FIELDS,
         "classifier_dropout": "cls_dropout",
         "embedding_size": "embedding_size",
         "pooler_activation": "pooler_hidden_act",

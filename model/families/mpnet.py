@@ -1,7 +1,7 @@
 """MPNet: RoBERTa without segments, with a bias of relative positions that all layers share."""
 
 from cloze.model.config import BertConfig
-from cloze.model.families.bert import FIELDS
+from cloze.model.families.bert import ENCODER_FIELDS
 from cloze.model.families.family import Json
 from cloze.model.families.roberta import Roberta
 
@@ -19,9 +19,7 @@ class MPNet(Roberta):
         "pad_token_id": 1,
     }
     fields = {
-        ours: theirs
-        for ours, theirs in FIELDS.items()
-        if ours not in ("type_vocab_size", "classifier_dropout", "is_decoder", "add_cross_attention")
+        ours: theirs for ours, theirs in ENCODER_FIELDS.items() if ours not in ("type_vocab_size", "classifier_dropout")
     }
     said = ("classifier_dropout",)  # always the hidden states' there
     defaults = {"pad_token_id": 1, "vocab_size": 30527}

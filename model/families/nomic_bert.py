@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from cloze.model.config import BertConfig
-from cloze.model.families.bert import FIELDS
+from cloze.model.families.bert import ENCODER_FIELDS
 from cloze.model.families.family import ENCODERS_AND_CLASSIFIERS, Family, Json, Names, Part
 from cloze.model.families.rotary import rotary_base, rotary_fields
 
@@ -18,7 +18,7 @@ class RotaryBert(Family):
     endings = ENCODERS_AND_CLASSIFIERS
     pooled = ("BertForSequenceClassification",)
     poolers = ("sequence",)
-    fields = {ours: theirs for ours, theirs in FIELDS.items() if ours not in ("is_decoder", "add_cross_attention")}
+    fields = ENCODER_FIELDS
     base: ClassVar[float]
     """Of the rotary frequencies where config.json has none."""
 
