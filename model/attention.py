@@ -107,6 +107,14 @@ class _Unpad(torch.autograd.Function):
         return _rows_or_zero(gradient, ctx.saved_tensors[0]), None, None
 
 
+def sequences_and_positions(num_tokens: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """The sequence of each concatenated token, and its position from the start of it: int64 (T,)."""
+    starts = offsets[:-1].long()
+    tokens = torch.arange(num_tokens, device=offsets.device)
+    sequence = torch.searchsorted(starts, tokens, right=True) - 1
+    return sequence, tokens - starts[sequence]
+
+
 def concatenated_layout(
     config: BertConfig,
     kernel: str,

@@ -17,6 +17,7 @@ from cloze.model.attention import (
     padded_layout,
     seen_tokens,
     select_kernel,
+    sequences_and_positions,
 )
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.convolution import neighbours
@@ -312,16 +313,19 @@ def _longest(
 
 def _position_ids(tokens: Tensor, offsets: Tensor | None) -> Tensor:
     """Positions counted from the start of each sequence, in the layout of `tokens`."""
-    places = torch.arange(tokens.shape[-1], device=tokens.device)
     if offsets is None:
-        return places.expand(tokens.shape)
-    starts = offsets[:-1].long()
-    return places - starts[torch.searchsorted(starts, places, right=True) - 1]
+        return torch.arange(tokens.shape[-1], device=tokens.device).expand(tokens.shape)
+    return sequences_and_positions(tokens.shape[0], offsets)[1]
 
 
 def first_tokens(hidden: Tensor, offsets: Tensor | None) -> Tensor:
     """(B, hidden): the vector of each sequence's first token, in either layout."""
     return hidden[:, 0] if offsets is None else hidden.index_select(0, offsets[:-1])
+
+
+def reading_no_others(offsets: Tensor) -> Tensor:
+    """`read_tokens` where only the first tokens are read: the last layer skips all others."""
+    return offsets.new_empty(0, dtype=torch.int64)
 
 
 class PreTrainingOutput(NamedTuple):

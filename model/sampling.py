@@ -6,6 +6,8 @@ All arithmetic of the sampling uses 64-bit integers that wrap, whose sums are th
 import torch
 from torch import Tensor
 
+from cloze.model.attention import sequences_and_positions
+
 _UNIT = 1 << 30  # represents a probability of 1; a probability below half of 1 / _UNIT becomes 0
 # Scores processed at once, by whether the device is a GPU: as many as fit a CPU's caches.
 _CHUNK_ELEMENTS = {False: 1 << 20, True: 1 << 25}
@@ -37,11 +39,8 @@ def token_bits(seed: int, tokens: Tensor, offsets: Tensor, positions: Tensor) ->
         offsets: (B + 1,) int32, where each begins.
         positions: (M,) int64, indices into T.
     """
-    starts = offsets[:-1].long()
-    places = torch.arange(len(tokens), device=tokens.device)
-    sequence = torch.searchsorted(starts, places, right=True) - 1
-    places = places - starts[sequence]
-    keys = torch.zeros_like(starts).index_add(0, sequence, _mixed(_mixed(places) ^ tokens))
+    sequence, places = sequences_and_positions(len(tokens), offsets)
+    keys = tokens.new_zeros(len(offsets) - 1).index_add(0, sequence, _mixed(_mixed(places) ^ tokens))
     chosen = _mixed(_mixed(keys[sequence[positions]] ^ seed) ^ places[positions])
     return chosen >> 32 & (1 << 32) - 1
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from cloze.model.bert import BertPreTrained
+from cloze.model.bert import BertPreTrained, first_tokens, reading_no_others
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.inputs import Inputs, ModelOptions
 
@@ -55,8 +55,8 @@ class SentenceEncoder(BertPreTrained):
         """
         offsets = inputs.get("sequence_offsets")
         if self.pooling == "cls":
-            if offsets is not None:  # only the first token is read: the last layer skips all others
-                inputs["read_tokens"] = offsets.new_empty(0, dtype=torch.int64)
+            if offsets is not None:
+                inputs["read_tokens"] = reading_no_others(offsets)
             vectors = self.bert(input_ids, **inputs).first_hidden_state
         else:
             hidden = self.bert(input_ids, **inputs).last_hidden_state
@@ -74,7 +74,7 @@ def pool(hidden: Tensor, kind: str, offsets: Tensor | None = None, attention_mas
     if kind not in ("cls", "mean", "max"):
         raise ModelError(f"pooling: found {kind!r}, expected cls, mean or max (the pooler is part of the model)")
     if kind == "cls":
-        return hidden[:, 0] if offsets is None else hidden.index_select(0, offsets[:-1])
+        return first_tokens(hidden, offsets)
     if offsets is not None:
         # The kernel has no 16-bit form on every device.
         return torch.segment_reduce(hidden.float(), kind, offsets=offsets.long()).to(hidden.dtype)

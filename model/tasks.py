@@ -23,6 +23,7 @@ from cloze.model.bert import (
     WithPretrainingHeads,
     encode_masked,
     pooled,
+    reading_no_others,
 )
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.dropout import DropoutKey, draw_seed, dropout
@@ -131,8 +132,7 @@ class Classifier(WithTransform):
             return inputs | {"output_hidden_states": True}
         offsets = inputs.get("sequence_offsets")
         if self._reads_firsts and offsets is not None and not inputs.get("output_hidden_states"):
-            # Only the first token is read: the last layer skips all others.
-            return inputs | {"read_tokens": offsets.new_empty(0, dtype=torch.int64)}
+            return inputs | {"read_tokens": reading_no_others(offsets)}
         return inputs
 
     def _features(self, encoded: BertOutput, inputs: Inputs) -> Tensor:
