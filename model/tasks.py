@@ -179,6 +179,15 @@ class Classifier(WithTransform):
         return vectors, encoded, seed
 
 
+def _classified(scores: Tensor, encoded: BertOutput | None, labels: Tensor | None) -> TaskOutput:
+    """The output of scores (..., classes) of one class each."""
+    output = with_states(TaskOutput(scores), encoded)
+    if labels is None:
+        return output
+    losses, _ = class_losses(scores, labels)
+    return output._replace(losses=losses.flatten(), num_labelled=(labels != NO_LABEL).sum())
+
+
 def with_states(output: _Output, encoded: BertOutput | None) -> _Output:
     """The output with the encoder's requested hidden states and attentions, if the encoder ran."""
     if encoded is None:
@@ -452,12 +461,7 @@ class BertForTokenClassification(Classifier):
         Args:
             labels: (T,) or (B, S) int64, -100 at padding and at word pieces that are not scored.
         """
-        scores, encoded = self.scores(input_ids, inputs)
-        output = with_states(TaskOutput(scores), encoded)
-        if labels is None:
-            return output
-        losses, _ = class_losses(scores, labels)
-        return output._replace(losses=losses.flatten(), num_labelled=(labels != NO_LABEL).sum())
+        return _classified(*self.scores(input_ids, inputs), labels)
 
 
 def _without_choices(tensor: Tensor | None) -> Tensor | None:
@@ -506,12 +510,7 @@ class BertForMultipleChoice(Classifier):
         elif num_choices is None:
             raise ModelError("num_choices: expected with inputs that are not (B, choices, S); give it")
         scores, encoded = self.scores(input_ids, inputs)
-        scores = scores.view(-1, num_choices)
-        output = with_states(TaskOutput(scores), encoded)
-        if labels is None:
-            return output
-        losses, _ = class_losses(scores, labels)
-        return output._replace(losses=losses, num_labelled=(labels != NO_LABEL).sum())
+        return _classified(scores.view(-1, num_choices), encoded, labels)
 
 
 _CLASSES: tuple[type[InFolders], ...] = (
