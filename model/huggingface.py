@@ -39,7 +39,7 @@ from cloze.model.families import BY_TYPE, FAMILIES, OUR_CLASSES, family_for, fam
 from cloze.model.families.family import DETECTOR, HEADS, Family, Json, Names, Part
 from cloze.model.initialization import init_weights
 from cloze.model.problems import PROBLEMS, HeadConfig
-from cloze.model.weight_files import INDEX, WEIGHTS, read_weights, shard_names
+from cloze.model.weight_files import INDEX, WEIGHTS, name_of, read_weights, shard_names
 
 StateDict = dict[str, Tensor]
 _Model = TypeVar("_Model", bound="InFolders")
@@ -218,7 +218,7 @@ def config_to_huggingface(
     if name is None:
         values = {"model_type": OWN_MODEL_TYPE, "architectures": [architecture], **dataclasses.asdict(config)}
         return values if head is None else values | {"head": dataclasses.asdict(head)}
-    kind, numbers = family_of(config), str(dtype).removeprefix("torch.")
+    kind, numbers = family_of(config), name_of(dtype)
     values, named = _fields(config, head), {"model_type": kind, "dtype": numbers, "architectures": [name]}
     if origin is None or origin.get("model_type") != kind:
         return named | values
@@ -386,8 +386,8 @@ def cast_pretrained(folder: str | os.PathLike[str], dtype: torch.dtype) -> None:
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in read_weights(folder).items()
     }
-    check_finite(weights, f"{folder} in {str(dtype).removeprefix('torch.')}")
-    values = read_object(folder / "config.json") | {"dtype": str(dtype).removeprefix("torch.")}
+    check_finite(weights, f"{folder} in {name_of(dtype)}")
+    values = read_object(folder / "config.json") | {"dtype": name_of(dtype)}
     _write_weights(weights, folder)
     _write_config(values, folder)
 

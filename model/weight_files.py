@@ -45,10 +45,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         else:
             raise ModelError(f"{folder}: found neither {WEIGHTS} nor {INDEX} nor {OLD_WEIGHTS}")
     except (OSError, RuntimeError, SafetensorError, EOFError) as error:
-        reason = str(error).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"{folder}: the weights cannot be read ({reason}); fetch or export them again") from None
     _check_numbers(weights, folder)
     return weights
+
+
+def name_of(kind: torch.dtype | torch.layout) -> str:
+    """The name of a type of numbers, such as bfloat16, or of a layout."""
+    return str(kind).removeprefix("torch.")
 
 
 def hash_of(weights: dict[str, Tensor], beside: str = "") -> str:
@@ -138,16 +143,15 @@ def _check_numbers(weights: Any, folder: Path) -> None:
             )
         odd = "nested" if tensor.is_nested else "negated" if tensor.is_neg() else None
         if odd or tensor.layout is not torch.strided or tensor.device.type != "cpu":
-            kind = odd or str(tensor.layout).removeprefix("torch.")
+            kind = odd or name_of(tensor.layout)
             raise ModelError(
                 f"{folder}: found {name}, a {kind} tensor on the device {tensor.device.type}, expected a plain one in "
                 "memory; take the model as it was trained"
             )
         if tensor.dtype not in _NUMBERS and not name.endswith(_INDICES):
-            found = str(tensor.dtype).removeprefix("torch.")
             raise ModelError(
-                f"{folder}: found {name} of {found}, expected floating-point numbers (fp32, bf16, fp16, fp64): "
-                "quantised weights cannot be read; take the model as it was trained"
+                f"{folder}: found {name} of {name_of(tensor.dtype)}, expected floating-point numbers (fp32, bf16, "
+                "fp16, fp64): quantised weights cannot be read; take the model as it was trained"
             )
         # A pickle can claim any shape for one number; finding that the numbers are finite would take forever.
         if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
