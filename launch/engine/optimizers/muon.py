@@ -30,9 +30,9 @@ class MuonWithAdamW(Optimizer):
     """Muon over the groups whose `muon` is true and torch's AdamW over the others.
 
     Muon's update is scaled to the size of AdamW's, so that one learning rate and one weight decay serve both. With the
-    defaults its steps are those of torch.optim.Muon with `match_rms_adamw`, on a CPU bit for bit; its own, because
-    torch's knows no matrices within a weight, no other decay, and no format but bf16. Both obey `found_inf` on the
-    device.
+    defaults its steps are those of torch.optim.Muon with `match_rms_adamw`, bit for bit on a CPU with instructions for
+    bf16; its own, because torch's knows no matrices within a weight, no other decay, and no format but bf16. Both obey
+    `found_inf` on the device.
 
     Args:
         rows: weights that hold several matrices one below the other, with the rows of each; a weight without an entry

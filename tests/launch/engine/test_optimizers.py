@@ -243,6 +243,13 @@ def test_stable_adamw_is_optimis_with_which_modernbert_was_trained():
     assert_close(stepped(config("stable_adamw")), reference_stepped(build))
 
 
+@pytest.fixture
+def bf16_products(monkeypatch):
+    """Muon's products in torch's format, also on a processor without instructions for it."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+
+
+@pytest.mark.usefixtures("bf16_products")
 def test_muon_is_torchs_muon_and_torchs_adamw():
     def build(bert):
         matrices, rest = split(bert, lambda name, p: ".layers." in name and p.dim() == 2)
@@ -264,6 +271,7 @@ def test_muon_is_torchs_muon_and_torchs_adamw():
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize("matrices, sizes", [("maps", (16, 32)), ("heads", (8, 32))])
 def test_muon_takes_each_map_and_each_head_for_a_matrix(matrices, sizes):
     """As torch's Muon does where they are weights of their own."""
