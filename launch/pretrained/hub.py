@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cloze.launch.config.model import HubConfig
 from cloze.launch.pretrained.cards import CARD
+from cloze.launch.pretrained.sentence_transformers import LENGTH, MODULE_CONFIGS, MODULES
 from cloze.model.config_files import SLOW_TOKENIZER_FILES, TOKENIZER_FILES
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
@@ -18,15 +19,15 @@ _EXPORTED = (
     _WEIGHTS,
     *TOKENIZER_FILES,
     *SLOW_TOKENIZER_FILES,
-    "modules.json",
-    "sentence_bert_config.json",
+    MODULES,
+    LENGTH,
     "1_Pooling/*",
     "2_Normalize/*",
     "modeling_cloze.py",
     "model.onnx",
     "onnx.json",
 )
-_FILES = ["config.json", _WEIGHTS, *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES, CARD]
+_FILES = ["config.json", _WEIGHTS, *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES, CARD, MODULES, LENGTH, MODULE_CONFIGS]
 
 
 # Explanations of the hub library's errors; each class is a subclass of those after it.

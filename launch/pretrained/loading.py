@@ -11,13 +11,14 @@ import torch
 from cloze.launch.pretrained.finding import checkpoint_room, fetched_run
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.pretrained.origin import check_tokenizer
+from cloze.launch.pretrained.sentence_transformers import read_max_length, read_pooling
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import ANSWERING, TRUNCATION, VECTORS, Answering, Truncation, Vectors
 from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.model.bert import BertForPreTraining
-from cloze.model.config import check_kinds
+from cloze.model.config import BertConfig, check_kinds
 from cloze.model.huggingface import architecture_of, check_finite, check_sizes, load_note
 from cloze.model.tasks import BertForReplacedTokenDetection, saved_class
 from cloze.pipeline.errors import UserError
@@ -60,15 +61,16 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
         raise UserError(f"step: found {step} with {folder}, which is one model, expected none; leave --step out")
     revision, folder = _revision(folder), runs.model_folder(folder)
     check_tokenizer(tokenizer, folder)
+    saved = saved_class(folder).from_folder(folder)
     return _checked_finite(
         LoadedModel(
-            saved_class(folder).from_folder(folder),
+            saved,
             tokenizer,
             str(folder),
-            load_settings(folder, Truncation),
+            load_truncation(folder, saved.config),
             load_settings(folder, Answering),
             columns_of(load_note(folder, COLUMNS)),
-            load_settings(folder, Vectors),
+            load_vectors(folder),
             revision,
         )
     )
@@ -116,6 +118,24 @@ def load_settings(folder: Path, kind: type[_Note]) -> _Note | None:
         ) from error
     check_kinds(name, noted)
     return noted
+
+
+def load_truncation(folder: Path, config: BertConfig) -> Truncation | None:
+    """How a model's training texts were truncated: by its own note, else by sentence-transformers' files; None: neither
+    is there.
+
+    Raises:
+        UserError, ModelError: a file is damaged, or an entry does not fit.
+    """
+    if noted := load_settings(folder, Truncation):
+        return noted
+    length = read_max_length(folder)
+    return None if length is None else Truncation(min(length, config.max_position_embeddings))
+
+
+def load_vectors(folder: Path) -> Vectors | None:
+    """How a model's vectors are pooled, as `load_truncation`; of what is not computed here is warned."""
+    return load_settings(folder, Vectors) or read_pooling(folder, Console().warn)
 
 
 def _checked_finite(loaded: LoadedModel) -> LoadedModel:

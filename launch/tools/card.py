@@ -1,13 +1,13 @@
 """Files that an export has beside the weights: a model card, and the pooling for sentence-transformers."""
 
-import json
 import os
 from pathlib import Path
 
 import yaml
 
 from cloze.launch.config import DataSource
-from cloze.launch.pretrained.loading import load_settings
+from cloze.launch.pretrained.loading import load_settings, load_truncation, load_vectors
+from cloze.launch.pretrained.sentence_transformers import MODULES, write_modules
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import iterate_metrics
 from cloze.launch.system.console import figure, markdown
@@ -30,7 +30,6 @@ _TASKS = {
     "BertForQuestionAnswering": ("question-answering", "AutoModelForQuestionAnswering"),
     "BertForMultipleChoice": ("multiple-choice", "AutoModelForMultipleChoice"),
 }
-_POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}  # ours -> sentence-transformers'
 # Classes without a head for a task.
 _ENCODERS = ("BertModel", "BertForPreTraining", "BertForMaskedLM", "BertForReplacedTokenDetection")
 # Local paths are private and useless for users of the model.
@@ -49,32 +48,25 @@ _PATHS = (
 _NOT_SHOWN = ("data_cache",)
 
 
-def write_pooling(folder: Path) -> None:
+def write_pooling(folder: Path, source: Path) -> None:
     """Write the files with which sentence-transformers computes the same vectors as `cloze predict embed`: the model's
-    pooling, else the mean over all tokens; maximum length as in training. Only for encoders.
+    pooling, else the mean over all tokens; maximum length as in training. Only for encoders, and not where the model
+    has modules of sentence-transformers that are not computed here.
+
+    Args:
+        folder: of the export.
+        source: the model folder that it is a copy of.
     """
     if saved_class(folder).__name__ not in _ENCODERS:
         return
+    vectors = load_vectors(source)
+    if vectors is None and (source / MODULES).exists():
+        return
+    vectors = vectors or Vectors()
     config, _ = load_pretrained(folder)
-    truncation = load_settings(folder, Truncation)
+    truncation = load_truncation(source, config)
     longest = truncation.max_length if truncation else config.max_position_embeddings
-    vectors = load_settings(folder, Vectors) or Vectors()
-    kinds = ("Transformer", ""), ("Pooling", "1_Pooling"), *([("Normalize", "2_Normalize")] * vectors.normalize)
-    modules = [
-        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for number, (kind, path) in enumerate(kinds)
-    ]
-    (folder / "1_Pooling").mkdir()
-    for name, content in (
-        ("modules.json", modules),
-        ("sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False}),
-        (
-            "1_Pooling/config.json",
-            {"word_embedding_dimension": config.hidden_size}
-            | {f"pooling_mode_{name}": vectors.pooling == kind for kind, name in _POOLINGS.items()},
-        ),
-    ):
-        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_modules(folder, vectors, config.hidden_size, longest)
 
 
 def card(run: Path, folder: Path, name: str, said: str) -> str:
@@ -88,7 +80,7 @@ def card(run: Path, folder: Path, name: str, said: str) -> str:
     """
     own, kind = load_note(folder, "model_type") == OWN_MODEL_TYPE, saved_class(folder).__name__
     task, auto = _TASKS.get(kind, ("feature-extraction", "AutoModel"))
-    encoder = (folder / "modules.json").exists()
+    encoder = (folder / MODULES).exists()
     task = "sentence-similarity" if load_settings(folder, Vectors) else task
     tags = ["cloze"] + ["sentence-transformers"] * encoder
     head = {"library_name": "transformers", "pipeline_tag": task, "tags": tags}

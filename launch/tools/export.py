@@ -68,12 +68,12 @@ def export(config: ExportConfig) -> int:
                 if runs.is_pretraining(run)
                 else (_copy_model(config, run, aside, console))
             )
+            write_pooling(aside, aside if runs.is_pretraining(run) else runs.model_folder(run))
             if config.onnx:
                 write_onnx(aside)
             if config.dtype:
                 cast_pretrained(aside, _DTYPES[config.dtype])
             write_remote_code(aside)
-            write_pooling(aside)
             (aside / "README.md").write_text(card(run, aside, output.name, said), encoding="utf-8")
             os.replace(aside, output)
     finally:

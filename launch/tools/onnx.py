@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cloze.launch.pretrained.loading import load_settings
-from cloze.launch.texts.encoding import TRUNCATION, VECTORS, Answering
+from cloze.launch.pretrained.loading import load_settings, load_vectors
+from cloze.launch.texts.encoding import TRUNCATION, Answering
 from cloze.model.huggingface import InFolders, load_note
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError
@@ -130,8 +130,8 @@ def write_onnx(folder: Path) -> None:
         described["truncation"] = truncation
     elif answering := load_settings(folder, Answering):
         described |= {"max_length": answering.max_length, "answering": asdict(answering)}
-    if vectors := load_note(folder, VECTORS):  # how last_hidden_state is pooled
-        described["vectors"] = vectors
+    if "last_hidden_state" in shapes and (vectors := load_vectors(folder)):  # how it is pooled
+        described["vectors"] = asdict(vectors)
     (folder / DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,0 +1,124 @@
+"""What sentence-transformers writes beside a model: how it makes a text's vector of those of the tokens.
+
+modules.json lists modules in their order, each with its folder: a Transformer, a Pooling, perhaps a Normalize. Before
+version 6 a Pooling has a field of true or false for each mode (`pooling_mode_cls_token`), since then the mode's name.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cloze.launch.texts.encoding import Vectors
+from cloze.model.sentence_vectors import POOLINGS
+from cloze.pipeline.errors import UserError
+from cloze.pipeline.untrusted import read_json
+
+MODULES, LENGTH = "modules.json", "sentence_bert_config.json"
+# Of the folders with the configuration of a module; its weights, as of a Dense, are not read.
+MODULE_CONFIGS = "[0-9]*/config.json"
+_OLD_NAMES = {
+    "mean": "pooling_mode_mean_tokens",
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+}
+
+
+def write_modules(folder: Path, vectors: Vectors, width: int, max_length: int) -> None:
+    """Write the files with which any version makes the same vectors.
+
+    Args:
+        width: size of the vectors.
+        max_length: tokens at which a text is truncated, special ones included.
+    """
+    kinds = ("Transformer", ""), ("Pooling", "1_Pooling"), *([("Normalize", "2_Normalize")] * vectors.normalize)
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, path) in enumerate(kinds)
+    ]
+    modes = {name: vectors.pooling == ours for ours, name in _OLD_NAMES.items()}
+    (folder / "1_Pooling").mkdir()
+    for name, content in (
+        (MODULES, modules),
+        (LENGTH, {"max_seq_length": max_length, "do_lower_case": False}),
+        ("1_Pooling/config.json", {"word_embedding_dimension": width} | modes),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read_pooling(folder: Path, warn: Callable[[str], None]) -> Vectors | None:
+    """The pooling of a folder's model; None: sentence-transformers has written nothing there, or what is not computed
+    here, of which is warned.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    if not (folder / MODULES).is_file():
+        return None
+    modules = _read(folder / MODULES, list)
+    if not all(isinstance(each, dict) and isinstance(each.get("type"), str) for each in modules):
+        raise UserError(f"{folder / MODULES}: found no types of modules, expected them; fetch the model again")
+    kinds = [each["type"].rpartition(".")[2] for each in modules]
+    if not any("Pooling" in kind for kind in kinds):  # of a cross-encoder, which makes no vectors
+        return None
+    if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
+        warn(_not_computed(folder / MODULES, ", ".join(kinds)))
+        return None
+    path = modules[1].get("path")
+    if not isinstance(path, str) or path != Path(path).name:
+        raise UserError(
+            f"{folder / MODULES}: found the path {path!r}, expected a folder beside it; fetch the model again"
+        )
+    config = _read(folder / path / "config.json", dict)
+    poolings = _poolings(config)
+    if len(poolings) != 1 or poolings[0] not in POOLINGS or config.get("include_prompt") is False:
+        shown = ", ".join(poolings) + (" without the prompt" if config.get("include_prompt") is False else "")
+        warn(_not_computed(folder / path / "config.json", shown or "no pooling"))
+        return None
+    return Vectors(poolings[0], normalize=kinds[2:] == ["Normalize"])  # type: ignore[arg-type]  # it is one of POOLINGS
+
+
+def read_max_length(folder: Path) -> int | None:
+    """Tokens at which sentence-transformers truncates a text, special ones included; None: not said.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    if not (folder / MODULES).is_file():
+        return None
+    for name, field in ((LENGTH, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):  # since version 6
+        length = _read(folder / name, dict).get(field) if (folder / name).is_file() else None
+        if type(length) is int and length >= 3:  # a text has a token at least
+            return length
+        if length is not None and name == LENGTH:
+            raise UserError(
+                f"{folder / name}: {field}: found {length!r:.60}, expected a whole number of at least 3; fetch the "
+                "model again"
+            )
+    return None
+
+
+def _poolings(config: dict[str, Any]) -> list[str]:
+    """The names of modes; those that are not computed here as the file has them."""
+    named = config.get("pooling_mode")
+    if named is not None:
+        return [str(each) for each in (named if isinstance(named, list) else [named])]
+    ours = {theirs: name for name, theirs in _OLD_NAMES.items()}
+    return [ours.get(name, name) for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
+
+
+def _not_computed(path: Path, found: str) -> str:
+    return (
+        f"{path}: found {found:.100}, expected a pooling of {', '.join(POOLINGS)}, and a Normalize at most: vectors "
+        "are not those of sentence-transformers, but the mean over the tokens, or what --pooling names"
+    )
+
+
+def _read(path: Path, kind: type) -> Any:
+    try:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: can't be read as JSON ({error}); fetch the model again") from error
+    if not isinstance(content, kind):
+        raise UserError(f"{path}: found {type(content).__name__}, expected {kind.__name__}; fetch the model again")
+    return content

@@ -1,0 +1,83 @@
+"""A model of sentence-transformers makes the same vectors here, and is exported as what it is."""
+
+import json
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+from cloze.launch.cli import main
+from cloze.launch.predict.predictor import Predictor
+from cloze.launch.pretrained.sentence_transformers import read_max_length, read_pooling
+from cloze.pipeline.errors import UserError
+from tests.launch.tiny_models import save_model
+
+WIDTH, LENGTH = 32, 12
+TEXTS = ["the cat sat on the mat", "a film", "the sky is blue " * 10]
+
+
+def saved(folder, *modules):
+    """A folder as the library writes it; its texts have at most LENGTH tokens."""
+    encoder = Transformer(str(save_model(folder / "model", "BertModel")), max_seq_length=LENGTH)
+    SentenceTransformer(modules=[encoder, *modules], device="cpu").save(str(folder / "saved"))
+    return folder / "saved"
+
+
+def as_before_version_6(folder, pooling):
+    names = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
+    modes = {f"pooling_mode_{name}": pooling == ours for ours, name in names.items()}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": WIDTH} | modes))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": LENGTH, "do_lower_case": False}))
+    values = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(values | {"model_max_length": 512}))
+
+
+@pytest.mark.parametrize("pooling, old", [("cls", False), ("cls", True), ("max", True), ("mean", False)])
+def test_vectors_and_those_of_the_export_are_the_librarys(tmp_path, pooling, old):
+    folder = saved(tmp_path, Pooling(WIDTH, pooling_mode=pooling), *([Normalize()] if pooling == "cls" else []))
+    if old:
+        as_before_version_6(folder, pooling)
+    theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(Predictor.from_folder(folder).embed(TEXTS), theirs, atol=1e-5)
+    assert main(["export", str(folder), "--output", str(tmp_path / "out")]) == 0
+    exported = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert exported.max_seq_length == LENGTH
+    np.testing.assert_allclose(exported.encode(TEXTS), theirs, atol=1e-5)
+
+
+def test_what_is_not_computed_here_is_said_and_not_exported(tmp_path, capfd):
+    folder = saved(tmp_path, Pooling(WIDTH, pooling_mode="mean"), Dense(WIDTH, 8))
+    Predictor.from_folder(folder)
+    assert "found Transformer, Pooling, Dense, expected a pooling of cls, mean, max" in capfd.readouterr().err
+    assert main(["export", str(folder), "--output", str(tmp_path / "out")]) == 0
+    assert not (tmp_path / "out" / "modules.json").exists()
+    for mode, found in (("lasttoken", "lasttoken"), (["cls", "mean"], "cls, mean")):
+        said: list[str] = []
+        (folder / "modules.json").write_text(
+            json.dumps([{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1_Pooling"}])
+        )
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode}))
+        assert read_pooling(folder, said.append) is None and f"found {found}, expected" in said[0]
+
+
+@pytest.mark.parametrize(
+    "name, content, found",
+    [
+        ("modules.json", "[", "can't be read as JSON"),
+        ("modules.json", "{}", "found dict, expected list"),
+        ("modules.json", '["Pooling"]', "found no types of modules"),
+        ("modules.json", '[{"type": "Transformer"}, {"type": "Pooling", "path": "../x"}]', "found the path '../x'"),
+        ("1_Pooling/config.json", "[]", "found list, expected dict"),
+        ("sentence_bert_config.json", '{"max_seq_length": "12"}', "found '12', expected a whole number"),
+    ],
+)
+def test_damaged_files_are_a_line(tmp_path, name, content, found):
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    (tmp_path / "modules.json").write_text('[{"type": "Transformer"}, {"type": "Pooling", "path": "1_Pooling"}]')
+    assert read_pooling(tmp_path, print) is not None and read_max_length(tmp_path) is None
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=f"{name}: .*{found}"):
+        read_pooling(tmp_path, print)
+        read_max_length(tmp_path)
