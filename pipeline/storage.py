@@ -215,6 +215,7 @@ def describe(error: OSError, path: Place | str) -> str:
         errno.EACCES: "permission denied; choose another folder or change its permissions",
         errno.EPERM: "not permitted; choose another folder or change its permissions",
         errno.ENOENT: "not found (any more); restore it, then run the same command again",
+        errno.EEXIST: "found a file, expected a folder or nothing; choose another path",
         errno.EISDIR: "found a folder, expected a file; move it away, then run the same command again",
         errno.ENOTDIR: "a part of this path is a file; choose another path",
     }.get(error.errno or 0, f"{error.strerror or error}; fix this, then run the same command again")

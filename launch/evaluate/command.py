@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from cloze.launch.evaluate.config import EvaluateConfig
-from cloze.launch.evaluate.glue import find_tasks, fine_tune
 from cloze.launch.evaluate.likelihood import Progress
 from cloze.launch.evaluate.lines import read_lines, score_lines
 from cloze.launch.evaluate.pairs import accuracies, read_pairs, score_pairs
@@ -57,7 +56,10 @@ def evaluate(config: EvaluateConfig) -> int:
 def _fine_tune(config: EvaluateConfig, folder: Path, step: int | Literal["best"] | None, console: Console) -> int:
     if step == "best":
         raise UserError("step: found best with suite glue, expected a number or null")
-    result = fine_tune(folder, step, find_tasks(Path(config.data), console.warn), config, console)
+    checkpoint_room()  # DeepSpeed, which runs are planned with, prepared
+    from cloze.launch.evaluate import glue
+
+    result = glue.fine_tune(folder, step, glue.find_tasks(Path(config.data), console.warn), config, console)
     if result is None:
         console.say("stopped; the same command continues")
         return EXIT_REQUEUE

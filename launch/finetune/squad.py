@@ -54,16 +54,22 @@ def read_squad(path: str | Path) -> tuple[list[str], list[Question], bool]:
     ]
     contexts: list[str] = []
     questions: list[Question] = []
-    known = True
+    without: list[str] = []
     for number, paragraph in enumerate(paragraphs):
         place = f"paragraph {number + 1}"
         contexts.append(_field(path, place, paragraph, "context", str))
         for qa in _field(path, place, paragraph, "qas", list):
             questions.append(_question(path, f"{place}, question {len(questions) + 1}", qa, number, contexts[number]))
-            known = known and "answers" in qa
+            if "answers" not in qa:
+                without.append(questions[-1].id)
     if not questions:
         raise UserError(f"{path}: found no questions, expected examples")
-    return contexts, questions, known
+    if without and len(without) < len(questions):
+        raise UserError(
+            f"{path}: question {without[0]}: found no field answers, which {len(questions) - len(without):,} of "
+            f"{len(questions):,} questions have, expected it of all or of none; give it answers, [] if there is none"
+        )
+    return contexts, questions, not without
 
 
 Kind = TypeVar("Kind")

@@ -1,5 +1,6 @@
 """Pictures of a model: its attention heads, and vectors of texts in their two principal components."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,8 +92,9 @@ class Points:
         places, shares = principal_components(vectors)
         figure = new_figure(9, 7)
         axes = figure.subplots()
-        if self._column is not None and all(map(is_number, self._values)):
-            points = axes.scatter(*places.T, c=self._values, cmap="viridis", alpha=0.8)
+        numbers = [_number(value) for value in self._values]
+        if self._column is not None and None not in numbers:
+            points = axes.scatter(*places.T, c=numbers, cmap="viridis", alpha=0.8)
             figure.colorbar(points, ax=axes, label=self._column)
         else:
             self._draw_classes(axes, places)
@@ -128,3 +130,14 @@ def principal_components(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     first = directions[:, [-1, -2]]
     first *= np.sign(first[np.abs(first).argmax(0), [0, 1]])  # a direction has no sign: the same picture each time
     return centred @ first, variances[[-1, -2]] / max(variances.sum(), np.finfo(np.float64).tiny)
+
+
+def _number(value: object) -> float | None:
+    """A cell as a number, also of a table whose cells are texts; None: it is none."""
+    if is_number(value):
+        return value
+    try:
+        number = float(value) if isinstance(value, str) else math.nan
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

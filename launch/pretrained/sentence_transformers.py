@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from cloze.launch.texts.encoding import Vectors
-from cloze.model.sentence_vectors import POOLINGS
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.untrusted import read_json
 
 MODULES, LENGTH = "modules.json", "sentence_bert_config.json"
 # Of the folders with the configuration of a module; its weights, as of a Dense, are not read.
 MODULE_CONFIGS = "[0-9]*/config.json"
-_OLD_NAMES = {
+_MODES = {  # those that are computed here, with their fields before version 6
     "mean": "pooling_mode_mean_tokens",
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -36,7 +35,7 @@ def write_modules(folder: Path, vectors: Vectors, width: int, max_length: int) -
         {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for number, (kind, path) in enumerate(kinds)
     ]
-    modes = {name: vectors.pooling == ours for ours, name in _OLD_NAMES.items()}
+    modes = {name: vectors.pooling == ours for ours, name in _MODES.items()}
     (folder / "1_Pooling").mkdir()
     for name, content in (
         (MODULES, modules),
@@ -71,11 +70,11 @@ def read_pooling(folder: Path, warn: Callable[[str], None]) -> Vectors | None:
         )
     config = _read(folder / path / "config.json", dict)
     poolings = _poolings(config)
-    if len(poolings) != 1 or poolings[0] not in POOLINGS or config.get("include_prompt") is False:
+    if len(poolings) != 1 or poolings[0] not in _MODES or config.get("include_prompt") is False:
         shown = ", ".join(poolings) + (" without the prompt" if config.get("include_prompt") is False else "")
         warn(_not_computed(folder / path / "config.json", shown or "no pooling"))
         return None
-    return Vectors(poolings[0], normalize=kinds[2:] == ["Normalize"])  # type: ignore[arg-type]  # it is one of POOLINGS
+    return Vectors(poolings[0], normalize=kinds[2:] == ["Normalize"])  # type: ignore[arg-type]  # it is one of them
 
 
 def read_max_length(folder: Path) -> int | None:
@@ -103,13 +102,13 @@ def _poolings(config: dict[str, Any]) -> list[str]:
     named = config.get("pooling_mode")
     if named is not None:
         return [str(each) for each in (named if isinstance(named, list) else [named])]
-    ours = {theirs: name for name, theirs in _OLD_NAMES.items()}
+    ours = {theirs: name for name, theirs in _MODES.items()}
     return [ours.get(name, name) for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
 
 
 def _not_computed(path: Path, found: str) -> str:
     return (
-        f"{path}: found {found:.100}, expected a pooling of {', '.join(POOLINGS)}, and a Normalize at most: vectors "
+        f"{path}: found {found:.100}, expected a pooling of {', '.join(_MODES)}, and a Normalize at most: vectors "
         "are not those of sentence-transformers, but the mean over the tokens, or what --pooling names"
     )
 

@@ -61,7 +61,8 @@ def serve(config: ServeConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     host, port = listener.getsockname()[:2]
-    Console().say(f"serving {config.model} at http://{host}:{port} (a page to try it; /docs explains every operation)")
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    Console().say(f"serving {config.model} at {address} (a page to try it; /docs explains every operation)")
     # uvicorn's warnings are about clients' requests, one line each.
     server = Server(
         uvicorn.Config(
@@ -103,7 +104,8 @@ def _listen(config: ServeConfig) -> socket.socket:
         UserError: the address can't be used.
     """
     try:
-        return socket.create_server((config.host, config.port), backlog=2048)
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        return socket.create_server((config.host, config.port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         raise UserError(
             f"serve: found {config.host}:{config.port} not free to listen on ({error}); choose another --host or --port"

@@ -10,7 +10,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -86,7 +86,12 @@ def train_vocabulary(config: PrepareConfig, progress: Progress = SILENT) -> Toke
         UserError: the folder holds other files, or the text has too few words.
     """
     output = _open_output(config)
-    counts = _counted(config, output, progress)
+    with _alone_in(output, progress):
+        return _train(config, output, progress)
+
+
+def _train(config: PrepareConfig, output: Place, progress: Progress) -> Tokenizer:
+    counts = _counted(config, progress)
     names = config.vocabulary.special_tokens
     progress.stage("train", 1, "vocabulary")
     backend = _TRAINERS[config.vocabulary.model](config, counts, names)
@@ -124,10 +129,15 @@ def extend_vocabulary(config: PrepareConfig, progress: Progress = SILENT) -> Ext
             f"output: found {output}, which holds the tokenizer to extend, expected another folder: models and shards "
             "of the old tokenizer need it"
         )
-    counts = _counted(config, output, progress)
-    progress.stage("extend", 1, "vocabulary")
-    with readable_errors(output):
-        extension = extend(old, counts, config.vocabulary.add, config.vocabulary.min_frequency, output)
+    usual = VocabularyConfig(add=config.vocabulary.add, min_frequency=config.vocabulary.min_frequency)
+    given = [each.name for each in fields(usual) if getattr(config.vocabulary, each.name) != getattr(usual, each.name)]
+    if given:
+        progress.note(f"vocabulary.{', '.join(given)}: not used with extend: the tokenizer keeps its own")
+    with _alone_in(output, progress):
+        counts = _counted(config, progress)
+        progress.stage("extend", 1, "vocabulary")
+        with readable_errors(output):
+            extension = extend(old, counts, config.vocabulary.add, config.vocabulary.min_frequency, output)
     _check_there(output)
     progress.advance(1, 0, 0)
     if len(extension.added) < config.vocabulary.add:
@@ -150,17 +160,23 @@ def _check_there(output: Place) -> None:
             )
 
 
-def _counted(config: PrepareConfig, output: Place, progress: Progress) -> dict[str, int]:
-    """Counts of the words of the input; alone in the output folder."""
-    _, tasks = plan(config, progress.note)
-    if any(source.weight != 1.0 for source in config.all_sources):
-        progress.note("the words of each document are counted once: weights of sources are for `cloze prepare`")
+@contextmanager
+def _alone_in(output: Place, progress: Progress) -> Iterator[None]:
+    """Hold the folder's lock, or its lease in a store."""
     with alone(output, output / _LOCK, progress.note):
         try:
-            counts = _count_all(config, tasks, progress)
+            yield
         finally:
             if not isinstance(output, StorePath):  # in a store the lease deletes its object itself
                 (output / _LOCK).unlink()
+
+
+def _counted(config: PrepareConfig, progress: Progress) -> dict[str, int]:
+    """Counts of the words of the input."""
+    _, tasks = plan(config, progress.note)
+    if any(source.weight != 1.0 for source in config.all_sources):
+        progress.note("the words of each document are counted once: weights of sources are for `cloze prepare`")
+    counts = _count_all(config, tasks, progress)
     if not counts:
         raise UserError("input: found no word in it, expected text; look at --source.format and text_field")
     return counts

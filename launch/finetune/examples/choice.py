@@ -47,7 +47,7 @@ class ChoiceExamples(ClassExamples):
         self._sequences, cut = build_sequences(tokenizer, first, second, truncation)
         self.width = len(choices)
         self.lengths = self._sequences.lengths.reshape(-1, self.width).sum(1)
-        self.labelled = has_labels(table, (target,))
+        self.labelled = has_labels(table, (target,), labels)
         if self.labelled:
             fix = "fix the row, or name the label of each choice with --labels"
             self._true = np.array([number_of(row, label_of(row, target), labels, fix) for row in table.rows])

@@ -3,7 +3,7 @@
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -150,12 +150,12 @@ class TextExamples(Examples):
             said = f"{len(self._sequences):,} pieces, none cut"
         self.lengths = np.diff(self._sequences.offsets[self._of_row])
         self.width = head.num_outputs
-        self.labelled = has_labels(table, targets)
+        self.labelled = has_labels(table, targets, head.labels)
         self._true = np.array([self._target(row) for row in self._rows]) if self.labelled else np.empty(0)
         self.measured = scoring.explained(task.metrics, dict(self.averaged))
-        self.facts = (
-            f"{len(self):,} rows, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {said}{table.left_out}"
-        )
+        empty = sum(not all(map(str.strip, row)) for row in zip(*sides, strict=True))
+        rows = f"{len(self):,} rows" + (f" ({empty:,} with an empty text)" if empty else "")
+        self.facts = f"{rows}, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {said}{table.left_out}"
 
     @staticmethod
     @abstractmethod
@@ -411,10 +411,11 @@ def predicted(row: Row, prediction: Fields) -> Fields:
     return {"place": row.place.rsplit(": ", 1)[1]} | columns | prediction
 
 
-def has_labels(table: Table, columns: tuple[str, ...]) -> bool:
-    """Whether the columns of targets hold any label."""
+def has_labels(table: Table, columns: tuple[str, ...], labels: Collection[str]) -> bool:
+    """Whether the columns of targets hold any label, of the labels of the head (empty: they are numbers)."""
+    unknown = [value for value in _UNKNOWN if str(value) not in labels]
     return set(columns) <= set(table.columns) and any(
-        row.values.get(column) not in _UNKNOWN for row in table.rows for column in columns
+        row.values.get(column) not in unknown for row in table.rows for column in columns
     )
 
 

@@ -65,3 +65,11 @@ def test_points_have_their_texts_and_the_colours_of_a_column(figures, tmp_path):
     (axes,) = drawn(figures, tmp_path, "kind", [{"kind": f"k{number}"} for number in range(30)])
     names = [text.get_text() for text in axes.get_legend().get_texts()]
     assert len(names) == 20 and names[-1] == "11 others" and len(axes.collections[-1].get_offsets()) == 11
+
+
+@pytest.mark.parametrize("years", [range(1900, 1925), [str(year) for year in range(1900, 1925)]])
+def test_numbers_have_a_scale_also_in_a_table_of_texts(figures, tmp_path, years):
+    axes, scale = drawn(figures, tmp_path, "year", [{"year": year} for year in years])
+    (points,) = axes.collections
+    assert list(points.get_array()) == list(range(1900, 1925)) and scale.get_ylabel() == "year"
+    assert len(drawn(figures, tmp_path, "year", [{"year": each} for each in (*years, "nan")])) == 1, "no scale"

@@ -143,8 +143,10 @@ def test_a_vocabulary_is_extended_twice_and_workers_do_not_change_it(tmp_path):
 def test_the_command_lists_what_it_adds(tmp_path, capsys):
     given = config(tmp_path, "Chinese WordPiece")
     words = ["vocab", "--extend", given.extend, "--input", *given.input, "--output", given.output]
-    assert main([*words, "--vocabulary.add", "5"]) == 0
-    output = capsys.readouterr().out
+    assert main([*words, "--vocabulary.add", "5", "--vocabulary.lowercase", "false"]) == 0
+    output = capsys.readouterr()
+    assert "vocabulary.lowercase: not used with extend" in output.err
+    output = output.out
     assert "5 tokens added" in output and "tokens per word of the text" in output
     rows = [line.split("\t") for line in (tmp_path / "new" / ADDED).read_text(encoding="utf-8").splitlines()]
     assert rows[0] == ["token", "saved_tokens", "count", "pieces"] and len(rows) == 6

@@ -180,7 +180,11 @@ def test_words_that_were_changed_between_counting_and_reading_are_noticed(folder
 
 
 def test_a_file_that_was_removed_while_others_were_written_is_missed(folder, tmp_path, monkeypatch):
+    """The folder is this process's until then."""
+
     def save(self, place):
+        with pytest.raises(UserError, match="another process"):
+            train_vocabulary(config(folder, output=str(place)))
         real(self, place)
         (place / "tokenizer_config.json").unlink()
 

@@ -20,6 +20,7 @@ from cloze.launch.finetune.tasks import find_task
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.texts.encoding import windows as windows_of
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.launch.finetune.running import finetune, lines
@@ -244,6 +245,15 @@ def test_squad_2_has_its_official_names_and_values(model, tmp_path):
         "" if odd > 0 else text for text, odd in zip(texts, odds, strict=True)
     ]
     assert metrics["best_f1"] >= metrics["f1"] and np.isfinite(metrics["best_f1_thresh"])
+
+
+def test_a_question_that_lost_its_answers_does_not_leave_all_unmeasured(tmp_path):
+    path = squad(tmp_path / "train.json", random.Random(3), 3, True)
+    content = json.loads(path.read_text())
+    del content["data"][0]["paragraphs"][0]["qas"][0]["answers"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"question .*: found no field answers, which \d+ of \d+ questions have"):
+        read_squad(path)
 
 
 def test_without_a_text_there_are_no_odds_and_the_line_is_json(model, tmp_path):

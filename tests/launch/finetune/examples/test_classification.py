@@ -19,7 +19,7 @@ from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.finetune.examples.classification import _label_set, predicted
-from cloze.launch.finetune.job import read_examples
+from cloze.launch.finetune.job import read_examples, read_job
 from cloze.launch.finetune.tasks import TASKS, find_task
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.metrics_file import read_metrics
@@ -620,3 +620,20 @@ def test_labels_are_found_in_their_order(model, tmp_path):
     rows = [("w1", label) for label in equal]
     _, head, _, _, _ = read("classification", model, write_tsv(tmp_path / "equal.tsv", ("text", "label"), rows))
     assert head.labels == ("0", "00001", "0001", "001", "01", "1")
+
+
+def test_minus_one_is_a_label_where_the_model_has_it_and_empty_texts_are_counted(model, tmp_path):
+    rows = [{"text": text, "label": label} for text, label in (("w1", "-1"), ("", "1"), ("w2", "-1"))]
+
+    def read(name, rows):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        words = ["classification", "--model", str(model), "--train", str(train), "--validation", str(train)]
+        words += ["--test", str(path), "--output", str(tmp_path / "o")]
+        return read_job(parse("finetune", words))
+
+    train = tmp_path / "train.jsonl"
+    train.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    job = read("negative", rows[:1])
+    assert job.test[0].labelled and job.train.facts.startswith("3 rows (1 with an empty text), ")
+    assert job.test[0].facts.startswith("1 rows, ")
