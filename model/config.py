@@ -19,6 +19,10 @@ class ModelError(ValueError):
 # The resolution of masks (dropout.py): with a higher probability all elements would be dropped.
 MOST_DROPPED = 1 - 2**-16
 SINUSOIDAL = ("sinusoidal", "scaled_sinusoidal")
+VectorPooling = Literal["cls", "mean", "max"]
+"""How the vectors of the tokens become that of a text; cls: the first token's."""
+Pooling = Literal["pooler", VectorPooling]
+"""The same, or the model's pooler of the first token."""
 ROBERTAS = ("roberta", "xlm-roberta", "camembert")
 AFTER_PADDING = (*ROBERTAS, "mpnet")  # families whose positions begin in the row after padding's
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from cloze.model.bert import BertPreTrained, first_tokens, reading_no_others
-from cloze.model.config import BertConfig, ModelError
+from cloze.model.config import BertConfig, ModelError, VectorPooling
 from cloze.model.inputs import Inputs, ModelOptions
 
 if TYPE_CHECKING:  # Python 3.10 lacks it
     from typing import Unpack
 
-POOLINGS = ("cls", "mean", "max")
+POOLINGS = get_args(VectorPooling)
 
 
 class SentenceOutput(NamedTuple):
@@ -71,7 +71,7 @@ def pool(hidden: Tensor, kind: str, offsets: Tensor | None = None, attention_mas
         hidden: (T, hidden) with `offsets`, or (B, S, hidden) with a mask of lengths (B,) or (B, S), None for no
             padding.
     """
-    if kind not in ("cls", "mean", "max"):
+    if kind not in POOLINGS:
         raise ModelError(f"pooling: found {kind!r}, expected cls, mean or max (the pooler is part of the model)")
     if kind == "cls":
         return first_tokens(hidden, offsets)

@@ -13,6 +13,7 @@ from cloze.launch.config.run import RunConfig, check_sections, check_warmup
 from cloze.launch.config.sections import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.config.training import AUTO, BATCH, FINETUNING, Rates, TrainConfig
+from cloze.model.config import Pooling
 from cloze.pipeline.bounds import MOST_PROCESSES, SEED, bounds, check_bounds
 from cloze.pipeline.errors import UserError, refuse
 from cloze.pipeline.fields import Fields
@@ -146,7 +147,7 @@ class FinetuneConfig(RunConfig, HubConfig):
     answer_units: Literal["words", "characters"] = "words"
     """Units that exact match and F1 compare; characters for languages without spaces, such as Chinese (squad,
     squad2)."""
-    pooling: Literal["pooler", "cls", "mean", "max"] | None = None
+    pooling: Pooling | None = None
     """Sequence vector that the head reads; what transformers lacks is written in Cloze's own format: for BERT's shapes
     all but pooler, for ModernBERT's max. For embed: the vector of a text, which any folder can record: cls, mean or
     max. null: pooler, mean for a model without one; for embed the pooling of the model's vectors, mean if it has
@@ -264,9 +265,7 @@ class FinetuneConfig(RunConfig, HubConfig):
         if self.evaluation.every_steps is None and self.evaluate_every_epochs is None:
             raise UserError("evaluate_every_epochs: found null without evaluation.every_steps, expected one of them")
 
-    def for_task(
-        self, task: Task, positions: int, pooling: Literal["pooler", "cls", "mean", "max"] = "pooler"
-    ) -> FinetuneConfig:
+    def for_task(self, task: Task, positions: int, pooling: Pooling = "pooler") -> FinetuneConfig:
         """The configuration with, unless given, the maximum length and pooling by task and model.
 
         Args:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
@@ -12,7 +12,7 @@ from cloze.launch.texts.encoding import TRUNCATION, Truncation, described
 from cloze.launch.texts.tables import COLUMNS, Columns, missing_columns, open_table
 from cloze.launch.training.objective import TrainingObjective
 from cloze.model.bert import BertPreTrained
-from cloze.model.config import BertConfig
+from cloze.model.config import BertConfig, Pooling, VectorPooling
 from cloze.model.problems import HeadConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -57,9 +57,7 @@ class Kind:
         """
         return task
 
-    def pooling(
-        self, learned: Literal["cls", "mean", "max"] | None, has_pooler: bool
-    ) -> Literal["pooler", "cls", "mean", "max"]:
+    def pooling(self, learned: VectorPooling | None, has_pooler: bool) -> Pooling:
         """What pools a text's vectors if the run does not say.
 
         Args:

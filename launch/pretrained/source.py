@@ -4,7 +4,6 @@ import json
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.parsing import parse
@@ -15,7 +14,7 @@ from cloze.launch.pretrained.loading import load_truncation, load_vectors, read_
 from cloze.launch.pretrained.precheck import check_model, named_shape
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
-from cloze.model.config import BertConfig
+from cloze.model.config import BertConfig, VectorPooling
 from cloze.model.config_files import FINGERPRINT, OWN_MODEL_TYPE
 from cloze.model.huggingface import StateDict, load_architecture, load_head, load_note, load_pretrained
 from cloze.model.problems import HeadConfig
@@ -41,7 +40,7 @@ class Source:
     architecture: str | None = None
     step: int | None = None
     trained_length: int | None = None
-    pooling: Literal["cls", "mean", "max"] | None = None
+    pooling: VectorPooling | None = None
     folder: Path | None = None
     """The run or model folder; None: a shape alone."""
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from cloze.model.config import VectorPooling
 from cloze.pipeline.bounds import bounds, check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -163,7 +164,7 @@ class Vectors:
     in use.
     """
 
-    pooling: Literal["cls", "mean", "max"] = "mean"
+    pooling: VectorPooling = "mean"
     """The vector of [CLS], or mean or maximum over all tokens, special ones included."""
     normalize: bool = False
     """Whether it is divided by its length."""

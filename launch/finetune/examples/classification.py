@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -28,6 +27,7 @@ from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.labels import looking_alike
 from cloze.launch.texts.sequences import build_pieces, build_sequences
 from cloze.launch.texts.tables import Columns, Row, Table, parse_json, read_table
+from cloze.model.config import Pooling, VectorPooling
 from cloze.model.problems import HeadConfig
 from cloze.model.tasks import BertForSequenceClassification
 from cloze.pipeline import ragged
@@ -106,7 +106,6 @@ def _label_set(row: Row, column: str) -> list[str]:
     return [str(part) for part in value]
 
 
-Pooling = Literal["pooler", "cls", "mean", "max"]
 FIX_LABEL = "fix the row, or name this label too in a list of all with --labels"
 
 
@@ -515,9 +514,7 @@ class Texts(Kind):
                 "tail or head_tail"
             )
 
-    def pooling(
-        self, learned: Literal["cls", "mean", "max"] | None, has_pooler: bool
-    ) -> Literal["pooler", "cls", "mean", "max"]:
+    def pooling(self, learned: VectorPooling | None, has_pooler: bool) -> Pooling:
         # Without a pooler nothing has taught the model to tell a text's meaning at [CLS] (docs/experiments.md).
         return "pooler" if has_pooler else "mean"
 

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from cloze.launch.texts.encoding import VECTORS, Truncation, Vectors, normalized
 from cloze.launch.texts.sequences import Cut, Sequences, build_sequences
 from cloze.launch.texts.tables import Table, missing_columns, open_table, read_table
 from cloze.launch.training.objective import TrainingObjective
-from cloze.model.config import BertConfig
+from cloze.model.config import BertConfig, VectorPooling
 from cloze.model.sentence_vectors import POOLINGS, SentenceEncoder, SentenceOutput
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
@@ -345,7 +345,7 @@ class Embedding(Kind):
         _, score = columns_of_file(config, task, config.validation, _columns(config, config.validation))
         return replace(task, metrics=scoring.RETRIEVAL if score is None else _SCORED_METRICS)
 
-    def pooling(self, learned: Literal["cls", "mean", "max"] | None, has_pooler: bool) -> Literal["cls", "mean", "max"]:
+    def pooling(self, learned: VectorPooling | None, has_pooler: bool) -> VectorPooling:
         return learned or "mean"
 
     def read(self, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, hidden_size: int) -> Read:
