@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import uuid
@@ -52,8 +53,8 @@ def publishing(path: Place, durable: bool = True) -> Iterator[Path]:
             if durable:
                 sync_folder(path.parent)
     finally:
-        if aside.exists():
-            aside.unlink()
+        with suppress(OSError):  # a name that is too long is the error of the write, not of this
+            aside.unlink(missing_ok=True)
 
 
 def check_replaceable(path: Path) -> None:
@@ -84,6 +85,11 @@ def publish_text(path: Place, text: str, durable: bool = True) -> None:
     """Write `text` to a file atomically."""
     with publishing(path, durable) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+def publish_json(path: Place, value: object, *, ensure_ascii: bool = True) -> None:
+    """Write a value as indented JSON to a file atomically."""
+    publish_text(path, json.dumps(value, indent=1, ensure_ascii=ensure_ascii) + "\n")
 
 
 def sync_folder(folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cloze.launch.run.runs import RUN
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import publish_text, sha256_of
+from cloze.pipeline.storage import publish_json, sha256_of
 from cloze.pipeline.untrusted import is_number, read_json
 
 CHECKSUMS = "checksums.json"
@@ -129,9 +129,9 @@ def fault_of_state(state: Fields) -> str | None:
 
 def describe(folder: Path, files: dict[str, tuple[int, str]], state: Fields) -> None:
     """Write state.json and, last, checksums.json (size and SHA-256 by file name) of a checkpoint's folder."""
-    publish_text(folder / STATE, json.dumps(state | {"files_hash": hash_of_files(files)}, indent=1) + "\n")
+    publish_json(folder / STATE, state | {"files_hash": hash_of_files(files)})
     listed = {**files, STATE: ((folder / STATE).stat().st_size, sha256_of(folder / STATE))}
-    publish_text(folder / CHECKSUMS, json.dumps(listed, indent=1) + "\n")
+    publish_json(folder / CHECKSUMS, listed)
 
 
 def hash_of_files(checksums: dict[str, tuple[int, str]]) -> str:

@@ -12,7 +12,7 @@ from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.evaluate.likelihood import Progress
 from cloze.launch.evaluate.lines import read_lines, score_lines
 from cloze.launch.evaluate.pairs import accuracies, read_pairs, score_pairs
-from cloze.launch.evaluate.report import draw, is_result, print_result, print_tasks, scalars, write_json
+from cloze.launch.evaluate.report import draw, is_result, print_result, print_tasks, scalars
 from cloze.launch.predict.blanks import Score
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.finding import checkpoint_room, model_path
@@ -22,7 +22,7 @@ from cloze.launch.system.console import Console, clock, doing
 from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import sha256_of
+from cloze.pipeline.storage import publish_json, sha256_of
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.untrusted import read_json
 
@@ -47,7 +47,7 @@ def evaluate(config: EvaluateConfig) -> int:
     print_result(console, f"{config.suite}: {config.model}", result)
     console.say(f"measured in {clock(time.monotonic() - began)}")
     if config.json:
-        write_json(Path(config.json), result)
+        publish_json(Path(config.json), result)
     if config.picture:
         draw(Path(config.picture), config.model, result)
     return EXIT_COMPLETE
@@ -65,7 +65,7 @@ def _fine_tune(config: EvaluateConfig, folder: Path, step: int | Literal["best"]
         return EXIT_REQUEUE
     print_tasks(console, f"{config.suite}: {config.model}", result)
     if config.json:
-        write_json(Path(config.json), result)
+        publish_json(Path(config.json), result)
     return EXIT_COMPLETE
 
 
@@ -144,7 +144,7 @@ def _every_checkpoint(
             console.warn(f"{run}: the checkpoint of step {step} has been removed by the run since; skipped")
             continue
         result = measure(predictor)
-        write_json(path, {"step": step, "checkpoint": checkpoint, "settings": settings, "result": result})
+        publish_json(path, {"step": step, "checkpoint": checkpoint, "settings": settings, "result": result})
         console.say(
             f"step {step}  "
             + "  ".join(

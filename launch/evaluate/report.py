@@ -1,13 +1,11 @@
 """Results of an evaluation as a table, as a picture, and as curves over the checkpoints of a run."""
 
-import json
 from pathlib import Path
 
 from cloze.launch.run.sweeps import no_better
 from cloze.launch.system.console import Console
 from cloze.launch.system.pictures import new_figure, save
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import publish_text, readable_errors
 from cloze.pipeline.untrusted import is_number
 
 _MEANS = ("mean_of_paradigms", "mean_of_phenomena")
@@ -78,13 +76,6 @@ def print_tasks(console: Console, title: str, result: Fields) -> None:
 def _spread(task: Fields) -> tuple[str, str]:
     deviation = "" if task["deviation"] is None else f" ± {task['deviation']:.4f}"
     return f"{task['median']:.4f}", f"{task['mean']:.4f}{deviation}"
-
-
-def write_json(path: Path, result: Fields) -> None:
-    """Write the result as JSON."""
-    with readable_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        publish_text(path, json.dumps(result, indent=1) + "\n")
 
 
 def draw(path: Path, title: str, result: Fields) -> None:

@@ -42,7 +42,7 @@ from cloze.model.config_files import FINGERPRINT
 from cloze.model.huggingface import save_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import clear, publish_text, readable_errors
+from cloze.pipeline.storage import clear, publish_json, publish_text, readable_errors
 
 
 class Evaluation:
@@ -172,7 +172,7 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
                 publish_text(output / runs.PREDICTIONS / "glue" / name, submission(predictions))
         _say(split, metrics, examples.majority() if metrics else {}, config.evaluation.metric, console)
     if environment.is_main:
-        publish_text(output / runs.RESULTS, json.dumps(_finite(results), indent=1, ensure_ascii=False) + "\n")
+        publish_json(output / runs.RESULTS, _finite(results), ensure_ascii=False)
         warn_of_own_format(output / runs.MODEL, console)
     if run := process.stored:
         with distributed.together("send the results", run.place, device):

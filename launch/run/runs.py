@@ -1,7 +1,6 @@
 """The folder of a run: the names of its files, and its description (configuration, data, device, tokenizer)."""
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,7 @@ from cloze.model.config_files import SLOW_TOKENIZER_FILES, TOKENIZER_FILES
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.storage import clear, publish_text, readable_errors, sha256_of
+from cloze.pipeline.storage import clear, publish_json, publish_text, readable_errors, sha256_of
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from cloze.pipeline.untrusted import (
     check_characters,
@@ -292,7 +291,7 @@ def check_model(run: Path) -> None:
 def _seal(folder: Path) -> str:
     """Write the hashes of a folder's files beside them; returns the hash of that file."""
     hashes = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
-    publish_text(folder / _HASHES, json.dumps(hashes, indent=1) + "\n")
+    publish_json(folder / _HASHES, hashes)
     return sha256_of(folder / _HASHES)
 
 
@@ -312,7 +311,7 @@ def device_facts(folder: Path) -> dict[str, object]:
 def keep_device_facts(folder: Path, facts: dict[str, object]) -> None:
     """Save what was chosen by the device, unless the run has begun."""
     if not (folder / DEVICE).is_file():
-        publish_text(folder / DEVICE, json.dumps(facts, indent=1) + "\n")
+        publish_json(folder / DEVICE, facts)
 
 
 def saved_micro_batch_size(folder: Path) -> int | None:
@@ -380,16 +379,16 @@ def describe(
             )
     goes_on = (folder / CONFIG).is_file()
     sealed = _save_folders(folder, saves, earlier) if goes_on else {}  # what is refused changes nothing else
-    publish_text(folder / DATA, json.dumps(facts, indent=1) + "\n")
+    publish_json(folder / DATA, facts)
     # The file that marks the folder as a run comes after the files that a resume compares; after an interruption the
     # next start writes the rest.
     publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
-    publish_text(folder / DEEPSPEED, json.dumps(deepspeed, indent=1) + "\n")
+    publish_json(folder / DEEPSPEED, deepspeed)
     sealed = sealed if goes_on else _save_folders(folder, saves, earlier)
     starts: Fields = {STARTS: num_starts(folder) + 1, _SEALED: sealed}
     known = {RUN: run, FIRST_WEIGHTS: first_weights or earlier.get(FIRST_WEIGHTS)}
     starts |= {name: value for name, value in known.items() if value is not None}
-    publish_text(folder / SOFTWARE, json.dumps(software() | starts, indent=1) + "\n")  # after the folders that it names
+    publish_json(folder / SOFTWARE, software() | starts)  # after the folders that it names
 
 
 def _save_folders(folder: Path, saves: Mapping[str, Callable[[Path], object]], earlier: Fields) -> dict[str, object]:

@@ -1,6 +1,5 @@
 """What the runs of a sweep have reached together: a file, a table and a picture."""
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from cloze.launch.run.sweeps import Results, Run, fault_in_runs, last_line, name
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import publish_text
+from cloze.pipeline.storage import publish_json
 
 PICTURE = "curves.png"
 
@@ -62,7 +61,7 @@ class Sweep:
                 if (lost := run.lost_model()) and lost != before:  # which `run_all` has said
                     console.warn(f"{lost.what}; {lost.advice}")
             summary = self.summarize()
-            publish_text(self.folder / runs.RESULTS, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+            publish_json(self.folder / runs.RESULTS, summary, ensure_ascii=False)
             if not summary["n"]:
                 set_status(self.folder, "failed", 0)
                 log = self.runs[0].log

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import importlib.util
-import json
 import platform
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from cloze.launch.system.data_sheets import DataSheet, find_data_sheet, is_slice
 from cloze.launch.system.environment import cache_folder
 from cloze.pipeline.errors import UserError, reason_of
 from cloze.pipeline.fields import MicroBatch
-from cloze.pipeline.storage import publish_text
+from cloze.pipeline.storage import publish_json
 from cloze.pipeline.untrusted import fields_if_readable, is_number
 
 FLASH_ATTENTION_3 = "FA3"  # torch's name of flash attention 3
@@ -274,7 +273,7 @@ def keep_rates(rates: dict[str, float]) -> list[float]:
     """
     before = saved_rates()
     kept = {key: max(rate, before.get(key, 0.0)) for key, rate in rates.items()}
-    publish_text(_file(), json.dumps(before | kept, indent=1) + "\n")
+    publish_json(_file(), before | kept)
     return list(kept.values())
 
 

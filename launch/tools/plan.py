@@ -1,6 +1,5 @@
 """`cloze plan`: estimates memory, time and cost of a run without running it."""
 
-import json
 import math
 from bisect import bisect_left
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.loading.streams import RunMasking
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.storage import publish_text
+from cloze.pipeline.storage import publish_json
 
 _GIB = 2**30
 _NO_PRICE = "given by --price_per_hour, the price of one device for an hour"
@@ -35,7 +34,7 @@ def plan(config: PlanConfig, environment: Environment) -> None:
     with doing() as tell:
         figures = _plan_one(config, tell) if len(config.counts) == 1 else _compare(config, tell)
     if config.json:
-        publish_text(Path(config.json), json.dumps(figures, indent=1) + "\n")
+        publish_json(Path(config.json), figures)
 
 
 Tell = Callable[[Callable[[], str]], None]

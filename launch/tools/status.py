@@ -3,7 +3,6 @@
 Nothing is locked and nothing written: a job that starts at the same time is not affected.
 """
 
-import json
 import os
 import shutil
 import time
@@ -22,7 +21,7 @@ from cloze.launch.system.console import Console, clock
 from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE, EXIT_USER_ERROR
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import publish_text, readable_errors
+from cloze.pipeline.storage import publish_json, readable_errors
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 from cloze.pipeline.stores.temporary_folders import temporary_folder
 from cloze.pipeline.untrusted import check_regular, is_number, read_json
@@ -190,8 +189,7 @@ def list_runs(config: RunsConfig) -> int:
     columns = "run", "state", "step", "loss", "validation", "tokens/s", "MFU", "left", "heartbeat", "restarts"
     Console().table(config.folder, columns, [_row(each, config.folder) for each in states])
     if config.json:
-        with readable_errors(Path(config.json)):
-            publish_text(Path(config.json), json.dumps([asdict(each) for each in states], indent=1) + "\n")
+        publish_json(Path(config.json), [asdict(each) for each in states])
     return 0
 
 
