@@ -105,7 +105,7 @@ def take_shared(folder: Path, parts: list[Found], machines: list[list[int]], ran
         with distributed.together("copy a checkpoint", aside, device), readable_errors(aside):
             distributed.copy_file(folder / name, size, source, aside / name if wanted else None, device)
         arrived = arrived and (not wanted or sha256_of(aside / name) == digest)
-    if distributed.reduce_sum(torch.tensor(float(not arrived), device=device)).item():
+    if distributed.on_any_rank(not arrived, device):
         return False
     with distributed.together("take up a checkpoint", folder, device), readable_errors(folder):
         if lacking:

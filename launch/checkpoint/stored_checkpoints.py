@@ -313,8 +313,7 @@ class StoredCheckpoints(CheckpointManager):
             if failure is not None and not isinstance(failure, StoreAway):
                 raise UserError(f"{failure}; {self._kept()}")
         self._store_failure = self._store_failure or failure or self._run.away()
-        away = torch.tensor(float(self._store_failure is not None), device=self.device)
-        self._store_given_up = distributed.reduce_sum(away).item() > 0
+        self._store_given_up = distributed.on_any_rank(self._store_failure is not None, self.device)
 
     def _kept(self) -> str:
         names = (path.name for path in self.folder.glob("step-*"))
@@ -350,8 +349,7 @@ class StoredCheckpoints(CheckpointManager):
         """Collective."""
         if not self._queue or self._store_given_up:
             return
-        busy = distributed.reduce_sum(torch.tensor(float(not self._thread.idle), device=self.device))
-        if busy.item():
+        if distributed.on_any_rank(not self._thread.idle, self.device):
             return
         published = self._queue.pop(0)
         self._uploading, self._sent = published.step, self._sent + 1
@@ -459,8 +457,8 @@ class StoredCheckpoints(CheckpointManager):
             if self._store_given_up:
                 self._end_without_store()
             self._begin_upload()
-            left = float(bool(self._queue) or not self._thread.idle)
-            if not distributed.reduce_sum(torch.tensor(left, device=self.device)).item():
+            left = bool(self._queue) or not self._thread.idle
+            if not distributed.on_any_rank(left, self.device):
                 return
             time.sleep(_WAIT_SECONDS)
 

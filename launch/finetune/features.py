@@ -61,7 +61,7 @@ def _check_memory(num_rows: int, outputs: torch.Tensor, processes: int, device: 
     needed = num_rows * outputs[0].numel() * outputs.element_size()
     free = available_bytes()
     short = free is not None and needed * processes > free
-    if distributed.reduce_sum(torch.tensor(float(short), device=device)):
+    if distributed.on_any_rank(short, device):
         raise UserError(
             f"freeze encoder: found {num_rows:,} vectors of the encoder to keep, {needed / 1e9:,.1f} GB a process, "
             "expected them to fit into the memory of each machine"

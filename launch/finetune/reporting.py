@@ -153,7 +153,7 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
         runs.MODEL_HASHES: runs.hashes_of_model(output) if environment.is_main else {},
     }
     for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
-        if distributed.reduce_sum(torch.tensor(float(stop.wanted), device=device)) > 0:
+        if distributed.on_any_rank(stop.wanted, device):
             return False
         outputs = predict(
             model,

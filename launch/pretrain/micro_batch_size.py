@@ -121,7 +121,8 @@ def _found(
         candidates = _fast_on_cpu(candidates)
         most = most_bytes(config.model, data, run_masking(config, data), candidates[-1])
         free = memory.limit() - memory.peak()
-        if given is None and type(objective) is MaskedTokens and _agree(most <= _ROOMY_SHARE * free, device):
+        counted = given is None and type(objective) is MaskedTokens
+        if counted and not distributed.on_any_rank(most > _ROOMY_SHARE * free, device):
             console.say(
                 f"micro-batch: {candidates[-1]} sequences, without a trial: more are no faster on a CPU, and they need "
                 f"at most {most / 2**30:.1f} of {free / 2**30:.1f} GiB"
@@ -180,14 +181,9 @@ def _search(
         return probe.run(size, agree)
 
     try:
-        return largest_that_fits(candidates, run, memory, lambda fits: _agree(fits, device))
+        return largest_that_fits(candidates, run, memory, lambda fits: not distributed.on_any_rank(not fits, device))
     finally:
         probe.release()
-
-
-def _agree(fits: bool, device: torch.device) -> bool:
-    """Whether it fits on every rank. Collective."""
-    return distributed.reduce_sum(torch.tensor([0.0 if fits else 1.0], device=device)).item() == 0
 
 
 @dataclass(frozen=True)

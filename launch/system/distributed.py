@@ -221,6 +221,11 @@ def copy_file(path: Path, size: int, source: int, target: Path | None, device: t
         raise failure
 
 
+def on_any_rank(flag: bool, device: torch.device) -> bool:
+    """Whether it is true on any rank. Collective."""
+    return reduce_sum(torch.tensor([float(flag)], device=device)).item() > 0
+
+
 @contextlib.contextmanager
 def together(what: str, where: object, device: torch.device) -> Iterator[None]:
     """Make a failure of one rank a failure of all, so that none waits in a collective for it. Collective.
@@ -233,7 +238,7 @@ def together(what: str, where: object, device: torch.device) -> Iterator[None]:
         yield
     except UserError as caught:
         error = caught
-    failed = reduce_sum(torch.tensor([float(error is not None)], device=device)).item()
+    failed = on_any_rank(error is not None, device)
     if error is not None:
         raise error
     if failed:

@@ -169,13 +169,16 @@ def test_a_model_that_does_not_fit_alone_ends_in_one_line(monkeypatch):
 def _rank(rank: int, limits: list[int], port: int, results) -> None:
     import os
 
-    from cloze.launch.pretrain.micro_batch_size import _agree
     from cloze.launch.system import distributed
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu"}
     device = distributed.initialize(Environment(rank, rank, len(limits), "torchrun"))
     memory = Memory(limits[rank])
-    found = largest_that_fits([1, 2, 4, 8, 16], memory.run, memory, lambda fits: _agree(fits, torch.device(device)))
+
+    def agree(fits: bool) -> bool:
+        return not distributed.on_any_rank(not fits, torch.device(device))
+
+    found = largest_that_fits([1, 2, 4, 8, 16], memory.run, memory, agree)
     results.put((rank, found, memory.tried))
     distributed.shutdown()
 
@@ -296,7 +299,7 @@ def test_nothing_is_tried_on_a_cpu_where_memory_cannot_matter(tmp_path, monkeypa
     config = parse("pretrain", pretrain_arguments(make_shards(tmp_path / "data"), tmp_path / "run", *LARGER)[1:])
     inputs = open_inputs(config, 1)
     monkeypatch.setattr(probing.distributed, "from_main", lambda number, device: number)
-    monkeypatch.setattr(probing, "_agree", lambda fits, device: fits)
+    monkeypatch.setattr(probing.distributed, "on_any_rank", lambda flag, device: flag)
 
     def found(free: int) -> int:
         monkeypatch.setattr(probing, "available_bytes", lambda: free)
