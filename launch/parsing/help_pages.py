@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
 
 from cloze.launch.parsing.fields import Described, describe, shown
-from cloze.launch.parsing.parser import shipped, takes_flags
+from cloze.launch.parsing.parser import shipped
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.references import load
 
@@ -31,7 +31,8 @@ class Page:
     short: tuple[tuple[str, str], ...] = ()
     """Short flags, each with the long one that it stands for."""
     configs: str = ""
-    """The folder of configs/ whose files `--config` takes by name."""
+    """The folder of configs/ whose files `--config` takes by name; the required fields of such a command are flags,
+    those of others positional."""
     main: tuple[str, ...] = ()
     """What `--help` shows beside the fields that must be given: what most runs need or many change."""
     listed: tuple[tuple[str, str], ...] = ()
@@ -47,7 +48,7 @@ class Page:
 
     def is_word(self, field: Described) -> bool:
         """Whether a field is typed without a flag."""
-        return field.name == self.words or (field.default is MISSING and not takes_flags(self.name))
+        return field.name == self.words or (field.default is MISSING and not self.configs)
 
     def table_of(self, field: str) -> Iterable[str]:
         """The table of a field's values; empty if there is none."""

@@ -126,11 +126,6 @@ def _alike(value: str, known: Iterable[str]) -> list[str]:
     return [name for name in known if parts <= set(name.split("-")) or parts >= set(name.split("-"))]
 
 
-def takes_flags(name: str) -> bool:
-    """Whether a command's required fields are flags; otherwise they are positional: `cloze inspect FOLDER`."""
-    return name in {"pretrain", "sweep", "finetune", "deepspeed-config", "vocab", "prepare"}
-
-
 class Parser(jsonargparse.ArgumentParser):
     """The library's, whose `--print_config` prints the configuration as a command gets it."""
 
@@ -153,21 +148,22 @@ class Parser(jsonargparse.ArgumentParser):
 
 
 @functools.cache
-def build_parser(name: str, config: Any, words: str | None = None) -> Parser:
-    """The parser of a command: every field an option, required ones without a default positional where one names it.
+def build_parser(name: str, config: Any, words: str | None = None, configs: str = "") -> Parser:
+    """The parser of a command: every field an option, but a required one positional, as in `cloze inspect FOLDER`,
+    unless the command takes shipped configurations.
 
     Args:
         config: the dataclass of the command's fields.
         words: the field that takes the word or words without a flag.
+        configs: the kind of shipped configurations that `--config` takes by name.
     """
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     # --help is ours: see help_pages.py.
     parser = Parser(prog=f"cloze {name}", exit_on_error=False, allow_abbrev=False, add_help=False)
     parser.add_argument("--config", action="config")
-    positional = not takes_flags(name)
     takes_texts = words is not None and get_type_hints(config)[words] == list[str]
     texts = [each.name for each in fields(config) if each.metadata.get("typed_text") and each.name != words]
-    parser.add_class_arguments(config, None, as_positional=positional, sub_configs=True, skip={words, *texts})
+    parser.add_class_arguments(config, None, as_positional=not configs, sub_configs=True, skip={words, *texts})
     if words:
         known = describe(config)
         for text in texts:
@@ -199,7 +195,7 @@ def parse(
         UserError: an unknown field, a value of the wrong kind, a missing file, in one line.
     """
     kind: Any = config  # any dataclass
-    parser = build_parser(name, kind, words)
+    parser = build_parser(name, kind, words, configs)
     kinds = get_type_hints(config)
     # Lists of texts, and lists of whole numbers that take a single number too. Other lists are typed in brackets.
     lists = {field for field, kind in kinds.items() if kind == list[str] or {int, list[int]} <= {*get_args(kind)}} - {
@@ -208,7 +204,7 @@ def parse(
     for brief, long in short:
         arguments = [long + word[len(brief) :] if word.partition("=")[0] == brief else word for word in arguments]
     known = describe(kind)
-    another = partial(build_parser.__wrapped__, name, kind, words)
+    another = partial(build_parser.__wrapped__, name, kind, words, configs)
     try:
         arguments = _arranged(arguments, known, lists, configs)
         parser.complete = partial(_complete, another, arguments, complete) if complete else None

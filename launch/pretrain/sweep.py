@@ -222,4 +222,4 @@ def _read(settings: dict[str, str], base: Fields, model: BertConfig) -> Pretrain
         given = {name: value for name, value in asdict(model).items() if value != getattr(BertConfig(), name)}
         words += [word for name, value in given.items() for word in (f"--model.{name}", json.dumps(value))]
     words = ["--config", yaml.safe_dump(base), *words]
-    return parse("pretrain", PretrainConfig, words, complete=complete)
+    return parse("pretrain", PretrainConfig, words, configs="pretrain", complete=complete)

@@ -200,7 +200,7 @@ def test_every_command_has_its_function_and_explains_every_field():
         module, function = command.function.split(":")
         assert callable(getattr(importlib.import_module(module), function)), name
         everything = explain(name, "all")
-        for action in build_parser(name, load(command.config), command.words)._actions:
+        for action in build_parser(name, load(command.config), command.words, command.configs)._actions:
             shown = {f"--{action.dest}", action.dest.upper(), *(brief for brief, _ in COMMANDS[name].short)}
             hidden = action.dest == "print_shtab" or action.dest.endswith(".help")  # of the library, never reached
             assert hidden or shown & set(everything.split()), action.dest
