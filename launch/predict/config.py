@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from cloze.launch.config.model import ModelConfig
 from cloze.launch.predict.operation import Operation, Row, shown
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import refuse
 
 
 def typed_text() -> Any:
@@ -41,7 +41,7 @@ class Input(ModelConfig, Operation):
 
     def __post_init__(self) -> None:
         super().__post_init__()  # the operation's, which comes last among the bases
-        for wrong, said in (
+        refuse(
             (
                 self.text and self.file,
                 f"file: found {self.file} beside texts on the command line, expected one of them",
@@ -60,9 +60,7 @@ class Input(ModelConfig, Operation):
                 self.output and not self.output.endswith(self.outputs),
                 f"output: found {self.output}, expected a name that ends in {', '.join(self.outputs)}",
             ),
-        ):
-            if wrong:
-                raise UserError(said)
+        )
 
     def given(self) -> Iterator[Row]:
         """The texts of the command line."""

@@ -22,7 +22,7 @@ from cloze.launch.training.objective import TrainingObjective
 from cloze.model.config import BertConfig, VectorPooling
 from cloze.model.sentence_vectors import POOLINGS, SentenceEncoder, SentenceOutput
 from cloze.pipeline import ragged
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, refuse
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -287,7 +287,7 @@ class Embedding(Kind):
     def check(self, config: FinetuneConfig, task: Task) -> None:
         """Raise UserError for settings by which a headless encoder has nothing to train, or no vector."""
         found, batch = f"with the task {config.task}, expected", config.train.global_batch_size
-        for wrong, said in (
+        refuse(
             (
                 config.pooling == "pooler",
                 f"pooling: found pooler {found} one of {', '.join(POOLINGS)}: sentence-transformers has no pooler",
@@ -311,9 +311,7 @@ class Embedding(Kind):
                 f"train.global_batch_size: found {batch} {found} at least 2: the other rows of a batch are what a row "
                 "is distinguished from",
             ),
-        ):
-            if wrong:
-                raise UserError(said)
+        )
 
     def check_model(self, config: FinetuneConfig, shape: BertConfig) -> None:
         """Raise UserError for sizes not below that of the model's vectors, and for dropout pairs without dropout."""
