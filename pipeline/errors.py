@@ -23,3 +23,8 @@ def lacks_threads(error: BaseException) -> bool:
 def reason_of(error: BaseException) -> str:
     """The first line of what a library says of an error; its type where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def on_one_line(error: BaseException) -> str:
+    """All that a library says of an error, on one line; its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -31,7 +31,7 @@ from cloze.launch.engine.content import (
     of_file,
     step_in,
 )
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, reason_of
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import clear, inside
 
@@ -110,10 +110,9 @@ def convert_to_universal(folder: Path, target: Path, processes: int) -> None:
             shutil.copy2(models[0], target)  # the one that every process reads
         except RuntimeError as error:  # torch's, for a disk that is full
             clear(target, ignore_errors=True)
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(
                 f"{target}: found {folder.name} good but could not write its form for another number of "
-                f"processes ({reason}), expected room and permission there; fix this, then run the same "
+                f"processes ({reason_of(error)}), expected room and permission there; fix this, then run the same "
                 "command again"
             ) from error
 

@@ -23,7 +23,7 @@ from cloze.launch.engine.content import OtherContent, described, fields_in, has_
 from cloze.launch.run.runs import RUN
 from cloze.launch.system.environment import forbid_pickled_code
 from cloze.model.weight_files import has_compressed_records
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, reason_of
 from cloze.pipeline.fields import Fields
 
 # The file that every rank reads whole at stages 0 to 2: the model, and at stage 0 the optimizer's states.
@@ -48,10 +48,9 @@ def only_tensors(path: object) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; fix this, then run the same command again") from error
     except Exception as error:  # torch raises many kinds of errors here, which mean the same to the user
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"{path}: found something other than tensors or a damaged file, expected a checkpoint; it was "
-            f"not loaded ({reason})"
+            f"not loaded ({reason_of(error)})"
         ) from error
 
 

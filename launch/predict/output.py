@@ -23,7 +23,7 @@ from rich.table import Table
 from cloze.launch.predict.operation import Operation, Result, Row, plain
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import Output
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, on_one_line
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publishing
 
@@ -241,7 +241,7 @@ def _parquet(path: Path, aside: Path, first: list[Fields], given: Set[str]) -> I
         writer = parquet.ParquetWriter(aside, schema)
     except pa.ArrowException as error:  # objects without fields
         raise UserError(
-            f"output: {path}: found values that Parquet has no type for ({' '.join(str(error).split())}), expected "
+            f"output: {path}: found values that Parquet has no type for ({on_one_line(error)}), expected "
             "numbers, texts, lists and objects; write *.jsonl"
         ) from error
     with writer:
@@ -276,7 +276,7 @@ def _column(path: Path, name: str, values: list[object], kind: pa.DataType | Non
     except OverflowError as error:
         raise _no_column(path, name, "a whole number outside of the range of the column's type") from error
     except (pa.ArrowException, TypeError) as error:
-        raise _no_column(path, name, " ".join(str(error).split())) from error
+        raise _no_column(path, name, on_one_line(error)) from error
     if changed:
         raise _no_column(path, name, f"of the type {kind} in the first rows")
     return column

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from cloze.launch.texts.encoding import half_character
 from cloze.pipeline.config import SourceConfig
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, on_one_line
 from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.readers.hub import saved_file, saved_rows
@@ -378,7 +378,7 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[Row]:
         try:
             yield
         except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # names and texts of no UTF-8, times
-            raise UserError(f"{path}: can't be read as Parquet: {' '.join(str(error).split())}") from error
+            raise UserError(f"{path}: can't be read as Parquet: {on_one_line(error)}") from error
 
     def values() -> Iterator[Fields]:
         with readable(), file:
@@ -401,7 +401,7 @@ def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> Iterator[Row]:
     try:
         data = datasets.load_from_disk(str(path))
     except Exception as error:  # the library raises many kinds
-        raise UserError(f"{path}: can't be read as a saved data set: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path}: can't be read as a saved data set: {on_one_line(error)}") from error
     if isinstance(data, datasets.DatasetDict):
         raise UserError(f"{path}: found the splits {', '.join(data)}, expected one of them; give {path}/SPLIT")
     file = saved_file(str(path), data, 0, 0, SourceConfig())
