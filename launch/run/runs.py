@@ -513,12 +513,12 @@ def lost_of_model(run: Path) -> Path | None:
     hashes = results.get(MODEL_HASHES)
     for name, expected in ({"config.json": None} | (hashes if isinstance(hashes, dict) else {})).items():
         path = run / MODEL / name
-        if not path.is_file() or not path.stat().st_size:
+        if is_lost(path):
             return path
         whole = _has_its_length(path) if path.suffix == ".safetensors" else expected in (None, _hash_of(path))
         if not whole:
             return path
-    return next((path for path in _predictions(run, results) if not path.is_file() or not path.stat().st_size), None)
+    return next((path for path in _predictions(run, results) if is_lost(path)), None)
 
 
 def _predictions(run: Path, results: Fields) -> list[Path]:
@@ -535,6 +535,11 @@ def _has_its_length(weights: Path) -> bool:
         return False
 
 
+def is_lost(path: Path) -> bool:
+    """Whether a file that a run has written is missing or empty."""
+    return not path.is_file() or not path.stat().st_size
+
+
 def found_at(path: Path) -> str:
     """What is found instead of a file as a run has written it, for messages."""
     if not path.is_file():
@@ -547,7 +552,7 @@ def check_results(folder: Path) -> None:
     if "train_file" not in read_fields(folder / CONFIG):
         return
     for path in (folder / MODEL / "config.json", *_predictions(folder, read_fields(folder / RESULTS))):
-        if not path.is_file() or not path.stat().st_size:
+        if is_lost(path):
             raise UserError(
                 f"{path}: found {found_at(path)}, expected it as the run has written it: something was removed while "
                 "the run used the folder; the same command writes it again"

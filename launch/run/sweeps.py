@@ -124,7 +124,7 @@ class Run:
         end.
         """
         made = self.folder / runs.CONFIG
-        if not made.is_file() or not made.stat().st_size:  # lost: `fault_in_runs` says what to do
+        if runs.is_lost(made):  # `fault_in_runs` says what to do
             return True
         fields = runs.fields_of(self.folder)
         return all(fields.get(name) == self.fields[name] for name in _ENDS if name in self.fields)
@@ -132,7 +132,7 @@ class Run:
     def measured_otherwise(self) -> str | None:
         """One line if a run that has ended was measured by other settings than are planned; else None."""
         path = self.folder / runs.CONFIG
-        if not self.fields or not path.is_file() or not path.stat().st_size:
+        if not self.fields or runs.is_lost(path):
             return None
         made = runs.fields_of(self.folder)
         for name in sorted(made.keys() | self.fields.keys()):
@@ -353,7 +353,7 @@ def fault_in_runs(planned: Sequence[Run]) -> str | None:
             advice = lost.advice or "the same command writes it again"
             return f"{lost.what}: something was removed meanwhile; {advice}"
         for path in (run.folder / runs.CONFIG, run.folder / runs.DATA):
-            if not path.is_file() or not path.stat().st_size:
+            if runs.is_lost(path):
                 return f"{_as_written(path)}: something was removed meanwhile; {run.repeating}"
         read = runs.read_fields(run.folder / runs.DATA)
         for name, expected in run.facts.items():
