@@ -30,7 +30,7 @@ Files = dict[str, tuple[int, str]]
 
 def step_place(place: StorePath, step: int) -> StorePath:
     """The folder of all uploads of a step."""
-    return place / f"step-{step:08d}"
+    return place / runs.step_name(step)
 
 
 def owner_of(name: str) -> int | None:
@@ -138,7 +138,7 @@ def fetch_run(
             f"{place}: no good checkpoint{f' of step {step}' if isinstance(step, int) else ''}; the run has {found}"
         )
     if step == "best":
-        newest = read_state(folder / runs.CHECKPOINTS / f"step-{newest:08d}").get("best_step", -1)
+        newest = read_state(folder / runs.CHECKPOINTS / runs.step_name(newest)).get("best_step", -1)
         if newest in commits:
             _fetched(place, folder, newest, commits, warn)
     for earlier in sorted(saved for saved in commits if saved < newest)[::-1][: count - 1]:
@@ -155,7 +155,7 @@ def _fetched(
         Whether it is complete.
     """
     place = place / runs.CHECKPOINTS
-    target = folder / runs.CHECKPOINTS / f"step-{step:08d}"
+    target = folder / runs.CHECKPOINTS / runs.step_name(step)
     if target.exists():
         return True
     with readable_errors(target):

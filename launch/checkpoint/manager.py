@@ -33,7 +33,7 @@ from cloze.launch.checkpoint.weight_averages import whole_average
 from cloze.launch.checkpoint.writing import BackgroundWriter
 from cloze.launch.engine.content import OtherContent, check_tensor, of_file
 from cloze.launch.engine.engine import Engine
-from cloze.launch.run.runs import CONFIG, RUN, check_own
+from cloze.launch.run.runs import CHECKPOINTS, CONFIG, RUN, check_own, step_name
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.bounds import whole_number
@@ -91,7 +91,7 @@ class CheckpointManager:
 
     def path(self, step: int) -> Path:
         """Folder of the checkpoint of a step."""
-        return self.folder / f"step-{step:08d}"
+        return self.folder / step_name(step)
 
     @property
     def leads(self) -> bool:
@@ -109,10 +109,7 @@ class CheckpointManager:
 
     def steps(self) -> list[int]:
         """Steps of the published checkpoints, ascending, damaged ones included."""
-        if not self.folder.is_dir():
-            return []
-        names = (path.name.removeprefix("step-") for path in self.folder.glob("step-*") if path.is_dir())
-        return sorted(step for name in names if (step := whole_number(name)) is not None)
+        return steps_in(self.folder)
 
     def _good_steps(self) -> Iterator[int]:
         """Steps of the undamaged checkpoints, newest first; a damaged one is reported once and skipped."""
@@ -459,6 +456,14 @@ def _set_rng_state(state: Fields, device: torch.device) -> None:
             raise OtherContent(f"{name} is no random state ({error!s:.60})") from error
 
 
+def steps_in(checkpoints: Path) -> list[int]:
+    """Steps of the published checkpoints in a folder, ascending, damaged ones included; empty if there is no folder."""
+    if not checkpoints.is_dir():
+        return []
+    names = (path.name.removeprefix("step-") for path in checkpoints.glob("step-*") if path.is_dir())
+    return sorted(step for name in names if (step := whole_number(name)) is not None)
+
+
 def read_weights(
     run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print, *, ema: bool = False
 ) -> tuple[int, dict[str, torch.Tensor]]:
@@ -471,7 +476,7 @@ def read_weights(
     Raises:
         UserError: there is no such checkpoint, or it is damaged or another run's.
     """
-    manager = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu"), warn=warn)
+    manager = CheckpointManager(run / CHECKPOINTS, Environment(), torch.device("cpu"), warn=warn)
     wanted = step
     if not isinstance(step, int):
         step = manager.latest()
@@ -497,15 +502,15 @@ def read_weights(
 
 def checkpoint_steps(run: Path) -> list[int]:
     """Steps of a run's published checkpoints, ascending, damaged ones included."""
-    return CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu")).steps()
+    return steps_in(run / CHECKPOINTS)
 
 
 def damage_by_sizes(run: Path) -> dict[int, str | None]:
     """Why each of a run's published checkpoints, by its step, is damaged, as far as sizes of files say so; None: it
     has all files.
     """
-    manager = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu"))
-    return {step: damage(manager.path(step), sizes_only=True) for step in manager.steps()}
+    folder = run / CHECKPOINTS
+    return {step: damage(folder / step_name(step), sizes_only=True) for step in steps_in(folder)}
 
 
 def read_average(

@@ -30,16 +30,16 @@ from cloze.launch.checkpoint.fetching import (
     step_place,
 )
 from cloze.launch.checkpoint.local_checkpoints import ATTEMPT, WHOLE, Found, found_on, take_shared, whole_on_all
-from cloze.launch.checkpoint.manager import CheckpointManager
+from cloze.launch.checkpoint.manager import CheckpointManager, steps_in
 from cloze.launch.checkpoint.state import describe, hash_of_files, read_state, saved_alike
 from cloze.launch.checkpoint.transfer import Damaged, StoreThread, fetch, upload
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run.commits import Commit, TakenOver, is_first
+from cloze.launch.run.runs import step_name
 from cloze.launch.run.store_waits import Patience, StoreAway
 from cloze.launch.run.stored_run import StoredRun, refuse_checkpoints
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
-from cloze.pipeline.bounds import whole_number
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import clear, readable_errors, sha256_of
@@ -316,9 +316,9 @@ class StoredCheckpoints(CheckpointManager):
         self._store_given_up = distributed.on_any_rank(self._store_failure is not None, self.device)
 
     def _kept(self) -> str:
-        names = (path.name for path in self.folder.glob("step-*"))
-        kept = sorted(name for name in names if whole_number(name.removeprefix("step-")) is not None)
-        return f"this machine's part of the newest checkpoint is {self.folder.resolve() / kept[-1] if kept else 'none'}"
+        kept = steps_in(self.folder)
+        newest = self.folder.resolve() / step_name(kept[-1]) if kept else "none"
+        return f"this machine's part of the newest checkpoint is {newest}"
 
     def _end_without_store(self) -> NoReturn:
         """Raise UserError with the failure and the folder of the last checkpoint. Collective."""

@@ -161,7 +161,7 @@ def _checkpoint_hash(run: Path, step: int) -> str | None:
     """SHA-256 of the file that lists the hashes of a checkpoint's files; None: it has been removed. A run that goes on
     from an earlier step writes others at the same steps.
     """
-    path = run / runs.CHECKPOINTS / f"step-{step:08d}" / checkpoint_room().CHECKSUMS
+    path = run / runs.CHECKPOINTS / runs.step_name(step) / checkpoint_room().CHECKSUMS
     return sha256_of(path) if path.is_file() else None
 
 
@@ -178,7 +178,7 @@ def _write_curves(suite: str, folder: Path, settings: Fields) -> None:
 
 def _result_name(step: int) -> str:
     """Name of the file with the results of a checkpoint."""
-    return f"step-{step:08d}.json"
+    return f"{runs.step_name(step)}.json"
 
 
 def _saved(path: Path, suite: str, settings: Fields) -> Fields | None:

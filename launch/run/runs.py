@@ -80,8 +80,13 @@ def flatten(values: Fields, prefix: str = "") -> dict[str, object]:
     return flat
 
 
+def step_name(step: int) -> str:
+    """Name of the folder of a step's checkpoint."""
+    return f"step-{step:08d}"
+
+
 def data_facts(manifest: Manifest) -> dict[str, str | int]:
-    """Facts of the prepared data of a run: hashes, lengths, counts."""
+    """Facts of the prepared data of a run: two hashes, and the maximum length."""
     return {
         "manifest_hash": manifest.hash,
         "tokenizer_fingerprint": manifest.tokenizer_fingerprint,
