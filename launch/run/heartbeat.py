@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cloze.launch.config import MonitorConfig
-from cloze.launch.run.runs import HEARTBEATS
+from cloze.launch.run.runs import HEARTBEATS, heartbeat_name
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -90,7 +90,7 @@ class Heartbeat:
         return time.monotonic() - self._moved
 
     def _path(self, rank: int) -> Path:
-        return self._folder / f"rank-{rank:05d}.json"
+        return self._folder / heartbeat_name(rank)
 
     def _write(self) -> None:
         (step, phase), now = self._now, time.time()

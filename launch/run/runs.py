@@ -85,6 +85,11 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def heartbeat_name(rank: int) -> str:
+    """Name of the file of a process in HEARTBEATS."""
+    return f"rank-{rank:05d}.json"
+
+
 def data_facts(manifest: Manifest) -> dict[str, str | int]:
     """Facts of the prepared data of a run: two hashes, and the maximum length."""
     return {

@@ -19,7 +19,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from cloze.launch.run.metrics_file import is_evaluation, kept_lines, lines_of, parsed_lines
-from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING
+from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING, heartbeat_name
 from cloze.launch.run.store_waits import reading
 from cloze.pipeline.bounds import MOST, whole_number
 from cloze.pipeline.errors import UserError
@@ -70,7 +70,7 @@ class Shipper:
 
     def __init__(self, folder: Path, place: StorePath, rank: int, seconds: float, warn: Callable[[str], None]) -> None:
         self._folder, self._place, self._seconds, self._warn = folder, place, seconds, warn
-        self._whole = (START, STATUS, TRACKING, f"{HEARTBEATS}/rank-{rank:05d}.json")
+        self._whole = (START, STATUS, TRACKING, f"{HEARTBEATS}/{heartbeat_name(rank)}")
         self._sent: dict[str, int] = {}  # bytes sent of files that grow
         self._numbers: dict[str, int] = {}
         self._pieces: dict[str, int] = {}  # keys of the objects of metrics.jsonl, with their sizes
