@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cloze.launch.config.metrics import measure_of
+from cloze.launch.config.metrics import lower_is_better
 from cloze.pipeline.bounds import MOST_SECONDS, bounds, check_bounds
 from cloze.pipeline.errors import UserError, refuse
 
@@ -71,7 +71,7 @@ class EvaluationConfig:
 
     def is_better(self, value: float, than: float) -> bool:
         """Whether a value of the metric is better than another."""
-        return value < than if measure_of(self.metric).lower_is_better else value > than
+        return value < than if lower_is_better(self.metric) else value > than
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloze.launch.config.metrics import measure_of
+from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import iterate_metrics
 from cloze.launch.run.sweeps import Run, shown
@@ -147,10 +147,10 @@ def _draw_over(axes: Any, field: str, metric: str, drawn: Sequence[DrawnSetting]
             others = ", ".join(value for name, value in each.settings.items() if name != field)
             point = (float(each.settings[field]), each.measured["median"])
             lines.setdefault(others, []).append(point)
-    lower_is_better = measure_of(metric.partition("/")[2]).lower_is_better
+    sign = 1 if lower_is_better(metric.partition("/")[2]) else -1
     for (name, points), colour in zip(lines.items(), colours(len(lines)), strict=True):
         axes.plot(*zip(*sorted(points), strict=True), color=colour, marker="o", label=name)
-        best = min(points, key=lambda point: point[1] if lower_is_better else -point[1])
+        best = min(points, key=lambda point: sign * point[1])
         axes.axvline(best[0], color=colour, linestyle=":", linewidth=1)
     axes.set_xscale("log")
     numbers = {float(each.settings[field]): each.settings[field] for each in drawn}

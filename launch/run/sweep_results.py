@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloze.launch.config.metrics import measure_of
+from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.run import runs
 from cloze.launch.run.ownership import locked
 from cloze.launch.run.status_file import recording_failure, set_status
@@ -83,7 +83,7 @@ class Sweep:
         """
         results = {run.name: results for run in self.runs if (results := run.results()) is not None}
         metric = next((reached.metric for reached in results.values()), "")
-        sign = 1 if measure_of(metric.partition("/")[2]).lower_is_better else -1
+        sign = 1 if lower_is_better(metric.partition("/")[2]) else -1
         entries: list[Fields] = []
         for settings in dict.fromkeys(tuple(run.settings.items()) for run in self.runs):
             chosen = [run for run in self.runs if tuple(run.settings.items()) == settings]

@@ -14,7 +14,7 @@ from typing import TypeVar
 import yaml
 
 from cloze.launch.config import RunConfig, TrainConfig
-from cloze.launch.config.metrics import measure_of
+from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import newest_metrics
 from cloze.launch.run.ownership import in_use
@@ -68,7 +68,7 @@ def no_better(metric: str, value: float, majority: float | None) -> str | None:
     Args:
         metric: the curve of both: validation/accuracy, test/NAME/accuracy.
     """
-    sign = 1 if measure_of(metric.rpartition("/")[2]).lower_is_better else -1
+    sign = 1 if lower_is_better(metric.rpartition("/")[2]) else -1
     if majority is None or sign * value < sign * majority:
         return None
     return (

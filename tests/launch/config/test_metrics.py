@@ -3,15 +3,15 @@
 import pytest
 
 from cloze.launch.config import EvaluationConfig
-from cloze.launch.config.metrics import measure_of
+from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.pretrain.objectives.table import OBJECTIVES
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_losses_of_objectives_are_to_fall_and_accuracies_to_rise(objective):
     for term in OBJECTIVES[objective].load().TERMS:
-        assert measure_of(f"{term}_loss").lower_is_better, f"{term}_loss by MEASURES in launch/config/metrics.py"
-        assert not measure_of(f"{term}_accuracy/wiki").lower_is_better, f"{term}_accuracy by MEASURES"
+        assert lower_is_better(f"{term}_loss"), f"{term}_loss by MEASURES in launch/config/metrics.py"
+        assert not lower_is_better(f"{term}_accuracy/wiki"), f"{term}_accuracy by MEASURES"
 
 
 @pytest.mark.parametrize(
