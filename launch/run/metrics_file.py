@@ -22,7 +22,7 @@ def iterate_metrics(folder: Path) -> Iterator[Fields]:
     """
     check_regular(folder / METRICS)
     with open(folder / METRICS, "rb", buffering=BUFFER_BYTES) as file:
-        yield from (line for line in parsed_lines(file) if line is not None)
+        yield from good_lines(file)
 
 
 def read_metrics(folder: Path) -> list[Fields]:
@@ -44,7 +44,12 @@ def newest_metrics(folder: Path) -> Fields | None:
 
 def lines_of(content: bytes) -> list[Fields]:
     """The lines of a piece of a metrics.jsonl except damaged ones; the first and the last may be incomplete."""
-    return [line for line in parsed_lines(io.BytesIO(content)) if line is not None]
+    return list(good_lines(io.BytesIO(content)))
+
+
+def good_lines(file: BinaryIO) -> Iterator[Fields]:
+    """Each line of a metrics.jsonl in turn except damaged ones."""
+    return (line for line in parsed_lines(file) if line is not None)
 
 
 def parsed_lines(file: BinaryIO) -> Iterator[Fields | None]:

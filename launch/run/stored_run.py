@@ -23,7 +23,7 @@ from typing import TypeVar
 from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
 from cloze.launch.run.commits import CommitLog
-from cloze.launch.run.metrics_file import parsed_lines
+from cloze.launch.run.metrics_file import good_lines
 from cloze.launch.run.ownership import LEASE, held, locked
 from cloze.launch.run.store_waits import Patience, StoreAway, reading
 from cloze.launch.run.uploaded_logs import (
@@ -151,7 +151,7 @@ class StoredRun:
         log.write(self.folder)
         self._earlier = log.pieces
         with open(aside, "rb") if aside.exists() else io.BytesIO() as unsent:
-            self._arrived = add_unsent(metrics, (line for line in parsed_lines(unsent) if line is not None))
+            self._arrived = add_unsent(metrics, good_lines(unsent))
         aside.unlink(missing_ok=True)
         self.meet(self.log.claim(before))
         named.write_text(self.attempt or "")

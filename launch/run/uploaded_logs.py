@@ -18,7 +18,7 @@ from fnmatch import fnmatch
 from itertools import chain, islice
 from pathlib import Path
 
-from cloze.launch.run.metrics_file import is_evaluation, kept_lines, lines_of, parsed_lines
+from cloze.launch.run.metrics_file import good_lines, is_evaluation, kept_lines, lines_of
 from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING, heartbeat_name
 from cloze.launch.run.store_waits import reading
 from cloze.pipeline.bounds import MOST, whole_number
@@ -212,7 +212,7 @@ def add_unsent(path: Path, before: Iterable[Fields]) -> list[Arrived]:
 def _lines_in(path: Path) -> Iterator[Fields]:
     """The lines of a metrics.jsonl except damaged ones, one at a time; none where there is no file."""
     with open(path, "rb") if path.exists() else io.BytesIO() as file:
-        yield from (line for line in parsed_lines(file) if line is not None)
+        yield from good_lines(file)
 
 
 def _encoded(line: Fields) -> bytes:
