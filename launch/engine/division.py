@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from cloze.launch.config import RunConfig
+from cloze.launch.engine import summing
 from cloze.launch.engine.optimizers.groups import Group, matrix_rows, parameter_groups
 from cloze.launch.engine.optimizers.muon import ITERATIONS
-from cloze.launch.engine.summing import BUCKET_BYTES, IN_FLIGHT, averaged_gradients, groups
 from cloze.launch.system import distributed
 
 # FLOPs of matrix products that take as long as the update of one element, which moves seven fp32 numbers: on a GPU 28
@@ -118,20 +118,17 @@ class Division:
         ]
 
     @contextmanager
-    def averaging(self, size: int) -> Iterator[None]:
+    def averaging(self) -> Iterator[None]:
         """Context around a backward, after which gradients are averages over the ranks, and only the owner's are left.
 
         At stage 2 they are added to those of the step's earlier micro-batches. Collective.
-
-        Args:
-            size: bytes of a bucket, as for `averaged_gradients`.
         """
         earlier: list[Tensor | None] = []
         if self.stage == 2:
             earlier = [parameter.grad for parameter in self._owned]
             for parameter in self._owned:
                 parameter.grad = None
-        with averaged_gradients(list(self._parameters.values()), self._world_size, size, kept=set(self._owned)):
+        with summing.averaged_gradients(list(self._parameters.values()), self._world_size, kept=set(self._owned)):
             yield
         for parameter, gradient in zip(self._owned, earlier, strict=False):
             if gradient is not None and parameter.grad is not None:
@@ -160,12 +157,12 @@ class Division:
         if self._world_size == 1:
             return
         sending: list[tuple[list[nn.Parameter], Tensor, Callable[[], object]]] = []
-        for bucket in groups(list(self._parameters.values()), BUCKET_BYTES):
+        for bucket in summing.buckets_of(list(self._parameters.values()), summing.BUCKET_BYTES):
             parts = [parameter.detach().flatten().view(torch.int32) for parameter in bucket]
             owned = [self.owns(self.names[parameter]) for parameter in bucket]
             flat = torch.cat([part if own else torch.zeros_like(part) for part, own in zip(parts, owned, strict=True)])
             sending.append((bucket, flat, distributed.begin_sum(flat)))
-            if len(sending) > IN_FLIGHT:
+            if len(sending) > summing.IN_FLIGHT:
                 _take(*sending.pop(0))
         for sent in sending:
             _take(*sent)

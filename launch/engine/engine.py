@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from cloze.launch.config import RunConfig
-from cloze.launch.engine import summing
 from cloze.launch.engine.building import build_deepspeed
 from cloze.launch.engine.checkpoint_files import CheckpointFiles, Read, Submit, loading
 from cloze.launch.engine.config import PRECISIONS, Settings
@@ -145,9 +144,9 @@ class Engine:
         step.
         """
         if self._division:
-            return self._division.averaging(summing.BUCKET_BYTES)
+            return self._division.averaging()
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad and parameter.numel()]
-        return averaged_gradients(trained, self._world_size, summing.BUCKET_BYTES)
+        return averaged_gradients(trained, self._world_size)
 
     def _clip(self) -> Tensor:
         """Clip the gradients, note whether they are finite, and return their norm before that."""

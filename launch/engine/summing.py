@@ -25,19 +25,19 @@ IN_FLIGHT = 2
 
 @contextlib.contextmanager
 def averaged_gradients(
-    parameters: Sequence[nn.Parameter], world_size: int, size: int, kept: Set[nn.Parameter] | None = None
+    parameters: Sequence[nn.Parameter], world_size: int, kept: Set[nn.Parameter] | None = None
 ) -> Iterator[None]:
     """Context around the last backward of a step, after which gradients are averages over the ranks, and none that is
     kept is missing.
 
     Args:
-        parameters: as for GradientSums, like size and kept.
+        parameters: as for GradientSums, like kept.
     """
     if world_size == 1:
         yield
         complete(parameters)
         return
-    sums = GradientSums(parameters, world_size, size, kept)
+    sums = GradientSums(parameters, world_size, BUCKET_BYTES, kept)
     with sums.sending():
         yield
     sums.finish()
@@ -62,7 +62,7 @@ class GradientSums:
     ) -> None:
         self._world_size, self._kept = world_size, kept
         self._num_sent = self._num_finished = 0
-        self._buckets = [_Bucket(group) for group in reversed(groups(parameters, size))]
+        self._buckets = [_Bucket(each) for each in reversed(buckets_of(parameters, size))]
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
@@ -106,7 +106,7 @@ class GradientSums:
             self._finish_next()
 
 
-def groups(parameters: Sequence[nn.Parameter], size: int) -> list[list[nn.Parameter]]:
+def buckets_of(parameters: Sequence[nn.Parameter], size: int) -> list[list[nn.Parameter]]:
     """Parameters of each bucket, in the order of the model.
 
     Buckets are filled from the first parameter on: the word embedding, whose gradient is complete last, exceeds `size`

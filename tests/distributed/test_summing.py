@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from cloze.launch.engine.summing import GradientSums, groups
+from cloze.launch.engine.summing import GradientSums, buckets_of
 from tests.forked import ForkedRun
 from tests.summed import POISONED, STEPS, Variant, engine_main, failing_main, odd_main
 
@@ -112,6 +112,6 @@ def test_a_gradient_that_comes_twice_is_an_error(monkeypatch):
 
 def test_buckets_leave_the_large_embedding_alone_and_send_the_rest_first():
     sizes = [100, 1, 2, 3, 4, 5, 1]
-    found = groups([nn.Parameter(torch.zeros(size)) for size in sizes], 4 * 6)
+    found = buckets_of([nn.Parameter(torch.zeros(size)) for size in sizes], 4 * 6)
     assert [[each.numel() for each in group] for group in found] == [[100], [1, 2, 3], [4, 5], [1]]
-    assert groups([], 5) == []
+    assert buckets_of([], 5) == []

@@ -15,7 +15,7 @@ import torch
 from cloze.launch.config import BatchArithmetic, PretrainConfig
 from cloze.launch.engine.division import Division
 from cloze.launch.engine.optimizers import build_optimizer, matrix_rows, parameter_groups
-from cloze.launch.engine.summing import BUCKET_BYTES, groups
+from cloze.launch.engine.summing import BUCKET_BYTES, buckets_of
 from cloze.launch.pretrain.micro_batch_size import MASKED_MARGIN, SPARE_SHARE
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.making import make_objective
@@ -241,7 +241,7 @@ class Estimator:
         objective = self.objective  # which loads a teacher: not there
         with torch.device("meta"):
             parameters = list(objective.build_model().parameters())
-        return [[each.numel() for each in group] for group in reversed(groups(parameters, BUCKET_BYTES))]
+        return [[each.numel() for each in bucket] for bucket in reversed(buckets_of(parameters, BUCKET_BYTES))]
 
     @property
     def buckets(self) -> list[int]:
