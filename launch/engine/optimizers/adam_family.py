@@ -5,11 +5,13 @@ parameter's device), so that DeepSpeed partitions, saves and converts them in th
 they skip a step on the device, where `found_inf` is 1: the host need not know.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +39,29 @@ def undone(found_inf: Tensor | None, tensors: list[Tensor], gradients: list[Tens
     torch._foreach_add_(tensors, before)
 
 
+@functools.cache
+def _forever(device: torch.device) -> Tensor:
+    """A count of steps with which 1 - beta^t is 1: no bias correction."""
+    return torch.full((), math.inf, device=device)
+
+
+class Moving(NamedTuple):
+    """The parameters of a group that a step moves, and what belongs to each."""
+
+    params: list[Tensor]
+    gradients: list[Tensor]
+    means: list[Tensor]
+    """First moments."""
+    squares: list[Tensor]
+    """Second moments."""
+    steps: list[Tensor]
+    """Counts from 1; fp32, no dimension."""
+
+    def uncorrected(self) -> Moving:
+        """The same, so that no moment's bias is corrected."""
+        return self._replace(steps=[_forever(self.params[0].device)] * len(self.params))
+
+
 class AdamFamily(Optimizer):
     """Keeps two moments a parameter; a subclass says how one group moves."""
 
@@ -57,7 +82,7 @@ class AdamFamily(Optimizer):
             means, squares, steps = zip(*(self._moments(p) for p in params), strict=True)
             # A list, since torch would ask the device for the number that a tensor alone stands for.
             torch._foreach_add_(steps, 1 if self.found_inf is None else [1 - self.found_inf] * len(steps))
-            self.move(group, params, [p.grad for p in params], list(means), list(squares), list(steps))
+            self.move(group, Moving(params, [p.grad for p in params], list(means), list(squares), list(steps)))
 
     def _moments(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Both moments and the count of steps of one parameter, at first zero."""
@@ -70,41 +95,20 @@ class AdamFamily(Optimizer):
             state["step"] = state["step"].to(p.device)
         return state["exp_avg"], state["exp_avg_sq"], state["step"]
 
-    def move(
-        self,
-        group: Group,
-        params: list[Tensor],
-        gradients: list[Tensor],
-        means: list[Tensor],
-        squares: list[Tensor],
-        steps: list[Tensor],
-    ) -> None:
-        """Update moments and parameters of one group in place. `steps` (fp32, no dimension) count from 1; where
-        `found_inf` is 1 nothing may change.
-        """
+    def move(self, group: Group, moving: Moving) -> None:
+        """Update moments and parameters of one group in place; where `found_inf` is 1 nothing may change."""
         raise NotImplementedError
 
-    def _fused(
-        self,
-        group: Group,
-        params: list[Tensor],
-        gradients: list[Tensor],
-        means: list[Tensor],
-        squares: list[Tensor],
-        steps: list[Tensor],
-        *,
-        lr: float,
-        weight_decay: float,
-    ) -> None:
+    def _fused(self, group: Group, moving: Moving, *, lr: float, weight_decay: float) -> None:
         """torch's AdamW, one pass over all tensors; it skips by itself."""
         beta1, beta2 = group["betas"]
         torch._fused_adamw_(
-            params,
-            gradients,
-            means,
-            squares,
+            moving.params,
+            moving.gradients,
+            moving.means,
+            moving.squares,
             [],
-            steps,
+            moving.steps,
             lr=lr,
             beta1=beta1,
             beta2=beta2,
@@ -116,29 +120,14 @@ class AdamFamily(Optimizer):
         )
 
 
-@functools.cache
-def _forever(device: torch.device) -> Tensor:
-    """A count of steps with which 1 - beta^t is 1: no bias correction."""
-    return torch.full((), math.inf, device=device)
-
-
 class UncorrectedAdamW(AdamFamily):
     """AdamW whose moments are not divided by 1 - beta^t: the BERT release's (google-research/bert `optimization.py`).
 
     In the first steps both moments are too small; their quotient makes the steps larger than corrected ones.
     """
 
-    def move(
-        self,
-        group: Group,
-        params: list[Tensor],
-        gradients: list[Tensor],
-        means: list[Tensor],
-        squares: list[Tensor],
-        steps: list[Tensor],
-    ) -> None:
-        steps = [_forever(params[0].device)] * len(params)
-        self._fused(group, params, gradients, means, squares, steps, lr=group["lr"], weight_decay=group["weight_decay"])
+    def move(self, group: Group, moving: Moving) -> None:
+        self._fused(group, moving.uncorrected(), lr=group["lr"], weight_decay=group["weight_decay"])
 
 
 class Lamb(AdamFamily):
@@ -169,19 +158,11 @@ class Lamb(AdamFamily):
             **common,
         )
 
-    def move(
-        self,
-        group: Group,
-        params: list[Tensor],
-        gradients: list[Tensor],
-        means: list[Tensor],
-        squares: list[Tensor],
-        steps: list[Tensor],
-    ) -> None:
-        if not group["bias_correction"]:
-            steps = [_forever(params[0].device)] * len(params)
+    def move(self, group: Group, moving: Moving) -> None:
+        params = moving.params
         updates = [torch.zeros_like(p) for p in params]  # from 0 and at rate 1, AdamW's step is minus Adam's update
-        self._fused(group, updates, gradients, means, squares, steps, lr=1.0, weight_decay=0.0)
+        corrected = moving if group["bias_correction"] else moving.uncorrected()
+        self._fused(group, corrected._replace(params=updates), lr=1.0, weight_decay=0.0)
         if group["weight_decay"]:
             torch._foreach_add_(updates, params, alpha=-group["weight_decay"])
         if group["weight_decay"] or group["adapt_undecayed"]:
@@ -202,15 +183,8 @@ class StableAdamW(AdamFamily):
     that the moments need no correction.
     """
 
-    def move(
-        self,
-        group: Group,
-        params: list[Tensor],
-        gradients: list[Tensor],
-        means: list[Tensor],
-        squares: list[Tensor],
-        steps: list[Tensor],
-    ) -> None:
+    def move(self, group: Group, moving: Moving) -> None:
+        params, gradients, means, squares, steps = moving
         with undone(self.found_inf, [*params, *means, *squares], gradients):
             step = steps[0].double().clamp_min(1.0)  # 0 after nothing but skipped steps
             beta1, beta2 = (((beta - beta**step) / (1 - beta**step)).float() for beta in group["betas"])
