@@ -9,7 +9,7 @@ from cloze.launch.config import DataSource
 from cloze.launch.pretrained.loading import load_settings, load_truncation, load_vectors
 from cloze.launch.pretrained.sentence_transformers import MODULES, write_modules
 from cloze.launch.run import runs
-from cloze.launch.run.metrics_file import iterate_metrics
+from cloze.launch.run.metrics_file import is_evaluation, iterate_metrics
 from cloze.launch.system.console import figure, markdown
 from cloze.launch.system.software import software
 from cloze.launch.texts.encoding import Truncation, Vectors
@@ -162,12 +162,12 @@ def _measured(run: Path) -> str:
             if name != "examples" and is_number(value)
         ]
         return markdown(("file", "metric", "value"), rows) if rows else ""
-    if not (run / runs.CONFIG).is_file() or not (run / "metrics.jsonl").is_file():
+    if not (run / runs.CONFIG).is_file() or not (run / runs.METRICS).is_file():
         return ""
     best: dict[str, float] = {}
     step = 0
     for line in iterate_metrics(run):
-        if any(name.startswith("validation/") for name in line):
+        if is_evaluation(line):
             best, step = {name: value for name, value in line.items() if name.startswith("validation/")}, line["step"]
     rows = [
         (f"step {step}", name.removeprefix("validation/"), figure(value))
