@@ -44,8 +44,8 @@ from cloze.pipeline.stores.leases import Lease
 from cloze.pipeline.stores.places import StorePath, is_url, to_output
 from cloze.pipeline.stores.temporary_folders import show_as
 
-# Seconds that the end of a run waits for the store to take the remaining data. An error is reported after that; other
-# processes delay theirs by a few seconds only (launch/cli.py).
+# Seconds that the end of a run waits for the store to take the remaining data. An error is reported after that, and
+# before other processes report theirs (SAID_SECONDS in launch/system/endings.py).
 _LEAVE_SECONDS, _FAILED_SECONDS = 60.0, 4.0
 _PIECE_BYTES = 64 << 20  # of an object, in memory at once
 COMMITS = "commits.json"

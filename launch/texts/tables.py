@@ -211,9 +211,9 @@ def _is_gzip(path: Path) -> bool:
     return path.suffix.lower() == ".gz"
 
 
-# Characters of a gzip file: times its size, and of any. Gzip packs texts to a tenth at best, and one letter to a
-# thousandth.
-_MOST_UNPACKED, _MOST_OF_NOTHING = 200, 1 << 24
+# A gzip file may hold this many characters for each of its bytes, and any file this many in all. Gzip packs texts to a
+# tenth at best, and one letter to a thousandth.
+_MOST_UNPACKED, _ALWAYS_READ = 200, 1 << 24
 
 
 def read_text(path: Path) -> str:
@@ -241,7 +241,7 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
         try:
             with (gzip.open if _is_gzip(path) else open)(path, "rt", encoding="utf-8-sig", newline=newline) as file:
                 packed = path.stat().st_size if _is_gzip(path) else math.inf
-                size, most = 0, max(_MOST_OF_NOTHING, _MOST_UNPACKED * packed)
+                size, most = 0, max(_ALWAYS_READ, _MOST_UNPACKED * packed)
                 while line := file.readline(LONGEST_LINE):
                     if (size := size + len(line)) > most:
                         raise UserError(

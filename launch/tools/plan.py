@@ -18,7 +18,7 @@ from cloze.launch.tools.planning.config import PlanConfig
 from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, Step, most_with_half
 from cloze.launch.tools.planning.machines import find_machine
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.fields import Fields, MicroBatch
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.loading.streams import RunMasking
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import publish_json
@@ -398,7 +398,7 @@ def _advice(stage: int, figures: Fields) -> str | None:
     )
 
 
-def _limited_by_batch(config: PlanConfig, estimator: Estimator, figures: MicroBatch) -> str | None:
+def _limited_by_batch(config: PlanConfig, estimator: Estimator, figures: Fields) -> str | None:
     """A line if the largest micro-batch is a device's whole share of the batch although a larger one would fit; else
     None.
     """

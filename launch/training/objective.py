@@ -54,7 +54,7 @@ class WholeBatchObjective(Protocol):
 
         Args:
             outputs: outputs in the order of the micro-batches.
-        totals: as in `__call__`.
+            totals: as in `__call__`.
         """
 
 
@@ -81,7 +81,7 @@ class SourceSums(Protocol):
 
         Args:
             output: output of the model for the micro-batch.
-        sources: (B,) source of each sample.
+            sources: (B,) source of each sample.
         """
 
     def scalars(self, sums: list[float]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Bytes of GPU memory by kind, and bytes that the ranks send each other, by ZeRO stage.
 
-As DeepSpeed 0.19.8 does it with fp32 accumulation, which launch/engine/building.py always asks for.
+As DeepSpeed 0.19.8 does it with fp32 accumulation, which launch/engine/config.py always asks for.
 """
 
 from dataclasses import asdict, dataclass
