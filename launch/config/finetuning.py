@@ -265,6 +265,23 @@ class FinetuneConfig(RunConfig, HubConfig):
         if self.evaluation.every_steps is None and self.evaluate_every_epochs is None:
             raise UserError("evaluate_every_epochs: found null without evaluation.every_steps, expected one of them")
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that are read: for training, for validation, for tests."""
+        return self.train_file, self.validation, *self.test
+
+    def texts_of(self, task: Task) -> tuple[str, ...]:
+        """Columns of the texts: the run's, otherwise the task's."""
+        return tuple(self.text_columns) or task.texts
+
+    def targets_of(self, task: Task) -> tuple[str, ...]:
+        """Columns of what is predicted: the run's, otherwise the task's."""
+        return tuple(self.label_columns) or task.targets
+
+    def choices_of(self, task: Task) -> tuple[str, ...]:
+        """Columns of the choices: the run's, otherwise the task's."""
+        return tuple(self.choice_columns) or task.choices
+
     def for_task(self, task: Task, positions: int, pooling: Pooling = "pooler") -> FinetuneConfig:
         """The configuration with, unless given, the maximum length and pooling by task and model.
 

@@ -143,12 +143,11 @@ def read_examples(
         UserError: a file does not hold what the task needs.
     """
     kind: Kind = KINDS[task.kind].load()
-    paths = (config.train_file, config.validation, *config.test)
     architecture, head, train, read_file = kind.read(config, task, tokenizer, hidden_size)
     validation, *test = [read_file(path) for path in (config.validation, *config.test)]
-    for examples, path in zip((train, validation, *test), paths, strict=True):
+    for examples, path in zip((train, validation, *test), config.files, strict=True):
         examples.name, examples.segments = Path(path).name.split(".")[0], segments
-    for examples, path in zip((train, validation), paths, strict=False):
+    for examples, path in zip((train, validation), config.files, strict=False):
         if not examples.labelled:
             raise UserError(f"{path}: found no labels, expected a file that holds what is to be predicted")
     return architecture, head, train, validation, test
@@ -164,12 +163,11 @@ def read_job(config: FinetuneConfig) -> Job:
     submission_names(config)  # errors in the columns are raised before anything is read
     kind: Kind = KINDS[task.kind].load()
     _check_fields(config, task, kind)
-    paths = (config.train_file, config.validation, *config.test)
-    for path in map(Path, paths):
+    for path in map(Path, config.files):
         if not path.is_dir():  # as a saved data set
             check_regular(path)  # each is read more than once
-    states = _states(paths)
-    hashes = {path: _hash(Path(path)) for path in paths}
+    states = _states(config.files)
+    hashes = {path: _hash(Path(path)) for path in config.files}
     kind.check_columns(config, task)
     task = kind.measured(config, task)
     source = find_source(config)
@@ -184,7 +182,7 @@ def read_job(config: FinetuneConfig) -> Job:
         config, task, source.tokenizer, shape.segments, shape.hidden_size
     )
     config = config.for_units(len(train))
-    if changed := [path for path, state in _states(paths).items() if state != states[path]]:
+    if changed := [path for path, state in _states(config.files).items() if state != states[path]]:
         raise UserError(
             f"{changed[0]}: changed while it was read, expected a file at rest; run the same command again when it is"
         )

@@ -131,10 +131,10 @@ def check_roles(texts: Mapping[str, Sequence[str]], targets: Iterable[str]) -> N
 
 def _check_columns(config: FinetuneConfig, task: Task, columns: Columns) -> None:
     """Raise UserError for all columns missing from the first rows of a table's files, and for one with two roles."""
-    targets = tuple(config.label_columns) or task.targets
+    targets = config.targets_of(task)
     check_roles({"text_columns": columns.texts + columns.prefix, "choice_columns": columns.choices}, targets)
     lacking: dict[tuple[Any, Any], list[str]] = {}  # files by their missing columns
-    for path in (config.train_file, config.validation, *config.test):
+    for path in config.files:
         found = open_table(path, columns.header, columns.texts[0], config.skip_malformed_rows).columns
         if path in config.test and task.diagnostic and set(task.diagnostic) <= set(found):
             continue

@@ -76,12 +76,12 @@ class MultipleChoice(Kind):
 
     def columns(self, config: FinetuneConfig, task: Task) -> Columns:
         prefix = (task.choice_prefix,) if task.choice_prefix else ()
-        return Columns(tuple(config.text_columns) or task.texts, tuple(config.choice_columns) or task.choices, prefix)
+        return Columns(config.texts_of(task), config.choices_of(task), prefix)
 
     def read(self, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, hidden_size: int) -> Read:
-        shared = tuple(config.text_columns) or task.texts
-        choices = tuple(config.choice_columns) or task.choices
-        (target,) = config.label_columns or task.targets
+        shared = config.texts_of(task)
+        choices = config.choices_of(task)
+        (target,) = config.targets_of(task)
         labels = tuple(config.labels) or task.labels or tuple(str(number) for number in range(len(choices)))
         if len(labels) != len(choices):
             raise UserError(

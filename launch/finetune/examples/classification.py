@@ -507,7 +507,7 @@ class Texts(Kind):
                 f"pooling: found pooler with read_layers {config.read_layers}, expected cls, mean or max: the "
                 "pooler was made for the last layer; add --pooling cls"
             )
-        texts = tuple(config.text_columns) or task.texts
+        texts = config.texts_of(task)
         if config.keep == "pieces" and len(texts) > 1:
             raise UserError(
                 f"keep: found pieces with a pair of texts ({', '.join(texts)}), expected one text; take head, "
@@ -519,17 +519,17 @@ class Texts(Kind):
         return "pooler" if has_pooler else "mean"
 
     def columns(self, config: FinetuneConfig, task: Task) -> Columns:
-        return Columns(tuple(config.text_columns) or task.texts, header=task.header)
+        return Columns(config.texts_of(task), header=task.header)
 
     def joins(self, config: FinetuneConfig, task: Task) -> bool:
-        return len(config.text_columns or task.texts) > 1
+        return len(config.texts_of(task)) > 1
 
     def next_command(self, config: FinetuneConfig, task: Task) -> str:
         return self.question + (' --pair "SECOND TEXT"' if self.joins(config, task) else "")
 
     def read(self, config: FinetuneConfig, task: Task, tokenizer: Tokenizer, hidden_size: int) -> Read:
-        texts = tuple(config.text_columns) or task.texts
-        targets = tuple(config.label_columns) or task.targets
+        texts = config.texts_of(task)
+        targets = config.targets_of(task)
         if not targets:
             raise UserError(f"label_columns: found none, expected the label columns of {config.task}; name them")
         if len(texts) > 2:

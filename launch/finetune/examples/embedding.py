@@ -46,7 +46,7 @@ def columns_of_file(
     Raises:
         UserError: it has neither two texts with a score nor pairs.
     """
-    given = tuple(config.text_columns) or task.texts
+    given = config.texts_of(task)
     scores = tuple(config.label_columns) or _SCORES
     score = next((name for name in scores if name in found), None)
     if config.label_columns and score is None:
@@ -333,7 +333,7 @@ class Embedding(Kind):
             )
 
     def check_columns(self, config: FinetuneConfig, task: Task) -> None:
-        found, texts = _columns(config, config.train_file), tuple(config.text_columns) or task.texts
+        found, texts = _columns(config, config.train_file), config.texts_of(task)
         if missing := [name for name in texts if name not in found]:
             raise missing_columns(config.train_file, found, {"text_columns": missing})
         for path in (config.validation, *config.test):
@@ -353,7 +353,7 @@ class Embedding(Kind):
         def table(path: str) -> Table:
             return read_table(path, (), "", config.skip_malformed_rows)
 
-        columns = tuple(config.text_columns) or task.texts
+        columns = config.texts_of(task)
         train = ContrastiveExamples(table(config.train_file), columns, tokenizer, truncation)
 
         def examples(path: str) -> VectorExamples:
