@@ -8,7 +8,7 @@ import select
 import signal
 import sys
 import time
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TextIO
 
 from cloze.launch.system.environment import Environment, read_environment
@@ -90,14 +90,18 @@ def out_of_memory(error: Exception) -> bool:
     return named or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
+def _distributed() -> ModuleType | None:
+    """distributed.py if it is imported: it is not for an error's sake, and torch with it."""
+    return sys.modules.get("cloze.launch.system.distributed")
+
+
 def _end_with_line(line: str) -> int:
     """Print an error that the user can fix. Launchers end all ranks when one exits, so it matters who waits.
 
     Before the process group exists all ranks usually have the same error: rank 0 prints it, and the launcher ends the
     others before they do. Later each rank prints its own error, and none exits before the others have printed theirs.
     """
-    # Not imported for this, and torch with it.
-    distributed = sys.modules.get("cloze.launch.system.distributed")
+    distributed = _distributed()
     have_met = distributed is not None and distributed.have_met()
     try:
         environment = read_environment()
@@ -126,7 +130,7 @@ def _on_one_line(text: str) -> str:
 
 def _line_of_loss(error: RuntimeError) -> str | None:
     """The message for an error caused by the end of other processes, which print the reason; else None."""
-    distributed = sys.modules.get("cloze.launch.system.distributed")  # not imported for this, and torch with it
+    distributed = _distributed()
     if distributed is None or not distributed.lost_others(error):
         return None
     return (

@@ -342,12 +342,11 @@ def prepare_deepspeed(environment: Environment) -> None:
     os.environ["RANK"] = str(environment.rank)
     os.environ["LOCAL_RANK"] = str(environment.local_rank)
     os.environ["WORLD_SIZE"] = str(environment.world_size)
-    on_gpu = device_type() == "cuda"
-    os.environ["DS_ACCELERATOR"] = device_type()
+    device = os.environ["DS_ACCELERATOR"] = device_type()
     # DeepSpeed asks for an address even where one process needs none.
     os.environ["MASTER_ADDR"] = environment.address
     os.environ["MASTER_PORT"] = environment.port
-    if not on_gpu:
+    if device != "cuda":
         _share_cores(environment)
 
 
@@ -387,13 +386,18 @@ def fewer_imports() -> Iterator[None]:
             del sys.modules[name]
 
 
+def _tuned_by_user() -> bool:
+    """Whether the C library's heap has settings of the user."""
+    return any(name.startswith("MALLOC_") for name in os.environ)
+
+
 def keep_freed_pages() -> bool:
     """Have the C library keep memory that tensors free. A user's own MALLOC_ variables win.
 
     Returns:
         Whether it does.
     """
-    return not any(name.startswith("MALLOC_") for name in os.environ) and allocator.keep_freed_pages()
+    return not _tuned_by_user() and allocator.keep_freed_pages()
 
 
 def share_one_arena() -> bool:
@@ -402,7 +406,7 @@ def share_one_arena() -> bool:
     Returns:
         Whether they do.
     """
-    return not any(name.startswith("MALLOC_") for name in os.environ) and allocator.share_one_arena()
+    return not _tuned_by_user() and allocator.share_one_arena()
 
 
 # oneDNN and PyTorch's layer above it each keep the last 1,024 compiled products of matrices. Batches of concatenated
