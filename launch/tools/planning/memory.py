@@ -81,8 +81,7 @@ def memory(
     bucket = 0
     if processes > 1 or stage >= 2:
         bucket = _bucket(stage, count, activations, halved)
-    system = CONTEXT_BYTES + (COLLECTIVE_BUFFER_BYTES if processes > 1 else 0) if on_gpu else CPU_CONTEXT_BYTES
-    return Memory(model + masters, gradients, moments, activations, bucket, system)
+    return Memory(model + masters, gradients, moments, activations, bucket, _system(processes, on_gpu))
 
 
 def divided_memory(
@@ -106,8 +105,12 @@ def divided_memory(
     gradients = 4 * count if stage < 2 else 4 * owned * (1 + accumulates)
     # At stage 2 one bucket is filled while others are sent; at stage 1 gradients move into what is sent.
     buckets = min(4 * count, (1 + IN_FLIGHT) * BUCKET_BYTES) if stage == 2 and processes > 1 else 0
-    system = CONTEXT_BYTES + (COLLECTIVE_BUFFER_BYTES if processes > 1 else 0) if on_gpu else CPU_CONTEXT_BYTES
-    return Memory(4 * count, gradients, states, activations, buckets, system)
+    return Memory(4 * count, gradients, states, activations, buckets, _system(processes, on_gpu))
+
+
+def _system(processes: int, on_gpu: bool) -> int:
+    """Bytes that a process takes without a model."""
+    return CONTEXT_BYTES + (COLLECTIVE_BUFFER_BYTES if processes > 1 else 0) if on_gpu else CPU_CONTEXT_BYTES
 
 
 def _bucket(stage: int, count: int, activations: int, halved: bool) -> int:
