@@ -24,7 +24,7 @@ from cloze.launch.system.console import Console
 from cloze.launch.system.devices import to_device
 from cloze.launch.system.endings import out_of_memory
 from cloze.launch.system.environment import Environment, processes_on_this_machine
-from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
+from cloze.launch.system.memory import GIB, available_bytes, peak_bytes, resident_bytes
 from cloze.launch.training.objective import ModelOutput
 from cloze.model.config import BertConfig
 from cloze.model.flops import encoder_weights
@@ -113,7 +113,7 @@ def _found(
     memory cannot matter. Collective.
     """
     given = config.train.memory_limit_gib
-    limit = None if given is None else int(given * 2**30)
+    limit = None if given is None else int(given * GIB)
     if device.type == "cuda":
         memory = Memory.of_gpu(device, limit)
     else:
@@ -125,7 +125,7 @@ def _found(
         if counted and not distributed.on_any_rank(most > _ROOMY_SHARE * free, device):
             console.say(
                 f"micro-batch: {candidates[-1]} sequences, without a trial: more are no faster on a CPU, and they need "
-                f"at most {most / 2**30:.1f} of {free / 2**30:.1f} GiB"
+                f"at most {most / GIB:.1f} of {free / GIB:.1f} GiB"
             )
             return candidates[-1]
     chosen = _search(config, data, objective, build_model, environment, device, console, memory, candidates)
@@ -259,8 +259,8 @@ def largest_that_fits(
         best = size if size in candidates else best
     if not best:
         raise UserError(
-            f"train.micro_batch_size: found no size that fits: the peak was {memory.peak() / 2**30:.1f} GiB at "
-            f"{candidates[0]} sequences, expected at most {1 - SPARE_SHARE:.0%} of {memory.limit() / 2**30:.1f} GiB; "
+            f"train.micro_batch_size: found no size that fits: the peak was {memory.peak() / GIB:.1f} GiB at "
+            f"{candidates[0]} sequences, expected at most {1 - SPARE_SHARE:.0%} of {memory.limit() / GIB:.1f} GiB; "
             f"{_LESS_MEMORY}"
         )
     return best

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+GIB = 2**30
 # Files of control groups, by the controller in /proc/self/cgroup (version 2 has none): limit, usage, and the part of
 # the usage that is page cache, which the kernel frees first.
 _GROUPS = {

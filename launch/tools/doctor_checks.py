@@ -29,7 +29,7 @@ from cloze.launch.system.devices import (
     measure_flops,
 )
 from cloze.launch.system.environment import Environment
-from cloze.launch.system.memory import available_bytes
+from cloze.launch.system.memory import GIB, available_bytes
 from cloze.launch.tools.plan import make_estimator
 from cloze.launch.tools.planning.config import PlanConfig
 from cloze.launch.tools.planning.kernels import keep_measured_kernels, measure_kernels
@@ -39,11 +39,10 @@ from cloze.pipeline.storage import readable_errors, sync_folder
 from cloze.pipeline.stores.places import Place
 from cloze.version import DISTRIBUTION
 
-_GIB = 2**30
 # Three checkpoints of BERT-large (two kept, one being written): 16 bytes for each of 340 million parameters.
-_ROOM_BYTES = 16 * _GIB
+_ROOM_BYTES = 16 * GIB
 # NCCL's buffers between the GPUs of a machine; containers come with 64 MB (NCCL's documentation, "Shared memory").
-_SHARED_MEMORY_BYTES = _GIB
+_SHARED_MEMORY_BYTES = GIB
 # Heartbeats and time limits compare clocks of different machines.
 _SKEW_SECONDS = 1.0
 _TEST_FILE_BYTES = 64 << 20
@@ -113,10 +112,10 @@ def device(device: torch.device) -> list[Finding]:
     """The device of this process, and its memory."""
     if device.type == "cpu":
         free = available_bytes()
-        room = "" if free is None else f", {free / _GIB:.1f} GiB memory free"
+        room = "" if free is None else f", {free / GIB:.1f} GiB memory free"
         return [Finding("device", f"CPU, {torch.get_num_threads()} threads{room}", measure=free or 0)]
     free, total = torch.cuda.mem_get_info(device)
-    found, advice = f"{device_name(device)}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free", ""
+    found, advice = f"{device_name(device)}, {free / GIB:.1f} of {total / GIB:.1f} GiB free", ""
     if free < 0.9 * total:
         advice = "another process holds memory of this GPU; end it"
     elif not torch.cuda.is_bf16_supported():
@@ -184,7 +183,7 @@ def shared_memory(device: torch.device | None, world_size: int) -> list[Finding]
     if not folder.is_dir():
         return []  # macOS has none
     free = shutil.disk_usage(folder).free
-    found = f"{free / _GIB:.2f} GiB free in {folder}"
+    found = f"{free / GIB:.2f} GiB free in {folder}"
     short = free < _SHARED_MEMORY_BYTES and world_size > 1 and device is not None and device.type == "cuda"
     advice = "give the container at least 1 GiB: docker run --shm-size, or an emptyDir of medium Memory at /dev/shm"
     return [advised("shared memory", found, advice if short else "", "problem", free)]
@@ -198,7 +197,7 @@ def output(folder: Path, rank: int) -> list[Finding]:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         if free < 2 * _TEST_FILE_BYTES:
-            return [Finding("output", f"{free / _GIB:.2f} GiB free in {folder}", "problem", "free space there")]
+            return [Finding("output", f"{free / GIB:.2f} GiB free in {folder}", "problem", "free space there")]
         try:
             began = time.perf_counter()
             with open(path, "wb") as file:
@@ -216,10 +215,10 @@ def output(folder: Path, rank: int) -> list[Finding]:
         finally:
             path.unlink(missing_ok=True)
     speeds = [_TEST_FILE_BYTES / 1e6 / seconds for seconds in (written - began, read - written)]
-    found = f"{free / _GIB:,.0f} GiB free in {folder}, writes {speeds[0]:,.0f} MB/s, reads {speeds[1]:,.0f} MB/s"
+    found = f"{free / GIB:,.0f} GiB free in {folder}, writes {speeds[0]:,.0f} MB/s, reads {speeds[1]:,.0f} MB/s"
     if not same:
         return [Finding("output", found, "problem", "it gave back other bytes than were written; check the disk")]
-    advice = f"three checkpoints of BERT-large take {_ROOM_BYTES / _GIB:.0f} GiB; of smaller models proportionally less"
+    advice = f"three checkpoints of BERT-large take {_ROOM_BYTES / GIB:.0f} GiB; of smaller models proportionally less"
     return [advised("output", found, advice if free < _ROOM_BYTES else "", measure=speeds[0])]
 
 

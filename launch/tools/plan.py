@@ -13,6 +13,7 @@ from cloze.launch.pretrain.data import open_data, run_masking
 from cloze.launch.pretrain.micro_batch_size import SPARE_SHARE
 from cloze.launch.system.console import Console, clock, doing
 from cloze.launch.system.environment import Environment
+from cloze.launch.system.memory import GIB
 from cloze.launch.tools.planning import assumptions
 from cloze.launch.tools.planning.config import PlanConfig
 from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, Step, most_with_half
@@ -23,7 +24,6 @@ from cloze.pipeline.loading.streams import RunMasking
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import publish_json
 
-_GIB = 2**30
 _NO_PRICE = "given by --price_per_hour, the price of one device for an hour"
 
 
@@ -125,7 +125,7 @@ def _compared_row(gpus: int, planned: tuple[Estimator, Fields] | UserError) -> t
     if isinstance(planned, UserError):
         return (str(gpus), *("-",) * 7)
     figures = planned[1]
-    memory = f"{figures['memory_bytes'] / _GIB:.1f} GiB"
+    memory = f"{figures['memory_bytes'] / GIB:.1f} GiB"
     return (
         str(gpus),
         f"{figures['micro_batch_size']} x {figures['gradient_accumulation_steps']}",
@@ -292,7 +292,7 @@ def _print(config: PlanConfig, estimator: Estimator, step: Step, figures: Fields
 
 def _memory_rows(estimator: Estimator, step: Step, figures: Fields) -> list[tuple[str, str]]:
     machine, largest = estimator.cluster.machine, figures["largest_micro_batch_size"]
-    kinds = ", ".join(f"{name} {value / _GIB:.1f}" for name, value in figures["memory_by_kind"].items())
+    kinds = ", ".join(f"{name} {value / GIB:.1f}" for name, value in figures["memory_by_kind"].items())
     return [
         (
             "device",
@@ -303,8 +303,8 @@ def _memory_rows(estimator: Estimator, step: Step, figures: Fields) -> list[tupl
         ("batch", str(step.batch)),
         (
             "fits",
-            f"{'yes' if figures['fits'] else 'NO'}: {figures['memory_bytes'] / _GIB:.1f} GiB of "
-            f"{estimator.limit / _GIB:.1f}, of which {SPARE_SHARE:.0%} stay free: {kinds}",
+            f"{'yes' if figures['fits'] else 'NO'}: {figures['memory_bytes'] / GIB:.1f} GiB of "
+            f"{estimator.limit / GIB:.1f}, of which {SPARE_SHARE:.0%} stay free: {kinds}",
         ),
         (
             "largest micro-batch",
@@ -365,7 +365,7 @@ def _hidden(step: Step) -> str:
 
 
 def _stage_row(stage: int, figures: Fields) -> tuple[str, ...]:
-    memory = f"{figures['memory_bytes'] / _GIB:.1f} GiB"
+    memory = f"{figures['memory_bytes'] / GIB:.1f} GiB"
     if not figures["fits"]:
         return (str(stage), memory, "none fits", "", "", "")
     return (

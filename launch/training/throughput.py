@@ -12,7 +12,7 @@ from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import Stopwatch, measured_anew, numbers_on, peak_warning
-from cloze.launch.system.memory import peak_bytes
+from cloze.launch.system.memory import GIB, peak_bytes
 from cloze.launch.training.callbacks import Callback, RunView
 
 # A rank is reported as slow if it takes this many times as long as the median rank; the variation by batches of
@@ -101,7 +101,7 @@ class Throughput:
             **_spread("speed/step_seconds", seconds / steps),
             **_spread("speed/data_wait_seconds", data_wait / steps),
             **_spread("speed/pass_seconds", passes / steps),
-            "memory/peak_gib": float(memory.max()) / 2**30,
+            "memory/peak_gib": float(memory.max()) / GIB,
         }
         self.work_seconds = (data_wait + passes) / steps
         if save_wait.max() > 0:

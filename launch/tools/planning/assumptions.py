@@ -4,7 +4,7 @@
 have published, tests/launch/tools/test_plan.py to a run on the CPU. Cloze itself has not been measured on a GPU.
 """
 
-GIB = 2**30
+from cloze.launch.system.memory import GIB
 
 # --- Products ---
 

@@ -19,6 +19,7 @@ from cloze.launch.engine.summing import BUCKET_BYTES, buckets_of
 from cloze.launch.pretrain.micro_batch_size import MASKED_MARGIN, SPARE_SHARE
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.making import make_objective
+from cloze.launch.system.memory import GIB
 from cloze.launch.tools.planning import assumptions
 from cloze.launch.tools.planning.assumptions import (
     COLLECTIVE,
@@ -222,6 +223,10 @@ class Estimator:
         """The stage at which DeepSpeed cuts tensors into parts, as `RunConfig.sharding_stage`."""
         return 0 if self.config.optimizer.whole_tensors else stage
 
+    def _divides(self, stage: int) -> bool:
+        """Whether whole tensors are divided among the processes (launch/engine/division.py)."""
+        return stage > self._sharding(stage)
+
     def _halved(self, stage: int) -> bool:
         return weights_are_16_bit(self.config.train.precision, self._sharding(stage))
 
@@ -305,7 +310,7 @@ class Estimator:
         trace = self.traced(stage, self.lengths.largest(micro_batch_size))
         zero, on_gpu = self.config.zero, not self.cluster.machine.is_cpu
         activations = trace.peak_bytes
-        if stage > self._sharding(stage):
+        if self._divides(stage):
             batch = BatchArithmetic.of(
                 replace(self.config.train, micro_batch_size=micro_batch_size), self.cluster.processes
             )
@@ -350,7 +355,7 @@ class Estimator:
     def limit(self) -> float:
         """Memory in bytes that a process may use."""
         given = self.config.train.memory_limit_gib
-        return self.cluster.machine.memory_bytes if given is None else given * 2**30
+        return self.cluster.machine.memory_bytes if given is None else given * GIB
 
     def largest_micro_batch(self, stage: int) -> int | None:
         """The largest micro-batch that fits, of the sizes that divide a process's share; None: not even one
@@ -372,7 +377,7 @@ class Estimator:
         extrapolated is then too low.
         """
         low, high = _EXTRAPOLATED_FROM
-        if stage > self._sharding(stage):  # whose memory is that of a share of the batch
+        if self._divides(stage):  # whose memory is that of a share of the batch
             low, high = min(low, self._share), min(high, self._share)
         if micro_batch_size <= low and self.fits(self.memory(stage, low)):
             return True
@@ -392,7 +397,7 @@ class Estimator:
         run = self.run(stage)
         trace = self.traced(stage, sequences)
         micro = cost(machine, trace, compiled=train.compiles(kernel_of(run), self._sharding(stage)))
-        divided = stage > self._sharding(stage)
+        divided = self._divides(stage)
         optimizer = cost(machine, self._divided.slowest if divided else self._optimizer[0])
         if self._sharding(stage):  # its own share of the weights, in few flat tensors
             seconds = optimizer.device_seconds / self.cluster.processes
@@ -451,7 +456,7 @@ class Estimator:
     def _communication(self, stage: int, batch: BatchArithmetic, trace: Trace, micro: Cost) -> tuple[float, float]:
         """Seconds of communication in a step, and the seconds by which it makes the step longer."""
         cluster = self.cluster
-        if stage > self._sharding(stage):
+        if self._divides(stage):
             summed, waiting = self._communication(0, batch, trace, micro)
             times = batch.gradient_accumulation_steps if stage == 2 else 1
             sent, _ = traffic(0, self.parameters, cluster.processes, 1, precision="fp32")
@@ -485,7 +490,7 @@ class Estimator:
         """Moved by the norm (read), clipping (read, written) and, of several processes, the copy of all gradients into
         buffers, their division and, from stage 1 on, the copy back.
         """
-        if stage > self._sharding(stage):
+        if self._divides(stage):
             copies = 4 * 4 * self.parameters if self.cluster.processes > 1 else 0
             times = batch.gradient_accumulation_steps if stage == 2 else 1
             return (3 + 2 * times) * 4 * self._divided.parameters + times * copies
@@ -511,8 +516,8 @@ class Estimator:
         if largest is None:
             needed = self.memory(stage, 1)
             raise UserError(
-                f"plan: found {needed.total / 2**30:.1f} GiB needed for one sequence at zero.stage {stage}, expected "
-                f"at most {1 - SPARE_SHARE:.0%} of {self.limit / 2**30:.1f} GiB; set train.gradient_checkpointing to "
+                f"plan: found {needed.total / GIB:.1f} GiB needed for one sequence at zero.stage {stage}, expected "
+                f"at most {1 - SPARE_SHARE:.0%} of {self.limit / GIB:.1f} GiB; set train.gradient_checkpointing to "
                 "all, raise zero.stage, or take a smaller model"
             )
         return largest
