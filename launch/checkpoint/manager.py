@@ -516,10 +516,10 @@ def damage_by_sizes(run: Path) -> dict[int, str | None]:
 def read_average(
     run: Path,
     count: int,
-    step: int | Literal["best"] | None = None,
-    warn: Callable[[str], None] = print,
+    step: int | Literal["best"] | None,
+    warn: Callable[[str], None],
     *,
-    ema: bool = False,
+    ema: bool,
 ) -> tuple[list[int], dict[str, torch.Tensor]]:
     """Steps, ascending, and mean fp32 weights of the checkpoint that `step` names, as in `read_weights`, and of the
     `count` - 1 before it. Buffers are averaged too; sums are computed in fp64.

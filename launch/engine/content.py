@@ -118,7 +118,7 @@ def _kind(value: object) -> object:
     return type(value)
 
 
-def check_state(found: object, where: str, like: Tensor, *, muon: bool, steps: int, number: bool = False) -> None:
+def check_state(found: object, where: str, like: Tensor, *, muon: bool, steps: int, number: bool) -> None:
     """Check the states that an optimizer keeps of one parameter; before its first step it keeps none.
 
     Args:

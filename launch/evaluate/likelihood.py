@@ -107,11 +107,7 @@ def check_finite(scores: np.ndarray, place: Callable[[int], str]) -> None:
 
 
 def causal_log_likelihoods(
-    loaded: LoadedModel,
-    encodings: Sequence[Encoding],
-    *,
-    bf16: bool = False,
-    progress: Callable[[int], None] = lambda tokens: None,
+    loaded: LoadedModel, encodings: Sequence[Encoding], *, bf16: bool, progress: Callable[[int], None]
 ) -> np.ndarray:
     """`log_likelihoods` by causal attention. A sequence's first token, which none is before, has no probability."""
     model = _EncoderInBf16(loaded.model) if bf16 else loaded.model

@@ -11,7 +11,7 @@ from cloze.pipeline.fields import Fields
 from cloze.pipeline.readers import plan, read
 
 
-def read_lines(data: str, every_nth: int = 1) -> list[str]:
+def read_lines(data: str, every_nth: int) -> list[str]:
     """Non-empty lines, without surrounding white space, of all documents in the source's order.
 
     Raises:

@@ -55,7 +55,7 @@ class Page:
         return load(dict(self.listed)[field]) if field in dict(self.listed) else ()
 
 
-def explain_command(page: Page, topic: str = "") -> str:
+def explain_command(page: Page, topic: str) -> str:
     """The help of a command, for a terminal.
 
     Args:

@@ -196,7 +196,7 @@ class Memory:
     """What the process may use."""
 
     @classmethod
-    def of_gpu(cls, device: torch.device, given: int | None = None) -> Memory:
+    def of_gpu(cls, device: torch.device, given: int | None) -> Memory:
         """That of the process's GPU, of which it may use what it has and what is free.
 
         Args:

@@ -172,8 +172,8 @@ def read_run_average(
     step: int | Literal["best"] | None,
     warn: Callable[[str], None],
     *,
-    part: str = "",
-    ema: bool = False,
+    part: str,
+    ema: bool,
 ) -> tuple[list[int], dict[str, torch.Tensor]]:
     """As `checkpoint.read_average`, for programs that have not prepared the environment for DeepSpeed.
 

@@ -285,7 +285,7 @@ def clock(device: torch.device, world_size: int) -> list[Finding]:
     return [advised("clock", found, advice if min(skews) > _SKEW_SECONDS else "")]
 
 
-def collective(device: torch.device, world_size: int, recipe: str | None = None) -> list[Finding]:
+def collective(device: torch.device, world_size: int, recipe: str | None) -> list[Finding]:
     """Correctness and speed of a sum over all ranks. Collective.
 
     Args:
