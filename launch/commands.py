@@ -9,7 +9,7 @@ from cloze.launch import parsing
 from cloze.launch.config import CompletionConfig
 from cloze.launch.parsing import Page
 from cloze.launch.predict.table import OPERATIONS, OperationEntry
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, did_you_mean
 from cloze.pipeline.references import load
 
 
@@ -391,8 +391,5 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
             f"cloze {word}: found operation {' '.join(arguments[1:2])!r}, expected one of "
             f"{', '.join(operations)}" + (f"; did you mean {word} {close[0]}?" if close else "")
         )
-    near = [*difflib.get_close_matches(two, COMMANDS, 1), *difflib.get_close_matches(word, COMMANDS, 1)]
-    raise UserError(
-        f"cloze: found command {word!r}, expected one of {', '.join(COMMANDS)}"
-        + (f"; did you mean {near[0]}?" if near else "")
-    )
+    near = did_you_mean(two, COMMANDS) or did_you_mean(word, COMMANDS)
+    raise UserError(f"cloze: found command {word!r}, expected one of {', '.join(COMMANDS)}{near}")

@@ -1,5 +1,8 @@
 """`UserError`: an error that a user can fix; why a library has failed, in a line."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(ValueError):
     """A one-line message: what and where, what was found, what was expected and what to do.
@@ -13,6 +16,12 @@ def refuse(*rules: tuple[object, str]) -> None:
     for condition, line in rules:
         if condition:
             raise UserError(line)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: the known one that is most like it; empty if none is."""
+    near = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def lacks_threads(error: BaseException) -> bool:

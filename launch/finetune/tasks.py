@@ -1,10 +1,9 @@
 """The tables of fine-tuning: kinds of tasks, and tasks. They import no kind: `--help` lists them without torch."""
 
-import difflib
 from dataclasses import dataclass
 
 from cloze.launch.config.tasks import Task
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, did_you_mean
 from cloze.pipeline.references import Entry
 
 _TABLES = ".tsv, .csv, .jsonl, .parquet or a saved data set"
@@ -115,7 +114,4 @@ def find_task(name: str) -> Task:
     """The task of a name; UserError with the nearest one if there is none."""
     if name in TASKS:
         return TASKS[name]
-    near = difflib.get_close_matches(name, TASKS, 1)
-    raise UserError(
-        f"task: found {name!r}, expected one of {', '.join(TASKS)}" + (f"; did you mean {near[0]}?" if near else "")
-    )
+    raise UserError(f"task: found {name!r}, expected one of {', '.join(TASKS)}{did_you_mean(name, TASKS)}")

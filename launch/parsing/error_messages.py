@@ -11,7 +11,7 @@ import yaml
 
 from cloze.launch.parsing.fields import Described, describe, shown
 from cloze.launch.parsing.given import chunks, value_of
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, did_you_mean
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.untrusted import check_readable, load_yaml
 
@@ -206,11 +206,10 @@ def _wrong_value(
     if not re.search("Expected|Unable|Union|Importing", message):
         return f"--{field.name}: found no value, expected {field.expected}"
     found = typed if typed is not None else value[1] if value else None
-    near = difflib.get_close_matches(found or "", field.choices, 1)
     return (
         f"--{field.name}: found {'another value' if found is None else quoted(found)}, expected {field.expected}"
         + (" or null" if field.nullable else "")
-        + (f"; did you mean {near[0]}?" if near else "")
+        + did_you_mean(found or "", field.choices)
     )
 
 

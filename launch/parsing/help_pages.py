@@ -1,6 +1,5 @@
 """`--help`: the most used fields first; all of them by `--help all`, a section's by its name."""
 
-import difflib
 import re
 import shutil
 import textwrap
@@ -9,7 +8,7 @@ from dataclasses import MISSING, dataclass
 
 from cloze.launch.parsing.fields import Described, describe, shown
 from cloze.launch.parsing.parser import shipped
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, did_you_mean
 from cloze.pipeline.references import load
 
 _WIDEST = 100  # columns; longer lines are hard to read
@@ -74,10 +73,10 @@ def explain_command(page: Page, topic: str) -> str:
     ]
     if not found:
         sections = [each.name for each in known.values() if each.is_section]
-        near = difflib.get_close_matches(topic, [ALL, *known, *(name.rpartition(".")[2] for name in known)], 1)
+        topics = [ALL, *known, *(name.rpartition(".")[2] for name in known)]
         raise UserError(
             f"cloze {page.name} --help: found {topic!r}, expected {', '.join([ALL, *sections])} or a field"
-            + (f"; did you mean {near[0]}?" if near else "")
+            + did_you_mean(topic, topics)
         )
     return "\n".join(_entries(page, found))
 

@@ -1,10 +1,9 @@
 """NVIDIA's data sheets: dense rates, memory, links of GPUs. † recalled, not read again at the source."""
 
-import difflib
 import re
 from dataclasses import dataclass
 
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -111,10 +110,9 @@ def named_sheet(name: str) -> DataSheet:
     sheets = {sheet.key: sheet for sheet in DATA_SHEETS}
     if name.lower() in sheets:
         return sheets[name.lower()]
-    near = difflib.get_close_matches(name.lower(), NAMES, 1)
     raise UserError(
         f"plan.device: found {name!r}, expected {', '.join(NAMES[:-1])} or {NAMES[-1]}"
-        + (f"; did you mean {near[0]}?" if near else "")
+        + did_you_mean(name.lower(), NAMES)
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloze.pipeline.errors import UserError, reason_of, refuse
+from cloze.pipeline.errors import UserError, did_you_mean, on_one_line, reason_of, refuse
 
 
 def test_the_first_rule_whose_condition_is_true_is_named():
@@ -22,3 +22,13 @@ def test_the_first_rule_whose_condition_is_true_is_named():
 )
 def test_the_reason_of_an_error_is_one_line(error, line):
     assert reason_of(error) == line
+
+
+def test_all_of_an_error_is_put_on_one_line():
+    assert on_one_line(RuntimeError("\n  no space\n left ")) == "no space left"
+    assert on_one_line(RuntimeError("\n")) == "RuntimeError"
+
+
+def test_the_known_word_that_is_most_like_an_unknown_one_is_proposed():
+    assert did_you_mean("trian", ["plan", "train"]) == "; did you mean train?"
+    assert did_you_mean("xyz", ["plan", "train"]) == ""
