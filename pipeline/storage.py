@@ -21,6 +21,11 @@ ASIDE = ".tmp-"  # prefix of temporary files; those of interrupted writes are ne
 _STORED_PIECE = 8 << 20  # bytes per request to a store
 
 
+def aside_of(path: Path) -> Path:
+    """A temporary name beside a path, for what gets the path's name when it is whole."""
+    return path.with_name(f"{ASIDE}{uuid.uuid4().hex[:12]}-{path.name}")
+
+
 @contextmanager
 def publishing(path: Place, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path to write to; then fsync it and rename it to `path`, or upload it to the store. An
@@ -41,7 +46,7 @@ def publishing(path: Place, durable: bool = True) -> Iterator[Path]:
         return
     path = Path(path)
     check_replaceable(path)
-    aside = path.with_name(f"{ASIDE}{uuid.uuid4().hex[:12]}-{path.name}")
+    aside = aside_of(path)
     try:
         with readable_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)

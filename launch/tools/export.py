@@ -1,7 +1,6 @@
 """`cloze export`: a run's newest good checkpoint as a Hugging Face folder, and as an ONNX graph."""
 
 import os
-import uuid
 from pathlib import Path
 
 import torch
@@ -31,7 +30,7 @@ from cloze.model.huggingface import (
 )
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import ASIDE, clear, readable_errors
+from cloze.pipeline.storage import aside_of, clear, readable_errors
 from cloze.pipeline.stores.places import is_url, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -60,7 +59,7 @@ def export(config: ExportConfig) -> int:
         check_push(config.push)
     run = fetched_run(config.run, config.step, config.average) if is_url(config.run) else Path(config.run)
     whole = Path(os.path.abspath(output))
-    aside = whole.with_name(f"{ASIDE}{uuid.uuid4().hex[:12]}-{whole.name}")  # renamed when it is whole
+    aside = aside_of(whole)
     try:
         with readable_errors(output):
             said = (
