@@ -19,7 +19,7 @@ import torch
 from cloze.launch.predict.blanks import hidden_log_probabilities
 from cloze.launch.predict.predictor import batches
 from cloze.launch.pretrained.loaded import LoadedModel
-from cloze.launch.system.console import Console, clock
+from cloze.launch.system.console import Console, Tell, clock
 from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import Encoding
 from cloze.model.bert import BertForPreTraining, PreTrainingOutput, encode_masked
@@ -44,13 +44,9 @@ _Part = TypeVar("_Part")
 
 
 class Progress:
-    """Tells how many tokens have been scored and the time left.
+    """Tells how many tokens have been scored and the time left."""
 
-    Args:
-        tell: as of `console.doing`.
-    """
-
-    def __init__(self, tell: Callable[[Callable[[], str]], None]) -> None:
+    def __init__(self, tell: Tell) -> None:
         self._tell, self._began, self._done = tell, time.monotonic(), 0
         self.total = 0
         """Tokens in all, as far as is known yet."""

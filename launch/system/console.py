@@ -38,6 +38,8 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 # Seconds between two lines on what a long command does, where the output is no terminal; `prepare`'s bars have as many.
 _LINE_SECONDS = 30.0
+# Called with what makes a line that says what is done now.
+Tell = Callable[[Callable[[], str]], None]
 
 
 @contextmanager
@@ -48,7 +50,7 @@ def counting(unit: str) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def doing() -> Iterator[Callable[[Callable[[], str]], None]]:
+def doing() -> Iterator[Tell]:
     """Yield a function to call often, with what makes a line that says what is done now. A terminal on standard error
     shows the newest; otherwise it gets the first one, and one every half minute.
     """

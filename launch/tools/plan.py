@@ -11,7 +11,7 @@ import torch
 from cloze.launch.config import BatchArithmetic, MixtureConfig
 from cloze.launch.pretrain.data import open_data, run_masking
 from cloze.launch.pretrain.micro_batch_size import SPARE_SHARE
-from cloze.launch.system.console import Console, clock, doing
+from cloze.launch.system.console import Console, Tell, clock, doing
 from cloze.launch.system.environment import Environment
 from cloze.launch.system.memory import GIB
 from cloze.launch.tools.planning import assumptions
@@ -35,9 +35,6 @@ def plan(config: PlanConfig, environment: Environment) -> None:
         figures = _plan_one(config, tell) if len(config.counts) == 1 else _compare(config, tell)
     if config.json:
         publish_json(Path(config.json), figures)
-
-
-Tell = Callable[[Callable[[], str]], None]
 
 
 def _plan_one(config: PlanConfig, tell: Tell) -> Fields:
