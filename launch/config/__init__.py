@@ -13,8 +13,16 @@ from cloze.launch.config.finetuning import EmbeddingConfig, FinetuneConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.pretraining import DeepSpeedConfig, PretrainConfig, PretrainEvaluationConfig, SweepConfig
 from cloze.launch.config.run import RunConfig
-from cloze.launch.config.sections import CheckpointConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from cloze.launch.config.training import BatchArithmetic, EmaConfig, MaskingConfig, MaskingPhase, TrainConfig
+from cloze.launch.config.sections import (
+    CheckpointConfig,
+    EmaConfig,
+    EvaluationConfig,
+    MaskingConfig,
+    MaskingPhase,
+    MonitorConfig,
+    ZeroConfig,
+)
+from cloze.launch.config.training import BatchArithmetic, TrainConfig
 
 __all__ = [
     "BatchArithmetic",

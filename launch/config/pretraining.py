@@ -9,8 +9,16 @@ from cloze.launch.config.changes_at_resume import FIXED, FREE
 from cloze.launch.config.data import DataSource, MixtureConfig
 from cloze.launch.config.optimization import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from cloze.launch.config.run import RunConfig, check_sections, check_warmup
-from cloze.launch.config.sections import CheckpointConfig, DataCacheConfig, EvaluationConfig, MonitorConfig, ZeroConfig
-from cloze.launch.config.training import EmaConfig, MaskingConfig, TrainConfig
+from cloze.launch.config.sections import (
+    CheckpointConfig,
+    DataCacheConfig,
+    EmaConfig,
+    EvaluationConfig,
+    MaskingConfig,
+    MonitorConfig,
+    ZeroConfig,
+)
+from cloze.launch.config.training import TrainConfig
 from cloze.model.config import BertConfig
 from cloze.pipeline.bounds import MOST_PROCESSES, POSITIVE_SHARE, SEED, bounds, check_bounds
 from cloze.pipeline.errors import UserError, refuse

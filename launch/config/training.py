@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from cloze.launch.config.changes_at_resume import FREE
-from cloze.pipeline.bounds import MOST, MOST_SECONDS, POSITIVE_SHARE, bounds, check_bounds
+from cloze.pipeline.bounds import MOST, MOST_SECONDS, bounds, check_bounds
 from cloze.pipeline.errors import UserError, refuse
 
 Train = TypeVar("Train", bound="TrainConfig")
@@ -250,85 +250,6 @@ class TrainConfig:
     def budget_seconds(self) -> float | None:
         """The time budget in the unit of the clock."""
         return None if self.time_budget_hours is None else self.time_budget_hours * 3600
-
-
-@dataclass(frozen=True)
-class EmaConfig:
-    """An average of the weights: validation/ema_..., and `cloze export --ema true`."""
-
-    decay: float | None = field(default=None, metadata=bounds(at_least=0, below=1))
-    """Share of the average that a step keeps, such as 0.9999 (exponential); null: no average, or that of the tail."""
-    warmup: bool = True
-    """Whether the decay of step n is limited to (1 + n) / (10 + n), so that the initial weights are soon forgotten."""
-    tail_share: float | None = field(default=None, metadata=POSITIVE_SHARE)
-    """Share of the run's steps, from the end, over whose weights the average is the plain mean; before, it is the
-    weights themselves. Instead of decay."""
-
-    def __post_init__(self) -> None:
-        check_bounds("ema", self)
-        if self.decay is not None and self.tail_share is not None:
-            raise UserError("ema.tail_share: found beside ema.decay, expected one of them")
-
-    @property
-    def wanted(self) -> bool:
-        """Whether an average is kept."""
-        return self.decay is not None or self.tail_share is not None
-
-
-@dataclass(frozen=True)
-class MaskingPhase:
-    """A masking rate for a part of the run."""
-
-    rate: float = field(metadata=POSITIVE_SHARE)
-    """Share of a sample's tokens that is predicted."""
-    until_tokens: int | None = None
-    """Tokens since the start of the run at which the phase ends."""
-    until_share: float | None = field(default=None, metadata=bounds(above=0, below=1))
-    """Or the share of the run's samples at which the phase ends; the last phase has neither."""
-
-
-@dataclass(frozen=True)
-class MaskingConfig:
-    """What is predicted during a run: the masking rate, for shards whose masks are drawn at load time; next tokens."""
-
-    rate: float | None = field(default=None, metadata=POSITIVE_SHARE)
-    """Initial share of a sample's tokens that is predicted; null: the rate in the shards' manifest, which validation
-    uses unless evaluation.masking_rate is given."""
-    final_rate: float | None = field(default=None, metadata=POSITIVE_SHARE)
-    """Share that is predicted at the end of the run; null: rate."""
-    change_begins: float = field(default=0.0, metadata=bounds(at_least=0, below=1))
-    """Share of the run's samples after which the rate begins to change, linearly."""
-    phases: list[MaskingPhase] = field(default_factory=list)
-    """Rates of consecutive phases, instead of rate: each phase but the last with until_tokens or until_share."""
-    strategy: Literal["token", "whole_word", "span"] | None = None
-    """Unit of masking: a token; a whole word; a span of words; null: as in the shards' manifest, which validation
-    always uses."""
-    next_tokens_until: int = field(default=0, metadata=bounds(at_least=0))
-    """Tokens since the start of the run up to which every next token is predicted, with causal attention, before masked
-    ones are (arXiv 2507.00994), or with train.causal_share those of that share; fewer than the run has; also for shards
-    that hold their masks; 0: none, or the share all along."""
-
-    def __post_init__(self) -> None:
-        check_bounds("masking", self)
-        refuse(
-            (
-                self.phases and self.rate is not None,
-                f"masking.phases: found them with masking.rate {self.rate}, expected one of the two",
-            ),
-            (
-                self.final_rate is not None and self.rate is None,
-                f"masking.final_rate: found {self.final_rate} without masking.rate, expected both",
-            ),
-        )
-        for phase in self.phases:
-            check_bounds("masking.phases", phase)
-        for kind, other in (("until_tokens", "until_share"), ("until_share", "until_tokens")):
-            if any(getattr(phase, other) is not None for phase in self.phases):
-                continue
-            check_ends("masking.phases", [getattr(phase, kind) for phase in self.phases])
-            break
-        else:
-            raise UserError("masking.phases: found until_tokens and until_share, expected one of them in all phases")
 
 
 def _nearest_divisors(size: int, count: int) -> list[int]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from cloze.launch.checkpoint import CheckpointManager, TrainState
-from cloze.launch.config import RunConfig
-from cloze.launch.config.training import EmaConfig
+from cloze.launch.config import EmaConfig, RunConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter

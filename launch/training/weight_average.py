@@ -14,7 +14,7 @@ from cloze.launch.checkpoint.weight_averages import (
     has_average,
     read_parts,
 )
-from cloze.launch.config.training import EmaConfig
+from cloze.launch.config import EmaConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed
 from cloze.launch.training.callbacks import Callback, RunView

@@ -9,7 +9,8 @@ import pytest
 
 from cloze.launch.commands import COMMANDS
 from cloze.launch.config import TrainConfig
-from cloze.launch.config.training import BatchPhase, MaskingConfig, MaskingPhase
+from cloze.launch.config.sections import MaskingConfig, MaskingPhase
+from cloze.launch.config.training import BatchPhase
 from cloze.launch.parsing.fields import describe
 from cloze.pipeline.bounds import Bounds, bounds_of
 from cloze.pipeline.errors import UserError
