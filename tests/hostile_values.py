@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from cloze.launch.checkpoint import damage
-from cloze.launch.checkpoint.state import STATE, TrainState, describe
+from cloze.launch.checkpoint.state import STATE, TrainState, write_state
 from cloze.launch.texts.tables import read_table
 from cloze.pipeline import readers
 from cloze.pipeline.config import InspectConfig, PrepareConfig, SourceConfig
@@ -130,7 +130,7 @@ class Readings:
         copy.mkdir()
         whole = vars(TrainState(step=3, samples_consumed=48)) | {"world_size": 2, "zero_stage": 1, "metrics_lines": 3}
         state, what = changed(whole, rng)
-        describe(copy, {}, state)
+        write_state(copy, {}, state)
 
         def read() -> None:
             if damage(copy) is not None:

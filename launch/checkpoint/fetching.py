@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from cloze.launch.checkpoint.state import describe, fault_of_state, read_state
+from cloze.launch.checkpoint.state import fault_of_state, read_state, write_state
 from cloze.launch.checkpoint.transfer import Damaged, fetch, part_name, parts_of
 from cloze.launch.run import runs
 from cloze.launch.run.commits import Commit, read_commits
@@ -168,5 +168,5 @@ def _fetched(
             warn(f"{place}: step {step} is damaged ({damage}); skipped")
             target.rename(target.with_name(target.name + ".tmp"))
             return False
-        describe(target, {name: tuple(each) for name, each in index["files"].items()}, index["state"])
+        write_state(target, {name: tuple(each) for name, each in index["files"].items()}, index["state"])
     return True

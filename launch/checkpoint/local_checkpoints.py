@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from cloze.launch.checkpoint.fetching import Files, owner_of
-from cloze.launch.checkpoint.state import CHECKSUMS, STATE, damage, describe, hash_of_files, read_state, saved_alike
+from cloze.launch.checkpoint.state import CHECKSUMS, STATE, damage, hash_of_files, read_state, saved_alike, write_state
 from cloze.launch.system import distributed
 from cloze.pipeline.storage import clear, readable_errors, sha256_of
 from cloze.pipeline.untrusted import read_json
@@ -109,7 +109,7 @@ def take_shared(folder: Path, parts: list[Found], machines: list[list[int]], ran
         return False
     with distributed.together("take up a checkpoint", folder, device), readable_errors(folder):
         if lacking:
-            describe(aside, parts[own].files | shared, read_state(folder))
+            write_state(aside, parts[own].files | shared, read_state(folder))
             clear(folder)
             os.replace(aside, folder)
     return True

@@ -28,7 +28,7 @@ from cloze.launch.checkpoint.deepspeed_files import (
     written_by,
 )
 from cloze.launch.checkpoint.shared_reading import read_once
-from cloze.launch.checkpoint.state import STATE, TrainState, damage, describe, read_state, sharding_stage
+from cloze.launch.checkpoint.state import STATE, TrainState, damage, read_state, sharding_stage, write_state
 from cloze.launch.checkpoint.weight_averages import whole_average
 from cloze.launch.checkpoint.writing import BackgroundWriter
 from cloze.launch.engine.content import OtherContent, check_tensor, of_file
@@ -306,7 +306,7 @@ class CheckpointManager:
                     f"output: found no {missing[0]} of process {rank} in {aside}, expected the files of "
                     "all processes; --output must be a folder that all machines share"
                 )
-        describe(aside, checksums, state)
+        write_state(aside, checksums, state)
         # One of the same step: damaged, so that `latest` has skipped it, or written before the step's evaluation.
         replaced = final.with_name(final.name + _REPLACED)
         if final.exists():  # an interruption between the two renames is handled by `finish_replacements`

@@ -127,7 +127,7 @@ def fault_of_state(state: Fields) -> str | None:
     return None
 
 
-def describe(folder: Path, files: dict[str, tuple[int, str]], state: Fields) -> None:
+def write_state(folder: Path, files: dict[str, tuple[int, str]], state: Fields) -> None:
     """Write state.json and, last, checksums.json (size and SHA-256 by file name) of a checkpoint's folder."""
     publish_json(folder / STATE, state | {"files_hash": hash_of_files(files)})
     listed = {**files, STATE: ((folder / STATE).stat().st_size, sha256_of(folder / STATE))}

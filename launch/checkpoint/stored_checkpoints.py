@@ -31,7 +31,7 @@ from cloze.launch.checkpoint.fetching import (
 )
 from cloze.launch.checkpoint.local_checkpoints import ATTEMPT, WHOLE, Found, found_on, take_shared, whole_on_all
 from cloze.launch.checkpoint.manager import CheckpointManager, steps_in
-from cloze.launch.checkpoint.state import describe, hash_of_files, read_state, saved_alike
+from cloze.launch.checkpoint.state import hash_of_files, read_state, saved_alike, write_state
 from cloze.launch.checkpoint.transfer import Damaged, StoreThread, fetch, upload
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run.commits import Commit, TakenOver, is_first
@@ -257,7 +257,7 @@ class StoredCheckpoints(CheckpointManager):
         problems = distributed.gather_texts(problem, self.device)
         with self._together("take up a checkpoint"), readable_errors(aside):
             if self.leads and not any(problems):
-                describe(aside, files, state)
+                write_state(aside, files, state)
                 clear(self.path(step), ignore_errors=True)
                 os.replace(aside, self.path(step))
         return problems

@@ -353,7 +353,7 @@ def has_checkpoints(folder: Path) -> bool:
     return any(path.suffix != ".tmp" for path in (folder / CHECKPOINTS).glob("step-*"))
 
 
-def describe(
+def write_description(
     folder: Path,
     config: RunConfig,
     facts: Facts,
@@ -500,8 +500,8 @@ def describe_again(folder: Path, description: Mapping[str, str], warn: Callable[
 
 
 def check_there(folder: Path) -> None:
-    """Raise UserError if something that `describe` has written is not in the run's folder any more, apart from the
-    description.
+    """Raise UserError if something that `write_description` has written is not in the run's folder any more, apart from
+    the description.
     """
     if not (folder / TOKENIZER).exists():
         raise UserError(

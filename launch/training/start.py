@@ -117,7 +117,7 @@ class Training:
         if process.environment.is_main:
             shown = process.shown(config)
             saves = {runs.ORIGIN: recipe.save_origin, runs.TOKENIZER: recipe.save_tokenizer}
-            runs.describe(
+            runs.write_description(
                 Path(config.output),
                 shown,
                 recipe.facts,

@@ -15,7 +15,7 @@ import torch
 
 from cloze.launch.checkpoint.fetching import INDEX, Damaged, Files, read_index, step_place
 from cloze.launch.checkpoint.local_checkpoints import ATTEMPT, WHOLE
-from cloze.launch.checkpoint.state import describe, hash_of_files
+from cloze.launch.checkpoint.state import hash_of_files, write_state
 from cloze.launch.checkpoint.stored_checkpoints import StoredCheckpoints, _Published
 from cloze.launch.run.commits import Commit, CommitLog
 from cloze.launch.system import distributed
@@ -82,7 +82,7 @@ def write(
         ATTEMPT: checkpoints._run.attempt,
         WHOLE: hash_of_files(found | (others or {})),
     }
-    describe(folder, found, state)
+    write_state(folder, found, state)
     return found, state
 
 

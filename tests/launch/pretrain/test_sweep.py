@@ -103,7 +103,7 @@ def test_what_a_complete_run_has_lost_is_said(tmp_path, capsys, monkeypatch, cha
     monkeypatch.setattr(Sweep, "draw", lambda self, summary: None)
     ours, planned = tokenizer(), [PretrainingRun(name, tmp_path / name) for name in ("1", "2")]
     for value, run in enumerate(planned, 1):
-        runs.describe(run.folder, PretrainConfig("d", str(run.folder)), {}, {runs.TOKENIZER: ours.save}, {})
+        runs.write_description(run.folder, PretrainConfig("d", str(run.folder)), {}, {runs.TOKENIZER: ours.save}, {})
         for step in (4, 6):
             publish(manager(run.folder / runs.CHECKPOINTS, []), step, b"123456")
         (run.folder / runs.METRICS).write_text(

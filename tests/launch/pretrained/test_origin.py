@@ -51,7 +51,7 @@ def describe(folder: Path, released: Path, begun: bool = True) -> None:
     same, config = Tokenizer.from_folder(released), PretrainConfig(data="d", output=str(folder))
     keep = partial(keep_origin, released, tokenizer=same, pairs=False, segments=False)
     saves = {runs.ORIGIN: keep if begun else lambda folder: None}
-    runs.describe(folder, config, {"tokenizer_fingerprint": same.fingerprint}, saves, {})
+    runs.write_description(folder, config, {"tokenizer_fingerprint": same.fingerprint}, saves, {})
 
 
 def test_a_folder_that_is_gone_is_missed_until_it_is_written_again(released, tmp_path):

@@ -77,7 +77,7 @@ def test_what_goes_out_with_a_model_is_as_the_run_has_written_it(tmp_path, name)
     """Other padding, another class, other names of special tokens: transformers would read other texts."""
     ours = tokenizer()
     config, facts = PretrainConfig(data="d", output=str(tmp_path)), {"tokenizer_fingerprint": ours.fingerprint}
-    runs.describe(tmp_path, config, facts, {runs.TOKENIZER: ours.save}, {})
+    runs.write_description(tmp_path, config, facts, {runs.TOKENIZER: ours.save}, {})
     path = runs.own_tokenizer(tmp_path) / name
     before = path.read_bytes() if path.exists() else None
     path.write_bytes((before or b"{}") + b"\n")
@@ -96,7 +96,7 @@ def test_a_resume_refuses_a_tokenizer_that_is_not_the_runs_any_more(tmp_path):
     ours = tokenizer()
     config = PretrainConfig(data="d", output=str(tmp_path))
     facts = {"tokenizer_fingerprint": ours.fingerprint}
-    describe = partial(runs.describe, tmp_path, config, facts, {runs.TOKENIZER: ours.save}, {})
+    describe = partial(runs.write_description, tmp_path, config, facts, {runs.TOKENIZER: ours.save}, {})
     describe()
     describe()
     path = tmp_path / runs.TOKENIZER / "tokenizer.json"
@@ -117,7 +117,9 @@ def test_a_resume_refuses_a_tokenizer_that_is_not_the_runs_any_more(tmp_path):
 def test_what_a_run_has_lost_is_written_again_or_said(tmp_path, name, change):
     ours, said = tokenizer(), []
     facts = {"tokenizer_fingerprint": ours.fingerprint}
-    runs.describe(tmp_path, PretrainConfig("d", str(tmp_path)), facts, {runs.TOKENIZER: ours.save}, {"stage": 0})
+    runs.write_description(
+        tmp_path, PretrainConfig("d", str(tmp_path)), facts, {runs.TOKENIZER: ours.save}, {"stage": 0}
+    )
     description = runs.description_of(tmp_path)
 
     def look():
@@ -144,12 +146,12 @@ def test_what_is_refused_at_a_resume_changes_nothing(tmp_path):
     """Before, the run's own command was refused too afterwards, since config.yaml had the other one's steps."""
     ours = tokenizer()
     facts, saves = {"tokenizer_fingerprint": ours.fingerprint}, {runs.ORIGIN: ours.save, runs.TOKENIZER: ours.save}
-    runs.describe(tmp_path, PretrainConfig("d", str(tmp_path)), facts, saves, {}, "1")
+    runs.write_description(tmp_path, PretrainConfig("d", str(tmp_path)), facts, saves, {}, "1")
     shutil.rmtree(tmp_path / runs.ORIGIN)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     saves[runs.ORIGIN] = lambda folder: None
     with pytest.raises(UserError, match="origin/sha256.json: found no such file"):
-        runs.describe(tmp_path, PretrainConfig("d", str(tmp_path), seed=2), facts, saves, {}, "1")
+        runs.write_description(tmp_path, PretrainConfig("d", str(tmp_path), seed=2), facts, saves, {}, "1")
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
@@ -158,10 +160,12 @@ def test_a_start_with_other_weights_before_the_first_checkpoint_keeps_their_orig
         return {runs.ORIGIN: lambda folder: (folder.mkdir(), (folder / "config.json").write_text(text))}
 
     for run, text in (("1", "first"), ("1", "edited"), ("2", "second")):
-        runs.describe(tmp_path, PretrainConfig("d", str(tmp_path)), {}, save(text), {}, run, f"weights {run}", True)
+        runs.write_description(
+            tmp_path, PretrainConfig("d", str(tmp_path)), {}, save(text), {}, run, f"weights {run}", True
+        )
         runs.check_sealed(tmp_path / runs.ORIGIN)
         assert (tmp_path / runs.ORIGIN / "config.json").read_text() == text
-    runs.describe(tmp_path, PretrainConfig("d", str(tmp_path)), {}, save("third"), {}, "2")
+    runs.write_description(tmp_path, PretrainConfig("d", str(tmp_path)), {}, save("third"), {}, "2")
     assert json.loads((tmp_path / runs.SOFTWARE).read_text())["first_weights"] == "weights 2"
     os.truncate(tmp_path / runs.ORIGIN / "config.json", 1 << 40)  # holes, whose hash would take an hour
     with pytest.raises(UserError, match="origin/config.json: found 1,099,511,627,776 bytes, expected at most"):
@@ -173,8 +177,8 @@ def test_a_run_is_known_by_its_start_and_its_data(tmp_path):
     config = PretrainConfig(data="d", output=str(tmp_path))
     found = []
     for data, run in (("a", "1"), ("b", "1"), ("a", "2"), ("a", "1")):
-        runs.describe(tmp_path, config, {"manifest_hash": data}, {}, {}, run)
+        runs.write_description(tmp_path, config, {"manifest_hash": data}, {}, {}, run)
         found.append(runs.identity_of(tmp_path))
     assert found[0] == found[3] and len(set(found)) == 3 and None not in found
-    runs.describe(tmp_path, config, {"manifest_hash": "a"}, {}, {})
+    runs.write_description(tmp_path, config, {"manifest_hash": "a"}, {}, {})
     assert runs.identity_of(tmp_path) is None, "an earlier version began it"
