@@ -8,7 +8,7 @@ from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.objective import FinetuningObjective
-from cloze.launch.texts.encoding import TRUNCATION, Truncation, described
+from cloze.launch.texts.settings import TRUNCATION, Truncation, described
 from cloze.launch.texts.tables import COLUMNS, Columns, missing_columns, open_table
 from cloze.launch.training.objective import TrainingObjective
 from cloze.model.bert import BertPreTrained

@@ -9,7 +9,8 @@ from cloze.launch.predict.config import Input, typed_text
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value, plain
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
-from cloze.launch.texts.encoding import Answering, Encoder, Encoding
+from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.settings import Answering
 from cloze.launch.texts.windows import answer_spans, is_unanswered, null_score
 from cloze.pipeline.bounds import bounds
 from cloze.pipeline.errors import UserError

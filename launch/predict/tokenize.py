@@ -15,7 +15,8 @@ from cloze.launch.pretrained.finding import model_path
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
-from cloze.launch.texts.encoding import TRUNCATION, Encoder, Encoding, Truncation, words_in
+from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.settings import TRUNCATION, Truncation, words_in
 from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 

@@ -11,7 +11,8 @@ from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value, 
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.system.pictures import check_ending
-from cloze.launch.texts.encoding import Encoder, Encoding, normalized
+from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.settings import normalized
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import device_type
-from cloze.launch.texts.encoding import Answering, Encoder, Truncation, Vectors
+from cloze.launch.texts.encoding import Encoder
 from cloze.launch.texts.labels import looking_alike
+from cloze.launch.texts.settings import Answering, Truncation, Vectors
 from cloze.launch.texts.tables import Columns
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cloze.launch.texts.encoding import Vectors
+from cloze.launch.texts.settings import Vectors
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.untrusted import read_json
 

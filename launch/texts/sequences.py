@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloze.launch.texts.encoding import Truncation, windows
+from cloze.launch.texts.encoding import windows
+from cloze.launch.texts.settings import Truncation
 from cloze.pipeline import ragged
 from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.loading.collate import concatenated

@@ -12,7 +12,7 @@ from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import is_evaluation, iterate_metrics
 from cloze.launch.system.console import figure, markdown
 from cloze.launch.system.software import software
-from cloze.launch.texts.encoding import Truncation, Vectors
+from cloze.launch.texts.settings import Truncation, Vectors
 from cloze.model.config import BertConfig
 from cloze.model.config_files import OWN_MODEL_TYPE
 from cloze.model.huggingface import load_head, load_note, load_pretrained

@@ -14,7 +14,7 @@ from cloze.launch.pretrained.origin import check_tokenizer, read_origin, tokeniz
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import runs
 from cloze.launch.system.console import Console
-from cloze.launch.texts.encoding import TRUNCATION, Truncation, described
+from cloze.launch.texts.settings import TRUNCATION, Truncation, described
 from cloze.launch.tools.card import card, write_pooling
 from cloze.launch.tools.exported_code import write_remote_code
 from cloze.launch.tools.onnx import check_installed, write_onnx

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cloze.launch.pretrained.loading import load_settings, load_vectors
-from cloze.launch.texts.encoding import TRUNCATION, Answering
+from cloze.launch.texts.settings import TRUNCATION, Answering
 from cloze.model.huggingface import InFolders, load_note
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError

@@ -19,8 +19,9 @@ from cloze.launch.finetune.squad import (
     squad_metrics,
     squad_scores,
 )
-from cloze.launch.texts.encoding import ANSWERING, Answering, windows
+from cloze.launch.texts.encoding import windows
 from cloze.launch.texts.sequences import Sequences
+from cloze.launch.texts.settings import ANSWERING, Answering
 from cloze.launch.texts.windows import answer_spans, counts_once, is_unanswered, null_score
 from cloze.model.heads import exponentials_by_group
 from cloze.model.tasks import BertForQuestionAnswering, SpanOutput, shared_softmax_losses

@@ -6,8 +6,8 @@ from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.classification import ClassExamples, has_labels, label_of, number_of
 from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
-from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.sequences import build_sequences
+from cloze.launch.texts.settings import Truncation
 from cloze.launch.texts.tables import Columns, Table, read_table
 from cloze.model.problems import HeadConfig
 from cloze.model.tasks import BertForMultipleChoice

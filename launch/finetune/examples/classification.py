@@ -23,9 +23,9 @@ from cloze.launch.finetune.examples.predicted import (
     Prediction,
 )
 from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
-from cloze.launch.texts.encoding import Truncation
 from cloze.launch.texts.labels import looking_alike
 from cloze.launch.texts.sequences import build_pieces, build_sequences
+from cloze.launch.texts.settings import Truncation
 from cloze.launch.texts.tables import Columns, Row, Table, parse_json, read_table
 from cloze.model.config import Pooling, VectorPooling
 from cloze.model.problems import HeadConfig

@@ -15,8 +15,8 @@ from cloze.launch.finetune.examples.base import Examples
 from cloze.launch.finetune.examples.classification import number_in, predicted
 from cloze.launch.finetune.examples.predicted import Ranks
 from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read, check_roles
-from cloze.launch.texts.encoding import VECTORS, Truncation, Vectors, normalized
 from cloze.launch.texts.sequences import Cut, Sequences, build_sequences
+from cloze.launch.texts.settings import VECTORS, Truncation, Vectors, normalized
 from cloze.launch.texts.tables import Table, missing_columns, open_table, read_table
 from cloze.launch.training.objective import TrainingObjective
 from cloze.model.config import BertConfig, VectorPooling

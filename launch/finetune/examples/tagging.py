@@ -17,9 +17,10 @@ from cloze.launch.finetune.examples.classification import unknown_label
 from cloze.launch.finetune.examples.predicted import Tags
 from cloze.launch.finetune.kind import Kind, Read
 from cloze.launch.finetune.schemes import OUTSIDE, PREFIXES, split_tag, to_iob2
-from cloze.launch.texts.encoding import TRUNCATION, characters, described
+from cloze.launch.texts.encoding import characters
 from cloze.launch.texts.labels import looking_alike
 from cloze.launch.texts.sequences import Sequences
+from cloze.launch.texts.settings import TRUNCATION, described
 from cloze.launch.texts.tables import read_text
 from cloze.model.problems import HeadConfig
 from cloze.model.tasks import BertForTokenClassification

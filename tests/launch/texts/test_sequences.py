@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from cloze.launch.texts.encoding import Encoder, Truncation
+from cloze.launch.texts.encoding import Encoder
 from cloze.launch.texts.sequences import build_sequences
+from cloze.launch.texts.settings import Truncation
 from tests.launch.finetune.small import WORDS, make_tokenizer
 
 

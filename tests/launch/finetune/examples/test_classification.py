@@ -23,8 +23,9 @@ from cloze.launch.finetune.job import read_examples, read_job
 from cloze.launch.finetune.tasks import TASKS, find_task
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.metrics_file import read_metrics
-from cloze.launch.texts.encoding import Encoder, Truncation
+from cloze.launch.texts.encoding import Encoder
 from cloze.launch.texts.sequences import build_sequences
+from cloze.launch.texts.settings import Truncation
 from cloze.launch.texts.tables import Row
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
