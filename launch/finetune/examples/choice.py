@@ -90,7 +90,7 @@ class MultipleChoice(Kind):
             )
 
         def examples(path: str) -> ChoiceExamples:
-            table = read_table(path, (), "", config.skip_malformed_rows, labels)
+            table = read_table(path, skip_malformed=config.skip_malformed_rows, labels=labels)
             return ChoiceExamples(table, task, shared, choices, target, labels, tokenizer, self.truncation(config))
 
         return BertForMultipleChoice, None, examples(config.train_file), examples

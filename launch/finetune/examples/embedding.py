@@ -351,7 +351,7 @@ class Embedding(Kind):
         assert truncation is not None, "`check_fields` refuses pieces"
 
         def table(path: str) -> Table:
-            return read_table(path, (), "", config.skip_malformed_rows)
+            return read_table(path, skip_malformed=config.skip_malformed_rows)
 
         columns = config.texts_of(task)
         train = ContrastiveExamples(table(config.train_file), columns, tokenizer, truncation)

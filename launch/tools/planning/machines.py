@@ -67,16 +67,16 @@ def find_machine(name: str, dtype: torch.dtype = torch.bfloat16) -> Machine:
 def of_data_sheet(sheet: DataSheet) -> Machine:
     """A Machine from a data sheet."""
     return Machine(
-        sheet.name,
-        sheet.flops,
-        sheet.bandwidth * BANDWIDTH,
-        sheet.memory_bytes,
-        sheet.processors,
-        sheet.architecture,
-        SUSTAINED * BEST_PRODUCT[sheet.architecture],
-        sheet.link,
-        sheet.has_flash,
-        sheet.source,
+        name=sheet.name,
+        flops=sheet.flops,
+        bandwidth=sheet.bandwidth * BANDWIDTH,
+        memory_bytes=sheet.memory_bytes,
+        processors=sheet.processors,
+        architecture=sheet.architecture,
+        best_product=SUSTAINED * BEST_PRODUCT[sheet.architecture],
+        link=sheet.link,
+        has_flash=sheet.has_flash,
+        origin=sheet.source,
     )
 
 
@@ -85,47 +85,47 @@ def measured(device: torch.device, product: float, rates: KernelRates, memory_by
     bandwidth = rates.copy
     if device.type == "cpu":
         return Machine(
-            "CPU",
-            product,
-            bandwidth,
-            memory_bytes,
-            1,
-            "cpu",
-            rates.linear / product,
-            bandwidth,
-            False,
-            "measured",
-            rates.gelu,
-            rates.batched / product,
+            name="CPU",
+            flops=product,
+            bandwidth=bandwidth,
+            memory_bytes=memory_bytes,
+            processors=1,
+            architecture="cpu",
+            best_product=rates.linear / product,
+            link=bandwidth,
+            has_flash=False,
+            origin="measured",
+            elements=rates.gelu,
+            batched_product=rates.batched / product,
         )
     name, sheet = devices.device_name(device), devices.data_sheet_of(device)
     processors = torch.cuda.get_device_properties(device).multi_processor_count  # of a slice, its own
     if sheet is None:  # measured alone: the peak is then what was reached
         return Machine(
-            name,
-            product,
-            bandwidth,
-            memory_bytes,
-            processors,
-            "ampere",
-            SUSTAINED,
-            PCIE,
-            torch.cuda.get_device_capability(device) >= (8, 0),
-            "measured",
+            name=name,
+            flops=product,
+            bandwidth=bandwidth,
+            memory_bytes=memory_bytes,
+            processors=processors,
+            architecture="ampere",
+            best_product=SUSTAINED,
+            link=PCIE,
+            has_flash=torch.cuda.get_device_capability(device) >= (8, 0),
+            origin="measured",
         )
     peak = devices.data_sheet_flops(device)
     assert peak is not None, "it has a data sheet"
     return Machine(
-        name,
-        peak,
-        bandwidth,
-        memory_bytes,
-        processors,
-        sheet.architecture,
-        SUSTAINED * product / peak,
-        sheet.link,
-        sheet.has_flash,
-        f"{sheet.source}; product and bandwidth measured here",
+        name=name,
+        flops=peak,
+        bandwidth=bandwidth,
+        memory_bytes=memory_bytes,
+        processors=processors,
+        architecture=sheet.architecture,
+        best_product=SUSTAINED * product / peak,
+        link=sheet.link,
+        has_flash=sheet.has_flash,
+        origin=f"{sheet.source}; product and bandwidth measured here",
     )
 
 
