@@ -128,7 +128,11 @@ def _found(
                 f"at most {most / GIB:.1f} of {free / GIB:.1f} GiB"
             )
             return candidates[-1]
-    chosen = _search(config, data, objective, build_model, environment, device, console, memory, candidates)
+
+    def build() -> Probe:
+        return build_probe(config, data, objective, build_model(), environment, device)
+
+    chosen = _search(build, data.max_length, memory, device, console, candidates)
     console.say(f"micro-batch: {chosen} sequences are the most that fit, of {data.max_length} tokens each")
     return chosen
 
@@ -154,20 +158,17 @@ def most_bytes(model: BertConfig, data: TrainingData, masking: RunMasking, size:
 
 
 def _search(
-    config: PretrainConfig,
-    data: TrainingData,
-    objective: Objective,
-    build_model: Callable[[], nn.Module],
-    environment: Environment,
+    build: Callable[[], Probe],
+    max_length: int,
+    memory: Memory,
     device: torch.device,
     console: Console,
-    memory: Memory,
     candidates: list[int],
 ) -> int:
-    """The largest candidate that fits, by trial. Collective."""
+    """The largest candidate that fits, by trial of sequences of this length. Collective."""
     console.say("micro-batch: building a model and an engine like the run's to try sizes")
     try:
-        probe = build_probe(config, data, objective, build_model(), environment, device)
+        probe = build()
     except Exception as error:
         if not out_of_memory(error):
             raise
@@ -177,7 +178,7 @@ def _search(
         ) from error
 
     def run(size: int, agree: Callable[[bool], bool]) -> bool:
-        console.say(f"micro-batch: trying {size} sequence{'s' * (size > 1)} of {data.max_length} tokens")
+        console.say(f"micro-batch: trying {size} sequence{'s' * (size > 1)} of {max_length} tokens")
         return probe.run(size, agree)
 
     try:
