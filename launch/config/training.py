@@ -252,6 +252,11 @@ class TrainConfig:
         return None if self.time_budget_hours is None else self.time_budget_hours * 3600
 
 
+def divisors(number: int) -> list[int]:
+    """Divisors of a number, ascending."""
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
 def _nearest_divisors(size: int, count: int) -> list[int]:
     """The largest divisor of a size below a number, and the smallest above it if there is one."""
     below = next(each for each in range(min(count, size), 0, -1) if size % each == 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from cloze.launch.config import PretrainConfig
+from cloze.launch.config.training import divisors
 from cloze.launch.engine.config import PRECISIONS
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
@@ -75,9 +76,7 @@ def crowded(
     micro_steps = config.train.global_batch_size // batch  # at least: a micro-batch divides the smallest batch, too
     fixed = micro_steps * layers * _LAYER_SECONDS + _UPDATE_BYTES * parameters / sheet.bandwidth
     seconds = config.train.global_batch_size * flops_of_sample / (_BEST_MFU * sheet.flops)  # of one GPU alone
-    most = max(
-        count for count in range(1, batch + 1) if batch % count == 0 and (count == 1 or seconds / count >= fixed)
-    )
+    most = max(count for count in divisors(batch) if count == 1 or seconds / count >= fixed)
     if world_size <= most:
         return None
     return (

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from cloze.launch.config import PretrainConfig
+from cloze.launch.config.training import divisors
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.engine import Engine
 from cloze.launch.pretrain.data import TrainingData, run_masking
@@ -79,7 +80,7 @@ def resolve(
     if config.train.micro_batch_size not in ("auto", None):
         return config
     share = config.train.common_size // environment.world_size  # a remainder was refused before
-    candidates = [size for size in range(1, share + 1) if share % size == 0]
+    candidates = divisors(share)
     saved = distributed.from_main(runs.saved_micro_batch_size(Path(config.output)) or 0, device)
     if saved:
         chosen = max(size for size in candidates if size <= saved)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from cloze.launch.config import BatchArithmetic, MixtureConfig
+from cloze.launch.config.training import divisors
 from cloze.launch.pretrain.data import open_data, run_masking
 from cloze.launch.pretrain.micro_batch_size import SPARE_SHARE
 from cloze.launch.system.console import Console, Tell, clock, doing
@@ -142,9 +143,9 @@ def _too_small_from(estimator: Estimator, stage: int) -> int | None:
     Counted without the share of states that more GPUs save at stages 1 to 3, which is little beside activations.
     """
     batch = estimator.config.train.common_size
-    divisors = [each for each in range(1, batch + 1) if batch % each == 0]
-    place = bisect_left(divisors, True, key=lambda gpus: estimator.holds(stage, 2 * batch // gpus))
-    return divisors[place] if place < len(divisors) else None
+    counts = divisors(batch)
+    place = bisect_left(counts, True, key=lambda gpus: estimator.holds(stage, 2 * batch // gpus))
+    return counts[place] if place < len(counts) else None
 
 
 def make_estimator(

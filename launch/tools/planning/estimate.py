@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from cloze.launch.config import BatchArithmetic, PretrainConfig
+from cloze.launch.config.training import divisors
 from cloze.launch.engine.division import Division
 from cloze.launch.engine.optimizers import build_optimizer, matrix_rows, parameter_groups
 from cloze.launch.engine.summing import BUCKET_BYTES, buckets_of
@@ -113,11 +114,10 @@ def most_with_half(estimator: Estimator, stage: int) -> int:
     """The largest number of GPUs, of those that divide the batch, of which each still reaches half of the MFU of one
     alone.
     """
-    batch = estimator.config.train.common_size
-    divisors = [each for each in range(1, batch + 1) if batch % each == 0]
+    counts = divisors(estimator.config.train.common_size)
     best = estimator.on(1).best_mfu(stage)
-    place = bisect_left(divisors, True, key=lambda gpus: estimator.on(gpus).best_mfu(stage) < best / 2)
-    return divisors[max(0, place - 1)]
+    place = bisect_left(counts, True, key=lambda gpus: estimator.on(gpus).best_mfu(stage) < best / 2)
+    return counts[max(0, place - 1)]
 
 
 def waited_for(sums: Sequence[float], parts: Sequence[float], backward: float) -> float:
@@ -361,8 +361,7 @@ class Estimator:
         """The largest micro-batch that fits, of the sizes that divide a process's share; None: not even one
         sequence.
         """
-        sizes = [size for size in range(1, self._share + 1) if self._share % size == 0]
-        return next((size for size in reversed(sizes) if self.holds(stage, size)), None)
+        return next((size for size in reversed(divisors(self._share)) if self.holds(stage, size)), None)
 
     @property
     def _share(self) -> int:
