@@ -18,7 +18,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.places import Place, to_place
-from cloze.pipeline.tokenization.backends import parts
+from cloze.pipeline.tokenization.backends import content_of, model_of, parts
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, copy_tokenizer
 
 ADDED = "added.tsv"  # in the new tokenizer's folder: the tokens, what each saves, its count and its pieces
@@ -61,7 +61,7 @@ def tokenizer_to_extend(path: str) -> Tokenizer:
     place = to_place(path)
     folder = place / "tokenizer" if (place / "tokenizer").is_dir() else place
     tokenizer = Tokenizer.from_folder(folder)
-    model = json.loads(tokenizer.backend.to_str())["model"]
+    model = model_of(tokenizer.backend)
     where = f"extend: found a tokenizer of kind {model['type']} in {folder}"
     if model["type"] not in ("WordPiece", "BPE", "Unigram"):
         raise UserError(
@@ -102,7 +102,7 @@ def extend(old: Tokenizer, counts: dict[str, int], add: int, min_frequency: int,
     Raises:
         UserError: the text has no pieces to join.
     """
-    content = json.loads(old.as_given().to_str())
+    content = content_of(old.as_given())
     kind = content["model"]["type"]
     words, unknown = _cut(old, counts)
     merges = _Merges(words, content["model"].get("continuing_subword_prefix") or "", set(old.tokens))
@@ -269,8 +269,8 @@ def _score(merges: _Merges, token: str, scores: dict[str, float], total: int) ->
 
 def _used(tokenizer: Tokenizer, words: list[tuple[list[str], int]]) -> Counter[str]:
     """How often each token occurs in the words, new ones or not."""
-    model, prefix = tokenizer.backend.model, json.loads(tokenizer.backend.to_str())["model"]
-    inside, used = prefix.get("continuing_subword_prefix") or "", Counter[str]()
+    model, used = tokenizer.backend.model, Counter[str]()
+    inside = model_of(tokenizer.backend).get("continuing_subword_prefix") or ""
     for pieces, count in words:
         for piece in model.tokenize(pieces[0] + "".join(each.removeprefix(inside) for each in pieces[1:])):
             used[piece.value] += count

@@ -1,6 +1,5 @@
 """Masking: draws the tokens to predict and their replacements, for many samples at once."""
 
-import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +9,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.records import Masks, Samples, SpecialTokens
 from cloze.pipeline.shards.manifest import Manifest
+from cloze.pipeline.tokenization.backends import model_of
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _SAMPLES_AT_ONCE = 4096  # samples whose masks are drawn together, so that the arrays stay in the cache
@@ -67,7 +67,7 @@ def check_words(strategy: str, tokenizer: Tokenizer) -> None:
     """Raise UserError for whole-word strategies with a tokenizer whose tokens don't show where words begin."""
     if strategy == "token":
         return
-    model = json.loads(tokenizer.backend.to_str())["model"]
+    model = model_of(tokenizer.backend)
     kind = model["type"]
     rules = tokenizer.backend.pre_tokenizer
     if kind == "WordLevel" and rules is not None and len(rules.pre_tokenize_str("ab")) > 1:

@@ -191,9 +191,21 @@ def _added(given: Fields, special: bool = False) -> tokenizers.AddedToken:
     return tokenizers.AddedToken(**{"normalized": not fields["special"], **fields})
 
 
+def content_of(backend: tokenizers.Tokenizer) -> Fields:
+    """The content of its tokenizer.json. The library writes the whole vocabulary for it, so ask once."""
+    content: Fields = json.loads(backend.to_str())
+    return content
+
+
+def model_of(backend: tokenizers.Tokenizer) -> Fields:
+    """The field `model` of it: the model's type, options and vocabulary."""
+    model: Fields = content_of(backend)["model"]
+    return model
+
+
 def with_special(backend: tokenizers.Tokenizer, names: Collection[str], special: bool) -> tokenizers.Tokenizer:
     """A copy in which these added tokens are special, or are not."""
-    content = json.loads(backend.to_str())
+    content = content_of(backend)
     for token in content["added_tokens"]:
         if token["content"] in names:
             token["special"] = special
@@ -246,7 +258,7 @@ def byte_level(backend: tokenizers.Tokenizer) -> bool:
 
 def has_all_bytes(backend: tokenizers.Tokenizer) -> bool:
     """Whether a BPE model has a token for each byte of UTF-8, so that no text has anything that it does not know."""
-    model = json.loads(backend.to_str())["model"]
+    model = model_of(backend)
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):  # a byte has several tokens then
         return False
     never = {0xC0, 0xC1, *range(0xF5, 0x100)}  # in UTF-8
@@ -302,9 +314,7 @@ def put_around_texts(backend: tokenizers.Tokenizer, names: dict[str, str]) -> No
         trim = {"type": "ByteLevel", "add_prefix_space": adds_space(backend), "trim_offsets": True, "use_regex": True}
         processor = {"type": "Sequence", "processors": [trim, processor]}
     # From JSON, since the library's constructor interprets names with a colon or a dollar.
-    empty = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
-    read = tokenizers.Tokenizer.from_str(json.dumps(empty | {"post_processor": processor}))
-    backend.post_processor = read.post_processor
+    backend.post_processor = without_vocabulary({"post_processor": processor}).post_processor
 
 
 def _special(name: str, segment: int) -> Fields:

@@ -37,10 +37,12 @@ from cloze.pipeline.tokenization.backends import (
     add_listed_tokens,
     adds_space,
     byte_level,
+    content_of,
     default_normalization,
     from_tokenizer_json,
     from_vocab_txt,
     has_all_bytes,
+    model_of,
     parts,
     put_around_texts,
     read_tokenizer_config,
@@ -180,7 +182,7 @@ class Tokenizer:
         forbidden = [i for i in self.special_tokens.ids if i != self.special_tokens.unknown]
         self._as_text = np.arange(self.vocab_size, dtype=self.dtype)  # the model may have the special tokens as words
         self._as_text[forbidden] = self.special_tokens.unknown
-        model = json.loads(backend.to_str())["model"]
+        model = model_of(backend)
         self._whole_words = model["vocab"] if model["type"] == "WordLevel" else None
         unknown = model.get("unk_token")
         self._unknown_word: int = (self._whole_words or {}).get(unknown, self.special_tokens.unknown)
@@ -377,7 +379,7 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of everything that determines the ids: vocabulary, model, normaliser, pre-tokenizer, roles."""
-        content = json.loads(self.as_given().to_str())
+        content = content_of(self.as_given())
         kept = {name: content[name] for name in ("model", "normalizer", "pre_tokenizer", "added_tokens")}
         kept |= {"special_tokens": self.names} | ({"split_special_tokens": True} if self._split_special else {})
         text = json.dumps(kept, sort_keys=True, ensure_ascii=False)
@@ -410,7 +412,7 @@ class Tokenizer:
 
     @cached_property
     def continues_word(self) -> np.ndarray:
-        model, of_bytes = json.loads(self.backend.to_str())["model"], byte_level(self.backend)
+        model, of_bytes = model_of(self.backend), byte_level(self.backend)
         continues = np.zeros(self.vocab_size, bool)
         for token, number in self.backend.get_vocab(with_added_tokens=True).items():
             if model["type"] == "WordPiece":
@@ -566,7 +568,7 @@ class Tokenizer:
         self._flat = np.empty(0, self.dtype)
 
     def _why_no_word_table(self) -> str:
-        content = json.loads(self.backend.to_str())
+        content = content_of(self.backend)
         if content["model"]["type"] not in _WORD_MODELS and not self._splitter.prefix:
             return f"model {content['model']['type']}"
         if any(not token["special"] for token in content["added_tokens"]):

@@ -1,6 +1,5 @@
 """Divides text into words with array operations, where the tokenizer's rules divide it; counts distinct words."""
 
-import json
 import unicodedata
 from functools import cached_property
 
@@ -11,7 +10,7 @@ import tokenizers
 
 from cloze.pipeline import ragged
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.tokenization.backends import parts
+from cloze.pipeline.tokenization.backends import content_of, parts
 from cloze.pipeline.tokenization.growth import Growth
 
 _SPACE, _LETTER, _ISOLATED, _ISOLATED_REST, _UNASKED = range(5)  # classes of bytes and characters
@@ -89,7 +88,7 @@ class WordSplitter:
 
     def __init__(self, backend: tokenizers.Tokenizer):
         self.backend = backend
-        self.prefix = "▁" if _marks_each_word(json.loads(backend.to_str())["pre_tokenizer"]) else ""
+        self.prefix = "▁" if _marks_each_word(content_of(backend)["pre_tokenizer"]) else ""
         self.reason = self._why_not()
         self._classes = np.full(0x110000, _UNASKED, np.uint8)
         self._byte_classes = np.full(256, _LETTER, np.uint8)  # bytes from 128 on get the class of their character
@@ -182,7 +181,7 @@ class WordSplitter:
         return Growth(self.backend)
 
     def _why_not(self) -> str:
-        content = json.loads(self.backend.to_str())
+        content = content_of(self.backend)
         kind = "WhitespaceSplit" if self.prefix else (content["pre_tokenizer"] or {}).get("type")
         if kind not in _WORD_PRE_TOKENIZERS:
             return f"pre-tokenizer {kind}"
