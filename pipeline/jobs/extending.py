@@ -109,21 +109,20 @@ def extend(old: Tokenizer, counts: dict[str, int], add: int, min_frequency: int,
     wanted = add if kind == "BPE" else add + add // 4 + 8  # the model may not choose some of them
     merges.learn(wanted, min_frequency, steps_stay=kind == "BPE")
     chosen = merges.chosen(wanted, min_frequency, steps_stay=kind == "BPE")
-    nothing = f"input: found no pieces that stand together {min_frequency} times, expected some to add; " + (
-        said_of_unknown(unknown) if unknown else "give more text"
-    )
-    if not chosen:
-        raise UserError(nothing)
     before = sum(len(pieces) * count for pieces, count in words)
-    new = _extended(old, content, [token.token for token in chosen], merges, before)
-    used = _used(new, words)
-    # A model that does not merge chooses some tokens never or rarely, and without these others more or less often.
-    while kind != "BPE" and (len(chosen) > add or any(used[token.token] < min_frequency for token in chosen)):
-        chosen = [token for token in chosen if used[token.token] >= min_frequency][:add]
+    while True:
+        if not chosen:
+            raise UserError(
+                f"input: found no pieces that stand together {min_frequency} times, expected some to add; "
+                + (said_of_unknown(unknown) if unknown else "give more text")
+            )
         new = _extended(old, content, [token.token for token in chosen], merges, before)
         used = _used(new, words)
-    if not chosen:
-        raise UserError(nothing)
+        # A model that does not merge chooses some tokens never or rarely, and without these others more or less often.
+        frequent = [token for token in chosen if used[token.token] >= min_frequency][:add]
+        if kind == "BPE" or frequent == chosen:
+            break
+        chosen = frequent
     added = [Added(token.token, used[token.token], token.pieces) for token in chosen]
     added.sort(key=lambda token: (-token.saved, token.token))
     after = sum(used.values())
