@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers import hub
-from cloze.pipeline.readers.files import InputFile, Segment
+from cloze.pipeline.readers.files import BYTES_AT_ONCE, ROWS_AT_ONCE, InputFile, Segment
 from cloze.pipeline.readers.json_lines import check_fields, document_id
 from cloze.pipeline.readers.lines import MOST_PLACES, in_pieces, order, valid
 from cloze.pipeline.records import Document
@@ -16,9 +16,7 @@ from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.stores.reading import open_raw
 
 _BAD = (pa.ArrowException, OSError, UnicodeError)  # the last by names of columns that are no UTF-8
-_ROWS_AT_ONCE = 64  # rows read at once, since documents may be long,
 _BUFFERED = 1 << 20  # bytes of a column's pages read at once
-_BYTES_AT_ONCE = 32 << 20  # and the approximate maximum of their bytes
 # Maximum bytes of a row's text: Arrow holds four copies while it decodes a Parquet page, and a worker has 1.5 GB.
 _LONGEST_TEXT = 192 << 20
 _PIECES = 12  # bits of an order key for the pieces of a row, below those for the row (`order`)
@@ -123,7 +121,7 @@ def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
             groups = groups[segment.start :]
             mean = sum(group.total_byte_size for group in groups) // max(1, sum(group.num_rows for group in groups))
             batches = table.iter_batches(
-                min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE // max(mean, 1))),
+                min(ROWS_AT_ONCE, max(1, BYTES_AT_ONCE // max(mean, 1))),
                 row_groups=range(segment.start, segment.stop),
                 use_threads=False,
                 columns=[name for name in (config.text_field, config.id_field) if name is not None],

@@ -17,6 +17,8 @@ NEWLINE = re.compile(rb"\n")  # behind which lines end
 BLANK_LINES = re.compile(rb"\n[ \t\r]*\n")  # behind which paragraphs end
 _BLANK = b" \t\r"  # what a blank line may have
 _WHITE = _BLANK + b"\n"  # all that JSON has
+ROWS_AT_ONCE = 64  # of a table, since documents may be long,
+BYTES_AT_ONCE = 32 << 20  # and the approximate maximum of the bytes of these rows
 LONGEST_LINE = 16 << 20  # of pairs, which must be held in memory; its arrays take some thirty times as much
 
 
@@ -78,6 +80,11 @@ class Segment:
     start: int
     stop: int
     weight: int
+
+    @property
+    def stops_at_errors(self) -> bool:
+        """Whether bytes that are no text are an error; else they are replaced."""
+        return self.file.config.encoding_errors == "stop"
 
 
 @dataclass

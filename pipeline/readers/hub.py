@@ -13,6 +13,8 @@ from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.readers.files import (
+    BYTES_AT_ONCE,
+    ROWS_AT_ONCE,
     InputFile,
     Segment,
     changed_while_read,
@@ -23,8 +25,6 @@ from cloze.pipeline.readers.files import (
 from cloze.pipeline.storage import readable_errors
 
 _SAVED_ROWS = 50_000  # rows of a saved data set in one segment
-_ROWS_AT_ONCE = 64  # rows read at once, since documents may be long,
-_BYTES_AT_ONCE = 32 << 20  # and the approximate maximum of their bytes
 
 
 def find_datasets(entries: list[str], source: int, config: SourceConfig, first: int) -> list[InputFile]:
@@ -134,16 +134,16 @@ def saved_rows(data: Any, start: int, stop: int, file: InputFile) -> Iterator[tu
         UserError: a file is another than when it was listed.
     """
     table = data.with_format("arrow")
-    for low in range(start, stop, _ROWS_AT_ONCE):
+    for low in range(start, stop, ROWS_AT_ONCE):
         if is_changed(file):
             raise changed_while_read(file)
         place = low
         with _loading(file.path):
-            batches = table[low : min(low + _ROWS_AT_ONCE, stop)].to_batches()
+            batches = table[low : min(low + ROWS_AT_ONCE, stop)].to_batches()
             for batch in batches:
                 batch.validate(full=True)
         for batch in batches:
-            count = max(1, len(batch) * _BYTES_AT_ONCE // max(batch.nbytes, 1))
+            count = max(1, len(batch) * BYTES_AT_ONCE // max(batch.nbytes, 1))
             for first in range(0, len(batch), count):
                 rows = _copied(batch.slice(first, count))
                 yield place, rows

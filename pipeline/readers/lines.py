@@ -19,7 +19,6 @@ LONGEST_PIECE = 1 << 20
 _LINE_ENDS = re.compile(rb"\r?\n")  # not NEWLINE, at which what is too long is cut anywhere, not between words
 _REPLACEMENT = "\ufffd".encode()  # in place of what is no text
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_MARK = b"\xef\xbb\xbf"  # a byte-order mark, which some editors put at the start
 
 
 @dataclass(frozen=True)
@@ -166,9 +165,10 @@ class JsonLines(Texts):
 
 
 def _without_mark(blocks: Iterable[Block]) -> Iterator[Block]:
+    mark = codecs.BOM_UTF8  # some editors put it at the start
     for block in blocks:
-        if block.offset == 0 and block.data.startswith(_MARK):
-            block.data = b" " * len(_MARK) + block.data[len(_MARK) :]  # offsets do not change
+        if block.offset == 0 and block.data.startswith(mark):
+            block.data = b" " * len(mark) + block.data[len(mark) :]  # offsets do not change
         yield block
 
 
@@ -178,11 +178,11 @@ def _damages(segment: Segment, characters: codecs.IncrementalDecoder, data: byte
     try:
         characters.decode(data, final)
     except UnicodeDecodeError as error:
-        if segment.file.config.encoding_errors == "stop":
+        if segment.stops_at_errors:
             raise _bad_byte(segment, f"byte {offset - len(before) + error.start}", error) from error
         characters.reset()
         return True
-    if b"\0" in data and segment.file.config.encoding_errors == "stop":
+    if b"\0" in data and segment.stops_at_errors:
         raise _zero_byte(segment, offset + data.index(0))
     return b"\0" in data
 
@@ -220,7 +220,7 @@ def _encode(segment: Segment, text: str, place: int) -> tuple[bytes, bool]:
     try:
         return text.encode(), False
     except UnicodeEncodeError as error:
-        if segment.file.config.encoding_errors == "stop":
+        if segment.stops_at_errors:
             lone = f"the lone surrogate {error.object[error.start]!r}"
             raise _bad_encoding(segment, f"byte {place}", lone) from error
         return _SURROGATE.sub("\ufffd", text).encode(), True
@@ -231,7 +231,7 @@ def _valid(segment: Segment, data: bytes, offset: int) -> tuple[bytes, bool]:
     text, damaged = valid(segment, data, lambda place: f"byte {offset + place}")
     if b"\0" not in text:
         return text, damaged
-    if segment.file.config.encoding_errors == "stop":
+    if segment.stops_at_errors:
         raise _zero_byte(segment, offset + text.index(0))
     return text.replace(b"\0", _REPLACEMENT), True
 
@@ -248,7 +248,7 @@ def valid(segment: Segment, data: bytes, where: Callable[[int], str]) -> tuple[b
         data.decode()
         return data, False
     except UnicodeDecodeError as error:
-        if segment.file.config.encoding_errors == "stop":
+        if segment.stops_at_errors:
             raise _bad_byte(segment, where(error.start), error) from error
         return data.decode(errors="replace").encode(), True
 

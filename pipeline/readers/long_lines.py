@@ -4,6 +4,7 @@ What is kept of such a line is the line without what stands in its long strings.
 line is, so that a long line is refused for what a short one is refused for, in the same words.
 """
 
+import codecs
 import json
 import re
 import sys
@@ -22,7 +23,6 @@ _UNITS = re.compile(  # units that must not be cut: a byte, a surrogate pair, an
     re.DOTALL,
 )
 _LOOK_BACK = 4096
-_MARK = b"\xef\xbb\xbf"  # of the byte order
 
 
 def _matched(pattern: re.Pattern[bytes], text: bytes, start: int = 0, stop: int = sys.maxsize) -> int:
@@ -69,9 +69,9 @@ class LongLine:
         """Take the next part of the line; yields the complete JSON-escaped pieces of text."""
         self._held += data
         if not self._begun:
-            if len(self._held) < len(_MARK):
+            if len(self._held) < len(codecs.BOM_UTF8):
                 return
-            self._held, self._begun = self._held.removeprefix(_MARK), True
+            self._held, self._begun = self._held.removeprefix(codecs.BOM_UTF8), True
         while self._held:
             if self._in_string is None:
                 self._pass_structure()
