@@ -122,14 +122,16 @@ class ObjectClient:
 
     def names(self, prefix: str) -> list[str]:
         """Names of the objects and of the folders right below a folder."""
-        listed = self._asked(prefix, lambda: self._library.list_with_delimiter(self._store, prefix or None))
+        listed = self._listed(prefix)
         keys = [*listed["common_prefixes"], *(each["path"] for each in listed["objects"] if each["path"] != prefix)]
         return sorted(key.rpartition("/")[2] for key in keys)
 
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders right below a folder."""
-        listed = self._asked(prefix, lambda: self._library.list_with_delimiter(self._store, prefix or None))
-        return sorted(key.rpartition("/")[2] for key in listed["common_prefixes"])
+        return sorted(key.rpartition("/")[2] for key in self._listed(prefix)["common_prefixes"])
+
+    def _listed(self, prefix: str) -> Any:
+        return self._asked(prefix, lambda: self._library.list_with_delimiter(self._store, prefix or None))
 
     def read(
         self, key: str, start: int = 0, stop: int | None = None, *, checked: bool = False, most: int | None = None

@@ -1,5 +1,6 @@
 """Places: local paths, and URLs of object stores with the same methods (`StorePath`)."""
 
+import errno
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class StorePath:
         """
         info = self.info()
         if info is None:
-            raise FileNotFoundError(2, "not found", str(self))
+            raise not_found(self)
         return SimpleNamespace(st_size=info.size, st_mtime_ns=info.changed, content=info.content)
 
     def iterdir(self) -> Iterator["StorePath"]:
@@ -96,7 +97,7 @@ class StorePath:
         try:
             return self.client.read(self.key, most=MOST_BYTES)
         except FileNotFoundError as error:
-            raise FileNotFoundError(2, "not found", str(self)) from error
+            raise not_found(self) from error
 
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
@@ -187,6 +188,11 @@ def to_place(text: str | Place) -> Place:
         example = "hf://datasets/OWNER/NAME/FILE" if scheme == "hf" else f"{scheme}://bucket/folder"
         raise UserError(f"{text}: expected a URL such as {example}")
     return StorePath(scheme, bucket, "/".join(parts[count:]))
+
+
+def not_found(place: Place) -> FileNotFoundError:
+    """The error for an object that is not there, as for a file."""
+    return FileNotFoundError(errno.ENOENT, "not found", str(place))
 
 
 def to_output(text: str) -> Place:

@@ -5,7 +5,7 @@ SHA-256.
 import hashlib
 
 from cloze.pipeline.stores.cache import Cache
-from cloze.pipeline.stores.places import Place, StorePath
+from cloze.pipeline.stores.places import Place, StorePath, not_found
 
 _told: dict[StorePath, tuple[Cache, str | None]] = {}
 
@@ -47,7 +47,7 @@ def read(path: Place) -> bytes:
         return path.read_bytes()
     cache, digest = _told[path]
     if digest is None:
-        raise FileNotFoundError(2, "not found", str(path))
+        raise not_found(path)
     return cache.whole(path, digest)
 
 
