@@ -114,10 +114,7 @@ def remove_leftovers(folder: Place) -> None:
         folder.writer.delete([key for key in keys if any(part.startswith(ASIDE) for part in key[start:].split("/"))])
         return
     for path in list(folder.rglob(f"{ASIDE}*")):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        clear(path)
 
 
 @contextmanager
@@ -157,6 +154,14 @@ def inside(folder: Path, name: str) -> Path:
     if not name or name.startswith("/") or "\0" in name or ".." in name.split("/"):
         raise UserError(f"{folder}: found the name {name!r:.200} of a file to fetch, expected one below the folder")
     return folder / name
+
+
+def write_at(descriptor: int, data: bytes, place: int) -> None:
+    """Write all of `data` from a byte of an open file on, where `os.pwrite` may write a part of it."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, place)
+        view, place = view[count:], place + count
 
 
 def clear(path: Path, *, ignore_errors: bool = False) -> None:

@@ -5,7 +5,6 @@ that no listing shows and that is paid for.
 """
 
 import hashlib
-import os
 import queue
 import threading
 from collections import deque
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from cloze.launch.run.store_waits import Patience
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import sha256_of
+from cloze.pipeline.storage import sha256_of, write_at
 from cloze.pipeline.stores.places import StorePath
 
 PART_BYTES = 128 << 20
@@ -76,10 +75,7 @@ def fetch(folder: StorePath, size: int, digest: str, target: Path) -> None:
         data = (folder / part_name(target.name, number)).read_bytes()
         if len(data) != stop - start:
             raise Damaged(f"{part_name(target.name, number)} has {len(data)} bytes, expected {stop - start}")
-        view = memoryview(data)
-        while view:
-            count = os.pwrite(file.fileno(), view, stop - len(view))
-            view = view[count:]
+        write_at(file.fileno(), data, start)
 
     with open(target, "wb") as file, ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch") as readers:
         try:

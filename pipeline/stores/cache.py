@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import write_at
 from cloze.pipeline.stores.places import StorePath
 
 PAGE = 1 << 12
@@ -251,8 +252,8 @@ class CachedFile:
                 "restore it, then run the same command again"
             )
         try:
-            _write(self._descriptor, data, start)
-            _write(self._descriptor, b"\1" * (high - low), self.size + low)
+            write_at(self._descriptor, data, start)
+            write_at(self._descriptor, b"\1" * (high - low), self.size + low)
             self._cache.wrote(len(data))
         except OSError as error:
             raise self._cache.trouble(error) from error
@@ -261,11 +262,4 @@ class CachedFile:
         """Mark byte ranges as missing, since they are damaged."""
         for start, stop in ranges:
             low, high = start // PAGE, min(-(-stop // PAGE), self._pages)
-            _write(self._descriptor, bytes(high - low), self.size + low)
-
-
-def _write(descriptor: int, data: bytes, place: int) -> None:
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(descriptor, view, place)
-        view, place = view[count:], place + count
+            write_at(self._descriptor, bytes(high - low), self.size + low)
