@@ -1,9 +1,8 @@
 """`PrepareConfig`: the configuration of `cloze vocab` and `cloze prepare`."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
 from cloze.pipeline.bounds import MOST_PROCESSES, POSITIVE_SHARE, SEED, SHARE, bounds, check_bounds
 from cloze.pipeline.errors import UserError
@@ -228,33 +227,6 @@ class SplitConfig:
 
     def __post_init__(self) -> None:
         check_bounds("split", self)
-
-
-def fault_of_section(section: type, values: Fields, needed: Sequence[str]) -> str | None:
-    """What is wrong with the values of a section that a file holds, or None. Fields that it does not know are those of
-    another version.
-
-    Args:
-        needed: names of fields that must be there.
-    """
-    kinds = get_type_hints(section)
-    for name in needed:
-        if name not in values:
-            return f"found no {name}, expected one"
-    known = {name: value for name, value in values.items() if name in kinds}
-    for name, value in known.items():
-        kind = kinds[name]
-        options = get_args(kind) or (kind,)  # values of a Literal, or types
-        types = (*options, int) if float in options else options
-        is_option = any(value == option and type(value) is type(option) for option in options)  # True == 1
-        if not (is_option if get_origin(kind) is Literal else type(value) in types):
-            expected = " or ".join(getattr(each, "__name__", each) for each in options)
-            return f"found {name} {value!r:.60}, expected {expected}"
-    try:
-        section(**known)
-    except UserError as error:
-        return str(error)
-    return None
 
 
 @dataclass(frozen=True)

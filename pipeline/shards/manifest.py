@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import get_args, overload
+from typing import Literal, get_args, get_origin, get_type_hints, overload
 
 import numpy as np
 
-from cloze.pipeline.config import MaskingConfig, Objective, fault_of_section
+from cloze.pipeline.config import MaskingConfig, Objective
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.records import SpecialTokens
@@ -269,7 +269,7 @@ def _first_fault(manifest: Manifest) -> str | None:
         return "found a fingerprint, an objective or a seed of another kind, expected texts and a number"
     if manifest.objective not in get_args(Objective):
         return f"found the objective {manifest.objective!r:.60}, expected one of {', '.join(get_args(Objective))}"
-    if wrong := fault_of_section(MaskingConfig, manifest.masking, _NEEDED_OF_MASKING):
+    if wrong := _fault_of_section(MaskingConfig, manifest.masking, _NEEDED_OF_MASKING):
         return f"masking: {wrong}"
     if not all(
         type(source["name"]) is str and are_counts([source["bytes"], source.get("source", 0)])
@@ -281,6 +281,33 @@ def _first_fault(manifest: Manifest) -> str | None:
             return f"{name}: {wrong}"
     missing = [name for name in SPLITS if name not in manifest.splits]
     return f"found no split {missing[0]!r}, expected {', '.join(SPLITS)}" if missing else None
+
+
+def _fault_of_section(section: type, values: Fields, needed: Sequence[str]) -> str | None:
+    """What is wrong with the values of a section that a file holds, or None. Fields that it does not know are those of
+    another version.
+
+    Args:
+        needed: names of fields that must be there.
+    """
+    kinds = get_type_hints(section)
+    for name in needed:
+        if name not in values:
+            return f"found no {name}, expected one"
+    known = {name: value for name, value in values.items() if name in kinds}
+    for name, value in known.items():
+        kind = kinds[name]
+        options = get_args(kind) or (kind,)  # values of a Literal, or types
+        types = (*options, int) if float in options else options
+        is_option = any(value == option and type(value) is type(option) for option in options)  # True == 1
+        if not (is_option if get_origin(kind) is Literal else type(value) in types):
+            expected = " or ".join(getattr(each, "__name__", each) for each in options)
+            return f"found {name} {value!r:.60}, expected {expected}"
+    try:
+        section(**known)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def _is_name(name: str) -> bool:
