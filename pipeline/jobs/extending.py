@@ -16,6 +16,7 @@ import tokenizers
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
+from cloze.pipeline.shards.manifest import TOKENIZER_FOLDER
 from cloze.pipeline.storage import publish_text
 from cloze.pipeline.stores.places import Place, to_place
 from cloze.pipeline.tokenization.backends import content_of, model_of, parts
@@ -59,7 +60,7 @@ def tokenizer_to_extend(path: str) -> Tokenizer:
         UserError: there is none, or it can't be extended.
     """
     place = to_place(path)
-    folder = place / "tokenizer" if (place / "tokenizer").is_dir() else place
+    folder = place / TOKENIZER_FOLDER if (place / TOKENIZER_FOLDER).is_dir() else place
     tokenizer = Tokenizer.from_folder(folder)
     model = model_of(tokenizer.backend)
     where = f"extend: found a tokenizer of kind {model['type']} in {folder}"

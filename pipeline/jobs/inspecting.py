@@ -115,7 +115,7 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
             )
     if pairs := total(manifest, "pairs"):
         share = total(manifest, "pairs_random") / pairs
-        name = "swapped" if manifest.objective == "sentence_order" else "random"
+        name = _other_segment(manifest)
         why = ""
         expected = manifest.preparation["samples"]["random_share"]
         if abs(share - expected) > 4 * (expected * (1 - expected) / pairs) ** 0.5 + 0.002:
@@ -149,6 +149,11 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
     return rows
 
 
+def _other_segment(manifest: Manifest) -> str:
+    """What a second segment is that does not follow the first."""
+    return "swapped" if manifest.objective == "sentence_order" else "random"
+
+
 def histogram(lengths: list[int]) -> list[tuple[int, int, int]]:
     """Sixteen ranges of lengths, and the number of samples in each."""
     width = max(1, -(-(len(lengths) - 1) // 16))
@@ -164,25 +169,24 @@ def decode(reader: ShardReader, config: InspectConfig) -> list[DecodedSample]:
     manifest, count = reader.manifest, min(config.samples, reader.num_samples)
     if not count:
         return []
-    tokenizer = Tokenizer.from_folder(manifest.folder / "tokenizer")
+    tokenizer = Tokenizer.from_folder(manifest.tokenizer_folder)
     if fault := tokenizer.fault_in(manifest):
         raise UserError(f"{fault}; {REPAIR}")
     indices = np.linspace(0, reader.num_samples - 1, count).astype(np.int64)
     samples, masks = take_masked(reader, masks_per_sample(reader), indices, config.mask_set, manifest.seed)
-    decoded = []
+    decoded, other = [], _other_segment(manifest)
     for number, index in enumerate(indices):
         ids = samples.input_ids[samples.offsets[number] : samples.offsets[number + 1]]
         low, high = masks.offsets[number], masks.offsets[number + 1]
         masked = dict(zip(masks.positions[low:high].tolist(), masks.ids[low:high].tolist(), strict=True))
         pieces = [_piece(position, int(original), masked, tokenizer) for position, original in enumerate(ids)]
         label = int(samples.next_sentence_label[number])
-        name = "swapped" if manifest.objective == "sentence_order" else "random"
         decoded.append(
             DecodedSample(
                 index=int(index),
                 pieces=pieces,
                 segment_b_start=int(samples.segment_b_start[number]),
-                label=None if label == NO_LABEL else ("follows", name)[label],
+                label=None if label == NO_LABEL else ("follows", other)[label],
                 document=int(samples.document[number]),
             )
         )

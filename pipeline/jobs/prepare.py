@@ -38,6 +38,7 @@ from cloze.pipeline.samples.masking import check_words
 from cloze.pipeline.shards.manifest import (
     FILE_NAME,
     SPLITS,
+    TOKENIZER_FOLDER,
     WORK_FOLDER,
     Manifest,
     ShardInfo,
@@ -57,7 +58,6 @@ from cloze.pipeline.untrusted import check_readable, load_json
 _RULES = 4
 _OF_EACH_FILE = ("sources", "times of change", "ETags")  # of what a run is known by
 _IDENTITY = "run.json"  # file of the work folder
-TOKENIZER_FOLDER = "tokenizer"
 _CLOCKS_APART = 600 * 10**9  # nanoseconds by which a store's clock may be ahead of this machine's
 
 
@@ -257,7 +257,7 @@ def _complete(
     # What the fingerprint does not show, such as the longest text and the class for transformers, goes out with models.
     # (A run that is interrupted has nothing of it: the one that goes on copies the tokenizer anew.)
     described = tokenizer.contents(described_in_copy(tokenizer))["tokenizer_config.json"]
-    if (manifest.tokenizer_files or {}).get("tokenizer_config.json") not in (
+    if manifest.tokenizer_hashes.get("tokenizer_config.json") not in (
         None,
         hashlib.sha256(described).hexdigest(),
     ):
@@ -593,8 +593,8 @@ def _check_there(manifest: Manifest, advice: str) -> None:
     for name, split in manifest.splits.items():
         if fault := fault_of_shards(manifest.folder, name, split.shards):
             raise UserError(f"{fault}; {advice}")
-    for name, expected in (manifest.tokenizer_files or {}).items():
-        path = manifest.folder / TOKENIZER_FOLDER / name
+    for name, expected in manifest.tokenizer_hashes.items():
+        path = manifest.tokenizer_folder / name
         with readable_errors(path):
             found = "no such" if not path.is_file() else "another" if sha256_of(path) != expected else None
         if found:

@@ -90,9 +90,9 @@ def _check_manifest(manifest: Manifest) -> list[str]:
 
 def _check_tokenizer(manifest: Manifest) -> list[str]:
     """Check the tokenizer's files against their hashes, and against each other and the manifest."""
-    folder = manifest.folder / "tokenizer"
+    folder = manifest.tokenizer_folder
     try:
-        hashes = (manifest.tokenizer_files or {}).items()
+        hashes = manifest.tokenizer_hashes.items()
         if damaged := [line for name, expected in hashes for line in _check_hash(folder / name, expected)]:
             return damaged
         tokenizer = Tokenizer.from_folder(folder)

@@ -364,7 +364,7 @@ class DynamicMasking:
     """
 
     def __init__(self, manifest: Manifest, strategy: str | None = None):
-        tokenizer = Tokenizer.from_folder(manifest.folder / "tokenizer")
+        tokenizer = Tokenizer.from_folder(manifest.tokenizer_folder)
         config = manifest.masking
         if strategy is not None:
             check_words(strategy, tokenizer)

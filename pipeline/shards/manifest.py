@@ -21,6 +21,7 @@ from cloze.pipeline.untrusted import MOST_COUNTED, are_counts, check_readable, i
 
 FILE_NAME = "manifest.json"
 HOW_MASKED = ("by_mask", "by_random", "kept")  # what a masked token is replaced by; counted as masked_...
+TOKENIZER_FOLDER = "tokenizer"
 FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)  # differences of format 1: docs/data-format.md
 SPLITS = ("train", "validation", "test")
@@ -178,6 +179,16 @@ class Manifest:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
+    def tokenizer_folder(self) -> Place:
+        """The folder of the tokenizer."""
+        return self.folder / TOKENIZER_FOLDER
+
+    @property
+    def tokenizer_hashes(self) -> dict[str, str]:
+        """SHA-256 of the tokenizer's files by name; of a manifest without them none."""
+        return self.tokenizer_files or {}
+
+    @property
     def masking(self) -> Fields:
         """The configuration of masking."""
         return self.preparation["masking"]
@@ -253,7 +264,7 @@ def _first_fault(manifest: Manifest) -> str | None:
     lengths = [] if manifest.more_lengths is None else manifest.more_lengths
     if any(
         "/" in name or name in ("", ".", "..") or not _is_name(name) or type(digest) is not str
-        for name, digest in (manifest.tokenizer_files or {}).items()
+        for name, digest in manifest.tokenizer_hashes.items()
     ):
         return "tokenizer_files: found another entry than the SHA-256 of a file by its name"
     if not are_counts(lengths, _MOST_NUMBERS["max_length"]):
@@ -264,7 +275,7 @@ def _first_fault(manifest: Manifest) -> str | None:
         return f"found shares {shares!s:.200}, expected numbers from 0 to 1"
     if not is_number(value := manifest.unigram_entropy) or value < 0:
         return f"found unigram_entropy {value!r:.60}, expected a number from 0 on"
-    texts = [manifest.tokenizer_fingerprint, manifest.objective, *manifest.masking, *(manifest.tokenizer_files or {})]
+    texts = [manifest.tokenizer_fingerprint, manifest.objective, *manifest.masking, *manifest.tokenizer_hashes]
     if not all(type(text) is str for text in texts) or type(manifest.seed) is not int or manifest.seed < 0:
         return "found a fingerprint, an objective or a seed of another kind, expected texts and a number"
     if manifest.objective not in get_args(Objective):
