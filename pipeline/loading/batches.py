@@ -15,6 +15,7 @@ import torch
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.loading.collate import collate, collate_several, without_loss
+from cloze.pipeline.loading.order import derived_seed
 from cloze.pipeline.loading.streams import (
     MixedStreams,
     Mixture,
@@ -72,7 +73,7 @@ def _drawn(share: Fraction, seed: int, positions: np.ndarray) -> np.ndarray:
     """Which of the positions (n,), in whole groups of the share's denominator, are drawn, bool (n,): of each group as
     many as its numerator says. A fixed pattern would go with the lengths, which alternate (`window_order`).
     """
-    seed = int(np.random.SeedSequence((seed, _KINDS)).generate_state(1, np.uint64)[0])
+    seed = derived_seed(seed, _KINDS)
     numbers = KeyedDraws(seed, 0, positions).uniform(np.arange(len(positions)), 0).reshape(-1, share.denominator)
     drawn = np.zeros(numbers.shape, bool)
     np.put_along_axis(drawn, numbers.argsort(axis=1, kind="stable")[:, : share.numerator], True, axis=1)

@@ -36,6 +36,16 @@ def _generator(seed: int, purpose: int, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, purpose, *key))))
 
 
+def derived_seed(seed: int, *key: int) -> int:
+    """A seed of its own for each key, 64 bits."""
+    return int(np.random.SeedSequence((seed, *key)).generate_state(1, np.uint64)[0])
+
+
+def first_from(position: int, stream: _Number, streams: int) -> _Number:
+    """Number within one of `streams` streams of its first sample at `position` or later; for several (n,), (n,)."""
+    return -((stream - position) // streams)
+
+
 def choose_streams(batch_sizes: Sequence[int], world_size: int, sources: int = 1) -> int:
     """Number of streams for a run with these sizes of global batches (and increments): a divisor of all, so that every
     stream gives the same to every batch, and if possible a multiple of the world size, so that no stream is read by two
@@ -126,8 +136,8 @@ class Order:
         return cycles * len(ends) + np.searchsorted(ends, rest, side="right")
 
     def first_from(self, position: int, stream: _Number) -> _Number:
-        """Number within the stream of its first sample at `position` or later; for several streams (n,), (n,)."""
-        return -((stream - position) // self.streams)
+        """As the function of this name, for these streams."""
+        return first_from(position, stream, self.streams)
 
     def window(self, stream: int, number: int) -> WindowPlace:
         """The window with the sample of this number of a stream."""

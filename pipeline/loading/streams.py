@@ -10,7 +10,7 @@ import numpy as np
 from cloze.pipeline import ragged
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.mixture import MixtureOrder, Phase
-from cloze.pipeline.loading.order import Order, WindowPlace, window_order
+from cloze.pipeline.loading.order import Order, WindowPlace, derived_seed, first_from, window_order
 from cloze.pipeline.records import Masks, Samples
 from cloze.pipeline.samples.masking import DynamicMasking, RatePhases, RateSchedule
 from cloze.pipeline.shards.reader import ShardReader
@@ -274,9 +274,7 @@ def source_seed(seed: int, source: int) -> int:
     """The seed of a source's order and masks, different for each source. The first source has the run's seed, so that a
     mixture of one source equals a run without a mixture.
     """
-    if source == 0:
-        return seed
-    return int(np.random.SeedSequence((seed, _SOURCE, source)).generate_state(1, np.uint64)[0])
+    return derived_seed(seed, _SOURCE, source) if source else seed
 
 
 class MixedStreams:
@@ -313,7 +311,7 @@ class MixedStreams:
 
     def read(self, streams: range, position: int, count: int) -> Portion:
         """`count` samples of each of these streams from `position` on."""
-        firsts = -((np.array(streams) - position) // self.streams)
+        firsts = first_from(position, np.array(streams), self.streams)
         before, after = self.order.before(streams, firsts), self.order.before(streams, firsts + count)
         sources = self.order.sources(streams, firsts, count).ravel()
         pieces = [
