@@ -84,7 +84,7 @@ class VocabularyConfig:
     """wordpiece: BERT's; words: whole words split at white space; bytes: byte-level BPE, as in RoBERTa; characters;
     unigram: pieces with scores and a ▁ for each space, as in XLM-R."""
     lowercase: bool = True
-    """Whether case is removed; true or false (bytes always keep it)."""
+    """Whether case is removed (bytes always keep it)."""
     strip_accents: bool | None = None
     """Whether accents are removed; true, false, or null: same as lowercase."""
     alphabet: int = field(default=1000, metadata=bounds(at_least=1, at_most=60000))
@@ -143,14 +143,14 @@ class SamplesConfig:
     """next_sentence: BERT's pairs; sentence_order: ALBERT's; full_sentences: RoBERTa's; single_sentences; given_pairs:
     the two segments that the source gives."""
     random_share: float = field(default=0.5, metadata=SHARE)
-    """Probability of a random (or, with sentence_order, swapped) segment B; a share. With given_pairs 0 means never."""
+    """Probability of a random (or, with sentence_order, swapped) segment B. With given_pairs 0 means never."""
     short_share: float = field(default=0.1, metadata=SHARE)
-    """Probability that a pair has a random shorter target length, as in the BERT release; a share."""
+    """Probability that a pair has a random shorter target length, as in the BERT release."""
     cross_documents: bool = True
-    """Whether full sentences continue into the next document (after a separator); true or false."""
+    """Whether full sentences continue into the next document (after a separator)."""
     single_share: float = field(default=0.0, metadata=SHARE)
     """full_sentences with cross_documents false: probability that each sentence of a document becomes a sample of its
-    own instead; a share."""
+    own instead."""
     pair_sets: int = field(default=1, metadata=bounds(at_least=1, at_most=1 << 16))
     """Number of times that samples are built anew, with new cuts and partners; epochs cycle through them, and 1 where
     nothing is random: single_sentences, full_sentences with single_share 0, given_pairs with random_share 0."""
@@ -189,9 +189,9 @@ class MaskingConfig:
     rate: float = field(default=0.15, metadata=POSITIVE_SHARE)
     """Share of a sample's tokens that is predicted."""
     mask_share: float = field(default=0.8, metadata=SHARE)
-    """Share of the predicted tokens that the mask token replaces; a share."""
+    """Share of the predicted tokens that the mask token replaces."""
     random_share: float = field(default=0.1, metadata=SHARE)
-    """Share of the predicted tokens that a random token replaces; the remaining ones are unchanged; a share."""
+    """Share of the predicted tokens that a random token replaces; the remaining ones are unchanged."""
     selection: Literal["count", "independent"] = "count"
     """count: min(cap, max(1, round(rate × length))) per sample; independent: each token (or word) independently, so
     that a sample may have none."""
