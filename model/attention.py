@@ -40,9 +40,7 @@ class Layout(NamedTuple):
     window: int
     """Width in tokens of what layers with local attention see; 0: there are none."""
     groups: tuple[Layout, ...] = ()
-    """Concatenated tokens on CPU: the same sequences in runs of like length, which the eager kernel takes in
-    turn.
-    """
+    """Concatenated tokens on CPU: the same sequences in runs of like length, which the eager kernel takes in turn."""
     num_tokens: int = 0
     """T, of concatenated tokens."""
 
@@ -75,9 +73,7 @@ class Layout(NamedTuple):
 
 
 def _rows_or_zero(rows: Tensor, index: Tensor) -> Tensor:
-    """rows[index], zero where the index is one past the last row. Selecting is several times faster than
-    placing.
-    """
+    """rows[index], zero where the index is one past the last row. Selecting is several times faster than placing."""
     return torch.cat((rows, rows.new_zeros(1, *rows.shape[1:]))).index_select(0, index)
 
 
@@ -255,8 +251,7 @@ def _four_dimensional(bias: Tensor) -> Tensor:
 
 
 def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
-    """(heads,) fp32 slopes of ALiBi (arXiv 2108.12409): 2^(-8/n), its square, ... for n heads, a power of
-    two.
+    """(heads,) fp32 slopes of ALiBi (arXiv 2108.12409): 2^(-8/n), its square, ... for n heads, a power of two.
 
     For other numbers: the slopes of the next lower power n, then every second slope of 2n.
     """

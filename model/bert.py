@@ -340,9 +340,7 @@ class PreTrainingOutput(NamedTuple):
     next_sentence_correct: Tensor | None = None
     """(B,) bool."""
     prediction_logits: Tensor | None = None
-    """(M, vocabulary), or (T, vocabulary) and (B, S, vocabulary) without masked positions; only without
-    labels.
-    """
+    """(M, vocabulary), or (T, vocabulary) and (B, S, vocabulary) without masked positions; only without labels."""
     next_sentence_logits: Tensor | None = None
     """(B, 2)."""
     num_masked: Tensor | None = None

@@ -11,9 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 class ModelError(ValueError):
-    """Something about a model or its files that a user can fix: what, found, expected, what to do, in one
-    line.
-    """
+    """Something about a model or its files that a user can fix: what, found, expected, what to do, in one line."""
 
 
 # The resolution of masks (dropout.py): with a higher probability all elements would be dropped.
@@ -236,9 +234,7 @@ class BertConfig:
     tie_word_embeddings: bool = True
     """Whether the vocabulary projection shares the word embedding's weights."""
     local_attention_window: int = 0
-    """Tokens that a local layer sees, half on each side (position difference <= window / 2); 0: all layers
-    global.
-    """
+    """Tokens that a local layer sees, half on each side (position difference <= window / 2); 0: all layers global."""
     global_attention_every: int = 3
     """With a local window: layers 0, n, 2n ... attend globally."""
     is_decoder: bool = False
@@ -246,9 +242,7 @@ class BertConfig:
     add_cross_attention: bool = False
     """Whether every layer also attends to encoder_hidden_states; needs is_decoder."""
     vocab_padding_multiple: int = 64
-    """The vocabulary's matrices are padded to a multiple of this; the padding is masked out and never
-    exported.
-    """
+    """The vocabulary's matrices are padded to a multiple of this; the padding is masked out and never exported."""
 
     @classmethod
     def preset(cls, name: str, **changes: object) -> BertConfig:

@@ -110,9 +110,7 @@ class Embeddings(nn.Module):
 
 
 def sinusoidal_table(length: int, size: int) -> Tensor:
-    """(length, size) fp32 of "Attention is all you need" (arXiv 1706.03762): sine in even, cosine in odd
-    columns.
-    """
+    """(length, size) fp32 of "Attention is all you need" (arXiv 1706.03762): sine in even, cosine in odd columns."""
     angles = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(0, size, 2) / size)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
 

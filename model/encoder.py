@@ -223,8 +223,7 @@ class EncoderLayer(Copied):
         head_mask: Tensor | None = None,
         read: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """(..., hidden) -> (..., hidden), attention and cross-attention probabilities (from the eager
-        kernel).
+        """(..., hidden) -> (..., hidden), attention and cross-attention probabilities (from the eager kernel).
 
         Args:
             bits: (sub-layers, tokens of the result) int32, random bits of dropout after each sub-layer (`row_bits`) and

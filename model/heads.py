@@ -42,9 +42,7 @@ class VocabularyProjection(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size)) if config.decoder_bias else None
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """(..., hidden) -> scores (..., vocab_size); with labels (...): fp32 losses and bool hits, both
-        (...).
-        """
+        """(..., hidden) -> scores (..., vocab_size); with labels (...): fp32 losses and bool hits, both (...)."""
         if labels is None:
             return nn.functional.linear(hidden, self.weight, self.bias)[..., : self.vocab_size]
         dtype = compute_dtype(hidden)
@@ -67,9 +65,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Context, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocab_size: int
     ) -> tuple[Tensor, Tensor]:
-        """hidden (M, H), weight (V', H), bias (V') or None, labels (M,) int64 -> losses (M,) fp32, correct
-        (M,).
-        """
+        """hidden (M, H), weight (V', H), bias (V') or None, labels (M,) int64 -> losses (M,) fp32, correct (M,)."""
         with torch.autocast(hidden.device.type, enabled=False):
             logits = nn.functional.linear(hidden, weight, bias)
         precise = torch.promote_types(logits.dtype, torch.float32)
@@ -117,9 +113,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
 
 class MaskedLanguageModelHead(Copied):
-    """Scores of the vocabulary at given tokens: dense, activation, norm, projection; or the projection
-    alone.
-    """
+    """Scores of the vocabulary at given tokens: dense, activation, norm, projection; or the projection alone."""
 
     def __init__(self, config: BertConfig, word_embedding: nn.Embedding) -> None:
         super().__init__()
@@ -136,9 +130,7 @@ class MaskedLanguageModelHead(Copied):
             self.decoder.weight = shared
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """(..., hidden) -> scores (..., vocabulary); with labels (...): fp32 losses (0 if ignored) and bool
-        hits.
-        """
+        """(..., hidden) -> scores (..., vocabulary); with labels (...): fp32 losses (0 if ignored) and bool hits."""
         extra = 0 if labels is None or hidden.dim() != 2 else extra_rows(len(hidden), hidden.is_cuda)
         if labels is not None and extra:
             hidden = nn.functional.pad(hidden, (0, 0, 0, extra))
@@ -208,9 +200,7 @@ class LayerMix(nn.Module):
 
 
 def class_losses(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy (...) fp32 of scores (..., classes), 0 where the label (...) is ignored, and bool hits
-    (...).
-    """
+    """Cross-entropy (...) fp32 of scores (..., classes), 0 where the label (...) is ignored, and bool hits (...)."""
     flat = torch.nn.functional.cross_entropy(
         scores.flatten(0, -2).float(), labels.flatten(), ignore_index=NO_LABEL, reduction="none"
     )

@@ -152,9 +152,7 @@ class HeadConfig:
     """
 
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")
-    """Names of the classes (single_label), of the independent labels (multi_label) or of the targets
-    (regression).
-    """
+    """Names of the classes (single_label), of the independent labels (multi_label) or of the targets (regression)."""
     problem: str = "single_label"
     """An entry of `PROBLEMS`."""
     columns: tuple[tuple[str, tuple[str, ...]], ...] = ()

@@ -58,9 +58,7 @@ class TaskOutput(NamedTuple):
 
     @property
     def loss(self) -> Tensor | None:
-        """Mean over the labelled examples, as in Hugging Face; summed over label columns; None without
-        labels.
-        """
+        """Mean over the labelled examples, as in Hugging Face; summed over label columns; None without labels."""
         if self.losses is None or self.num_labelled is None:
             return None
         return (self.losses.sum(0) / self.num_labelled).sum()

@@ -117,8 +117,7 @@ def from_vocab_txt(path: Path, config: Fields) -> tokenizers.Tokenizer:
 
 
 def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
-    """The tokenizer of a tokenizer.json, with the normalisation of `config` if it describes that of a BERT
-    tokenizer.
+    """The tokenizer of a tokenizer.json, with the normalisation of `config` if it describes that of a BERT tokenizer.
 
     Raises:
         UserError: the file is too large, or its rules make texts that much longer.
