@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _KEY = "bounds"
 MOST = (1 << 63) - 1
 """The largest whole number of any field: numpy and torch have 64 bits for one."""
+MOST_COUNT = (1 << 62) - 1
+"""The largest count of samples and steps: counts are added up to 64 bits."""
 
 
 def whole_number(text: str) -> int | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from cloze.launch.run.runs import RUN
+from cloze.pipeline.bounds import MOST_COUNT
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_json, sha256_of
 from cloze.pipeline.untrusted import is_number, read_json
@@ -69,16 +70,15 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 # Smallest and largest legal values of the numbers from which sizes of loops and tables, and positions, follow.
-_MOST = (1 << 62) - 1
 _RANGES = {
-    **{field.name: (0, _MOST) for field in fields(TrainState) if field.type in ("int", "float", int, float)},
-    "evaluated_step": (-1, _MOST),
-    "best_step": (-1, _MOST),
+    **{field.name: (0, MOST_COUNT) for field in fields(TrainState) if field.type in ("int", "float", int, float)},
+    "evaluated_step": (-1, MOST_COUNT),
+    "best_step": (-1, MOST_COUNT),
     "world_size": (1, 1 << 20),
     "zero_stage": (0, 3),
     "sharding_stage": (0, 3),
-    "metrics_lines": (0, _MOST),
-    "data_streams": (1, _MOST),
+    "metrics_lines": (0, MOST_COUNT),
+    "data_streams": (1, MOST_COUNT),
 }
 _NEEDED = ("step", "world_size", "zero_stage")
 

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Counts of samples and steps are added up to 64 bits.
-_MOST = (1 << 62) - 1
+from cloze.pipeline.bounds import MOST_COUNT
 
 
 class OtherContent(Exception):
@@ -52,7 +51,7 @@ def list_in(found: object, where: str, length: int) -> Sequence[Any]:
     return found
 
 
-def count_in(found: object, where: str, least: int = 0, most: int = _MOST) -> int:
+def count_in(found: object, where: str, least: int = 0, most: int = MOST_COUNT) -> int:
     """A whole number within bounds, or OtherContent."""
     if type(found) is not int or not least <= found <= most:
         raise OtherContent(f"{where} is {described(found)}, expected a whole number from {least} on")
@@ -142,7 +141,7 @@ def check_state(found: object, where: str, like: Tensor, *, muon: bool, steps: i
         step_in(state["step"], f"{where}.step", steps, number=number)
 
 
-def step_in(found: object, where: str, steps: int = _MOST, *, number: bool) -> float:
+def step_in(found: object, where: str, steps: int = MOST_COUNT, *, number: bool) -> float:
     """The step in an optimizer's states, at most `steps`, or OtherContent.
 
     Args:
