@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib.util
+import math
 import platform
 import time
 from pathlib import Path
@@ -21,7 +22,8 @@ from cloze.pipeline.untrusted import fields_if_readable, is_number
 FLASH_ATTENTION_3 = "FA3"  # torch's name of flash attention 3
 
 # Square products whose best rate counts as the peak: large enough to be bound by arithmetic, small enough for a trial.
-_SIZES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
+# 256 tells on a CPU how long the others would take: without instructions for bf16 one of 1024 takes seconds.
+_SIZES = {"cuda": (4096, 8192), "cpu": (256, 1024, 2048)}
 # Other processes can only slow a trial down, and only at times: take the best of short trials spread over seconds.
 _TRIAL_SECONDS = 0.05
 _PAUSE_SECONDS = 0.2
@@ -194,24 +196,26 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 def measure_flops(device: torch.device, *dtypes: torch.dtype) -> dict[torch.dtype, float]:
     """Best FLOP/s of square products by dtype, with the threads that this process has; takes some _SECONDS, also on a
-    processor that has no instructions for a dtype, where one of the larger products takes half a minute.
+    processor that has no instructions for a dtype.
     """
     end = time.monotonic() + _SECONDS
     numbers = torch.Generator(device).manual_seed(0)  # a generator of its own: the run's random state does not change
     matrices: list[torch.Tensor] = []
     for dtype in dtypes:
+        rate = math.inf
         for size in _SIZES[device.type]:
+            if 2 * size**3 / rate > _SECONDS / 4:
+                break
             matrix = torch.randn(size, size, device=device, generator=numbers).to(dtype)
             matrices.append(matrix)
+            trials = []
             for _ in range(2):  # the first product chooses its kernel
                 synchronize(device)
                 began = time.perf_counter()
                 matrix @ matrix
                 synchronize(device)
-                if (seconds := time.perf_counter() - began) < _TRIAL_SECONDS:
-                    break
-            if seconds > _SECONDS / 4:
-                break  # larger ones would take too long
+                trials.append(time.perf_counter() - began)
+            rate = 2 * size**3 / min(trials)
     best = dict.fromkeys(dtypes, 0.0)
     while True:
         for matrix in matrices:

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, fields
 
 import torch
 
-from cloze.launch.system.devices import keep_rates, rate_key, saved_rates, synchronize
+from cloze.launch.system.devices import bf16_slowdown, keep_rates, rate_key, saved_rates, synchronize
 
 _SECONDS = 1.0
 # Bytes of a copy that counts as bandwidth: far beyond every cache, below what any device has free. Elements of a GELU
@@ -16,6 +16,8 @@ _COPIED = {"cuda": 1 << 30, "cpu": 1 << 27}
 _ELEMENTS, _GELUS = 1 << 18, 32
 # Linear layers whose inputs, outputs and gradients exceed a core's cache: tokens, width, number of layers.
 _LINEAR = 2048, 512, 8
+# `bf16_slowdown` of a CPU that computes bf16 without instructions for it (127 on a Zen 3); it is 0.3 to 1 with them.
+_EMULATED = 10.0
 # Attention heads of some BERT sequences: number, tokens, head size.
 _HEADS = 384, 128, 64
 
@@ -56,6 +58,8 @@ def measure_kernels(
     source = torch.zeros(_COPIED[device.type], dtype=torch.uint8, device=device)
     target, values = torch.empty_like(source), torch.zeros(_ELEMENTS, dtype=dtype, device=device)
     tokens, width, count = _LINEAR
+    if dtype is torch.bfloat16 and bf16_slowdown(device) > _EMULATED:
+        count = 1  # each takes seconds
     inputs, gradients = drawn(count, tokens, width), drawn(count, tokens, width)
     weight, bias = drawn(width, width), drawn(width)
     heads, scores = drawn(*_HEADS), drawn(_HEADS[0], _HEADS[1], _HEADS[1])
