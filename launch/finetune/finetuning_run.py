@@ -46,6 +46,12 @@ def open_finetuning(config: FinetuneConfig, environment: Environment, console: C
     job = read_job(config)
     job = replace(job, config=replace(job.config, train=job.config.train.on(environment.world_size)))
     _warn_of_length(job, console)
+    hashes = job.hashes
+    if hashes[job.config.train_file] == hashes[job.config.validation]:
+        console.warn(
+            f"validation: found the examples that are learned from ({job.config.validation}), expected others: its "
+            "metrics, by which the best checkpoint is chosen, say what is known by heart"
+        )
     yield Finetuning(job, environment.rank)
 
 

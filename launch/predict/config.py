@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from cloze.launch.config.model import ModelConfig
@@ -55,6 +56,10 @@ class Input(ModelConfig, Operation):
                 self.text_columns and self.file in (None, "-"),
                 f"text_columns: found {', '.join(self.text_columns)} without a table, expected none; name the table "
                 "with --file",
+            ),
+            (
+                self.output and self.file and Path(self.output).absolute() == Path(self.file).absolute(),
+                f"output: found {self.output}, the file of the texts, which it would replace, expected another name",
             ),
             (
                 self.output and not self.output.endswith(self.outputs),

@@ -182,7 +182,7 @@ class Encoder:
         else:
             tokens = self._blank_tokens(text) if blanks else _Tokens(*self.tokenizer.encode_with_offsets([text])[0])
         if not text.strip() or not tokens.ids:  # a normaliser removes control and zero-width characters
-            raise UserError(f"{place}: found an empty text ({_shown(text)}), expected at least one word")
+            raise UserError(f"{place}: found an empty text ({_shown(text)}), expected at least one word; leave it out")
         return tokens
 
     def _character_tokens(self, text: str) -> _Tokens:

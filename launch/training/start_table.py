@@ -65,11 +65,11 @@ def training_facts(
 
 
 def _threads(device: torch.device) -> str:
-    """A CPU's threads, and what sets their number."""
+    """A CPU's threads, and what sets another number."""
     if device.type != "cpu":
         return ""
     count = torch.get_num_threads()
-    return f" of {count} thread{'s' * (count > 1)} (set by OMP_NUM_THREADS)"
+    return f" of {count} thread{'s' * (count > 1)} (OMP_NUM_THREADS sets another number)"
 
 
 def _curves_command(output: str) -> str:

@@ -55,6 +55,8 @@ def plan(
                 f"{file.name}: found a size of {file.size:,} bytes, expected at most {_MOST_BYTES:,}; look at what its "
                 "disk or store says of it"
             )
+    if empty := [file.name for file in files if not file.size and not file.has_rows]:
+        note(f"{_names(empty)}: found no bytes, expected text; look whether it was copied whole")
     compressed = sum(file.compression is not None for file in files)
     least, most = _SEGMENT_BYTES
     plain = sum(file.size for file in files if not file.compression)
@@ -79,6 +81,10 @@ def plan(
     return files, _group(segments)
 
 
+def _names(files: list[str]) -> str:
+    return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1:,} more files"
+
+
 def remark_on_text(files: list[InputFile]) -> str | None:
     """What is said of plain text that was taken for such by its name alone: what a document is there, and what else
     it could be. None without any.
@@ -86,11 +92,10 @@ def remark_on_text(files: list[InputFile]) -> str | None:
     found = [file.name for file in files if file.format == "text" and file.config.format == "auto"]
     if not found:
         return None
-    what = found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1:,} more files"
     return (
-        f"{what}: read as plain text, in which each paragraph (what stands between blank lines) is a document; "
-        "--source.format file makes one of each file, documents one of each line, lines reads a sentence a line and a "
-        "document up to a blank line, text does the same without this note"
+        f"{_names(found)}: read as plain text, in which each paragraph (what stands between blank lines) is a "
+        "document; --source.format file makes one of each file, documents one of each line, lines reads a sentence a "
+        "line and a document up to a blank line, text does the same without this note"
     )
 
 

@@ -45,6 +45,7 @@ def test_rte_from_mnli_has_its_encoder_and_a_new_head(model, mnli, tmp_path):
     path = pairs(tmp_path / "rte.tsv", "label", ("entailment", "not_entailment"))
     _, said = finetune("rte", mnli, path, path, tmp_path / "run", "--epochs", 1, "--freeze", "encoder")
     assert "initialized: classifier.weight, classifier.bias" in " ".join(said.replace("│", " ").split())
+    assert f"validation: found the examples that are learned from ({path}), expected others" in said
     before, after = best(mnli), weights(tmp_path / "run")
     assert before["classifier.weight"].shape == (3, 32) and after["classifier.weight"].shape == (2, 32)
     kept = [name for name in after if name.startswith("bert.") and ".pooler." not in name]

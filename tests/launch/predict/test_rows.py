@@ -253,6 +253,14 @@ def test_refusals_name_the_record(folders, tmp_path, capsys):
         assert "--file" in refused(capsys, "classify", folders / "classifier", *texts, "--text_columns", "b")
 
 
+def test_results_do_not_replace_the_texts(folders, tmp_path, capsys, monkeypatch):
+    write(tmp_path / "new.csv", [{"review": "the sky"}])
+    monkeypatch.chdir(tmp_path)
+    line = refused(capsys, "classify", folders / "classifier", "--file", "new.csv", "--output", tmp_path / "new.csv")
+    assert "new.csv, the file of the texts, which it would replace" in line
+    assert (tmp_path / "new.csv").read_text().split() == ["review", "the", "sky"]
+
+
 @pytest.mark.parametrize("texts", [(), ("--file", "-"), ("--file", "new.csv")])
 def test_a_second_text_for_the_command_line_is_not_ignored_beside_rows(folders, capsys, texts):
     for operation, model, option in (

@@ -576,6 +576,14 @@ def test_text_known_by_its_name_alone_gets_a_note(tmp_path, names, source, said)
     assert remark is None if said is None else remark.startswith(said) and "--source.format file" in remark
 
 
+def test_files_without_a_byte_are_said(tmp_path):
+    for name, content in (("a.txt", "text"), ("b.txt", ""), ("c.jsonl", "")):
+        (tmp_path / name).write_text(content)
+    notes: list[str] = []
+    readers.plan(PrepareConfig(input=[str(tmp_path)]), notes.append)
+    assert notes == ["b.txt and 1 more files: found no bytes, expected text; look whether it was copied whole"]
+
+
 def test_lines_that_no_blank_line_divides_name_the_format_in_which_each_is_a_document(tmp_path):
     """By `cloze prepare`, before the error that a single document may be."""
     (tmp_path / "a.txt").write_text("One sentence. Another one.\nA second line.\n\n")
