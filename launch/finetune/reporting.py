@@ -24,7 +24,7 @@ from cloze.launch.finetune.kind import Kind
 from cloze.launch.finetune.models import head_options
 from cloze.launch.pretrained.origin import read_origin, tokenizer_for_export
 from cloze.launch.pretrained.source import warn_of_own_format
-from cloze.launch.run import runs
+from cloze.launch.run import as_written, runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.preemption import StopRequest
@@ -150,7 +150,7 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
         "metric": config.evaluation.metric,
         "majority": job.validation.majority(),
         TEST_HASHES: job.test_hashes,
-        runs.MODEL_HASHES: runs.hashes_of_model(output) if environment.is_main else {},
+        runs.MODEL_HASHES: as_written.hashes_of_model(output) if environment.is_main else {},
     }
     for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
         if distributed.on_any_rank(stop.wanted, device):

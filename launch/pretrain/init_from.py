@@ -20,7 +20,7 @@ from cloze.launch.engine.engine import Engine
 from cloze.launch.pretrain.init_vocabulary import OF_TOKENS, NewVocabulary, new_vocabulary
 from cloze.launch.pretrain.shapes import OF_VOCABULARY, check_shape, check_source
 from cloze.launch.pretrained.loaded import check_vocabulary
-from cloze.launch.run import runs
+from cloze.launch.run import as_written, runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, ModelError
@@ -112,7 +112,7 @@ def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoi
     content = read_once(partial(_read, path, of_run, newest, checkpoints.warn), path, checkpoints.device)
     weights = content["weights"]
     source = Source(path, BertConfig(**content["shape"]), weights, content["step"], name, hash=hash_of(weights))
-    old = Tokenizer.from_folder(runs.own_tokenizer(path) if of_run else path)
+    old = Tokenizer.from_folder(as_written.own_tokenizer(path) if of_run else path)
     if old.fingerprint != manifest.tokenizer_fingerprint:
         source = _with_vocabulary(config, source, old, Tokenizer.from_folder(manifest.folder / runs.TOKENIZER))
     if config.init_layers is not None:

@@ -17,9 +17,10 @@ from cloze.launch.parsing import parse
 from cloze.launch.pretrain.inputs import open_inputs
 from cloze.launch.pretrain.precheck import check_inputs
 from cloze.launch.pretrain.shapes import complete
+from cloze.launch.run.as_written import own_tokenizer
 from cloze.launch.run.metrics_file import is_evaluation, iterate_metrics
 from cloze.launch.run.resume_check import check_folder
-from cloze.launch.run.runs import CHECKPOINTS, FIRST_WEIGHTS, METRICS, SOFTWARE, TOKENIZER, flatten, own_tokenizer
+from cloze.launch.run.runs import CHECKPOINTS, FIRST_WEIGHTS, METRICS, SOFTWARE, TOKENIZER, flatten
 from cloze.launch.run.status_file import read_status
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweeps import (

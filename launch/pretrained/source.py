@@ -12,7 +12,7 @@ from cloze.launch.pretrained.hub import fetch_model
 from cloze.launch.pretrained.loaded import check_vocabulary
 from cloze.launch.pretrained.loading import load_truncation, load_vectors, read_run_weights
 from cloze.launch.pretrained.precheck import check_model, named_shape
-from cloze.launch.run import runs
+from cloze.launch.run import as_written, runs
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, VectorPooling
 from cloze.model.config_files import FINGERPRINT, OWN_MODEL_TYPE
@@ -73,9 +73,9 @@ def find_source(config: FinetuneConfig) -> Source:
     if runs.is_pretraining(path):
         shape, head = runs.model_config(path), None
         (step, weights), length = read_run_weights(path, config.model_step, Console().warn), runs.trained_length(path)
-        own_tokenizer, expected = runs.own_tokenizer(path), runs.read_fields(path / runs.DATA).get(FINGERPRINT)
+        own_tokenizer, expected = as_written.own_tokenizer(path), runs.read_fields(path / runs.DATA).get(FINGERPRINT)
     else:
-        runs.check_model(path)
+        as_written.check_model(path)
         path = runs.model_folder(path) if path.is_dir() else fetch_model(config.model, config)
         shape, weights = load_pretrained(path)
         head, own_tokenizer, expected = load_head(path), path, load_note(path, FINGERPRINT)

@@ -1,23 +1,17 @@
-"""The folder of a run: the names of its files, and its description (configuration, data, device, tokenizer)."""
+"""The folder of a run: the names of its files, and what they say of it (configuration, data, device)."""
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeGuard
 
 import yaml
-from safetensors import SafetensorError, safe_open
 
-from cloze.launch.config import RunConfig
-from cloze.launch.system.software import software
 from cloze.model.config import BertConfig
-from cloze.model.config_files import SLOW_TOKENIZER_FILES, TOKENIZER_FILES
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.shards.manifest import Manifest
-from cloze.pipeline.storage import clear, publish_json, publish_text, readable_errors, sha256_of
-from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from cloze.pipeline.storage import publish_json, readable_errors, sha256_of
 from cloze.pipeline.untrusted import (
     check_characters,
     check_readable,
@@ -43,16 +37,8 @@ PREDICTIONS = "predictions"  # of a fine-tuning run: the folder of what it predi
 METRICS = "metrics.jsonl"
 TRACKING = "trackers.json"  # state of the trackers, for resumes
 TOKENIZER = "tokenizer"
-_HASHES = "sha256.json"  # in the folders `tokenizer` and `origin`: of the files beside it
-_SEALED = "sealed"  # in software.json: the names of these folders, each with the hash of that file
 # Of the model folder that the run began with: config.json, and the tokenizer's files if it is the same.
 ORIGIN = "origin"
-# What these folders should be and what to do, for messages.
-_AS_WRITTEN = {
-    TOKENIZER: "as the run has written it; restore it, or remove the folder: a resume of the run writes it again",
-    ORIGIN: "as the run has written it; restore it, or remove the folder: a resume of the run writes it again, if what "
-    "the run began with is where it was",
-}
 MODEL = "model"  # written by a complete fine-tuning run
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
@@ -224,95 +210,6 @@ def check_holds_model(folder: Path) -> None:
         )
 
 
-def tokenizer_folder(folder: Path) -> Path:
-    """The folder with the tokenizer of a run or of a model folder.
-
-    Raises:
-        UserError: that of a run has lost its file.
-    """
-    return own_tokenizer(folder) if is_pretraining(folder) else model_folder(folder)
-
-
-def own_tokenizer(folder: Path) -> Path:
-    """The folder of a run's tokenizer.
-
-    Raises:
-        UserError: its tokenizer.json, without which another would be read from vocab.txt, is missing, or a file that
-            goes out with the model is not as the run has written it.
-    """
-    path = folder / TOKENIZER
-    if not (path / "tokenizer.json").is_file():
-        raise UserError(f"{path}: found no tokenizer.json, expected it {_AS_WRITTEN[TOKENIZER]}")
-    check_sealed(path)
-    return path
-
-
-def check_sealed(path: Path, sealed: Mapping[str, object] | None = None) -> None:
-    """Raise UserError for a file of a run's folder `tokenizer` or `origin` that goes out with the model and is not as
-    the run has written it.
-
-    Args:
-        sealed: what was recorded of these folders; None: as software.json says.
-    """
-    expected, recorded = _AS_WRITTEN[path.name], seal_of(path) if sealed is None else sealed.get(path.name)
-    seal = _hash_of(path / _HASHES)
-    if recorded not in (None, seal):
-        what = "no such" if seal is None else "another"
-        raise UserError(f"{path / _HASHES}: found {what} file, expected it {expected}")
-    if seal is None:  # earlier versions wrote none
-        return
-    hashes, there = read_fields(path / _HASHES), {each.name for each in path.iterdir()}
-    for name in ("config.json", *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES):
-        found = _hash_of(path / name) or ("no file" if name in there else None)
-        if found != hashes.get(name):
-            what = "no such file" if found is None else "another file"
-            raise UserError(f"{path / name}: found {what}, expected it {expected}")
-
-
-def _hash_of(path: Path) -> str | None:
-    """SHA-256 of a file that can be read at once; None if there is none. Raises UserError for a larger one."""
-    if not path.is_file():
-        return None
-    check_readable(path)
-    return sha256_of(path)
-
-
-def hashes_of_model(run: Path) -> dict[str, str]:
-    """The hashes of a fine-tuning run's model folder, by the names of its files."""
-    return {path.name: sha256_of(path) for path in sorted((run / MODEL).iterdir())}
-
-
-def check_model(run: Path) -> None:
-    """Raise UserError for a file of a fine-tuning run's model folder that is not as the run has written it. Of another
-    folder, and of a run of an earlier version, nothing is known.
-    """
-    if not ((run / MODEL / "config.json").exists() and (run / RESULTS).is_file()):
-        return
-    hashes = read_fields(run / RESULTS).get(MODEL_HASHES)
-    for name, expected in hashes.items() if isinstance(hashes, dict) else ():
-        path = run / MODEL / name
-        if not path.is_file() or sha256_of(path) != expected:
-            raise UserError(
-                f"{path}: found {'another' if path.exists() else 'no such'} file, expected it as the run has written "
-                f"it; restore it, run the same command again, or name {run / MODEL} if the change is meant"
-            )
-
-
-def _seal(folder: Path) -> str:
-    """Write the hashes of a folder's files beside them; returns the hash of that file."""
-    hashes = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
-    publish_json(folder / _HASHES, hashes)
-    return sha256_of(folder / _HASHES)
-
-
-def seal_of(path: Path) -> object:
-    """What a run recorded of its folder `tokenizer` or `origin` when it wrote it; None: it wrote none, or an earlier
-    version began it.
-    """
-    sealed = fields_if_readable(path.parent / SOFTWARE).get(_SEALED)
-    return sealed.get(path.name) if isinstance(sealed, dict) else None
-
-
 def device_facts(folder: Path) -> dict[str, object]:
     """What was chosen by the device at the first start of the run; empty for a new run or one of an earlier version."""
     return read_fields(folder / DEVICE) if (folder / DEVICE).is_file() else {}
@@ -351,84 +248,6 @@ def saved_data_streams(folder: Path, accept_changes: bool) -> int | None:
 def has_checkpoints(folder: Path) -> bool:
     """Whether a run in a folder has checkpoints, good or damaged, from which a start goes on."""
     return any(path.suffix != ".tmp" for path in (folder / CHECKPOINTS).glob("step-*"))
-
-
-def write_description(
-    folder: Path,
-    config: RunConfig,
-    facts: Facts,
-    saves: Mapping[str, Callable[[Path], object]],
-    deepspeed: Fields,
-    run: str | None = None,
-    first_weights: str = "",
-    begins: bool = False,
-) -> None:
-    """Write what is needed to understand, repeat and export the run: the configurations, and the folders of `saves`.
-
-    Args:
-        saves: name of a folder -> function that writes the folder, or leaves it out.
-        run: the value of RUN; None: an earlier version has begun it.
-        first_weights: the value of FIRST_WEIGHTS; empty: that of the earlier starts.
-        begins: whether there is no checkpoint yet; what an earlier start has kept may be of other inputs then.
-
-    Raises:
-        UserError: the tokenizer that an earlier start has written there is not that of the run any more, or what it
-            kept of the model that the run began with is gone and can't be written again.
-    """
-    if begins:
-        for name in saves:
-            clear(folder / name)
-    earlier = {} if begins else fields_if_readable(folder / SOFTWARE)
-    expected = facts.get("tokenizer_fingerprint")
-    if expected is not None and (folder / TOKENIZER).exists():
-        found = Tokenizer.from_folder(own_tokenizer(folder)).fingerprint
-        if found != expected:
-            raise UserError(
-                f"{folder / TOKENIZER}: found a tokenizer with fingerprint {found[:12]}, expected {expected!s:.12}, "
-                "the run's; remove the folder, and the same command writes it again"
-            )
-    goes_on = (folder / CONFIG).is_file()
-    sealed = _save_folders(folder, saves, earlier) if goes_on else {}  # what is refused changes nothing else
-    publish_json(folder / DATA, facts)
-    # The file that marks the folder as a run comes after the files that a resume compares; after an interruption the
-    # next start writes the rest.
-    publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
-    publish_json(folder / DEEPSPEED, deepspeed)
-    sealed = sealed if goes_on else _save_folders(folder, saves, earlier)
-    starts: Fields = {STARTS: num_starts(folder) + 1, _SEALED: sealed}
-    known = {RUN: run, FIRST_WEIGHTS: first_weights or earlier.get(FIRST_WEIGHTS)}
-    starts |= {name: value for name, value in known.items() if value is not None}
-    publish_json(folder / SOFTWARE, software() | starts)  # after the folders that it names
-
-
-def _save_folders(folder: Path, saves: Mapping[str, Callable[[Path], object]], earlier: Fields) -> dict[str, object]:
-    """Write the folders of `saves` that are not there; returns the seals of those that go out with the run's model.
-
-    Args:
-        earlier: the content of software.json.
-    """
-    recorded = earlier.get(_SEALED)
-    sealed = {name: recorded[name] for name in saves if name in recorded} if isinstance(recorded, dict) else {}
-    for name, save in saves.items():
-        aside = folder / f"{name}.tmp"
-        if (folder / name).exists():
-            if (folder / name / _HASHES).is_file():  # a start that wrote it may have been killed before the end of this
-                sealed.setdefault(name, sha256_of(folder / name / _HASHES))
-            continue
-        with readable_errors(aside):
-            clear(aside, ignore_errors=True)
-            save(aside)
-            if aside.exists():
-                if name in _AS_WRITTEN:
-                    seal = _seal(aside)
-                    if name == ORIGIN and sealed.get(name, seal) != seal:  # the run began with something else
-                        clear(aside)
-                        continue
-                    sealed[name] = seal
-                aside.rename(folder / name)
-    for name in sealed:
-        check_sealed(folder / name, sealed)
-    return sealed
 
 
 def identity_of(folder: Path) -> str | None:
@@ -477,97 +296,6 @@ def check_own(folder: Path, checkpoint: Path, state: Fields) -> None:
                 f"{other}, whose {name} is {saved[name]!r:.60}, expected {shape[name]!r:.60}, as in "
                 f"{folder / CONFIG}; {advice}"
             )
-
-
-def description_of(folder: Path) -> dict[str, str]:
-    """The files of a run's description, by name."""
-    return {name: (folder / name).read_text(encoding="utf-8") for name in DESCRIPTION if (folder / name).exists()}
-
-
-def describe_again(folder: Path, description: Mapping[str, str], warn: Callable[[str], None]) -> None:
-    """Write the files of the description again that are not in the run's folder any more, or are empty: without them
-    no command reads the run, and none goes on with it. Does nothing where there is no such folder.
-
-    Args:
-        description: as the start has written it (`description_of`).
-        warn: called with a line about each that is written again.
-    """
-    for name, text in description.items() if folder.is_dir() else ():
-        path = folder / name
-        if not path.exists() or path.is_file() and not path.stat().st_size:
-            publish_text(path, text)
-            warn(f"{folder}: {name} was removed or emptied while the run used the folder; it is written again")
-
-
-def check_there(folder: Path) -> None:
-    """Raise UserError if something that `write_description` has written is not in the run's folder any more, apart from
-    the description.
-    """
-    if not (folder / TOKENIZER).exists():
-        raise UserError(
-            f"{folder}: found no {TOKENIZER}, expected it as the run has written it: something was removed while the "
-            "run used the folder; the same command writes it again and goes on from the newest checkpoint that is left"
-        )
-    for name in _AS_WRITTEN:
-        if (folder / name).exists() or seal_of(folder / name) is not None:
-            check_sealed(folder / name)
-
-
-def lost_of_model(run: Path) -> Path | None:
-    """The first file of the model of a run with results that is missing, empty, cut, or no weights and not as it was
-    written, or of its predictions that is missing or empty; None: there is no such file. Weights are not read, which
-    would take long.
-    """
-    if not (results := fields_if_readable(run / RESULTS)):
-        return None
-    hashes = results.get(MODEL_HASHES)
-    for name, expected in ({"config.json": None} | (hashes if isinstance(hashes, dict) else {})).items():
-        path = run / MODEL / name
-        if is_lost(path):
-            return path
-        whole = _has_its_length(path) if path.suffix == ".safetensors" else expected in (None, _hash_of(path))
-        if not whole:
-            return path
-    return next((path for path in _predictions(run, results) if is_lost(path)), None)
-
-
-def _predictions(run: Path, results: Fields) -> list[Path]:
-    splits = [split for split in results if split == "validation" or split.startswith("test/")]
-    return [run / PREDICTIONS / f"{stem_of(split)}.jsonl" for split in splits]
-
-
-def _has_its_length(weights: Path) -> bool:
-    """Whether a file of weights is as long as its beginning says."""
-    try:
-        with safe_open(weights, "np"):
-            return True
-    except (OSError, SafetensorError):
-        return False
-
-
-def is_lost(path: Path) -> bool:
-    """Whether a file that a run has written is missing or empty."""
-    return not path.is_file() or not path.stat().st_size
-
-
-def found_at(path: Path) -> str:
-    """What is found instead of a file as a run has written it, for messages."""
-    if not path.is_file():
-        return "no such file"
-    return "another file" if path.stat().st_size else "nothing in it"
-
-
-def check_results(folder: Path) -> None:
-    """Raise UserError if the model, results and predictions of a complete fine-tuning are not as they were written."""
-    if "train_file" not in read_fields(folder / CONFIG):
-        return
-    for path in (folder / MODEL / "config.json", *_predictions(folder, read_fields(folder / RESULTS))):
-        if is_lost(path):
-            raise UserError(
-                f"{path}: found {found_at(path)}, expected it as the run has written it: something was removed while "
-                "the run used the folder; the same command writes it again"
-            )
-    check_model(folder)
 
 
 def stem_of(split: str) -> str:

@@ -10,7 +10,8 @@ import torch
 
 from cloze.launch.checkpoint import CheckpointManager
 from cloze.launch.config import RunConfig
-from cloze.launch.run import runs
+from cloze.launch.run import as_written, runs
+from cloze.launch.run.description import describe_again, description_of
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.ownership import locked
@@ -144,10 +145,10 @@ def recorded(
     """
     output, shown, stored = Path(config.output), process.shown(config), process.stored
     metrics = _metrics_writer(output, shown, progress, process, kept) if process.environment.is_main else None
-    description = runs.description_of(output) if metrics else {}
+    description = description_of(output) if metrics else {}
     # Of a run in a store the folder is a copy, whose losses are of no consequence.
     warn = process.console.warn if stored is None else lambda _: None
-    record = Record(metrics, partial(runs.describe_again, output, description, warn))
+    record = Record(metrics, partial(describe_again, output, description, warn))
     try:
         with stop:
             step = progress.state.step
@@ -197,12 +198,12 @@ def _look(output: Path, record: Record, checkpoints: CheckpointManager, process:
     stored, warn = process.stored, process.console.warn
     looks: list[Callable[[], None]] = [
         record.describe_again,
-        partial(runs.check_there, output),
+        partial(as_written.check_there, output),
         record.metrics.check_there,
         checkpoints.check_last,
     ]
     if record.complete:
-        looks.append(partial(runs.check_results, output))
+        looks.append(partial(as_written.check_results, output))
     if stored:
         looks.append(partial(stored.check_there, record.complete))
     there = True

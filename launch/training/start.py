@@ -12,6 +12,7 @@ from cloze.launch.config import RunConfig
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
+from cloze.launch.run.description import write_description
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.resume_check import run_hash, saved_facts
@@ -117,7 +118,7 @@ class Training:
         if process.environment.is_main:
             shown = process.shown(config)
             saves = {runs.ORIGIN: recipe.save_origin, runs.TOKENIZER: recipe.save_tokenizer}
-            runs.write_description(
+            write_description(
                 Path(config.output),
                 shown,
                 recipe.facts,

@@ -19,10 +19,11 @@ from cloze.launch.checkpoint import CHECKSUMS
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.pretrain.data import check_manifest
-from cloze.launch.run import runs
+from cloze.launch.run import description, runs
 from cloze.launch.run.resume_check import config_hash
 from cloze.launch.run.status_file import read_status
 from cloze.launch.training import loop
+from cloze.launch.training import process as training_process
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import ASIDE
 from tests.forked import ForkedRun, torchrun_main
@@ -114,7 +115,7 @@ def test_killed_before_the_first_checkpoint(data, tmp_path):
 
 def dies_describing(command: list[str]) -> int:
     """The command, whose process is killed in the middle of writing config.yaml."""
-    publish = runs.publish_text
+    publish = description.publish_text
 
     def publish_text(path, text, **options):
         if path.name == runs.CONFIG:
@@ -122,7 +123,7 @@ def dies_describing(command: list[str]) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         publish(path, text, **options)
 
-    runs.publish_text = publish_text
+    description.publish_text = publish_text
     return main(command)
 
 
@@ -141,7 +142,7 @@ def loses(folder: Path, command: list[str]) -> int:
 
 def loses_at_the_end(name: str, folder: Path, command: list[str]) -> int:
     """The command, of which what has this name is removed when only its last looks are left."""
-    look, calls = runs.describe_again, itertools.count()
+    look, calls = training_process.describe_again, itertools.count()
 
     def describe_again(*arguments) -> None:
         if next(calls):  # the first is before the run's last work
@@ -149,7 +150,7 @@ def loses_at_the_end(name: str, folder: Path, command: list[str]) -> int:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         look(*arguments)
 
-    runs.describe_again = describe_again
+    training_process.describe_again = describe_again
     return main(command)
 
 

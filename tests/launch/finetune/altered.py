@@ -16,6 +16,7 @@ from cloze.launch.system.environment import fewer_imports
 with fewer_imports():
     from cloze.launch.finetune import reporting
     from cloze.launch.finetune.contrastive import ContrastiveObjective
+    from cloze.launch.training import process as training_process
 
 
 def stopped_at_the_report(command: list[str]) -> int:
@@ -39,7 +40,7 @@ def fails_in_the_report(command: list[str]) -> int:
 
 def damaged_at_the_end(name: str, command: list[str]) -> int:
     """One of its files holds zeros, as many as before, when only the last looks are left."""
-    look, calls = runs.describe_again, itertools.count()
+    look, calls = training_process.describe_again, itertools.count()
 
     def describe_again(run: Path, *others) -> None:
         path = run / name
@@ -47,7 +48,7 @@ def damaged_at_the_end(name: str, command: list[str]) -> int:
             path.write_bytes(bytes(path.stat().st_size)) if name.startswith(runs.MODEL) else path.unlink()
         look(run, *others)
 
-    runs.describe_again = describe_again
+    training_process.describe_again = describe_again
     return main(command)
 
 

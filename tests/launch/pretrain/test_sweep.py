@@ -14,6 +14,7 @@ from cloze.launch.cli import main
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.sweep import PretrainingRun, warn_of_other_weights
 from cloze.launch.run import runs, sweep_results
+from cloze.launch.run.description import write_description
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.status_file import read_status, set_status
 from cloze.launch.run.sweep_results import Sweep
@@ -103,7 +104,7 @@ def test_what_a_complete_run_has_lost_is_said(tmp_path, capsys, monkeypatch, cha
     monkeypatch.setattr(Sweep, "draw", lambda self, summary: None)
     ours, planned = tokenizer(), [PretrainingRun(name, tmp_path / name) for name in ("1", "2")]
     for value, run in enumerate(planned, 1):
-        runs.write_description(run.folder, PretrainConfig("d", str(run.folder)), {}, {runs.TOKENIZER: ours.save}, {})
+        write_description(run.folder, PretrainConfig("d", str(run.folder)), {}, {runs.TOKENIZER: ours.save}, {})
         for step in (4, 6):
             publish(manager(run.folder / runs.CHECKPOINTS, []), step, b"123456")
         (run.folder / runs.METRICS).write_text(

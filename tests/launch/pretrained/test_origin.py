@@ -11,6 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrained.origin import keep_origin, read_origin, tokenizer_for_export
 from cloze.launch.run import runs
+from cloze.launch.run.description import write_description
 from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -51,7 +52,7 @@ def describe(folder: Path, released: Path, begun: bool = True) -> None:
     same, config = Tokenizer.from_folder(released), PretrainConfig(data="d", output=str(folder))
     keep = partial(keep_origin, released, tokenizer=same, pairs=False, segments=False)
     saves = {runs.ORIGIN: keep if begun else lambda folder: None}
-    runs.write_description(folder, config, {"tokenizer_fingerprint": same.fingerprint}, saves, {})
+    write_description(folder, config, {"tokenizer_fingerprint": same.fingerprint}, saves, {})
 
 
 def test_a_folder_that_is_gone_is_missed_until_it_is_written_again(released, tmp_path):

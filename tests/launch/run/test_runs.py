@@ -1,16 +1,11 @@
 """Numbers that a start reads from the files of an earlier one: as the run wrote them, or refused."""
 
-import json
-import os
-import shutil
-from functools import partial
-
 import pytest
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.run import runs
+from cloze.launch.run.description import write_description
 from cloze.pipeline.errors import UserError
-from tests.launch.tiny_models import tokenizer
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "0", "true", "1.5", "[2]"])
@@ -72,113 +67,13 @@ def test_a_length_above_the_models_positions_is_refused(tmp_path):
         runs.trained_length(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"])
-def test_what_goes_out_with_a_model_is_as_the_run_has_written_it(tmp_path, name):
-    """Other padding, another class, other names of special tokens: transformers would read other texts."""
-    ours = tokenizer()
-    config, facts = PretrainConfig(data="d", output=str(tmp_path)), {"tokenizer_fingerprint": ours.fingerprint}
-    runs.write_description(tmp_path, config, facts, {runs.TOKENIZER: ours.save}, {})
-    path = runs.own_tokenizer(tmp_path) / name
-    before = path.read_bytes() if path.exists() else None
-    path.write_bytes((before or b"{}") + b"\n")
-    with pytest.raises(UserError, match=f"{name}: found another file, expected it as the run has written it; restore"):
-        runs.own_tokenizer(tmp_path)
-    if before is not None:
-        path.unlink()
-        with pytest.raises(UserError, match="found no (such file|tokenizer.json), expected it as the run has written"):
-            runs.own_tokenizer(tmp_path)
-        path.write_bytes(before)
-        assert runs.own_tokenizer(tmp_path) == path.parent
-
-
-def test_a_resume_refuses_a_tokenizer_that_is_not_the_runs_any_more(tmp_path):
-    """Before, the run was complete and its exports were refused."""
-    ours = tokenizer()
-    config = PretrainConfig(data="d", output=str(tmp_path))
-    facts = {"tokenizer_fingerprint": ours.fingerprint}
-    describe = partial(runs.write_description, tmp_path, config, facts, {runs.TOKENIZER: ours.save}, {})
-    describe()
-    describe()
-    path = tmp_path / runs.TOKENIZER / "tokenizer.json"
-    path.write_text(path.read_text().replace('"cat"', '"cot"'))
-    with pytest.raises(UserError, match="tokenizer.json: found another file, expected it as the run has written it"):
-        describe()
-    for name in (runs.SOFTWARE, f"{runs.TOKENIZER}/sha256.json"):  # as in a run of an earlier version
-        (tmp_path / name).unlink()
-    with pytest.raises(UserError, match="tokenizer: found a tokenizer with fingerprint .*; remove the folder"):
-        describe()
-    path.write_text("")
-    with pytest.raises(UserError, match="can't be read as a tokenizer"):
-        describe()
-
-
-@pytest.mark.parametrize("name", [runs.DATA, runs.CONFIG, runs.SOFTWARE, "tokenizer/tokenizer.json"])
-@pytest.mark.parametrize("change", ["removed", "emptied"])
-def test_what_a_run_has_lost_is_written_again_or_said(tmp_path, name, change):
-    ours, said = tokenizer(), []
-    facts = {"tokenizer_fingerprint": ours.fingerprint}
-    runs.write_description(
-        tmp_path, PretrainConfig("d", str(tmp_path)), facts, {runs.TOKENIZER: ours.save}, {"stage": 0}
-    )
-    description = runs.description_of(tmp_path)
-
-    def look():
-        runs.describe_again(tmp_path, description, said.append)
-        runs.check_there(tmp_path)
-
-    look()
-    before = (tmp_path / name).read_bytes()
-    (tmp_path / name).unlink() if change == "removed" else (tmp_path / name).write_text("")
-    if name.startswith(runs.TOKENIZER):
-        with pytest.raises(UserError, match=f"{name}.*expected it as the run has written it"):
-            look()
-        shutil.rmtree(tmp_path / runs.TOKENIZER)
-        with pytest.raises(UserError, match="found no tokenizer, expected it as the run has written it"):
-            look()
-        assert not said
-    else:
-        look()
-        assert said == [f"{tmp_path}: {name} was removed or emptied while the run used the folder; it is written again"]
-        assert (tmp_path / name).read_bytes() == before
-
-
-def test_what_is_refused_at_a_resume_changes_nothing(tmp_path):
-    """Before, the run's own command was refused too afterwards, since config.yaml had the other one's steps."""
-    ours = tokenizer()
-    facts, saves = {"tokenizer_fingerprint": ours.fingerprint}, {runs.ORIGIN: ours.save, runs.TOKENIZER: ours.save}
-    runs.write_description(tmp_path, PretrainConfig("d", str(tmp_path)), facts, saves, {}, "1")
-    shutil.rmtree(tmp_path / runs.ORIGIN)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    saves[runs.ORIGIN] = lambda folder: None
-    with pytest.raises(UserError, match="origin/sha256.json: found no such file"):
-        runs.write_description(tmp_path, PretrainConfig("d", str(tmp_path), seed=2), facts, saves, {}, "1")
-    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-
-
-def test_a_start_with_other_weights_before_the_first_checkpoint_keeps_their_origin(tmp_path):
-    def save(text: str):
-        return {runs.ORIGIN: lambda folder: (folder.mkdir(), (folder / "config.json").write_text(text))}
-
-    for run, text in (("1", "first"), ("1", "edited"), ("2", "second")):
-        runs.write_description(
-            tmp_path, PretrainConfig("d", str(tmp_path)), {}, save(text), {}, run, f"weights {run}", True
-        )
-        runs.check_sealed(tmp_path / runs.ORIGIN)
-        assert (tmp_path / runs.ORIGIN / "config.json").read_text() == text
-    runs.write_description(tmp_path, PretrainConfig("d", str(tmp_path)), {}, save("third"), {}, "2")
-    assert json.loads((tmp_path / runs.SOFTWARE).read_text())["first_weights"] == "weights 2"
-    os.truncate(tmp_path / runs.ORIGIN / "config.json", 1 << 40)  # holes, whose hash would take an hour
-    with pytest.raises(UserError, match="origin/config.json: found 1,099,511,627,776 bytes, expected at most"):
-        runs.check_sealed(tmp_path / runs.ORIGIN)
-
-
 def test_a_run_is_known_by_its_start_and_its_data(tmp_path):
     """The same configuration of other data at the same path is another model."""
     config = PretrainConfig(data="d", output=str(tmp_path))
     found = []
     for data, run in (("a", "1"), ("b", "1"), ("a", "2"), ("a", "1")):
-        runs.write_description(tmp_path, config, {"manifest_hash": data}, {}, {}, run)
+        write_description(tmp_path, config, {"manifest_hash": data}, {}, {}, run)
         found.append(runs.identity_of(tmp_path))
     assert found[0] == found[3] and len(set(found)) == 3 and None not in found
-    runs.write_description(tmp_path, config, {"manifest_hash": "a"}, {}, {})
+    write_description(tmp_path, config, {"manifest_hash": "a"}, {}, {})
     assert runs.identity_of(tmp_path) is None, "an earlier version began it"

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.finetune.sweep import _NO_SETTINGS
-from cloze.launch.run import runs
+from cloze.launch.run import as_written, runs
 from cloze.launch.run.ownership import in_use
 from cloze.launch.run.sweeps import Run, combinations, fault_in_runs, no_better, run_all
 from cloze.launch.system.console import Console
@@ -182,7 +182,7 @@ def test_a_run_whose_model_was_cut_is_run_again(tmp_path, capsys, lost):
         exec(completing(each.folder))  # noqa: S102
         save_file({"weight": np.zeros(9)}, each.folder / "model/model.safetensors")
         results = json.loads((each.folder / runs.RESULTS).read_text())
-        hashes = {runs.MODEL_HASHES: runs.hashes_of_model(each.folder)}
+        hashes = {runs.MODEL_HASHES: as_written.hashes_of_model(each.folder)}
         (each.folder / runs.RESULTS).write_text(json.dumps(results | hashes))
     assert run.measured
     path = run.folder / "model" / lost
