@@ -19,8 +19,9 @@ from cloze.launch.texts.settings import ANSWERING, TRUNCATION, VECTORS, Answerin
 from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig, check_kinds
-from cloze.model.huggingface import architecture_of, check_finite, check_sizes, load_note
+from cloze.model.huggingface import check_finite, check_sizes, load_note
 from cloze.model.tasks import BertForReplacedTokenDetection, saved_class
+from cloze.model.weight_names import architecture_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.collate import concatenated
 from cloze.pipeline.samples.assembly import assemble

@@ -16,9 +16,10 @@ from cloze.launch.run import as_written, runs
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, VectorPooling
 from cloze.model.config_files import FINGERPRINT, OWN_MODEL_TYPE
-from cloze.model.huggingface import StateDict, load_architecture, load_head, load_note, load_pretrained
+from cloze.model.huggingface import load_architecture, load_head, load_note, load_pretrained
 from cloze.model.problems import HeadConfig
 from cloze.model.weight_files import hash_of
+from cloze.model.weight_names import StateDict
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, holds_tokenizer

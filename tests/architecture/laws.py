@@ -630,7 +630,7 @@ LAWS: dict[Law, tuple[tuple[str, str], ...]] = {
     ),
     no_circles: (
         # Through the root, which imports launch/predict.
-        ("launch/system/software.py", "import cloze"),
+        ("launch/run/runs.py", "import cloze"),
         ("launch/texts/encoding.py", "import cloze\nfrom cloze.pipeline.errors import UserError"),
         ("launch/predict/predictor.py", "from cloze import load"),
         ("model/bert.py", "from cloze import __version__"),

@@ -11,8 +11,9 @@ import transformers
 
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
-from cloze.model.huggingface import config_to_huggingface, to_huggingface
+from cloze.model.huggingface import config_to_huggingface
 from cloze.model.initialization import init_weights
+from cloze.model.weight_names import to_huggingface
 
 TINY = BertConfig(
     vocab_size=211,  # prime, so that the padding to 256 is never zero

@@ -12,9 +12,10 @@ import yaml
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.flops import num_parameters
-from cloze.model.huggingface import config_to_huggingface, to_huggingface
+from cloze.model.huggingface import config_to_huggingface
 from cloze.model.initialization import init_weights
 from cloze.model.tasks import BertForMaskedLM
+from cloze.model.weight_names import to_huggingface
 from tests.model.model_batches import TINY, batch, concatenate
 
 PRESETS = Path(__file__).parents[2] / "configs" / "model"

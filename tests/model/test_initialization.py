@@ -8,10 +8,10 @@ import transformers
 
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import ModelError
-from cloze.model.huggingface import to_huggingface
 from cloze.model.initialization import init_weights, init_word_embeddings
 from cloze.model.problems import HeadConfig
 from cloze.model.tasks import BertForMaskedLM, BertForSequenceClassification
+from cloze.model.weight_names import to_huggingface
 from tests.model.model_batches import TINY, scramble
 from tests.model.test_config import preset
 from tests.model.test_variants import MODERN

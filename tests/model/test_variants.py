@@ -14,9 +14,10 @@ from cloze.model.bert import BertForPreTraining, BertModel
 from cloze.model.config import ROBERTAS, BertConfig
 from cloze.model.embeddings import sinusoidal_table
 from cloze.model.families import family_of
-from cloze.model.huggingface import load_pretrained, to_huggingface
+from cloze.model.huggingface import load_pretrained
 from cloze.model.problems import HeadConfig
 from cloze.model.tasks import ARCHITECTURES, BertForMaskedLM
+from cloze.model.weight_names import to_huggingface
 from tests.model.model_batches import TINY, TOLERANCE, batch, concatenate, gradients, pretraining_model, scramble
 
 MODERN = dataclasses.replace(

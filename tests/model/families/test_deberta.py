@@ -10,8 +10,9 @@ import torch
 import transformers
 
 from cloze.model.config import BertConfig, ModelError
-from cloze.model.huggingface import load_head, load_pretrained, to_huggingface
+from cloze.model.huggingface import load_head, load_pretrained
 from cloze.model.tasks import ARCHITECTURES, BertForMaskedLM, saved_class
+from cloze.model.weight_names import to_huggingface
 from tests.model.model_batches import batch, concatenate
 
 V3 = {
