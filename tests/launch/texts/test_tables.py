@@ -13,6 +13,7 @@ from pyarrow import parquet
 from sklearn.metrics import matthews_corrcoef
 
 from cloze.launch.cli import main
+from cloze.launch.texts import tables
 from cloze.launch.texts.tables import open_table, read_table, read_text
 from cloze.pipeline.errors import UserError
 from tests.hostile_tables import readings
@@ -285,12 +286,13 @@ def test_a_column_whose_name_has_line_breaks_keeps_a_message_on_its_line(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["a.tsv.gz", "a.csv.gz", "a.jsonl.gz"])
-def test_next_to_nothing_many_times_is_refused(tmp_path, name):
+def test_next_to_nothing_many_times_is_refused(tmp_path, monkeypatch, name):
     """A thousandth of it as a file, and as rows a hundred times that."""
+    always = 1 << 19
+    monkeypatch.setattr(tables, "_ALWAYS_READ", always)
     line = '{"text": "a", "label": "b"}\n' if "json" in name else "a,b\n" if "csv" in name else "a\tb\n"
     with gzip.open(tmp_path / name, "wt") as file:
-        for _ in range(10):
-            file.write(line * ((1 << 24) // len(line) // 9))
+        file.write(line * (always // len(line) * 10 // 9))
     with pytest.raises(UserError, match=f"{name}: found more than .* times the size of the file"):
         for _ in open_table(tmp_path / name).rows:
             pass
