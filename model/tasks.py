@@ -535,6 +535,7 @@ def saved_class(folder: str | os.PathLike[str]) -> type[InFolders]:
     if name not in ARCHITECTURES:
         raise ModelError(
             f"{os.path.join(folder, 'config.json')}: found architecture {name}, expected one of "
-            f"{', '.join(ARCHITECTURES)}"
+            f"{', '.join(ARCHITECTURES)}, or one of another family like them; the encoder alone is read after "
+            "AutoModel.from_pretrained(MODEL).save_pretrained(FOLDER) in transformers"
         )
     return ARCHITECTURES[name]

@@ -49,16 +49,22 @@ def predict(config: Input) -> int:
     if tokens := cut.total():
         longest = predictor.loaded.encoder.truncation.max_length
         console.warn(f"{tokens:,} tokens of texts beyond the {longest} that the model reads were truncated")
-    _warn_of_longer_texts(predictor)
+    _warn_of_texts(predictor)
     return 0
 
 
-def _warn_of_longer_texts(predictor: Predictor) -> None:
+def _warn_of_texts(predictor: Predictor) -> None:
     encoder = predictor.loaded.encoder
     if encoder.longer_texts:
         Console().warn(
             f"found {encoder.longer_texts:,} texts of more than the {encoder.truncation.max_length} tokens "
             "that the model was trained on; expect lower accuracy there, or divide them"
+        )
+    if encoder.spelled_specials:
+        Console().warn(
+            f"found {encoder.spelled_specials:,} texts that spell a special token, such as "
+            f"{encoder.tokenizer.names['separator']}: its characters are read as text, where transformers reads the "
+            "token; give the two texts of a pair apart"
         )
 
 
@@ -83,7 +89,7 @@ def _print_features(predictor: Predictor, config: FeaturesConfig) -> int:
         Console().say(f"drew {layers} layers of {heads} heads to {config.attention}")
     if config.word:
         _print_words(config, predictor.word(config.word, rows, config.layer))
-    _warn_of_longer_texts(predictor)
+    _warn_of_texts(predictor)
     return 0
 
 

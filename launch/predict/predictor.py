@@ -219,7 +219,7 @@ class Predictor:
             kind = type(self.model).__name__
             raise UserError(
                 f"{self.loaded.source}: found a {kind}, expected a model with the head for "
-                f"{operation.name}; it can {', '.join(self.abilities())}"
+                f"{operation.name}; its operations are {', '.join(self.abilities())}"
             )
         operation.check(self.loaded)
 

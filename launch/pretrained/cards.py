@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.untrusted import check_regular, load_json, load_yaml
 
 CARD = "README.md"
@@ -28,9 +29,9 @@ class Example:
     title: str | None = None
 
 
-def card_examples(folder: Path) -> list[Example]:
-    """The examples of the model card in a folder; none where there is no card, or none that can be read: a model can be
-    used without.
+def card_metadata(folder: Path) -> Fields:
+    """The metadata of the model card in a folder; empty where there is no card, or none that can be read: a model can
+    be used without.
     """
     try:
         check_regular(folder / CARD)
@@ -39,8 +40,13 @@ def card_examples(folder: Path) -> list[Example]:
         begin, metadata, *rest = text.replace("\r\n", "\n").split("---\n", 2)
         fields = load_yaml(metadata, name=CARD) if rest and not begin.strip() else None
     except (OSError, ValueError, yaml.YAMLError, UserError):
-        return []
-    widget = fields.get("widget") if isinstance(fields, dict) else None
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def card_examples(folder: Path) -> list[Example]:
+    """The examples of the model card in a folder."""
+    widget = card_metadata(folder).get("widget")
     examples = [example for each in (widget if isinstance(widget, list) else []) if (example := _example(each))]
     return examples[:_MOST]
 

@@ -86,8 +86,15 @@ class LoadedModel:
         backend, names = self.tokenizer.backend, self.tokenizer.names
         typed = self.config.type_vocab_size > 1
         numbered = not typed or self.tokenizer.gives_token_types(as_saved=True)
-        if numbered and stand_around_texts(backend, names, segments=typed) or not self._is_joined:
+        alike = stand_around_texts(backend, names, segments=typed)
+        if numbered and alike or not self._is_joined:
             return None
+        if alike:
+            return (
+                f"{self.source}: found a pair of texts for a model with token types whose tokenizer gives none, "
+                "expected single texts; if it was trained with them, add token_type_ids to model_input_names in its "
+                "tokenizer_config.json, else fine-tune it first, with cloze finetune"
+            )
         return (
             f"{self.source}: found a pair of texts for a model whose tokenizer joins them in another way than "
             f"{self._around} PAIR {names['separator']}, expected single texts: with Cloze's special tokens and types "

@@ -26,6 +26,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.loading.collate import concatenated
 from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.stores.places import is_url
+from cloze.pipeline.tokenization.backends import read_tokenizer_config
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 # Of BertForPreTraining, and of ELECTRA's discriminator.
@@ -122,16 +123,19 @@ def load_settings(folder: Path, kind: type[_Note]) -> _Note | None:
 
 
 def load_truncation(folder: Path, config: BertConfig) -> Truncation | None:
-    """How a model's training texts were truncated: by its own note, else by sentence-transformers' files; None: neither
-    is there.
+    """How a model's training texts were truncated: by its own note, else by sentence-transformers' files and the side
+    that its tokenizer cuts; None: as many tokens as the model has positions, from the beginning.
 
     Raises:
         UserError, ModelError: a file is damaged, or an entry does not fit.
     """
     if noted := load_settings(folder, Truncation):
         return noted
-    length = read_max_length(folder)
-    return None if length is None else Truncation(min(length, config.max_position_embeddings))
+    length, side = read_max_length(folder), read_tokenizer_config(folder).get("truncation_side")
+    if length is None and side != "left":
+        return None
+    positions = config.max_position_embeddings
+    return Truncation(min(length or positions, positions), "tail" if side == "left" else "head")
 
 
 def load_vectors(folder: Path) -> Vectors | None:

@@ -14,6 +14,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.untrusted import read_json
 
 MODULES, LENGTH = "modules.json", "sentence_bert_config.json"
+SETTINGS = "config_sentence_transformers.json"  # prompts
 # Of the folders with the configuration of a module; its weights, as of a Dense, are not read.
 MODULE_CONFIGS = "[0-9]*/config.json"
 _MODES = {  # those that are computed here, with their fields before version 6
@@ -74,7 +75,24 @@ def read_pooling(folder: Path, warn: Callable[[str], None]) -> Vectors | None:
         shown = ", ".join(poolings) + (" without the prompt" if config.get("include_prompt") is False else "")
         warn(_not_computed(folder / path / "config.json", shown or "no pooling"))
         return None
+    _warn_of_texts(folder, warn)
     return Vectors(poolings[0], normalize=kinds[2:] == ["Normalize"])  # type: ignore[arg-type]  # it is one of them
+
+
+def _warn_of_texts(folder: Path, warn: Callable[[str], None]) -> None:
+    """Warn of what sentence-transformers does to a text before its tokenizer, and Cloze does not."""
+    settings = _read(folder / SETTINGS, dict) if (folder / SETTINGS).is_file() else {}
+    name, prompts = settings.get("default_prompt_name"), settings.get("prompts")
+    if name and (prompt := prompts.get(name) if isinstance(prompts, dict) else name):
+        warn(
+            f"{folder / SETTINGS}: found the default prompt {prompt!r:.60}, which sentence-transformers puts "
+            "before each text and Cloze does not, nor what reads an export: write it there"
+        )
+    if (folder / LENGTH).is_file() and _read(folder / LENGTH, dict).get("do_lower_case") is True:
+        warn(
+            f"{folder / LENGTH}: found do_lower_case true, by which sentence-transformers makes texts lower case "
+            "and Cloze does not: give them so"
+        )
 
 
 def read_max_length(folder: Path) -> int | None:

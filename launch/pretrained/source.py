@@ -10,10 +10,11 @@ from cloze.launch.parsing import parse
 from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.hub import fetch_model
 from cloze.launch.pretrained.loaded import check_vocabulary
-from cloze.launch.pretrained.loading import load_truncation, load_vectors, read_run_weights
+from cloze.launch.pretrained.loading import load_settings, load_vectors, read_run_weights
 from cloze.launch.pretrained.precheck import check_model, named_shape
 from cloze.launch.run import as_written, runs
 from cloze.launch.system.console import Console
+from cloze.launch.texts.settings import Truncation
 from cloze.model.config import BertConfig, VectorPooling
 from cloze.model.config_files import FINGERPRINT, OWN_MODEL_TYPE
 from cloze.model.huggingface import load_architecture, load_head, load_note, load_pretrained
@@ -82,7 +83,7 @@ def find_source(config: FinetuneConfig) -> Source:
         head, own_tokenizer, expected = load_head(path), path, load_note(path, FINGERPRINT)
         if load_note(path, "architectures"):  # old BERT folders do not name a class
             architecture = load_architecture(path)
-        if truncation := load_truncation(path, shape):
+        if truncation := load_settings(path, Truncation):
             length = truncation.max_length
         vectors = load_vectors(path)
     tokenizer = Tokenizer.from_folder(config.tokenizer or own_tokenizer)

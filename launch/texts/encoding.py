@@ -66,10 +66,17 @@ class _Tokens:
         return _Tokens(first.ids + last.ids, first.offsets + last.offsets, first.continues + last.continues)
 
 
+def spelled_specials(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Finds special tokens that are spelled in a text, where their characters are text."""
+    return re.compile("|".join(map(re.escape, tokenizer.names.values())))
+
+
 class Encoder:
     """Encodes texts with special tokens, within `max_length` tokens in all.
 
     longer_texts: number of texts encoded whole that were longer than the model's training texts.
+    spelled_specials: number of texts in which a special token is spelled ("title [SEP] abstract"): its characters are
+        text here, where transformers would read the token.
     """
 
     def __init__(
@@ -101,7 +108,8 @@ class Encoder:
                 "model's positions; fix its config.json"
             )
         self.answering = answering or Answering()
-        self.longer_texts = 0
+        self.longer_texts = self.spelled_specials = 0
+        self._special = spelled_specials(tokenizer)
         # A blank is written as [MASK], or as the tokenizer's mask token.
         self._blank = re.compile("|".join(re.escape(name) for name in (BLANK, tokenizer.names["mask"])))
 
@@ -183,6 +191,7 @@ class Encoder:
             tokens = self._blank_tokens(text) if blanks else _Tokens(*self.tokenizer.encode_with_offsets([text])[0])
         if not text.strip() or not tokens.ids:  # a normaliser removes control and zero-width characters
             raise UserError(f"{place}: found an empty text ({_shown(text)}), expected at least one word; leave it out")
+        self.spelled_specials += bool(self._special.search(self._blank.sub("", text) if blanks else text))
         return tokens
 
     def _character_tokens(self, text: str) -> _Tokens:

@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from cloze.launch.config import DataSource
+from cloze.launch.pretrained.cards import card_metadata
 from cloze.launch.pretrained.loading import load_settings, load_truncation, load_vectors
 from cloze.launch.pretrained.sentence_transformers import MODULES, write_modules
 from cloze.launch.run import runs
@@ -32,6 +33,8 @@ _TASKS = {
 }
 # Classes without a head for a task.
 _ENCODERS = ("BertModel", "BertForPreTraining", "BertForMaskedLM", "BertForReplacedTokenDetection")
+# Of the metadata of a model's card, in a copy of the model: whose it is, and what it may be used for.
+_KEPT = ("license", "license_name", "license_link", "language", "base_model", "datasets")
 # Local paths are private and useless for users of the model.
 _PATHS = (
     "output",
@@ -83,7 +86,10 @@ def card(run: Path, folder: Path, name: str, said: str) -> str:
     encoder = (folder / MODULES).exists()
     task = "sentence-similarity" if load_settings(folder, Vectors) else task
     tags = ["cloze"] + ["sentence-transformers"] * encoder
+    copied = not (run / runs.CONFIG).is_file()
+    theirs = card_metadata(run) if copied else {}
     head = {"library_name": "transformers", "pipeline_tag": task, "tags": tags}
+    head |= {name: theirs[name] for name in _KEPT if name in theirs}
     labels = load_head(folder) if kind == "BertForSequenceClassification" else None
     if labels and not PROBLEMS[labels.problem].in_transformers:  # the pipeline would apply one softmax to all scores
         del head["pipeline_tag"]
@@ -93,8 +99,8 @@ def card(run: Path, folder: Path, name: str, said: str) -> str:
         "---",
         f"# {name}",
         "",
-        f"A {load_note(folder, 'model_type')} model ({kind}), {said.replace(str(run), run.resolve().name)}, made "
-        f"with Cloze {software()['cloze']}.",
+        f"A {load_note(folder, 'model_type')} model ({kind}), {said.replace(str(run), run.resolve().name)}, "
+        f"{'copied' if copied else 'made'} with Cloze {software()['cloze']}.",
         "",
         "## Use",
         "",
@@ -106,7 +112,7 @@ def card(run: Path, folder: Path, name: str, said: str) -> str:
     ]
     if measured := _measured(run):
         parts += ["## Measured", "", measured]
-    if (run / runs.CONFIG).is_file():
+    if not copied:
         parts += ["## Training", "", _training(run)]
     return "\n".join(parts).rstrip() + "\n"
 

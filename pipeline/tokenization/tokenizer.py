@@ -278,6 +278,11 @@ class Tokenizer:
                 raise UserError(f"{found[0]}: found no regular file, expected one of a tokenizer; restore it")
         else:
             found = [path] if path.is_file() else []
+        if not found and path.is_dir():
+            raise UserError(
+                f"{path}: found no tokenizer.json and no vocab.txt, expected a tokenizer; `cloze vocab` makes a new "
+                "one, and transformers writes a model's: AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)"
+            )
         if not found:
             raise UserError(
                 f"tokenizer: found no {path}, expected a folder with tokenizer.json or vocab.txt, or such a file; "

@@ -23,6 +23,7 @@ from cloze.launch.finetune.examples.predicted import (
     Prediction,
 )
 from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
+from cloze.launch.texts.encoding import spelled_specials
 from cloze.launch.texts.labels import looking_alike
 from cloze.launch.texts.sequences import build_pieces, build_sequences
 from cloze.launch.texts.settings import Truncation
@@ -152,8 +153,13 @@ class TextExamples(Examples):
         self.labelled = has_labels(table, targets, head.labels)
         self._true = np.array([self._target(row) for row in self._rows]) if self.labelled else np.empty(0)
         self.measured = scoring.explained(task.metrics, dict(self.averaged))
-        empty = sum(not all(map(str.strip, row)) for row in zip(*sides, strict=True))
-        rows = f"{len(self):,} rows" + (f" ({empty:,} with an empty text)" if empty else "")
+        special = spelled_specials(tokenizer)
+        counts = {
+            "with an empty text": sum(not all(map(str.strip, row)) for row in zip(*sides, strict=True)),
+            "that spell a special token": sum(any(map(special.search, row)) for row in zip(*sides, strict=True)),
+        }
+        remarks = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        rows = f"{len(self):,} rows" + (f" ({remarks})" if remarks else "")
         self.facts = f"{rows}, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {said}{table.left_out}"
 
     @staticmethod

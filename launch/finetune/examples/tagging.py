@@ -21,7 +21,7 @@ from cloze.launch.texts.encoding import characters
 from cloze.launch.texts.labels import looking_alike
 from cloze.launch.texts.sequences import Sequences
 from cloze.launch.texts.settings import TRUNCATION, described
-from cloze.launch.texts.tables import read_text
+from cloze.launch.texts.tables import ENDINGS, ending, read_text
 from cloze.model.problems import HeadConfig
 from cloze.model.tasks import BertForTokenClassification
 from cloze.pipeline import ragged
@@ -94,6 +94,7 @@ def read_conll(path: str | Path) -> Sentences:
             raise UserError(
                 f"{path}: row {number}: found {len(fields)} fields in {line.strip()!r:.60}, expected "
                 f"{len(fields_of[0]) if fields_of else 'a word'}, as in the first row; fix the line"
+                + (", or give CoNLL: a word and its tag on each line" if ending(path) in ENDINGS else "")
             )
         fields_of.append(fields)
         lines.append(number)

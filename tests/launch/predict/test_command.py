@@ -258,3 +258,11 @@ def test_what_is_wrong_is_said_in_words(capsys, words):
     assert WRONG[words] in error
     assert not any(name in error for name in ("Parser key", "typing", "NoneType", "Subtypes", "Unable", " int"))
     assert "expected --output, found none" in error_of(capsys, "pretrain", "--data", "d")
+
+
+def test_special_tokens_that_are_spelled_in_texts_are_said(folders, capsys):
+    words = ["predict", "embed", str(folders / "pretrained"), "the cat [SEP] a film", "the sky", "[CLS] a film"]
+    assert main([*words, "--format", "json"]) == 0
+    assert "found 2 texts that spell a special token, such as [SEP]" in capsys.readouterr().err
+    assert main(["predict", "fill-mask", str(folders / "pretrained"), "the [MASK] sat", "--format", "json"]) == 0
+    assert "spell" not in capsys.readouterr().err

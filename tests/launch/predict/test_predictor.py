@@ -52,7 +52,7 @@ def test_what_cannot_be_answered_is_said_in_one_line(model, pretrained, tmp_path
         (lambda: model.score("\u200b"), r"found an empty text ('\u200b')"),
         (lambda: model.similarity("a", "\x07"), r"found an empty text ('\x07')"),
         (lambda: model.classify("a", ""), "with the head for classify"),
-        (lambda: model.tag("a"), "found a BertForPreTraining, expected a model with the head for tag; it can fill"),
+        (lambda: model.tag("a"), "found a BertForPreTraining, expected a model with the head for tag; its operations"),
         (lambda: model.fill_mask("[MASK]", top_k=1000), "top_k: found 1000"),
         (lambda: model.fill_mask("[MASK]", top_k=0), "top_k: found 0"),
         (lambda: model.embed(["a"], layer=9), "layer: found 9, expected -4 to 3"),
@@ -70,7 +70,7 @@ def test_what_cannot_be_answered_is_said_in_one_line(model, pretrained, tmp_path
         answering.answer("who", "\u200b")
     with pytest.raises(UserError, match="found one text, expected question and context"):
         list(answering.map(AnswerQuestion(), ["who"]))
-    with pytest.raises(UserError, match="with the head for fill-mask; it can answer, similarity, embed, features"):
+    with pytest.raises(UserError, match="with the head for fill-mask; its operations are answer, similarity"):
         answering.fill_mask("[MASK]")
 
 

@@ -7,12 +7,14 @@ import shutil
 import pytest
 import yaml
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from cloze.launch.cli import main
+from cloze.launch.pretrained.loading import load_model
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
-from tests.launch.tiny_models import save_model, tokenizer
+from tests.launch.tiny_models import POSITIONS, save_model, tokenizer
 
 
 @pytest.mark.parametrize("number", [float("nan"), 1e30])
@@ -118,3 +120,15 @@ def test_a_checkpoint_of_other_sizes_is_neither_asked_nor_exported(tmp_path, cap
     for command in (["predict", "fill-mask", str(run), "the [MASK]"], ["export", str(run)]):
         assert main(command) == 2
         assert f"step 7 of {run}: found bert.embeddings.word.weight of shape" in capsys.readouterr().err
+
+
+def test_texts_are_cut_on_the_side_that_the_models_tokenizer_says(tmp_path):
+    """As transformers' own tokenizer cuts them."""
+    folder = save_model(tmp_path, "BertModel")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation_side": "left"}))
+    loaded = load_model(folder)
+    text = "the cat sat on the mat " * 30
+    ours = loaded.encoder.encode(text, cut=True).ids
+    theirs = AutoTokenizer.from_pretrained(folder)(text, truncation=True, max_length=POSITIONS)["input_ids"]
+    assert list(ours) == theirs and len(theirs) == POSITIONS

@@ -61,6 +61,22 @@ def test_what_is_not_computed_here_is_said_and_not_exported(tmp_path, capfd):
         assert read_pooling(folder, said.append) is None and f"found {found}, expected" in said[0]
 
 
+def test_what_is_done_to_texts_there_and_not_here_is_said(tmp_path):
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    (tmp_path / "modules.json").write_text('[{"type": "Transformer"}, {"type": "Pooling", "path": "1_Pooling"}]')
+    settings = {"default_prompt_name": None, "prompts": {"query": "query: ", "document": ""}}
+    for name, said in (("query", ["the default prompt 'query: '"]), ("document", []), (None, [])):
+        found: list[str] = []
+        text = json.dumps(settings | {"default_prompt_name": name})
+        (tmp_path / "config_sentence_transformers.json").write_text(text)
+        assert read_pooling(tmp_path, found.append) is not None
+        assert len(found) == len(said) and all(map(str.__contains__, found, said))
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 12, "do_lower_case": true}')
+    read_pooling(tmp_path, found.append)
+    assert "found do_lower_case true" in found[0]
+
+
 @pytest.mark.parametrize(
     "name, content, found",
     [

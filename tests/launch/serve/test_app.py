@@ -153,7 +153,7 @@ def test_the_operations_are_those_of_the_command_line(address, offline):
         ("/word", {"inputs": ["cat"], "word": " "}, 422, "word: found ' ', expected a word"),
         ("/word", {"inputs": ["cat"]}, 422, "word: Field required"),
         ("/word", {"inputs": ["cat " * 40] * 2, "word": "cat"}, 422, "found more than 4,000 numbers to answer"),
-        ("/tag", {"inputs": ["cat"]}, 404, "expected a model with the head for tag; it can fill-mask, "),
+        ("/tag", {"inputs": ["cat"]}, 404, "expected a model with the head for tag; its operations are"),
     ],
 )
 def test_bounds_and_what_cannot_be_answered(address, path, content, status, expected):

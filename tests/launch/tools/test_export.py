@@ -51,6 +51,7 @@ def test_an_export_of_anothers_folder_says_what_it_leaves_out(tmp_path, capsys):
     assert main(["export", str(folder)]) == 0
     assert f"left out of {folder}: training_args.bin (" in capsys.readouterr().out
     assert not (tmp_path / "model-hf/training_args.bin").exists()
+    assert "copied with Cloze" in (tmp_path / "model-hf/README.md").read_text()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         assert (tmp_path / "model-hf" / name).read_bytes() == (folder / name).read_bytes(), name
 
@@ -138,6 +139,14 @@ def test_a_card_says_what_the_model_is_from(trained, tmp_path):
     software = json.loads((trained / "software.json").read_text())
     assert software["torch"] == importlib.metadata.version("torch")
     assert software["commit"] is None or f"`{software['commit']}`" in card
+
+
+def test_a_card_of_a_copy_keeps_whose_it_is_and_what_it_may_be_used_for(tmp_path):
+    folder = save_model(tmp_path / "model")
+    (folder / "README.md").write_text("---\nlicense: cc-by-nc-4.0\nlanguage: [de, en]\nmetrics: [x]\n---\n# Theirs\n")
+    assert main(["export", str(folder)]) == 0
+    head = yaml.safe_load((tmp_path / "model-hf" / "README.md").read_text().split("---")[1])
+    assert (head["license"], head["language"], "metrics" in head) == ("cc-by-nc-4.0", ["de", "en"], False)
 
 
 def test_a_damaged_checkpoint_is_not_named_among_results(trained, tmp_path, capsys):

@@ -624,7 +624,7 @@ def test_labels_are_found_in_their_order(model, tmp_path):
 
 
 def test_minus_one_is_a_label_where_the_model_has_it_and_empty_texts_are_counted(model, tmp_path):
-    rows = [{"text": text, "label": label} for text, label in (("w1", "-1"), ("", "1"), ("w2", "-1"))]
+    rows = [{"text": text, "label": label} for text, label in (("w1", "-1"), ("", "1"), ("w2 [SEP] w3", "-1"))]
 
     def read(name, rows):
         path = tmp_path / f"{name}.jsonl"
@@ -636,5 +636,7 @@ def test_minus_one_is_a_label_where_the_model_has_it_and_empty_texts_are_counted
     train = tmp_path / "train.jsonl"
     train.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     job = read("negative", rows[:1])
-    assert job.test[0].labelled and job.train.facts.startswith("3 rows (1 with an empty text), ")
+    assert job.test[0].labelled and job.train.facts.startswith(
+        "3 rows (1 with an empty text, 1 that spell a special token), "
+    )
     assert job.test[0].facts.startswith("1 rows, ")
