@@ -171,10 +171,10 @@ def our_loop(config, opened, environment, device, turns) -> None:
         Heartbeat(Path(config.output), environment, config.monitor) as heartbeat,
     ):
         process = Process(environment, device, console, heartbeat, place)
-        inputs = RunInputs(config, opened, make_objective(config), [], opened.facts)
+        inputs = RunInputs(config, opened, [], make_objective(config), [], opened.facts)
         training, stop = Training(Pretraining(inputs), process), StopRequest()
         training.measure = None  # no evaluation before the first step
-        with recorded(config, training.progress, process, stop, training.tracked) as record:
+        with recorded(config, training.progress, process, stop, training.kept, training.checkpoints) as record:
             record.complete = training.loop(record.metrics, stop).run(turns)
 
 
