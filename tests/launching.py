@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # A run as its launcher sees it: torchrun or python itself, or what forks its processes.
 Process = subprocess.Popen | ForkedRun
 # What takes so long hangs, whatever else the machine does.
-PATIENCE_SECONDS = 900
+PATIENCE_SECONDS = 300
 # A model that takes a few milliseconds a step, with all that a real one has.
 TINY = (
     "--model.hidden_size",

@@ -20,6 +20,7 @@ from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError, on_one_line
 from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.fields import Fields
+from cloze.pipeline.readers.files import ROWS_AT_ONCE
 from cloze.pipeline.readers.hub import saved_file, saved_rows
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.untrusted import MOST_BYTES, load_json, unique_fields
@@ -366,9 +367,6 @@ def _read_json_lines(path: Path) -> Iterator[Row]:
         yield Row(values, f"{path}: row {number}")
 
 
-_ROWS_AT_ONCE = 64  # of a Parquet file, in which many rows may share one long text that is stored once
-
-
 def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[Row]:
     import pyarrow as pa
     from pyarrow import parquet
@@ -382,7 +380,7 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[Row]:
 
     def values() -> Iterator[Fields]:
         with readable(), file:
-            for batch in file.iter_batches(_ROWS_AT_ONCE):
+            for batch in file.iter_batches(ROWS_AT_ONCE):  # many may share one long text that is stored once
                 yield from batch.to_pylist()
 
     with readable():
