@@ -136,8 +136,8 @@ def holding(path: Path) -> Iterator[bool]:
             held = False
         except OSError as error:
             raise UserError(
-                f"{path}: can't be locked ({error.strerror or error}), expected a file system with flock; choose an "
-                "--output on another one, or have this one mounted with it (Lustre: -o flock)"
+                f"{path}: can't be locked ({error.strerror or error}), expected a file system with flock; choose a "
+                "folder on another one, or have this one mounted with it (Lustre: -o flock)"
             ) from error
         yield held
     finally:

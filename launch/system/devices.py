@@ -327,12 +327,21 @@ def rate_key(device: torch.device, what: torch.dtype | str) -> str:
 
 def _processor() -> str:
     """Model name of the CPU; Python's `platform` knows it on few systems only."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()  # the second starts a process
+
+
+def processor_features() -> str:
+    """Names of the CPU's sets of instructions, as Linux lists them; elsewhere empty."""
+    return _cpuinfo("flags") or _cpuinfo("Features") or ""  # x86; ARM
+
+
+def _cpuinfo(field: str) -> str | None:
+    """A field of Linux's description of the first CPU, or None."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        lines = []
-    named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
-    return named or platform.processor() or platform.machine()  # the second starts a process
+        return None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":", 1)[0].strip() == field), None)
 
 
 def _file() -> Path:

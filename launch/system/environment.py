@@ -515,6 +515,29 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cloze"
 
 
+_EXTENSIONS = "TORCH_EXTENSIONS_DIR"
+
+
+def extensions_folder() -> Path:
+    """Where what torch.utils.cpp_extension compiles is kept: a user's own choice, or the cache folder."""
+    given = os.environ.get(_EXTENSIONS)
+    return Path(given) if given else cache_folder() / "extensions"
+
+
+@contextlib.contextmanager
+def extensions_in(folder: Path) -> Iterator[None]:
+    """Context in which torch.utils.cpp_extension compiles in a folder, and loads from it."""
+    given = os.environ.get(_EXTENSIONS)
+    os.environ[_EXTENSIONS] = str(folder)
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[_EXTENSIONS]
+        else:
+            os.environ[_EXTENSIONS] = given
+
+
 def child_variables(**changes: str) -> dict[str, str]:
     """This process's environment with changes, without a launcher's variables: for a command that is a new run."""
     taken = {name for names in LAUNCHERS.values() for name in names} | {"MASTER_ADDR", "MASTER_PORT"}

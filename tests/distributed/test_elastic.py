@@ -11,7 +11,7 @@ import pytest
 
 from cloze.launch import cli
 from cloze.launch.checkpoint.manager import read_weights
-from tests.engine_reports import resumes_main, told
+from tests.engine_reports import compile_deepspeed_adam, resumes_main, told
 from tests.forked import ForkedRun
 from tests.launching import curve, finish, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
@@ -112,6 +112,8 @@ def test_fp32(data, tmp_path, stage):
     ids=["uncorrected", "deepspeed"],
 )
 def test_other_optimizers(data, tmp_path, stage, optimizer):
+    if "deepspeed" in optimizer:
+        compile_deepspeed_adam()
     two, changed = there_and_back(data, tmp_path, "--zero.stage", stage, *optimizer)
     assert distance(weights(two), weights(changed)) <= 1e-5
 

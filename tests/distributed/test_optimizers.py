@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.engine_reports import compile_deepspeed_adam
 from tests.forked import ForkedRun
 from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_arguments, saved, step_of, weights
 from tests.slowed import slow_from
@@ -37,7 +38,6 @@ CASES = [
         marks=slow,
     ),
     pytest.param("AdamW", "2", ("--train.precision", "autocast"), id="autocast", marks=slow),
-    # Compiles for two minutes where it was never compiled before.
     pytest.param(
         "DeepSpeedCPUAdam",
         "3",
@@ -58,6 +58,8 @@ def test_killed_and_resumed(data, tmp_path, kind, stage, overrides):
     whole, cut = (
         pretrain_arguments(data, tmp_path / name, *RUN, "--zero.stage", stage, *overrides) for name in ("whole", "cut")
     )
+    if "deepspeed" in overrides:
+        compile_deepspeed_adam()
     said = finish(ForkedRun(whole, 2))
     assert f"{kind}, ZeRO stage {stage}" in said, "the table names the live class"
     assert ("mup, " in said) == ("mup" in overrides), "and the parametrization with its factors"

@@ -1,19 +1,14 @@
 """Parameter groups, and the optimizers by the values of `optimizer.name`."""
 
-import contextlib
-import io
-from typing import Any
-
 import torch
-from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from torch import nn
 
 from cloze.launch.config import OptimizerConfig
 from cloze.launch.engine.optimizers.adam_family import Lamb, StableAdamW, UncorrectedAdamW
+from cloze.launch.engine.optimizers.deepspeed_adam import deepspeed_adam
 from cloze.launch.engine.optimizers.groups import Group, matrix_rows, parameter_groups
 from cloze.launch.engine.optimizers.muon import MuonWithAdamW
 from cloze.launch.engine.optimizers.uncompiled import without_compiler
-from cloze.pipeline.errors import UserError, reason_of
 
 __all__ = ["build_optimizer", "matrix_rows", "parameter_groups"]
 
@@ -43,7 +38,7 @@ def build_optimizer(
     common: Group = {"lr": learning_rate, "betas": tuple(config.betas), "eps": config.eps}
     if config.implementation == "deepspeed":
         on_cpu = states_on_cpu or next(model.parameters()).device.type == "cpu"
-        return _deepspeed_adam(groups, on_cpu, bias_correction=config.bias_correction, **common)
+        return deepspeed_adam(groups, on_cpu, bias_correction=config.bias_correction, **common)
     if config.name == "lamb":
         low, high = config.trust_ratio_bounds or (0.0, float("inf"))
         return Lamb(
@@ -62,23 +57,3 @@ def build_optimizer(
     if not config.bias_correction:
         return UncorrectedAdamW(groups, **common)
     return torch.optim.AdamW(groups, **common, fused=True)  # one kernel a group, on CPU and CUDA
-
-
-def _deepspeed_adam(groups: list[Group], on_cpu: bool, **constants: Any) -> torch.optim.Optimizer:
-    """DeepSpeed's own AdamW, compiled when it is first used: DeepSpeedCPUAdam (needs g++) or FusedAdam (needs the CUDA
-    toolkit of torch's version); both need ninja.
-
-    Raises:
-        UserError: the kernel cannot be compiled here.
-    """
-    kind, compiler = (DeepSpeedCPUAdam, "g++") if on_cpu else (FusedAdam, "nvcc of the CUDA version that torch has")
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # the compiler's commands
-            optimizer: torch.optim.Optimizer = kind(groups, **constants)
-            return optimizer
-    except Exception as error:  # a compiler fails in many ways; every one means the same to the user
-        raise UserError(
-            f"optimizer.implementation: found deepspeed, whose {kind.__name__} could not be built "
-            f"({reason_of(error)}), expected ninja and {compiler}; install them, or use "
-            "--optimizer.implementation torch"
-        ) from error

@@ -1,0 +1,108 @@
+"""DeepSpeed's own AdamW, whose kernels are compiled where it is first used."""
+
+import contextlib
+import hashlib
+import io
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import deepspeed
+import torch
+from deepspeed.git_version_info import installed_ops
+from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+
+from cloze.launch.engine.optimizers.groups import Group
+from cloze.launch.system.console import doing
+from cloze.launch.system.devices import processor_features
+from cloze.launch.system.environment import extensions_folder, extensions_in
+from cloze.pipeline.errors import UserError, reason_of
+from cloze.pipeline.storage import ASIDE, clear, holding
+
+Loaded = TypeVar("Loaded")
+_LOOK_SECONDS = 0.2  # between two looks whether another process has ended its compilation, which takes minutes
+
+
+def deepspeed_adam(groups: list[Group], on_cpu: bool, **constants: Any) -> torch.optim.Optimizer:
+    """DeepSpeedCPUAdam (needs g++) or FusedAdam (needs the CUDA toolkit of torch's version), compiled when it is first
+    used on a machine; both need ninja.
+
+    Raises:
+        UserError: the kernel cannot be compiled here.
+    """
+    kind, operation, compiler = (
+        (DeepSpeedCPUAdam, "cpu_adam", "g++")
+        if on_cpu
+        else (FusedAdam, "fused_adam", "nvcc of the CUDA version that torch has")
+    )
+
+    def build() -> torch.optim.Optimizer:
+        with contextlib.redirect_stdout(io.StringIO()):  # the compiler's commands
+            optimizer: torch.optim.Optimizer = kind(groups, **constants)
+        return optimizer
+
+    try:
+        # DS_BUILD_OPS=1 of DeepSpeed's installation has compiled them already.
+        return build() if installed_ops.get(operation) else compiled_once(kind.__name__, build)
+    except Exception as error:  # a compiler fails in many ways; every one means the same to the user
+        raise UserError(
+            f"optimizer.implementation: found deepspeed, whose {kind.__name__} could not be built "
+            f"({reason_of(error)}), expected ninja and {compiler}; install them, or use "
+            "--optimizer.implementation torch"
+        ) from error
+
+
+def compiled_once(name: str, load: Callable[[], Loaded]) -> Loaded:
+    """Call `load`, which loads an extension through torch.utils.cpp_extension and compiles it where it is not yet: in
+    one process, while the others of this user wait.
+
+    torch's own lock is a file, which stays when its process is killed; every later start then waits for ever. Here the
+    lock ends with its process, and what was compiled gets its name when it is whole: the compilers of a killed process
+    may still write.
+
+    Args:
+        name: of the folder, and for the line that says what takes so long.
+
+    Raises:
+        OSError: the folder of compiled extensions can't be written.
+    """
+    folder = extensions_folder() / f"cloze-{name}-{_digest_of_machine()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = folder / "compiled"
+    with _held(folder / "cloze.lock"):
+        for left in folder.glob(f"{ASIDE}*"):
+            clear(left, ignore_errors=True)  # compilers that still write there have their files again in an instant
+        if whole.is_dir():
+            for lock in whole.glob("*/lock"):
+                lock.unlink()  # torch's, of a process that was killed while it loaded
+            with extensions_in(whole):
+                return load()
+        aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=folder))
+        with doing() as tell, extensions_in(aside):
+            tell(lambda: f"compiling {name} for this machine, once: one to two minutes")
+            loaded = load()
+        aside.rename(whole)
+        return loaded
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Wait for the lock of a file, and hold it."""
+    while True:
+        with holding(path) as held:
+            if held:
+                yield
+                return
+        time.sleep(_LOOK_SECONDS)
+
+
+def _digest_of_machine() -> str:
+    """What a compiled extension depends on beside its sources: versions, where they are installed, and the processor,
+    for which g++ compiles (-march=native): machines of several kinds share a home.
+    """
+    parts = (sys.prefix, torch.__version__, deepspeed.__version__, platform.machine(), processor_features())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
