@@ -84,11 +84,15 @@ def _is_shallow(value: object) -> bool:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Turn errors that values of wrong types in a config.json cause in its readers into a ModelError."""
+    """Turn errors that values of wrong types in a config.json cause in its readers into a ModelError, and name the
+    folder in those of readers that see the file's content alone.
+    """
     try:
         yield
-    except ModelError:
-        raise
+    except ModelError as error:
+        if not str(error).startswith("config.json: "):
+            raise
+        raise ModelError(f"{folder}/{error}") from error
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
         raise ModelError(
             f"{folder / 'config.json'}: found a value of another kind than its field's ({error}); fix "

@@ -45,12 +45,16 @@ class _ModelHandler(Handler):
             revision = found.group(1) or "main"
             if revision not in self.revisions:
                 return self._missing("RevisionNotFound")
-            files = [{"rfilename": file.name} for file in sorted(self.revisions[revision].iterdir())]
+            self.folder = self.revisions[revision]
+            files = [{"rfilename": str(file.relative_to(self.folder))} for file in self._files()]
             self._json(
                 {"id": self.repository, "sha": commit_of(revision), "private": False, "siblings": files, "tags": []}
             )
         elif found := re.fullmatch(rf"/api/models/{name}/tree/([^/]+)/?", path):
             self.folder = known[found.group(1)]
-            self._json([self._entry(file) for file in sorted(self.folder.iterdir())])
+            self._json([self._entry(file) for file in self._files()])
         else:
             self._missing("RepoNotFound")
+
+    def _files(self) -> list[Path]:
+        return sorted(file for file in self.folder.rglob("*") if file.is_file())

@@ -1,12 +1,15 @@
 """Models by hub name: the real client, a server on this machine, processes of their own."""
 
 import json
+import math
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from cloze.launch import cli
+from cloze.launch.pretrained.sentence_transformers import write_modules
+from cloze.launch.texts.settings import Vectors
 from tests.forked import ForkedRun
 from tests.launch.finetune.running import arguments
 from tests.launch.finetune.small import make_model, sst2
@@ -19,11 +22,14 @@ NAME = "someone/small-bert"
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """main; other, with other weights; old, without safetensors; empty, without any."""
+    """main; other, with other weights, as sentence-transformers writes one; old, without safetensors; empty, without
+    any.
+    """
     base = tmp_path_factory.mktemp("hub")
     revisions = {name: make_model(base / name) for name in ("main", "other", "old", "empty")}
     weights = {name: 2 * tensor for name, tensor in load_file(base / "other" / "model.safetensors").items()}
     save_file(weights, base / "other" / "model.safetensors", metadata={"format": "pt"})
+    write_modules(base / "other", Vectors("max", normalize=True), 16, 32)
     torch.save({name: tensor + 1 for name, tensor in weights.items()}, base / "main" / "pytorch_model.bin")
     for name in ("old", "empty"):
         (base / name / "model.safetensors").unlink()
@@ -66,6 +72,7 @@ def test_a_model_is_used_by_its_name(asking, tmp_path):
     said = asking([NAME, str(tmp_path / "cache")], used)
     embedded, tokenized, served, main, other = [line for line in said if line[:1] in ("{", "[", "/")]
     assert json.loads(embedded)["vector"] == json.loads(main) != json.loads(other)
+    assert math.hypot(*json.loads(main)) != pytest.approx(1) and math.hypot(*json.loads(other)) == pytest.approx(1)
     assert json.loads(tokenized)["tokens"] == ["[CLS]", "w1", "w2", "[SEP]"]
     assert served.startswith(str(tmp_path / "cache")) and served.endswith(commit_of("main"))
     (error,) = [line for line in said if line.startswith("error: ")]
