@@ -7,17 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from cloze.launch.commands import parse
 from cloze.launch.finetune.job import read_examples
 from cloze.launch.finetune.models import freeze, share_of_backward, start_model, unfreezing
 from cloze.launch.finetune.tasks import find_task
-from cloze.launch.pretrained.loading import load_model
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.metrics_file import read_metrics
+from cloze.model.config import BertConfig
+from cloze.model.flops import TokenCounts, training_flops
+from cloze.model.tasks import BertForSequenceClassification, HeadConfig
 from tests.launch.finetune.running import finetune
 from tests.launch.finetune.small import GOOD, sentence, sentiment, write_tsv
-from tests.launch.tiny_models import save_model
 from tests.launching import weights
 
 PAIR = ("index", "sentence1", "sentence2")
@@ -116,12 +118,28 @@ def test_patience_ends_a_run_and_the_best_by_a_named_metric_is_reported(model, t
     assert "not better in 3 evaluations since" in said
 
 
-def test_flops_count_no_backward_below_the_lowest_layer_that_learns(tmp_path):
-    model = load_model(save_model(tmp_path / "model", "BertForSequenceClassification")).model
-    layers = len(model.bert.encoder.layers)
+def test_flops_count_no_backward_below_the_lowest_layer_that_learns():
+    """Against torch's counter: a layer more that learns is a layer's backward more, and with none there is none. The
+    lowest one needs no gradient of its input, a product of three widths, which is not left out.
+    """
+    config = BertConfig.preset("tiny", vocab_size=40, num_hidden_layers=4)
+    model = BertForSequenceClassification(config, HeadConfig(("a", "b"), pooling="mean"))
+    texts = {
+        "input_ids": torch.arange(96) % 40,
+        "token_type_ids": torch.zeros(96, dtype=torch.int64),
+        "position_ids": torch.arange(48).repeat(2),
+        "sequence_offsets": torch.tensor([0, 48, 96], dtype=torch.int32),
+    }
+    whole, counted, ours = training_flops(config, TokenCounts.of_lengths([48, 48], 0)), [], []
     assert share_of_backward(model) == 1.0
-    for kept in range(layers, -1, -1):
+    for kept in range(4, -1, -1):
         freeze(model, f"below_{kept}")
-        assert share_of_backward(model) == kept / layers
-    found = [share_of_backward(model) for _ in unfreezing(iter([None] * (layers + 2)), model, step=0, steps_each=1)]
-    assert found == [*(number / layers for number in range(layers + 1)), 1.0]
+        with FlopCounterMode(display=False) as counter:
+            model(**texts, max_sequence_length=48, labels=torch.tensor([0, 1])).loss.backward()
+        counted.append(counter.get_total_flops())
+        ours.append(whole * (1 + 2 * share_of_backward(model)) / 3)
+    input_of_lowest = 2 * 96 * 3 * config.hidden_size**2
+    assert counted[:4] == pytest.approx([each - input_of_lowest for each in ours[:4]], rel=1e-3), "but for the head"
+    assert counted[4] == pytest.approx(ours[4], rel=1e-3)
+    found = [share_of_backward(model) for _ in unfreezing(iter([None] * 6), model, step=0, steps_each=1)]
+    assert found == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
