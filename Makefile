@@ -31,6 +31,7 @@ lint: env
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file benchmarks/mypy.ini
 
 docs: env
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env --jobs auto --conf-dir docs . build/docs
