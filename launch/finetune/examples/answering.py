@@ -7,7 +7,7 @@ import torch
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
-from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.examples.base import Examples, remarks
 from cloze.launch.finetune.examples.predicted import Answer
 from cloze.launch.finetune.kind import Kind, Read
 from cloze.launch.finetune.squad import (
@@ -86,9 +86,11 @@ class AnswerExamples(Examples):
             self._candidates, self._right = self._shared_targets()
         elif self.labelled:
             self._positions = np.array([self._positions_in(window) for window in self._windows])
+        questions = remarks([(question.text,) for question in self._questions], tokenizer)
+        contexts = remarks([(text,) for text in self._contexts], tokenizer)
         self.facts = (
-            f"{len(self._questions):,} questions on {len(self._contexts):,} texts, {len(self._windows):,} "
-            f"windows, {self.lengths.sum():,} tokens, {cut:,} questions cut"
+            f"{len(self._questions):,} questions{questions} on {len(self._contexts):,} texts{contexts}, "
+            f"{len(self._windows):,} windows, {self.lengths.sum():,} tokens, {cut:,} questions cut"
         )
 
     def _build(

@@ -1,7 +1,7 @@
 """The interface of examples: units that are distributed over ranks, batches, targets, metrics of outputs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,29 @@ import torch
 from cloze.launch.finetune.examples.predicted import Prediction
 from cloze.launch.system import distributed
 from cloze.launch.system.devices import to_device
+from cloze.launch.texts.encoding import spelled_specials
 from cloze.launch.texts.sequences import Sequences
 from cloze.launch.training.objective import ModelOutput
 from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.loading import order
 from cloze.pipeline.loading.batches import RankBatch
 from cloze.pipeline.records import NO_LABEL
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _OF_ENCODER = ("input_ids", "token_type_ids", "position_ids")  # inputs of the encoder only
+
+
+def remarks(rows: Collection[Collection[str]], tokenizer: Tokenizer) -> str:
+    """How many rows have texts that may not be what was meant, in parentheses for the table at the start; empty if none
+    has.
+    """
+    special = spelled_specials(tokenizer)
+    counts = {
+        "with an empty text": sum(not all(map(str.strip, row)) for row in rows),
+        "that spell a special token": sum(any(map(special.search, row)) for row in rows),
+    }
+    said = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    return f" ({said})" if said else ""
 
 
 class Examples(ABC):

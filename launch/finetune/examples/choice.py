@@ -4,6 +4,7 @@ import numpy as np
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
+from cloze.launch.finetune.examples.base import remarks
 from cloze.launch.finetune.examples.classification import ClassExamples, has_labels, label_of, number_of
 from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
 from cloze.launch.texts.sequences import build_sequences
@@ -52,7 +53,9 @@ class ChoiceExamples(ClassExamples):
             fix = "fix the row, or name the label of each choice with --labels"
             self._true = np.array([number_of(row, label_of(row, target), labels, fix) for row in table.rows])
         self.measured = "accuracy"
-        self.facts = f"{len(self):,} rows of {self.width} choices, {self.lengths.sum():,} tokens, {cut}"
+        texts = [[row.text(column) for column in self._texts] for row in table.rows]
+        rows = f"{len(self):,} rows of {self.width} choices{remarks(texts, tokenizer)}"
+        self.facts = f"{rows}, {self.lengths.sum():,} tokens, {cut}"
 
     def sequences(self, units: np.ndarray) -> np.ndarray:
         return (units[:, None] * self.width + np.arange(self.width)).reshape(-1)

@@ -13,7 +13,7 @@ import torch
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune import scoring
-from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.examples.base import Examples, remarks
 from cloze.launch.finetune.examples.predicted import (
     ClassOfEachColumn,
     Labels,
@@ -23,7 +23,6 @@ from cloze.launch.finetune.examples.predicted import (
     Prediction,
 )
 from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
-from cloze.launch.texts.encoding import spelled_specials
 from cloze.launch.texts.labels import looking_alike
 from cloze.launch.texts.sequences import build_pieces, build_sequences
 from cloze.launch.texts.settings import Truncation
@@ -153,13 +152,7 @@ class TextExamples(Examples):
         self.labelled = has_labels(table, targets, head.labels)
         self._true = np.array([self._target(row) for row in self._rows]) if self.labelled else np.empty(0)
         self.measured = scoring.explained(task.metrics, dict(self.averaged))
-        special = spelled_specials(tokenizer)
-        counts = {
-            "with an empty text": sum(not all(map(str.strip, row)) for row in zip(*sides, strict=True)),
-            "that spell a special token": sum(any(map(special.search, row)) for row in zip(*sides, strict=True)),
-        }
-        remarks = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-        rows = f"{len(self):,} rows" + (f" ({remarks})" if remarks else "")
+        rows = f"{len(self):,} rows{remarks(list(zip(*sides, strict=True)), tokenizer)}"
         self.facts = f"{rows}, {self.lengths.sum():,} tokens, at most {self.lengths.max()}, {said}{table.left_out}"
 
     @staticmethod

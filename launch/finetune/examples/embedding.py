@@ -11,7 +11,7 @@ from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune import scoring
 from cloze.launch.finetune.contrastive import ContrastiveObjective
-from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.examples.base import Examples, remarks
 from cloze.launch.finetune.examples.classification import number_in, predicted
 from cloze.launch.finetune.examples.predicted import Ranks
 from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read, check_roles
@@ -88,6 +88,11 @@ def distinct_texts(
     return texts, found, *build_sequences(tokenizer, texts, None, truncation)
 
 
+def _different(texts: list[str], tokenizer: Tokenizer) -> str:
+    """The number of distinct texts, with what is remarkable in them."""
+    return f"{len(texts):,} different texts{remarks([(text,) for text in texts], tokenizer)}"
+
+
 class ContrastiveExamples(Examples):
     """Rows for training only; nothing is predicted for them.
 
@@ -110,7 +115,7 @@ class ContrastiveExamples(Examples):
             else (f"anchor, positive and {len(columns) - 2} hard negative{'s' * (len(columns) > 3)}")
         )
         self.facts = (
-            f"{len(table.rows):,} rows ({kinds}), {len(self._texts):,} different texts of at most "
+            f"{len(table.rows):,} rows ({kinds}), {_different(self._texts, tokenizer)} of at most "
             f"{self.longest} tokens, {cut}{table.left_out}"
         )
 
@@ -160,7 +165,7 @@ class VectorExamples(Examples):
         self._texts, self._found, self._sequences, cut = distinct_texts(table, columns, tokenizer, truncation)
         self.lengths = self._sequences.lengths
         self.facts = (
-            f"{len(table.rows):,} rows, {len(self):,} different texts, {self.lengths.sum():,} tokens, "
+            f"{len(table.rows):,} rows, {_different(self._texts, tokenizer)}, {self.lengths.sum():,} tokens, "
             f"at most {self.lengths.max()}, {cut}{table.left_out}"
         )
 

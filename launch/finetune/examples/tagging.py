@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
-from cloze.launch.finetune.examples.base import Examples
+from cloze.launch.finetune.examples.base import Examples, remarks
 from cloze.launch.finetune.examples.classification import unknown_label
 from cloze.launch.finetune.examples.predicted import Tags
 from cloze.launch.finetune.kind import Kind, Read
@@ -200,9 +200,9 @@ class TagExamples(Examples):
         self.measured = "accuracy (words)"
         if task.metrics[0] == "f1":
             self.measured = f"f1, precision, recall (entities, micro, strict), {self.measured}"
-        count = len(sentences.bounds) - 1
+        count, said = len(sentences.bounds) - 1, remarks(sentences.of_each(sentences.words), tokenizer)
         self.facts = (
-            f"{count:,} sentences, {len(sentences.words):,} words, {self.lengths.sum():,} tokens; "
+            f"{count:,} sentences{said}, {len(sentences.words):,} words, {self.lengths.sum():,} tokens; "
             f"{self._num_split:,} sentences split, {self._num_cut:,} words longer than a sequence cut"
         )
         if sentences.scheme not in (None, "IOB2"):
