@@ -114,10 +114,10 @@ def kill_all(process: Process, number: int = signal.SIGKILL) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def finish(process: Process, status: int | None = 0) -> str:
+def finish(process: Process, status: int | None = 0, patience_seconds: float = PATIENCE_SECONDS) -> str:
     """Wait for the end, check the exit status and return what was printed."""
     try:
-        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        output, _ = process.communicate(timeout=patience_seconds)
     except subprocess.TimeoutExpired:
         kill_all(process)
         raise
