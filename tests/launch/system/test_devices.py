@@ -11,7 +11,7 @@ def test_a_busy_moment_does_not_lower_the_peak(monkeypatch):
     monkeypatch.setattr(devices, "_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr(devices, "_SIZES", {"cpu": (8,)})
     trials = {torch.float32: iter([1e9, 1e9, 1e9, 7e9]), torch.bfloat16: iter([3e9])}
-    monkeypatch.setattr(devices, "_rate", lambda matrix: next(trials[matrix.dtype], 2e9))
+    monkeypatch.setattr(devices, "_rate", lambda matrix: (next(trials[matrix.dtype], 2e9), 2e9))
     found = devices.measure_flops(torch.device("cpu"), torch.float32, torch.bfloat16)
     assert found == {torch.float32: 7e9, torch.bfloat16: 3e9}
 
@@ -20,12 +20,18 @@ def test_where_a_product_takes_too_long_no_larger_one_is_tried(monkeypatch):
     """A processor without products of bf16 computes them at a GFLOP/s: a size more is eight times the time."""
     monkeypatch.setattr(devices, "_SIZES", {"cpu": (8, 16)})
     tried = []
-    monkeypatch.setattr(devices, "_rate", lambda matrix: tried.append(len(matrix)) or 1e9)
-    for seconds, sizes in ((0.0, {8}), (0.5, {8, 16})):
+    monkeypatch.setattr(devices, "_PAUSE_SECONDS", 0.001)
+    fastest = iter(())
+    monkeypatch.setattr(devices, "_rate", lambda matrix: tried.append(len(matrix)) or (1e3, next(fastest, 1e3)))
+    for seconds, sizes, rates in (
+        (0.1, [8, 8], []),  # one of 16 would take 8 s
+        (0.5, [8, 8, 8, 16], [1e3, 1e3, 1e9]),  # the first ones met another process
+    ):
         monkeypatch.setattr(devices, "_SECONDS", seconds)
         tried.clear()
+        fastest = iter(rates)
         devices.measure_flops(torch.device("cpu"), torch.bfloat16)
-        assert set(tried) == sizes
+        assert tried[: len(sizes)] == sizes and (16 in tried) == (16 in sizes)
 
 
 def test_a_higher_measurement_replaces_what_is_kept_and_a_lower_one_does_not(tmp_path, monkeypatch):
