@@ -81,8 +81,8 @@ class FinetuneEvaluationConfig(EvaluationConfig):
 
     # `for_units` counts them before anything reads them
     every_steps: int | None = field(default=None, metadata=bounds(at_least=0))  # type: ignore[assignment]
-    """Steps between two evaluations, overriding `evaluate_every_epochs`; 0: only before the first and after the last
-    step; null: as many as `evaluate_every_epochs` gives."""
+    """Steps between two evaluations; 0: only before the first and after the last step; null: as many as
+    `evaluate_every_epochs` gives."""
     metric: str = AUTO
     """The `validation/...` curve that decides which evaluation is best: lower is better for losses and errors, higher
     for everything else; auto: the task's first metric."""
@@ -167,8 +167,8 @@ class FinetuneConfig(RunConfig, HubConfig):
     """Number of top layers (with the pooler) that start from random weights (Zhang et al. 2021, arXiv 2006.05987)."""
     epochs: float | None = field(default=3.0, metadata=bounds(above=0))
     """Passes over the training file; train.max_steps, if given, overrides it."""
-    evaluate_every_epochs: float | None = field(default=1.0, metadata=FREE | bounds(above=0))
-    """Epochs between two evaluations; evaluation.every_steps, if given, overrides it."""
+    evaluate_every_epochs: float | None = field(default=None, metadata=FREE | bounds(above=0))
+    """Epochs between two evaluations, instead of evaluation.every_steps; null: one, unless that is given."""
     glue_submission: bool = False
     """Whether each test file's predictions are also written in the format of gluebenchmark.com."""
     seeds: int = field(default=1, metadata=FREE | bounds(at_least=1, at_most=1000))
@@ -230,10 +230,16 @@ class FinetuneConfig(RunConfig, HubConfig):
                 f"unfreeze_every_epochs: found {of_freeze}, expected freeze none and zero.stage 0, where what learns "
                 "may change from step to step",
             ),
-            (
-                self.unfreeze_every_epochs is not None and self.optimizer.name == "stable_adamw",
-                "unfreeze_every_epochs: found optimizer.name stable_adamw, expected another: it counts steps of all "
-                "layers together; take adamw",
+            *(
+                (
+                    self.unfreeze_every_epochs is not None and found,
+                    f"unfreeze_every_epochs: found optimizer.{field} {value}, expected {other}: it counts steps of all "
+                    "layers together",
+                )
+                for found, field, value, other in (
+                    (self.optimizer.name == "stable_adamw", "name", "stable_adamw", "another, such as adamw"),
+                    (self.optimizer.implementation == "deepspeed", "implementation", "deepspeed", "torch"),
+                )
             ),
             (
                 self.freeze == "encoder" and stage == 3,
@@ -262,8 +268,12 @@ class FinetuneConfig(RunConfig, HubConfig):
             check_warmup(self)
         elif self.epochs is None:
             raise UserError("epochs: found null without train.max_steps, expected one of them")
-        if self.evaluation.every_steps is None and self.evaluate_every_epochs is None:
-            raise UserError("evaluate_every_epochs: found null without evaluation.every_steps, expected one of them")
+        if self.evaluation.every_steps is not None and self.evaluate_every_epochs is not None:
+            raise UserError(
+                f"evaluation.every_steps: found {self.evaluation.every_steps} beside evaluate_every_epochs "
+                f"{self.evaluate_every_epochs:g}, expected one of them; add --evaluation.every_steps null or "
+                "--evaluate_every_epochs null"
+            )
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -326,8 +336,8 @@ class FinetuneConfig(RunConfig, HubConfig):
         train, evaluation = self.train, self.evaluation
         if train.max_steps is None and self.epochs is not None:  # __post_init__ asks for one of them
             train = replace(train, max_steps=max(1, round(self.epochs * per_epoch)))
-        if evaluation.every_steps is None and self.evaluate_every_epochs is not None:  # likewise
-            evaluation = replace(evaluation, every_steps=max(1, round(self.evaluate_every_epochs * per_epoch)))
+        if evaluation.every_steps is None:
+            evaluation = replace(evaluation, every_steps=max(1, round((self.evaluate_every_epochs or 1) * per_epoch)))
         # The steps say it now, and the run's config.yaml can be given again.
         counted = replace(self, train=train, evaluation=evaluation, evaluate_every_epochs=None)
         check_warmup(counted)

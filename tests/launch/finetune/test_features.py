@@ -294,6 +294,11 @@ def test_a_run_unfreezes_and_goes_on_so_after_a_kill(model, files, tmp_path):
             ("--unfreeze_every_epochs", "1", "--optimizer.name", "stable_adamw"),
             "unfreeze_every_epochs: found optimizer.name stable_adamw",
         ),
+        (
+            "sst2",
+            ("--unfreeze_every_epochs", "1", "--optimizer.implementation", "deepspeed"),
+            "unfreeze_every_epochs: found optimizer.implementation deepspeed, expected torch",
+        ),
         ("sst2", ("--unfreeze_every_epochs", "1", "--zero.stage", "1"), "unfreeze_every_epochs: found zero.stage 1"),
         ("sst2", ("--freeze", "encoder", "--zero.stage", "3"), "freeze: found encoder at zero.stage 3"),
     ],

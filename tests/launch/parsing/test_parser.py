@@ -187,7 +187,7 @@ def test_a_number_that_no_float_holds_is_refused(words):
 
 def test_a_fine_tuning_is_repeated_by_its_own_configuration(tmp_path):
     first = parse("finetune", ["sst2", "--model", "m", "--train", "t", "--validation", "v", "--output", "o"])
-    first = replace(first, evaluate_every_epochs=1.0).for_units(3200)
+    first = replace(first, evaluate_every_epochs=0.5).for_units(3200)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(first)))
     assert parse("finetune", ["--config", str(tmp_path / "config.yaml")]) == first
 
