@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Iterator
 
+from torch import nn
+
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.pretrained.source import Source
 from cloze.model.bert import BertPreTrained
@@ -93,31 +95,38 @@ def freeze(model: BertPreTrained, what: str) -> None:
     """
     if what == "none":
         return
-    layers = model.bert.encoder.layers
+    below, layers = _below_layers(model), model.bert.encoder.layers
     top = 0 if what == "encoder" else int(what.removeprefix("below_"))
     if top > len(layers):
         raise UserError(f"freeze: found {what}, expected at most below_{len(layers)}, the model's layers")
-    for module in (model.bert.embeddings, *layers[: len(layers) - top]):
+    for module in (*below, *layers[: len(layers) - top]):
         module.requires_grad_(False)
+    if top == 0 and (norm := getattr(model.bert.encoder, "final_norm", None)) is not None:
+        norm.requires_grad_(False)
+
+
+def _below_layers(model: BertPreTrained) -> list[nn.Module]:
+    """What the lowest layer stands on: the embeddings, and what all layers read of relative positions."""
+    read = (model.bert.relative, getattr(model.bert.encoder, "relative_bias", None))
+    return [model.bert.embeddings, *(module for module in read if module is not None)]
 
 
 def share_of_backward(model: BertPreTrained) -> float:
     """Share of the encoder's layers that a backward goes through: down to the lowest part that learns."""
-    encoder = model.bert
-    parts = [encoder.embeddings, *encoder.encoder.layers]
-    frozen = 0
-    while frozen < len(parts) and not any(parameter.requires_grad for parameter in parts[frozen].parameters()):
-        frozen += 1
-    layers = len(parts) - 1
-    return min(layers, len(parts) - frozen) / layers
+    layers = model.bert.encoder.layers
+    parts = [_below_layers(model), *([layer] for layer in layers)]
+    learns = [any(weight.requires_grad for module in part for weight in module.parameters()) for part in parts]
+    frozen = learns.index(True) if True in learns else len(parts)
+    return min(len(layers), len(parts) - frozen) / len(layers)
 
 
 def unfreezing(stream: Iterator[RankBatch], model: BertPreTrained, step: int, steps_each: int) -> Iterator[RankBatch]:
     """The same batches. Before each, layers are unfrozen from the top: none at first, one more every `steps_each`
     steps, the embeddings last (Howard and Ruder 2018, section 3.3). A function of the step only.
     """
-    parts = [*reversed(model.bert.encoder.layers), model.bert.embeddings]
+    parts = [*([layer] for layer in reversed(model.bert.encoder.layers)), _below_layers(model)]
     for number, batch in enumerate(stream, step):
         for place, part in enumerate(parts):
-            part.requires_grad_(place < number // steps_each)
+            for module in part:
+                module.requires_grad_(place < number // steps_each)
         yield batch

@@ -16,11 +16,13 @@ from cloze.launch.finetune.tasks import find_task
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.model.config import BertConfig
+from cloze.model.families import BY_TYPE
 from cloze.model.flops import TokenCounts, training_flops
 from cloze.model.tasks import BertForSequenceClassification, HeadConfig
 from tests.launch.finetune.running import finetune
 from tests.launch.finetune.small import GOOD, sentence, sentiment, write_tsv
 from tests.launching import weights
+from tests.model.tiny_families import tiny
 
 PAIR = ("index", "sentence1", "sentence2")
 
@@ -143,3 +145,20 @@ def test_flops_count_no_backward_below_the_lowest_layer_that_learns():
     assert counted[4] == pytest.approx(ours[4], rel=1e-3)
     found = [share_of_backward(model) for _ in unfreezing(iter([None] * 6), model, step=0, steps_each=1)]
     assert found == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", BY_TYPE)
+def test_what_is_frozen_has_no_backward(kind):
+    """Norms and relative positions outside the layers too, which all layers read."""
+    model = BertForSequenceClassification(tiny(kind), HeadConfig(("a", "b"), pooling="mean"))
+    layers, seen = model.bert.encoder.layers, set()
+    for number, layer in enumerate(layers):
+        layer.register_full_backward_hook(lambda *_, number=number: seen.add(number))
+    for kept in range(len(layers) - 1, -1, -1):
+        seen.clear()
+        freeze(model, f"below_{kept}")
+        model(torch.arange(16)[None] % 8 + 5, labels=torch.tensor([0])).loss.backward()
+        assert len(seen) == len(layers) * share_of_backward(model)
+    freeze(model, "encoder")
+    learning = {name.split(".")[1] for name, each in model.bert.named_parameters("bert") if each.requires_grad}
+    assert learning <= {"pooler"}
