@@ -370,8 +370,9 @@ def check_finite(weights: StateDict, source: str) -> None:
     for name, tensor in weights.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
-        # A tensor with NaN has NaN as minimum and maximum, so one pass is enough, of 16 bits and more without a copy.
-        numbers = tensor if tensor.element_size() > 1 else tensor.float()
+        # A tensor with NaN has NaN as minimum and maximum, so one pass is enough, of 16 and 32 bits without a copy. The
+        # model may be in 32 bits, in which a number of 64 may be infinite.
+        numbers = tensor if tensor.element_size() in (2, 4) else tensor.float()
         if not torch.stack(numbers.aminmax()).isfinite().all():
             raise ModelError(
                 f"{source}: found {name} with numbers that are not finite, expected a model whose "

@@ -168,7 +168,7 @@ def _alone_in(output: Place, progress: Progress) -> Iterator[None]:
             yield
         finally:
             if not isinstance(output, StorePath):  # in a store the lease deletes its object itself
-                (output / _LOCK).unlink()
+                (output / _LOCK).unlink(missing_ok=True)
 
 
 def _counted(config: PrepareConfig, progress: Progress) -> dict[str, int]:

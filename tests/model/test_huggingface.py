@@ -1,7 +1,9 @@
 """Folders in and out: transformers must load ours, and we theirs, with every key accounted for."""
 
 import dataclasses
+import itertools
 import json
+import math
 import os
 import resource
 
@@ -333,9 +335,14 @@ def test_a_config_that_is_no_object_is_one_line(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_not_finite_are_refused(tmp_path, number, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [
+        *itertools.product((torch.float32, torch.bfloat16, torch.float16), (math.nan, math.inf, -math.inf)),
+        (torch.float64, 1e39),  # infinite in the 32 bits of a model
+    ],
+)
+def test_weights_that_are_not_finite_are_refused(tmp_path, dtype, number):
     model = pretraining_model().to(dtype)
     with torch.no_grad():
         model.bert.encoder.layers[1].feed_forward.down.weight[3, 5] = number

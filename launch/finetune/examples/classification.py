@@ -35,8 +35,9 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields, MicroBatch
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
-# Values of a column for unknown labels: test files of GLUE and SWAG that have a label column hold -1.
-_UNKNOWN = (None, "", -1, "-1")
+_MISSING = (None, "")
+# For unknown labels, where none has this name: test files of GLUE and SWAG that have a label column hold it.
+_UNKNOWN = (-1, "-1")
 _MOST = float(np.finfo(np.float32).max) ** 0.5  # of a number that is learned: its square is a loss in fp32
 
 
@@ -411,9 +412,9 @@ def predicted(row: Row, prediction: Fields) -> Fields:
 
 def has_labels(table: Table, columns: tuple[str, ...], labels: Collection[str]) -> bool:
     """Whether the columns of targets hold any label, of the labels of the head (empty: they are numbers)."""
-    unknown = [value for value in _UNKNOWN if str(value) not in labels]
+    none = _MISSING if "-1" in labels else (*_MISSING, *_UNKNOWN)
     return set(columns) <= set(table.columns) and any(
-        row.values.get(column) not in unknown for row in table.rows for column in columns
+        row.values.get(column) not in none for row in table.rows for column in columns
     )
 
 

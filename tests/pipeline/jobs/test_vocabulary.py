@@ -2,6 +2,7 @@
 
 import fcntl
 import re
+import shutil
 
 import pytest
 import tokenizers
@@ -11,6 +12,8 @@ from cloze.pipeline.config import PrepareConfig, SourceConfig, VocabularyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs import vocabulary
 from cloze.pipeline.jobs.vocabulary import train_vocabulary
+from cloze.pipeline.progress import Progress
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.pipeline import corpus
 
 
@@ -177,6 +180,18 @@ def test_words_that_were_changed_between_counting_and_reading_are_noticed(folder
     monkeypatch.setattr(vocabulary, "count_words", damaged)
     with pytest.raises(UserError, match="words-000000.arrow: found other bytes than were written, expected them; run"):
         train_vocabulary(config(folder, output=str(tmp_path / "vocab")))
+
+
+def test_a_folder_that_was_removed_before_the_tokenizer_was_written_is_made_again(folder, tmp_path):
+    """With it the lock, which the end need not miss."""
+
+    class Removing(Progress):
+        def stage(self, name, *_) -> None:
+            if name == "train":
+                shutil.rmtree(tmp_path / "v")
+
+    made = train_vocabulary(config(folder, output=str(tmp_path / "v")), Removing())
+    assert Tokenizer.from_folder(tmp_path / "v").tokens == made.tokens
 
 
 def test_a_file_that_was_removed_while_others_were_written_is_missed(folder, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Text
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.config import FinetuneConfig
-from cloze.launch.finetune.examples.classification import _label_set, predicted
+from cloze.launch.finetune.examples.classification import _label_set, has_labels, predicted
 from cloze.launch.finetune.job import read_examples, read_job
 from cloze.launch.finetune.tasks import TASKS, find_task
 from cloze.launch.pretrained.source import find_source
@@ -26,7 +27,7 @@ from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.texts.encoding import Encoder
 from cloze.launch.texts.sequences import build_sequences
 from cloze.launch.texts.settings import Truncation
-from cloze.launch.texts.tables import Row
+from cloze.launch.texts.tables import Row, Table
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
@@ -640,3 +641,11 @@ def test_minus_one_is_a_label_where_the_model_has_it_and_empty_texts_are_counted
         "3 rows (1 with an empty text, 1 that spell a special token), "
     )
     assert job.test[0].facts.startswith("1 rows, ")
+
+
+@pytest.mark.parametrize("unknown", [None, "", -1, "-1"])
+def test_a_file_without_labels_has_none_whatever_a_class_is_called(unknown):
+    """A null is no label, although its text may be one's name."""
+    table = Table(Path("t"), ("text", "label"), [Row({"text": "w1", "label": unknown}, "t: row 1")])
+    assert not has_labels(table, ("label",), ("None", "Bug"))
+    assert has_labels(table, ("label",), ("None", "-1")) == (unknown in (-1, "-1"))
