@@ -23,6 +23,7 @@ from cloze.pipeline.tokenization.backends import content_of, model_of, parts
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, copy_tokenizer
 
 ADDED = "added.tsv"  # in the new tokenizer's folder: the tokens, what each saves, its count and its pieces
+_SHOWN = 40  # characters of a word in a message
 _MARGIN = 0.1  # by which a Unigram token's score is above the sum of the pieces that it replaces, at least
 
 
@@ -49,8 +50,8 @@ class Extension:
     words: int
     tokens_before: int
     tokens_after: int
-    unknown: list[str]
-    """Words that the old tokenizer has no pieces for, the most frequent first: no merge mends them."""
+    without_pieces: str | None
+    """A sentence about words that the old tokenizer has no pieces for, which no merge mends; None without such."""
 
 
 def tokenizer_to_extend(path: str) -> Tokenizer:
@@ -105,7 +106,8 @@ def extend(old: Tokenizer, counts: dict[str, int], add: int, min_frequency: int,
     """
     content = content_of(old.as_given())
     kind = content["model"]["type"]
-    words, unknown = _cut(old, counts)
+    words, lacking = _cut(old, content["model"], counts)
+    without_pieces = _said_of_lacking(lacking, content["model"].get("max_input_chars_per_word")) if lacking else None
     merges = _Merges(words, content["model"].get("continuing_subword_prefix") or "", set(old.tokens))
     wanted = add if kind == "BPE" else add + add // 4 + 8  # the model may not choose some of them
     merges.learn(wanted, min_frequency, steps_stay=kind == "BPE")
@@ -115,7 +117,7 @@ def extend(old: Tokenizer, counts: dict[str, int], add: int, min_frequency: int,
         if not chosen:
             raise UserError(
                 f"input: found no pieces that stand together {min_frequency} times, expected some to add; "
-                + (said_of_unknown(unknown) if unknown else "give more text")
+                + (without_pieces or "give more text")
             )
         new = _extended(old, content, [token.token for token in chosen], merges, before)
         used = _used(new, words)
@@ -127,30 +129,43 @@ def extend(old: Tokenizer, counts: dict[str, int], add: int, min_frequency: int,
     added = [Added(token.token, used[token.token], token.pieces) for token in chosen]
     added.sort(key=lambda token: (-token.saved, token.token))
     after = sum(used.values())
-    extension = Extension(new, added, sum(count for _, count in words), before, after, unknown)
+    extension = Extension(new, added, sum(count for _, count in words), before, after, without_pieces)
     (output / ADDED).unlink(missing_ok=True)  # of an earlier one
     copy_tokenizer(new, output)
     publish_text(output / ADDED, _listed(added))
     return extension
 
 
-def said_of_unknown(words: list[str]) -> str:
-    """A sentence about words that can't be added."""
-    few = ", ".join(map(repr, words[:3])) + (", ..." if len(words) > 3 else "")
-    return (
-        f"{len(words):,} different words have characters that the tokenizer lacks ({few}): they stay unknown; train a "
-        "new vocabulary for them"
+def _said_of_lacking(words: list[str], longest: int | None) -> str:
+    """A sentence about words that the old tokenizer has no pieces for.
+
+    Args:
+        longest: characters of the longest word that the model cuts; None: of any length.
+    """
+    too_long = [word for word in words if longest is not None and len(word) > longest]
+    unknown = [word for word in words if longest is None or len(word) <= longest]
+    kinds = (
+        (too_long, f"are longer than the {longest} characters that the tokenizer cuts", "stay one unknown token"),
+        (unknown, "have characters that the tokenizer lacks", "stay unknown; train a new vocabulary for them"),
+    )
+    return "; ".join(
+        f"{len(found):,} different words {what} ({', '.join(f'{word[:_SHOWN]!r}' for word in found[:3])}"
+        f"{', ...' if len(found) > 3 else ''}): they {so}"
+        for found, what, so in kinds
+        if found
     )
 
 
-def _cut(old: Tokenizer, counts: dict[str, int]) -> tuple[list[tuple[list[str], int]], list[str]]:
-    """The words, cut by the old model, and those that have unknown parts, the most frequent first."""
-    model, unknown = old.backend.model, old.special_tokens.unknown
+def _cut(old: Tokenizer, model: Fields, counts: dict[str, int]) -> tuple[list[tuple[list[str], int]], list[str]]:
+    """The words, cut by the old model, and those that have unknown parts or lose some, the most frequent first."""
+    cutter, unknown = old.backend.model, old.special_tokens.unknown
+    drops = model["type"] == "BPE" and model.get("unk_token") is None  # what it has no token for, without a sign
     cut: list[tuple[list[str], int]] = []
     lacking: list[str] = []
     for word, count in counts.items():
-        pieces = model.tokenize(word)
-        if any(piece.id == unknown for piece in pieces):
+        pieces = cutter.tokenize(word)
+        kept = pieces[-1].offsets[1] if pieces else 0
+        if any(piece.id == unknown for piece in pieces) or (drops and kept < len(word.encode())):
             lacking.append(word)
         elif pieces:
             cut.append(([piece.value for piece in pieces], count))

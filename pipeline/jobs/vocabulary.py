@@ -21,7 +21,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from cloze.pipeline.config import PrepareConfig, VocabularyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.executors import open_executor, run_tasks
-from cloze.pipeline.jobs.extending import ADDED, Extension, extend, said_of_unknown, tokenizer_to_extend
+from cloze.pipeline.jobs.extending import ADDED, Extension, extend, tokenizer_to_extend
 from cloze.pipeline.progress import SILENT, Progress
 from cloze.pipeline.readers import plan, read
 from cloze.pipeline.readers.files import Segment
@@ -130,9 +130,15 @@ def extend_vocabulary(config: PrepareConfig, progress: Progress = SILENT) -> Ext
             "of the old tokenizer need it"
         )
     usual = VocabularyConfig(add=config.vocabulary.add, min_frequency=config.vocabulary.min_frequency)
-    given = [each.name for each in fields(usual) if getattr(config.vocabulary, each.name) != getattr(usual, each.name)]
+    given = [
+        f"vocabulary.{each.name}"
+        for each in fields(usual)
+        if getattr(config.vocabulary, each.name) != getattr(usual, each.name)
+    ]
+    if config.vocab_size != PrepareConfig.vocab_size:
+        given.append("vocab_size")
     if given:
-        progress.note(f"vocabulary.{', '.join(given)}: not used with extend: the tokenizer keeps its own")
+        progress.note(f"{', '.join(given)}: not used with extend: the tokenizer keeps its own")
     with _alone_in(output, progress):
         counts = _counted(config, progress)
         progress.stage("extend", 1, "vocabulary")
@@ -145,8 +151,8 @@ def extend_vocabulary(config: PrepareConfig, progress: Progress = SILENT) -> Ext
             f"{len(extension.added)} tokens were added, not {config.vocabulary.add}: the text has no more that occur "
             f"{config.vocabulary.min_frequency} times"
         )
-    if extension.unknown:
-        progress.note(said_of_unknown(extension.unknown))
+    if extension.without_pieces:
+        progress.note(extension.without_pieces)
     return extension
 
 

@@ -143,9 +143,9 @@ def test_a_vocabulary_is_extended_twice_and_workers_do_not_change_it(tmp_path):
 def test_the_command_lists_what_it_adds(tmp_path, capsys):
     given = config(tmp_path, "Chinese WordPiece")
     words = ["vocab", "--extend", given.extend, "--input", *given.input, "--output", given.output]
-    assert main([*words, "--vocabulary.add", "5", "--vocabulary.lowercase", "false"]) == 0
+    assert main([*words, "--vocabulary.add", "5", "--vocabulary.lowercase", "false", "--vocab_size", "99"]) == 0
     output = capsys.readouterr()
-    assert "vocabulary.lowercase: not used with extend" in output.err
+    assert "vocabulary.lowercase, vocab_size: not used with extend" in output.err
     output = output.out
     assert "5 tokens added" in output and "tokens per word of the text" in output
     rows = [line.split("\t") for line in (tmp_path / "new" / ADDED).read_text(encoding="utf-8").splitlines()]
@@ -157,12 +157,27 @@ def test_the_command_lists_what_it_adds(tmp_path, capsys):
     assert not (tmp_path / "new" / ADDED).exists(), "it is another vocabulary's"
 
 
-def test_words_with_characters_that_the_tokenizer_lacks_are_said(tmp_path):
+def test_words_without_pieces_are_said_with_the_reason(tmp_path):
     given = config(tmp_path, "Chinese WordPiece")
-    (tmp_path / "in.txt").write_text("ωμ ωμ ωμ βήτ βήτ")
-    said = r"2 different words have characters that the tokenizer lacks \('ωμ', 'β.*'\)"
+    (tmp_path / "in.txt").write_text(f"ωμ ωμ ωμ βήτ βήτ {'a' * 101}")
+    unknown = r"2 different words have characters that the tokenizer lacks \('ωμ', 'β.*'\): they stay unknown; train"
+    said = rf"1 different words are longer than the 100 characters .* \('a{{40}}'\): .*; {unknown}"
     with pytest.raises(UserError, match=f"no pieces that stand together 2 times, expected some to add; {said}"):
         extend_vocabulary(given)
+
+
+def test_words_that_a_bpe_without_an_unknown_token_takes_letters_from_are_left_out(tmp_path):
+    given = config(tmp_path, "WordPiece", add=1)
+    names = ["[PAD]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {token: number for number, token in enumerate([*names, *"catx"])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.add_special_tokens(names)
+    roles = ("pad", "classification", "separator", "mask")
+    Tokenizer(backend, {"unknown": "[PAD]", **dict(zip(roles, names, strict=True))}).save(tmp_path / "old")
+    (tmp_path / "in.txt").write_text("caéx caéx caéx at at")
+    extension = extend_vocabulary(given)
+    assert [each.token for each in extension.added] == ["at"] and "lacks ('caéx')" in extension.without_pieces
 
 
 @pytest.mark.parametrize(
