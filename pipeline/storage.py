@@ -62,6 +62,14 @@ def publishing(path: Place, durable: bool = True) -> Iterator[Path]:
             aside.unlink(missing_ok=True)
 
 
+def is_same_file(first: str, second: str) -> bool:
+    """Whether two paths name one file, however they are spelled, also through links."""
+    try:
+        return os.path.samefile(first, second)
+    except OSError:  # one of them is missing, or lies in a store
+        return first == second
+
+
 def check_replaceable(path: Path) -> None:
     """Raise UserError where a file would be put in the place of a folder, or of a device, a pipe or a link: /dev/null
     and /dev/stdout would be none any more, and what a link names would stay as it was.

@@ -8,6 +8,7 @@ from cloze.launch.parsing.fields import shown
 from cloze.launch.system.pictures import check_ending
 from cloze.pipeline.bounds import bounds, check_bounds
 from cloze.pipeline.errors import refuse
+from cloze.pipeline.storage import is_same_file
 
 _FOR_SUITES = {
     ("blimp",): ("picture",),
@@ -70,6 +71,10 @@ class EvaluateConfig(ModelConfig):
         usual = {each.name: each.default for each in fields(self)}
         refuse(
             (not self.data, "data: found none, expected the texts of the suite; give --data FOLDER"),
+            (
+                self.json and is_same_file(self.json, self.data),
+                f"json: found {self.json}, the file of the texts, which it would replace, expected another name",
+            ),
             (
                 self.every_checkpoint and (self.step is not None or self.json or self.picture),
                 "every_checkpoint: found true with step, json or picture, expected it alone: results are "

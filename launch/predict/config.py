@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from cloze.launch.config.model import ModelConfig
 from cloze.launch.predict.operation import Operation, Row, shown
 from cloze.pipeline.errors import refuse
+from cloze.pipeline.storage import is_same_file
 
 
 def typed_text() -> Any:
@@ -58,7 +58,7 @@ class Input(ModelConfig, Operation):
                 "with --file",
             ),
             (
-                self.output and self.file and Path(self.output).absolute() == Path(self.file).absolute(),
+                self.output and self.file and is_same_file(self.output, self.file),
                 f"output: found {self.output}, the file of the texts, which it would replace, expected another name",
             ),
             (

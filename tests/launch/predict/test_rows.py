@@ -256,8 +256,14 @@ def test_refusals_name_the_record(folders, tmp_path, capsys):
 def test_results_do_not_replace_the_texts(folders, tmp_path, capsys, monkeypatch):
     write(tmp_path / "new.csv", [{"review": "the sky"}])
     monkeypatch.chdir(tmp_path)
-    line = refused(capsys, "classify", folders / "classifier", "--file", "new.csv", "--output", tmp_path / "new.csv")
+    (tmp_path / "linked.csv").symlink_to("new.csv")
+    for file, output in (("new.csv", tmp_path / "new.csv"), (f"../{tmp_path.name}/new.csv", "new.csv")):
+        line = refused(capsys, "classify", folders / "classifier", "--file", file, "--output", output)
+        assert "new.csv, the file of the texts, which it would replace" in line
+    line = refused(capsys, "classify", folders / "classifier", "--file", "linked.csv", "--output", "new.csv")
     assert "new.csv, the file of the texts, which it would replace" in line
+    assert main(["evaluate", "m", "--suite", "lines", "--data", "new.csv", "--json", f"{tmp_path}/new.csv"]) == 2
+    assert "json: found" in capsys.readouterr().err
     assert (tmp_path / "new.csv").read_text().split() == ["review", "the", "sky"]
 
 
