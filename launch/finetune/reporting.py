@@ -22,6 +22,7 @@ from cloze.launch.finetune.glue import submission, submission_names
 from cloze.launch.finetune.job import Job
 from cloze.launch.finetune.kind import Kind
 from cloze.launch.finetune.models import head_options
+from cloze.launch.pretrained.loading import cut_alike
 from cloze.launch.pretrained.origin import read_origin, tokenizer_for_export
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import as_written, runs
@@ -257,6 +258,7 @@ def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
     encoded.
     """
     notes: Fields = {"finetuning_task": job.config.task, FINGERPRINT: job.source.tokenizer.fingerprint}
+    notes |= job.kind.notes(job.config, job.task, job.train)
     aside = output / (runs.MODEL + ".tmp")
     clear(aside, ignore_errors=True)
     with readable_errors(aside):
@@ -267,8 +269,9 @@ def save_model(job: Job, model: BertPreTrained, output: Path) -> None:
             tokenizer_for_export(output),
             architecture=job.kind.saved_as or type(model).__name__,
             head=job.head,
-            notes=notes | job.kind.notes(job.config, job.task, job.train),
+            notes=notes,
             origin=read_origin(output),
         )
+        cut_alike(aside, notes)
         clear(output / runs.MODEL, ignore_errors=True)
         os.replace(aside, output / runs.MODEL)

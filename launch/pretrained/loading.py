@@ -1,5 +1,6 @@
 """Loads a model from a folder, or the weights of a run."""
 
+import json
 from collections.abc import Callable
 from numbers import Integral
 from pathlib import Path
@@ -23,6 +24,7 @@ from cloze.model.huggingface import check_finite, check_sizes, load_note
 from cloze.model.tasks import BertForReplacedTokenDetection, saved_class
 from cloze.model.weight_names import architecture_of
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
 from cloze.pipeline.loading.collate import concatenated
 from cloze.pipeline.samples.assembly import assemble
 from cloze.pipeline.stores.places import is_url
@@ -136,6 +138,22 @@ def load_truncation(folder: Path, config: BertConfig) -> Truncation | None:
         return None
     positions = config.max_position_embeddings
     return Truncation(min(length or positions, positions), "tail" if side == "left" else "head")
+
+
+def cut_alike(folder: Path, notes: Fields) -> None:
+    """Let the tokenizer in a new model's folder cut the side of texts that the model's training cut, for transformers.
+
+    Args:
+        notes: of the model's config.json. Nothing is changed without a note on truncation, or if it keeps both ends,
+            which transformers does not.
+    """
+    path, keep = folder / "tokenizer_config.json", notes.get(TRUNCATION, {}).get("keep")
+    if keep not in ("head", "tail") or not path.is_file():
+        return
+    side, values = "left" if keep == "tail" else "right", read_tokenizer_config(folder)
+    if values.get("truncation_side", "right") != side:
+        text = json.dumps(values | {"truncation_side": side}, indent=1, ensure_ascii=False) + "\n"
+        path.write_text(text, encoding="utf-8")
 
 
 def load_vectors(folder: Path) -> Vectors | None:

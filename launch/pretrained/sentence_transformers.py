@@ -38,12 +38,14 @@ def write_modules(folder: Path, vectors: Vectors, width: int, max_length: int) -
     ]
     modes = {name: vectors.pooling == ours for ours, name in _MODES.items()}
     (folder / "1_Pooling").mkdir()
-    for name, content in (
-        (MODULES, modules),
-        (LENGTH, {"max_seq_length": max_length, "do_lower_case": False}),
-        ("1_Pooling/config.json", {"word_embedding_dimension": width} | modes),
-    ):
-        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    _write(folder / MODULES, modules)
+    _write(folder / "1_Pooling/config.json", {"word_embedding_dimension": width} | modes)
+    write_length(folder, max_length)
+
+
+def write_length(folder: Path, max_length: int) -> None:
+    """Write the file with the tokens at which a text is truncated, special ones included."""
+    _write(folder / LENGTH, {"max_seq_length": max_length, "do_lower_case": False})
 
 
 def read_pooling(folder: Path, warn: Callable[[str], None]) -> Vectors | None:
@@ -101,9 +103,10 @@ def read_max_length(folder: Path) -> int | None:
     Raises:
         UserError: a file is damaged.
     """
-    if not (folder / MODULES).is_file():
-        return None
-    for name, field in ((LENGTH, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):  # since version 6
+    fields = {LENGTH: "max_seq_length"}
+    if (folder / MODULES).is_file():  # since version 6
+        fields["tokenizer_config.json"] = "model_max_length"
+    for name, field in fields.items():
         length = _read(folder / name, dict).get(field) if (folder / name).is_file() else None
         if type(length) is int and length >= 3:  # a text has a token at least
             return length
@@ -129,6 +132,10 @@ def _not_computed(path: Path, found: str) -> str:
         f"{path}: found {found:.100}, expected a pooling of {', '.join(_MODES)}, and a Normalize at most: vectors "
         "are not those of sentence-transformers, but the mean over the tokens, or what --pooling names"
     )
+
+
+def _write(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _read(path: Path, kind: type) -> Any:

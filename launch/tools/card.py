@@ -8,7 +8,7 @@ import yaml
 from cloze.launch.config import DataSource
 from cloze.launch.pretrained.cards import card_metadata
 from cloze.launch.pretrained.loading import load_settings, load_truncation, load_vectors
-from cloze.launch.pretrained.sentence_transformers import MODULES, write_modules
+from cloze.launch.pretrained.sentence_transformers import MODULES, read_max_length, write_length, write_modules
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import is_evaluation, iterate_metrics
 from cloze.launch.system.console import figure, markdown
@@ -53,8 +53,8 @@ _NOT_SHOWN = ("data_cache",)
 
 def write_pooling(folder: Path, source: Path) -> None:
     """Write the files with which sentence-transformers computes the same vectors as `cloze predict embed`: the model's
-    pooling, else the mean over all tokens; maximum length as in training. Only for encoders, and not where the model
-    has modules of sentence-transformers that are not computed here.
+    pooling, else the mean over all tokens; maximum length as in training. Only for encoders; where the model has
+    modules of sentence-transformers that are not computed here, the length alone.
 
     Args:
         folder: of the export.
@@ -64,6 +64,8 @@ def write_pooling(folder: Path, source: Path) -> None:
         return
     vectors = load_vectors(source)
     if vectors is None and (source / MODULES).exists():
+        if length := read_max_length(source):
+            write_length(folder, length)
         return
     vectors = vectors or Vectors()
     config, _ = load_pretrained(folder)

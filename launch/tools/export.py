@@ -9,7 +9,7 @@ from cloze.launch.config import ExportConfig
 from cloze.launch.pretrain.objectives.replaced_tokens import GENERATOR, generator_config
 from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.hub import check_push, push_model
-from cloze.launch.pretrained.loading import read_run_average
+from cloze.launch.pretrained.loading import cut_alike, read_run_average
 from cloze.launch.pretrained.origin import check_tokenizer, read_origin, tokenizer_for_export
 from cloze.launch.pretrained.source import warn_of_own_format
 from cloze.launch.run import as_written, runs
@@ -67,7 +67,6 @@ def export(config: ExportConfig) -> int:
                 if runs.is_pretraining(run)
                 else (_copy_model(config, run, aside, console))
             )
-            write_pooling(aside, aside if runs.is_pretraining(run) else runs.model_folder(run))
             if config.onnx:
                 write_onnx(aside)
             if config.dtype:
@@ -99,6 +98,8 @@ def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Co
     length = runs.trained_length(run)
     notes = {TRUNCATION: described(Truncation(length))} if length else {}
     save_pretrained(folder, model_config, weights, tokenizer_for_export(run), notes=notes, origin=read_origin(run))
+    cut_alike(folder, notes)
+    write_pooling(folder, folder)
     return said
 
 
@@ -139,6 +140,8 @@ def _copy_model(config: ExportConfig, run: Path, folder: Path, console: Console)
             )
     if load_note(source, FINGERPRINT) is not None:  # another's tokenizer may be of a kind that only its library reads
         check_tokenizer(Tokenizer.from_folder(source), source)
-    if left := copy_pretrained(source, folder):
+    copied = copy_pretrained(source, folder)
+    write_pooling(folder, source)
+    if left := [name for name in copied if not (folder / name).exists()]:
         console.say(f"left out of {source}: {', '.join(left)} (a model and its tokenizer are exported, nothing else)")
     return str(source)

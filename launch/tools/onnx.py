@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cloze.launch.pretrained.loading import load_settings, load_vectors
-from cloze.launch.texts.settings import TRUNCATION, Answering
-from cloze.model.huggingface import InFolders, load_note
+from cloze.launch.pretrained.loading import load_settings, load_truncation, load_vectors
+from cloze.launch.texts.settings import Answering
+from cloze.launch.texts.settings import described as as_note
+from cloze.model.huggingface import InFolders
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
@@ -123,13 +124,13 @@ def write_onnx(folder: Path) -> None:
         "max_length": longest,
         "architecture": cls.__name__,
     }
-    truncation = load_note(folder, TRUNCATION)
-    if truncation and cls.__name__ == "BertForTokenClassification":  # a tagger cuts no text: it splits between words
-        described |= {name: truncation[name] for name in ("max_length", "words") if name in truncation}
-    elif truncation:
-        described["truncation"] = truncation
-    elif answering := load_settings(folder, Answering):
+    if answering := load_settings(folder, Answering):
         described |= {"max_length": answering.max_length, "answering": asdict(answering)}
+    elif (truncation := load_truncation(folder, model.model.config)) and cls.__name__ == "BertForTokenClassification":
+        # A tagger cuts no text: it splits between words.
+        described |= {name: value for name, value in as_note(truncation).items() if name in ("max_length", "words")}
+    elif truncation:
+        described["truncation"] = as_note(truncation)
     if "last_hidden_state" in shapes and (vectors := load_vectors(folder)):  # how it is pooled
         described["vectors"] = asdict(vectors)
     (folder / DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")

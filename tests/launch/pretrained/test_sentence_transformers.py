@@ -1,6 +1,7 @@
 """A model of sentence-transformers makes the same vectors here, and is exported as what it is."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -34,13 +35,18 @@ def as_before_version_6(folder, pooling):
 
 
 @pytest.mark.parametrize("pooling, old", [("cls", False), ("cls", True), ("max", True), ("mean", False)])
-def test_vectors_and_those_of_the_export_are_the_librarys(tmp_path, pooling, old):
+def test_vectors_and_those_of_the_export_are_the_librarys(tmp_path, capfd, pooling, old):
     folder = saved(tmp_path, Pooling(WIDTH, pooling_mode=pooling), *([Normalize()] if pooling == "cls" else []))
     if old:
         as_before_version_6(folder, pooling)
     theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(Predictor.from_folder(folder).embed(TEXTS), theirs, atol=1e-5)
-    assert main(["export", str(folder), "--output", str(tmp_path / "out")]) == 0
+    assert main(["export", str(folder), "--output", str(tmp_path / "out"), "--onnx", str(old).lower()]) == 0
+    said = capfd.readouterr().out
+    assert not {"1_Pooling", "modules.json", "sentence_bert_config.json"} & set(re.findall(r"[\w.]+", said))
+    if old:  # of some the graph, which takes a while
+        described = json.loads((tmp_path / "out" / "onnx.json").read_text())
+        assert described["truncation"]["max_length"] == LENGTH and described["vectors"]["pooling"] == pooling
     exported = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     assert exported.max_seq_length == LENGTH
     np.testing.assert_allclose(exported.encode(TEXTS), theirs, atol=1e-5)
@@ -51,7 +57,9 @@ def test_what_is_not_computed_here_is_said_and_not_exported(tmp_path, capfd):
     Predictor.from_folder(folder)
     assert "found Transformer, Pooling, Dense, expected a pooling of mean, cls, max" in capfd.readouterr().err
     assert main(["export", str(folder), "--output", str(tmp_path / "out")]) == 0
-    assert not (tmp_path / "out" / "modules.json").exists()
+    assert not (tmp_path / "out" / "modules.json").exists() and read_max_length(tmp_path / "out") == LENGTH
+    said = capfd.readouterr().out
+    assert "modules.json" in said and "sentence_bert_config.json" not in said
     for mode, found in (("lasttoken", "lasttoken"), (["cls", "mean"], "cls, mean")):
         said: list[str] = []
         (folder / "modules.json").write_text(
