@@ -52,8 +52,7 @@ def publishing(path: Place, durable: bool = True) -> Iterator[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             yield aside
             if durable:
-                with open(aside, "rb+") as file:
-                    os.fsync(file.fileno())
+                sync_file(aside)
             os.replace(aside, path)
             if durable:
                 sync_folder(path.parent)
@@ -103,6 +102,12 @@ def publish_text(path: Place, text: str, durable: bool = True) -> None:
 def publish_json(path: Place, value: object, *, ensure_ascii: bool = True) -> None:
     """Write a value as indented JSON to a file atomically."""
     publish_text(path, json.dumps(value, indent=1, ensure_ascii=ensure_ascii) + "\n")
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the file is on the disk."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -5,7 +5,7 @@ from torch import nn
 
 from cloze.launch.config import OptimizerConfig
 from cloze.launch.engine.optimizers.adam_family import Lamb, StableAdamW, UncorrectedAdamW
-from cloze.launch.engine.optimizers.deepspeed_adam import deepspeed_adam
+from cloze.launch.engine.optimizers.deepspeed_adam import compiled_adam
 from cloze.launch.engine.optimizers.groups import Group, matrix_rows, parameter_groups
 from cloze.launch.engine.optimizers.muon import MuonWithAdamW
 from cloze.launch.engine.optimizers.uncompiled import without_compiler
@@ -38,7 +38,7 @@ def build_optimizer(
     common: Group = {"lr": learning_rate, "betas": tuple(config.betas), "eps": config.eps}
     if config.implementation == "deepspeed":
         on_cpu = states_on_cpu or next(model.parameters()).device.type == "cpu"
-        return deepspeed_adam(groups, on_cpu, bias_correction=config.bias_correction, **common)
+        return compiled_adam(groups, on_cpu, bias_correction=config.bias_correction, **common)
     if config.name == "lamb":
         low, high = config.trust_ratio_bounds or (0.0, float("inf"))
         return Lamb(

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import deepspeed
 import torch
-from deepspeed.git_version_info import installed_ops
+from deepspeed.accelerator import get_accelerator
+from deepspeed.git_version_info import accelerator_name, installed_ops
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 
 from cloze.launch.engine.optimizers.groups import Group
@@ -21,13 +22,13 @@ from cloze.launch.system.console import doing
 from cloze.launch.system.devices import processor_features
 from cloze.launch.system.environment import extensions_folder, extensions_in
 from cloze.pipeline.errors import UserError, reason_of
-from cloze.pipeline.storage import ASIDE, clear, holding
+from cloze.pipeline.storage import ASIDE, clear, holding, readable_errors, sync_file
 
 Loaded = TypeVar("Loaded")
 _LOOK_SECONDS = 0.2  # between two looks whether another process has ended its compilation, which takes minutes
 
 
-def deepspeed_adam(groups: list[Group], on_cpu: bool, **constants: Any) -> torch.optim.Optimizer:
+def compiled_adam(groups: list[Group], on_cpu: bool, **constants: Any) -> torch.optim.Optimizer:
     """DeepSpeedCPUAdam (needs g++) or FusedAdam (needs the CUDA toolkit of torch's version), compiled when it is first
     used on a machine; both need ninja.
 
@@ -45,9 +46,12 @@ def deepspeed_adam(groups: list[Group], on_cpu: bool, **constants: Any) -> torch
             optimizer: torch.optim.Optimizer = kind(groups, **constants)
         return optimizer
 
+    # As DeepSpeed's builder asks (load): DS_BUILD_OPS=1 of its installation may have compiled them already.
+    installed = installed_ops.get(operation) and accelerator_name == get_accelerator()._name
     try:
-        # DS_BUILD_OPS=1 of DeepSpeed's installation has compiled them already.
-        return build() if installed_ops.get(operation) else compiled_once(kind.__name__, build)
+        return build() if installed else compiled_once(kind.__name__, build)
+    except UserError as error:
+        raise UserError(f"{error}; TORCH_EXTENSIONS_DIR names another folder for DeepSpeed's kernels") from error
     except Exception as error:  # a compiler fails in many ways; every one means the same to the user
         raise UserError(
             f"optimizer.implementation: found deepspeed, whose {kind.__name__} could not be built "
@@ -68,24 +72,34 @@ def compiled_once(name: str, load: Callable[[], Loaded]) -> Loaded:
         name: of the folder, and for the line that says what takes so long.
 
     Raises:
-        OSError: the folder of compiled extensions can't be written.
+        UserError: the folder of compiled extensions can't be written or locked, or what is in it can't be loaded.
     """
     folder = extensions_folder() / f"cloze-{name}-{_digest_of_machine()}"
-    folder.mkdir(parents=True, exist_ok=True)
+    with readable_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     whole = folder / "compiled"
     with _held(folder / "cloze.lock"):
         for left in folder.glob(f"{ASIDE}*"):
             clear(left, ignore_errors=True)  # compilers that still write there have their files again in an instant
+        for lock in whole.glob("*/lock"):
+            lock.unlink()  # torch's, of a process that was killed while it loaded
         if whole.is_dir():
-            for lock in whole.glob("*/lock"):
-                lock.unlink()  # torch's, of a process that was killed while it loaded
-            with extensions_in(whole):
-                return load()
-        aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=folder))
+            try:
+                with extensions_in(whole):
+                    return load()
+            except Exception as error:
+                raise UserError(
+                    f"{whole}: can't be loaded ({reason_of(error)}); remove it, and it is compiled again"
+                ) from error
+        with readable_errors(folder):
+            aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=folder))
         with doing() as tell, extensions_in(aside):
             tell(lambda: f"compiling {name} for this machine, once: one to two minutes")
             loaded = load()
-        aside.rename(whole)
+        with readable_errors(folder):
+            for file in filter(Path.is_file, aside.rglob("*")):
+                sync_file(file)
+            aside.rename(whole)
         return loaded
 
 

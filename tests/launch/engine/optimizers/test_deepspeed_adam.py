@@ -12,7 +12,7 @@ import torch
 from torch.utils import cpp_extension
 
 from cloze.launch.config import OptimizerConfig
-from cloze.launch.engine.optimizers import build_optimizer
+from cloze.launch.engine.optimizers import build_optimizer, deepspeed_adam
 from cloze.launch.engine.optimizers.deepspeed_adam import compiled_once
 from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
@@ -101,6 +101,26 @@ def test_killed_while_it_loads(machine, tmp_path):
     (compiled,) = (tmp_path / "extensions").glob("*/compiled/tiny")
     (compiled / "lock").touch()
     assert "loaded whole" in finish(machine.start()) and machine.compilations() == 1
+
+
+def test_what_cannot_be_loaded_is_named(machine, tmp_path):
+    finish(machine.start())
+    (library,) = (tmp_path / "extensions").glob("*/compiled/tiny/tiny.so")
+    library.write_bytes(b"")
+    assert f"{library.parents[1]}: can't be loaded" in finish(machine.start(), None)
+    shutil.rmtree(library.parents[1])
+    assert "loaded whole" in finish(machine.start()) and machine.compilations() == 2
+
+
+def test_an_installation_that_compiled_for_another_device_is_none(machine, monkeypatch, tmp_path):
+    """DeepSpeed would compile then, outside of the lock."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    monkeypatch.setitem(deepspeed_adam.installed_ops, "cpu_adam", True)
+    monkeypatch.setattr(deepspeed_adam, "accelerator_name", "cuda")
+    config = OptimizerConfig(implementation="deepspeed")
+    with pytest.raises(UserError, match=r"file.*: .*; TORCH_EXTENSIONS_DIR names another folder for DeepSpeed's kern"):
+        build_optimizer(torch.nn.Linear(2, 2), config, 1e-3, states_on_cpu=True)
 
 
 def test_what_cannot_be_compiled(monkeypatch, tmp_path):
