@@ -1,6 +1,9 @@
 """The fields of `cloze evaluate`."""
 
+import glob
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Literal
 
 from cloze.launch.config.model import ModelConfig
@@ -72,7 +75,7 @@ class EvaluateConfig(ModelConfig):
         refuse(
             (not self.data, "data: found none, expected the texts of the suite; give --data FOLDER"),
             (
-                self.json and is_same_file(self.json, self.data),
+                self.json and Path(self.json).exists() and any(is_same_file(self.json, each) for each in self._texts()),
                 f"json: found {self.json}, the file of the texts, which it would replace, expected another name",
             ),
             (
@@ -98,6 +101,12 @@ class EvaluateConfig(ModelConfig):
                 f"score: found causal with masked {self.masked}, expected pseudo: nothing is masked for a causal score",
             ),
         )
+
+    def _texts(self) -> Iterator[str]:
+        """The files that `data` may stand for."""
+        yield self.data
+        pattern = f"{self.data}/**/*.jsonl" if self.suite == "blimp" else f"{self.data}/**/*"
+        yield from glob.iglob(pattern if Path(self.data).is_dir() else self.data, recursive=True)
 
     @property
     def hidden(self) -> Literal["token", "rest_of_word", "later"]:

@@ -88,6 +88,16 @@ def log_likelihoods(
     return pseudo_log_likelihoods(loaded, encodings, bf16=bf16, rest_of_word=rest, progress=progress)
 
 
+def warn_of_longer(loaded: LoadedModel, encodings: Sequence[Encoding]) -> None:
+    """Warn of sequences with positions that the model has not been trained on."""
+    longest = loaded.encoder.truncation.max_length
+    if longer := sum(len(each) > longest for each in encodings):
+        Console().warn(
+            f"{longer:,} of {len(encodings):,} sequences have more than the {longest} tokens that the model was "
+            "trained on; expect lower probabilities there, or divide them (of lines: --max_length)"
+        )
+
+
 def check_finite(scores: np.ndarray, place: Callable[[int], str]) -> None:
     """Raise UserError if one of the scores (n,) is not finite.
 

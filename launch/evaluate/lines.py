@@ -2,7 +2,7 @@
 
 import re
 
-from cloze.launch.evaluate.likelihood import Hidden, Progress, check_finite, log_likelihoods, num_tokens
+from cloze.launch.evaluate.likelihood import Hidden, Progress, check_finite, log_likelihoods, num_tokens, warn_of_longer
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import Console
 from cloze.pipeline.config import PrepareConfig
@@ -54,6 +54,7 @@ def score_lines(
             f"max_length: found {max_length}, the model has {loaded.encoder.max_length} positions: longer lines are "
             "scored in pieces of these"
         )
+    warn_of_longer(loaded, pieces)
     progress.total = num_tokens(pieces, hidden)
     sums, tokens = [0.0] * len(number), [0] * len(number)
     found = log_likelihoods(loaded, pieces, hidden, bf16=bf16, progress=progress)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cloze.launch.evaluate.likelihood import Hidden, Progress, check_finite, log_likelihoods, num_tokens
+from cloze.launch.evaluate.likelihood import Hidden, Progress, check_finite, log_likelihoods, num_tokens, warn_of_longer
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import SLOW_BF16, bf16_slowdown
@@ -117,6 +117,7 @@ def score_pairs(
     encodings = [loaded.encoder.encode(text, place=place) for text, place in texts.items()]
     sides = np.array([[number[pair.good], number[pair.bad]] for pair in pairs])
     places = list(texts.values())
+    warn_of_longer(loaded, encodings)
     progress.total = num_tokens(encodings, hidden)
     if precision == "auto" and bf16_slowdown(torch.device(loaded.device)) >= SLOW_BF16:
         precision = "fp32"

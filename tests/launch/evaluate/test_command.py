@@ -190,6 +190,14 @@ def test_what_cannot_be_measured_is_said_in_one_line(model, run, tmp_path, capsy
         ),
         ([str(model), "--suite", "lines", "--data", "x", "--seeds", "9"], "seeds: found 9 with suite lines"),
         (["m", "--suite", "glue", "--data", "x", "--every_nth", "2"], "every_nth: found 2 with suite glue"),
+        (
+            [str(model), "--data", str(tmp_path / "broken"), "--json", str(tmp_path / "broken" / "a.jsonl")],
+            "a.jsonl, the file of the texts, which it would replace",
+        ),
+        (
+            ["m", "--suite", "lines", "--data", str(tmp_path / "*/a.*"), "--json", str(tmp_path / "broken/a.jsonl")],
+            "a.jsonl, the file of the texts, which it would replace",
+        ),
     ):
         assert main(["evaluate", *arguments]) == 2
         error = capsys.readouterr().err

@@ -10,10 +10,38 @@ import sys
 import pytest
 
 from cloze.launch.cli import main
+from cloze.launch.evaluate.config import EvaluateConfig
+from cloze.launch.evaluate.glue import fine_tune
+from cloze.launch.system.console import Console
+from cloze.pipeline.errors import UserError
 from tests.commands import forked_cloze
 from tests.launch.tiny_models import save_model
 
 TEXTS = ["the man went to the store", "a cat sat on the mat .", "who ate an apple ?", "the sky is blue"] * 4
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            "grid: ['learning_rate=1e-4,3e-3']",
+            "found grid learning_rate=1e-4,3e-3 in .*, expected none: means",
+        ),
+        (
+            "evaluation: {metric: loss}",
+            "found evaluation.metric loss in .*, expected auto: sst2 is measured by acc",
+        ),
+    ],
+)
+def test_a_configuration_that_other_values_come_of_is_refused_before_any_run(tmp_path, content, said):
+    """Settings of a grid were averaged as if they were seeds."""
+    path = tmp_path / "own.yaml"
+    path.write_text(content)
+    tasks = {"sst2": (tmp_path / "train.tsv", tmp_path / "dev.tsv")}
+    config = EvaluateConfig("m", "glue", "x", output=str(tmp_path / "runs"), finetune_config=str(path))
+    with pytest.raises(UserError, match=f"finetune_config: {said}"):
+        fine_tune(save_model(tmp_path / "hf"), None, tasks, config, Console())
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from cloze.launch.cli import main
 from cloze.launch.evaluate.pairs import read_pairs
 from cloze.pipeline.errors import UserError
 from tests.launch.evaluate.plain_scores import GOOD, plain_score
+from tests.launch.tiny_models import save_model
 
 
 def test_lines_end_at_line_breaks_alone_and_other_bytes_are_one_line(tmp_path):
@@ -32,6 +33,18 @@ def test_what_a_score_hides_is_said(model, tmp_path, capsys):
     assert "warning: max_length: found 999, the model has " in said and "2 of 65 tokens (3.1%) are [UNK]" in said
     (tmp_path / "held-out.txt").write_text("the man went\n")
     assert main(words) == 0 and "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suite", ["lines", "blimp"])
+def test_sequences_longer_than_those_of_the_training_are_said(tmp_path, capsys, suite):
+    short = save_model(tmp_path / "short", "BertForMaskedLM", cloze_truncation={"max_length": 6})
+    (tmp_path / "texts").mkdir()
+    pair = {"sentence_good": "the man went to the store", "sentence_bad": "the man"}
+    text = json.dumps(pair if suite == "blimp" else {"text": "the man went to the store\nthe man"})
+    (tmp_path / "texts" / "a.jsonl").write_text(text + "\n")
+    assert main(["evaluate", str(short), "--suite", suite, "--data", str(tmp_path / "texts")]) == 0
+    said = "warning: 1 of 2 sequences have more than the 6 tokens that the model was trained on"
+    assert capsys.readouterr().err.count(said) == 1
 
 
 @pytest.mark.parametrize("masked", [None, "token", "rest_of_word", "causal"])
