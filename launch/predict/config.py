@@ -58,6 +58,11 @@ class Input(ModelConfig, Operation):
                 "with --file",
             ),
             (
+                self.lines is not None and self.text,
+                f"lines: found {self.lines} with texts on the command line, expected none: it is the format of a file "
+                "or of standard input",
+            ),
+            (
                 self.output and self.file and is_same_file(self.output, self.file),
                 f"output: found {self.output}, the file of the texts, which it would replace, expected another name",
             ),

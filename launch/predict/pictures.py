@@ -119,7 +119,8 @@ class Points:
         if len(named) < len(found):
             named = [*named, f"{len(found) - len(named)} {_OTHERS}"]
         for number, (name, colour) in enumerate(zip(named, colours(len(named)), strict=True)):
-            axes.scatter(*places[groups == number].T, color=colour, alpha=0.8, label=name)
+            label = f" {name}" if name.startswith("_") else name  # matplotlib leaves others out of the legend
+            axes.scatter(*places[groups == number].T, color=colour, alpha=0.8, label=label)
         axes.legend(title=self._column, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 

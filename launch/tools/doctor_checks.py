@@ -291,6 +291,8 @@ def collective(device: torch.device, world_size: int, recipe: str | None) -> lis
     Args:
         recipe: whose step the sum of gradients is compared with.
     """
+    if recipe is not None:
+        _planned(recipe, "this", world_size)  # a name that is none is said before anything is measured
     if world_size == 1:
         return [Finding("all-reduce", "found one process, expected several to add up over", "skipped")]
     size = _REDUCED_BYTES[device.type]
@@ -322,6 +324,11 @@ def collective(device: torch.device, world_size: int, recipe: str | None) -> lis
     return [found] if recipe is None else [found, share_of_step(recipe, world_size, second / size)]
 
 
+def _planned(recipe: str, device: str, world_size: int) -> PlanConfig:
+    words = ["--config", recipe, "--device", device, "--gpus", str(world_size)]
+    return parse("plan", PlanConfig, words, configs="pretrain", complete=complete)
+
+
 def share_of_step(recipe: str, world_size: int, seconds_a_byte: float, device: str = "this") -> Finding:
     """What share of a planned step the sum of gradients takes, at the measured speed.
 
@@ -330,8 +337,7 @@ def share_of_step(recipe: str, world_size: int, seconds_a_byte: float, device: s
         seconds_a_byte: of a sum over all ranks.
         device: as in `cloze plan`.
     """
-    words = ["--config", recipe, "--device", device, "--gpus", str(world_size)]
-    config = parse("plan", PlanConfig, words, configs="pretrain", complete=complete)
+    config = _planned(recipe, device, world_size)
     estimator, stage = make_estimator(config), config.zero.stage
     step = estimator.step(stage, estimator.micro_batch_size(stage))
     alone = step.seconds - step.waiting_seconds

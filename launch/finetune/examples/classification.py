@@ -5,6 +5,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -150,7 +151,7 @@ class TextExamples(Examples):
             said = f"{len(self._sequences):,} pieces, none cut"
         self.lengths = np.diff(self._sequences.offsets[self._of_row])
         self.width = head.num_outputs
-        self.labelled = has_labels(table, targets, head.labels)
+        self.labelled = has_labels(table, targets, [*chain.from_iterable(head.classes.values())])
         self._true = np.array([self._target(row) for row in self._rows]) if self.labelled else np.empty(0)
         self.measured = scoring.explained(task.metrics, dict(self.averaged))
         rows = f"{len(self):,} rows{remarks(list(zip(*sides, strict=True)), tokenizer)}"
@@ -344,6 +345,11 @@ class LabelExamples(_OfNumbers):
             return HeadConfig(targets, "multi_label", pooling=pooling)
         given = (label for row in table.rows for label in _label_set(row, targets[0]))
         labels = tuple(listed) or _sorted(given, table.path)
+        if not labels:
+            raise UserError(
+                f"{table.path}: found no label in column {targets[0]!r} of any row, expected some; name them with "
+                "--labels"
+            )
         return HeadConfig(labels, "multi_label", pooling=pooling)
 
     def _target(self, row: Row) -> list[int]:

@@ -6,6 +6,7 @@ kind.
 
 from collections import Counter
 
+from cloze.launch.finetune.squad import exact_match, normalized_words
 from cloze.launch.system.console import markdown
 from cloze.pipeline.fields import Fields
 
@@ -170,7 +171,8 @@ class Answer(Prediction):
 
     @classmethod
     def error_size(cls, each: Fields) -> float | None:
-        return None if each["prediction"] in (each["label"] or [""]) else each["probability"]
+        right = any(exact_match(each["prediction"], text, normalized_words) for text in each["label"] or [""])
+        return None if right else each["probability"]
 
 
 class Ranks(Prediction):

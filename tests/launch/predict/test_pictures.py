@@ -53,8 +53,8 @@ def drawn(figures, tmp_path, column: str | None, values: list[dict]):
 
 
 def test_points_have_their_texts_and_the_colours_of_a_column(figures, tmp_path):
-    (axes,) = drawn(figures, tmp_path, "kind", [{"kind": kind} for kind in ("b", "a", "a", None)])
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b", "(none)"], "most frequent first"
+    (axes,) = drawn(figures, tmp_path, "kind", [{"kind": kind} for kind in ("_b", "a", "a", None)])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", " _b", "(none)"], "most frequent first"
     assert axes.get_legend().get_title().get_text() == "kind"
     assert sorted(len(points.get_offsets()) for points in axes.collections) == [1, 1, 2]
     assert [text.get_text() for text in axes.texts] == [f"text {number}" for number in range(4)]

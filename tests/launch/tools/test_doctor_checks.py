@@ -1,11 +1,13 @@
 """What `cloze doctor` examines."""
 
+import pytest
 import torch
 
 from cloze.launch.commands import parse
 from cloze.launch.tools import doctor_checks
 from cloze.launch.tools.doctor import merged
 from cloze.launch.tools.doctor_checks import Finding
+from cloze.pipeline.errors import UserError
 from cloze.version import DISTRIBUTION
 
 
@@ -20,6 +22,8 @@ def test_a_gpu_without_bf16_is_reported_with_what_trains_on_it(monkeypatch):
 
 def test_the_sum_of_gradients_is_compared_with_a_step_of_the_run():
     """BERT-base's 440 MB on two H100: a step of its 256 sequences takes some tens of milliseconds."""
+    with pytest.raises(UserError, match="nonsense"):
+        doctor_checks.collective(torch.device("cpu"), 1, "nonsense")
     slow, fast = (doctor_checks.share_of_step("bert-base-phase1", 2, 1 / rate, device="h100") for rate in (1e9, 200e9))
     assert (slow.verdict, fast.verdict) == ("warning", "ok")
     assert "0.44 GB, takes 0.44" in slow.found and "of a planned step of 0.0" in slow.found

@@ -649,3 +649,21 @@ def test_a_file_without_labels_has_none_whatever_a_class_is_called(unknown):
     table = Table(Path("t"), ("text", "label"), [Row({"text": "w1", "label": unknown}, "t: row 1")])
     assert not has_labels(table, ("label",), ("None", "Bug"))
     assert has_labels(table, ("label",), ("None", "-1")) == (unknown in (-1, "-1"))
+
+
+def test_minus_one_is_a_label_of_a_column_of_several_too(model, tmp_path):
+    def path(name: str, values) -> str:
+        rows = [("w1", value, "x") for value in values]
+        return str(write_tsv(tmp_path / name, ("text", "mood", "kind"), rows))
+
+    train, test = path("train.tsv", ("-1", "0", "1")), path("test.tsv", ("-1", "-1"))
+    words = ["label-columns", "--model", str(model), "--train", train, "--validation", train, "--test", test]
+    job = read_job(parse("finetune", [*words, "--label_columns", "mood", "kind", "--output", str(tmp_path / "o")]))
+    assert job.test[0].labelled
+
+
+def test_labels_of_which_no_row_has_any_are_missed_by_file(model, tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"text": "w1", "labels": []}) + "\n")
+    with pytest.raises(UserError, match=r"t.jsonl: found no label in column 'labels' of any row, expected some; name"):
+        read("multi-label", model, path)

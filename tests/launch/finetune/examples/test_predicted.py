@@ -1,6 +1,7 @@
 """Predictions of classes, counted."""
 
 import numpy as np
+import pytest
 from sklearn.metrics import multilabel_confusion_matrix
 
 from cloze.launch.finetune.error_analysis import tables
@@ -38,3 +39,12 @@ def test_of_very_many_classes_the_pairs_that_are_confused_most():
         {"place": "p", "label": true, "prediction": guessed, "probabilities": chances} for true, guessed in pairs
     ]
     assert cells(tables(Texts(predicted.OneClass), predictions)["confusion"])[1] == ["7", "9", "3"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "size"),
+    [("the Eiffel Tower", ["Eiffel tower."], None), ("", [], None), ("Rome", ["Paris", "Lyon"], 0.9), ("", ["x"], 0.9)],
+)
+def test_an_answer_that_counts_as_right_is_no_mistake(answer, right, size):
+    """By the official script: articles, case and punctuation don't count."""
+    assert predicted.Answer.error_size({"prediction": answer, "label": right, "probability": 0.9}) == size
