@@ -37,12 +37,14 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 _FETCHED = "step-init_from.tmp"  # beside the checkpoints of the new run, removed by its first save
 POSITIONS = "bert.embeddings.position.weight"
 _SEGMENTS = "bert.embeddings.segment.weight"
-# Fields that determine the optimizer's groups and states.
+# Fields that determine the optimizer's groups and states, and those that do with another parametrization than standard.
 OPTIMIZER_FIELDS = (
     *(name for name in marked(PretrainConfig, FIXED) if name.startswith("optimizer.")),
     "zero.stage",
     "train.precision",
+    "model.parametrization",
 )
+BASE_FIELDS = ("model.base_hidden_size", "model.base_num_layers")
 
 
 @dataclass(frozen=True)
@@ -233,11 +235,8 @@ def check_optimizer(config: PretrainConfig, source: Source) -> int:
             f"init_optimizer: found true with init_from = {source.name}, a Hugging Face folder without "
             "optimizer states, expected a run of `cloze pretrain`; use --init_optimizer false"
         )
-    before, now = (
-        runs.fields_of(source.path),
-        runs.flatten({"optimizer": vars(config.optimizer), "zero": vars(config.zero), "train": vars(config.train)}),
-    )
-    for name in OPTIMIZER_FIELDS:
+    before, now = runs.fields_of(source.path), runs.flatten(asdict(config))
+    for name in (*OPTIMIZER_FIELDS, *(BASE_FIELDS if config.model.parametrization != "standard" else ())):
         if before.get(name) != now[name]:
             raise UserError(
                 f"{name}: found {now[name]!r}, expected {before.get(name)!r}, that of init_from = "

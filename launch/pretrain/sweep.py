@@ -62,7 +62,7 @@ class PretrainingRun(Run):
     """One run of a pretraining sweep; its seed is a setting like others."""
 
     metric: str = "validation/loss"
-    """The curve whose last value is compared; of data without held-out samples train/loss."""
+    """The curve whose last value is compared; of a run without held-out samples train/loss."""
 
     def results(self) -> Results | None:
         """The evaluation at the end and the median speed of a complete run; None for another. A value that was not
@@ -196,10 +196,7 @@ def _planned(config: SweepConfig) -> Iterator[tuple[PretrainingRun, PretrainConf
         deepspeed_config(chosen, 1)
         resolved = open_inputs(chosen, 1)
         check_folder(resolved.config, resolved.facts)
-        has_validation = all(
-            manifest.splits["validation"].counts.get("samples") for manifest in resolved.data.manifests
-        )
-        metric = f"validation/{resolved.config.evaluation.metric}" if has_validation else "train/loss"
+        metric = f"validation/{resolved.config.evaluation.metric}" if resolved.held_out else "train/loss"
         settings.pop("seed", None)  # a line of the table covers several seeds
         command = command_of(["pretrain"], output)
         facts, fields = resolved.facts, flatten(asdict(resolved.config))

@@ -267,6 +267,7 @@ def written(sweep: Path, planned: Iterable[tuple[AnyRun, RunConfig]]) -> list[An
             "sweep; choose another --output"
         )
     texts: dict[Path, str] = {}
+    taken: set[Path] = set()
     names: dict[str, str] = {}
     checked: list[AnyRun] = []
     for run, config in planned:
@@ -276,11 +277,13 @@ def written(sweep: Path, planned: Iterable[tuple[AnyRun, RunConfig]]) -> list[An
                 f"grid: found {same} and {run.name} with the same settings, expected others; leave one of them out"
             )
         path = file_of(run.folder)
-        if path in texts:
+        own = {run.folder, run.log, path}  # the settings a and a.yaml would meet, too
+        if shared := own & taken:
             raise UserError(
-                f"grid: found two settings whose runs would both be {run.folder}, expected names that differ; "
+                f"grid: found two settings whose runs would both write {min(shared)}, expected names that differ; "
                 "let one of them be a sweep of its own"
             )
+        taken |= own
         texts[path] = yaml.safe_dump(asdict(config), sort_keys=False)
         checked.append(run)
     for path, text in texts.items():

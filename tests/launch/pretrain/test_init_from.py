@@ -237,6 +237,9 @@ def test_a_hugging_face_bert_is_trained_on(long, tmp_path):
         assert line.startswith("error: ") and expected in line and "building" not in output
 
 
+BY_MUP = ("--model.parametrization", "mup", "--model.base_hidden_size", "16", "--model.base_num_layers", "1")
+
+
 def test_what_does_not_fit_the_first_phase_is_refused(long, first, tmp_path):
     foreign = make_shards(tmp_path / "foreign", vocab_size=48)  # more tokens would extend the source's
     for data, source, overrides, expected in (
@@ -257,6 +260,12 @@ def test_what_does_not_fit_the_first_phase_is_refused(long, first, tmp_path):
                 "0.5",
             ),
             "optimizer.layer_decay: found 0.5, expected 1.0",
+        ),
+        (
+            long,
+            first,
+            (*BY_MUP, "--init_optimizer", "true", "--zero.stage", "2", "--optimizer.bias_correction", "false"),
+            "model.parametrization: found 'mup', expected 'standard', that of init_from",
         ),
     ):
         output = train(data, tmp_path / "run", *STILL, "--init_from", str(source), *overrides, status=2)

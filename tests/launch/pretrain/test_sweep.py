@@ -11,8 +11,9 @@ from functools import partial
 import pytest
 
 from cloze.launch.cli import main
+from cloze.launch.commands import parse
 from cloze.launch.config import PretrainConfig
-from cloze.launch.pretrain.sweep import PretrainingRun, warn_of_other_weights
+from cloze.launch.pretrain.sweep import PretrainingRun, plan, warn_of_other_weights
 from cloze.launch.run import runs, sweep_results
 from cloze.launch.run.description import write_description
 from cloze.launch.run.metrics_file import read_metrics
@@ -38,6 +39,30 @@ def data(tmp_path_factory):
 
 def words(data, folder, *more: str) -> list[str]:
     return ["sweep", *pretrain_arguments(data, folder, "--train.max_steps", "6", *more)[1:]]
+
+
+def test_a_folder_of_a_run_is_not_the_configuration_of_another(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mix").symlink_to(data)
+    (tmp_path / "mix.yaml").write_text("sources: [{path: mix}]")
+    asked = words(data, tmp_path / "sweep", "--evaluation.metric", "loss", "--grid", "data=mix,mix.yaml")
+    with pytest.raises(UserError, match="whose runs would both write .*/data=mix.yaml, expected names that differ"):
+        plan(parse("sweep", asked[1:]))
+
+
+def test_runs_are_compared_by_what_they_measure(data, tmp_path):
+    """Each measures the held-out samples of those sources that have some, and of further sets."""
+    without = make_shards(tmp_path / "without", validation=0)
+    (tmp_path / "mixture.yaml").write_text(f"sources: [{{path: {without}, name: a}}, {{path: {data}, name: b}}]")
+    for number, (place, more, metric) in enumerate(
+        (
+            (tmp_path / "mixture.yaml", ("--evaluation.metric", "loss"), "validation/loss"),
+            (without, ("--evaluation.sets.news", str(data)), "validation/loss"),
+            (without, (), "train/loss"),
+        )
+    ):
+        asked = words(place, tmp_path / str(number), *more, "--grid", "seed=1,2")
+        assert {run.metric for run in plan(parse("sweep", asked[1:]))} == {metric}
 
 
 @pytest.mark.parametrize(
