@@ -90,6 +90,20 @@ class FinetuneEvaluationConfig(EvaluationConfig):
     """Whether the checkpoint of the best evaluation is saved and kept besides the newest ones."""
 
 
+# Fields of shared sections that are for pretraining, and their values without effect.
+_OF_PRETRAINING: tuple[tuple[str, str, object], ...] = (
+    ("train", "initial_global_batch_size", None),
+    ("train", "batch_phases", []),
+    ("train", "loss_reduction", "tokens"),
+    ("train", "causal_share", 0.0),
+    ("train", "compile", None),
+    ("train", "qkv_gradients", "parts"),
+    ("train", "memory_limit_gib", None),
+    ("train", "sequence_length", None),
+    ("monitor", "embeddings", False),
+)
+
+
 @dataclass(frozen=True)
 class FinetuneConfig(RunConfig, HubConfig):
     """A fine-tuning run."""
@@ -206,20 +220,6 @@ class FinetuneConfig(RunConfig, HubConfig):
         check_bounds("", self)
         stage = self.zero.stage
         of_freeze = f"freeze {self.freeze}" if self.freeze != "none" else f"zero.stage {stage}"
-        of_pretraining: list[tuple[str, object, object]] = [
-            (f"{section}.{name}", getattr(getattr(self, section), name), usual)
-            for section, name, usual in (
-                ("train", "initial_global_batch_size", None),
-                ("train", "batch_phases", []),
-                ("train", "loss_reduction", "tokens"),
-                ("train", "causal_share", 0.0),
-                ("train", "compile", None),
-                ("train", "qkv_gradients", "parts"),
-                ("train", "memory_limit_gib", None),
-                ("train", "sequence_length", None),
-                ("monitor", "embeddings", False),
-            )
-        ]
         refuse(
             (
                 not re.fullmatch("none|encoder|below_[0-9]{1,9}", self.freeze),
@@ -252,10 +252,11 @@ class FinetuneConfig(RunConfig, HubConfig):
             ),
             *(
                 (
-                    found != usual,
-                    f"{name}: found {found}, expected {'null' if usual is None else usual}: it is for pretraining",
+                    (found := getattr(getattr(self, section), name)) != usual,
+                    f"{section}.{name}: found {found}, expected {'null' if usual is None else usual}: it is for "
+                    "pretraining",
                 )
-                for name, found, usual in of_pretraining
+                for section, name, usual in _OF_PRETRAINING
             ),
             (
                 self.processes != 1 and (self.seeds > 1 or self.grid),
