@@ -128,11 +128,15 @@ class CheckpointManager:
 
     def finish_replacements(self) -> None:
         """Complete replacements of checkpoints that were interrupted between the two renames: publish the new
-        checkpoint if it is undamaged, else the old one. For the one process that holds the run.
+        checkpoint if it is undamaged, else the old one. For the one process that holds the run; one that reads
+        another run's leaves them, since that may be at work.
         """
         for replaced in self.folder.glob("step-*" + _REPLACED):
             final = replaced.with_name(replaced.name.removesuffix(_REPLACED))
             if final.exists():
+                continue
+            if self._for is not None:
+                self.warn(f"{final}: is being replaced, or was when its run was killed, which mends it; skipped")
                 continue
             aside = final.with_name(final.name + ".tmp")
             with readable_errors(final):

@@ -120,6 +120,11 @@ def test_a_death_between_the_renames_of_a_replacement_loses_no_checkpoint(tmp_pa
     if not whole:
         (tmp_path / "step-00000001.tmp" / "rank-00000.pt").write_bytes(b"cut")
     monkeypatch.setattr(distributed, "from_main", lambda step, device: step)
+    reader, said = manager(tmp_path, warnings), []
+    reader._for, reader.warn = manager(tmp_path / "another", warnings), said.append
+    before = sorted(tmp_path.rglob("*"))
+    assert reader.agree_on_latest() is None and "is being replaced" in said[0]
+    assert sorted(tmp_path.rglob("*")) == before, "one that starts from this run changes nothing of it"
     assert manager(tmp_path, warnings).agree_on_latest() == 1
     assert (tmp_path / "step-00000001" / "rank-00000.pt").read_bytes() == (b"new" if whole else b"old")
     (warning,) = warnings
