@@ -84,7 +84,8 @@ class Ranked(NamedTuple):
 def ranked(
     queries: np.ndarray, documents: np.ndarray, without: np.ndarray, right: Sequence[np.ndarray]
 ) -> list[Ranked]:
-    """Documents ranked by their dot product with each query; of equal ones the earlier comes first.
+    """Documents ranked by their dot product with each query; of equal ones the earlier comes first, and one whose
+    product is not a number is the last.
 
     Args:
         queries: (Q, size). documents: (D, size).
@@ -98,7 +99,9 @@ def ranked(
             if without[query] >= 0:
                 row[without[query]] = -np.inf
             ranks = [
-                1 + np.count_nonzero(row > row[place]) + np.count_nonzero(row[:place] == row[place])
+                len(row)
+                if np.isnan(row[place])
+                else 1 + np.count_nonzero(row > row[place]) + np.count_nonzero(row[:place] == row[place])
                 for place in right[query]
             ]
             found.append(Ranked(np.array(ranks), int(row.argmax())))

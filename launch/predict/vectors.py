@@ -182,8 +182,8 @@ class SimilarityConfig(Compare, Input):
 
 
 def cosine(left: np.ndarray, right: np.ndarray) -> float:
-    """Cosine of two vectors (hidden,)."""
-    return float(left @ right / (np.linalg.norm(left) * np.linalg.norm(right)))
+    """Cosine of two vectors (hidden,), -1 to 1 whatever the rounding."""
+    return float(np.clip(left @ right / (np.linalg.norm(left) * np.linalg.norm(right)), -1.0, 1.0))
 
 
 @dataclass(frozen=True)

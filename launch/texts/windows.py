@@ -44,27 +44,46 @@ def answer_spans(
     word, unless all do. Tokens without a character (white space) neither begin nor end a span. Empty only for a text
     without other tokens.
     """
-    inside = inside_words(text)
-    return _answer_spans(windows, candidates, max_tokens, inside) or _answer_spans(
-        windows, candidates, max_tokens, np.zeros_like(inside)
+    inside, behind = inside_words(text), _behind_marks(text, windows)
+    return _answer_spans(windows, candidates, max_tokens, inside, behind) or _answer_spans(
+        windows, candidates, max_tokens, np.zeros_like(inside), behind
     )
 
 
 def _answer_spans(
-    windows: Iterable[Window], candidates: int, max_tokens: int, inside: np.ndarray
+    windows: Iterable[Window], candidates: int, max_tokens: int, inside: np.ndarray, behind: np.ndarray
 ) -> list[tuple[Characters, float]]:
-    """The same without spans that begin or end at a place where `inside` is true."""
+    """The same without spans that begin or end at a place where `inside` is true; a token's end goes on to the place
+    that `behind` has for it.
+    """
     spans: dict[Characters, float] = {}
     for starts, ends, allowed, offsets in windows:
         firsts, lasts = np.asarray(offsets).T
         allowed = allowed & (lasts > firsts)
         # others are positions in the question
-        firsts, lasts = np.where(allowed, firsts, 0), np.where(allowed, lasts, 0)
+        firsts, lasts = np.where(allowed, firsts, 0), behind[np.where(allowed, lasts, 0)]
         sides = allowed & ~inside[firsts], allowed & ~inside[lasts]
         for (first, last), score in best_spans(starts, ends, *sides, candidates, max_tokens):
             span = int(firsts[first]), int(lasts[last])
             spans[span] = max(score, spans.get(span, -np.inf))
     return sorted(spans.items(), key=lambda item: (-item[1], item[0]))[:candidates]
+
+
+def _behind_marks(text: str, windows: Sequence[Window]) -> np.ndarray:
+    """(characters + 1,) int64: for each place that behind the marks there which are of no token: those of letters in
+    decomposed form, and vowel signs, of a tokenizer that strips accents.
+    """
+    places = np.arange(len(text) + 1)
+    marks = np.array([*(unicodedata.category(each)[0] == "M" for each in text), False])
+    if marks.any():
+        begun = np.zeros(len(text) + 1, np.int64)
+        for _, _, allowed, offsets in windows:
+            firsts, lasts = np.asarray(offsets)[allowed].T
+            np.add.at(begun, firsts, 1)
+            np.add.at(begun, lasts, -1)
+        for place in np.flatnonzero(marks & (begun.cumsum() == 0))[::-1]:
+            places[place] = places[place + 1]
+    return places
 
 
 def inside_words(text: str) -> np.ndarray:

@@ -27,6 +27,12 @@ def test_ranks_and_what_is_made_of_them():
     }
 
 
+def test_vectors_that_are_no_numbers_find_nothing():
+    """NaN is neither above nor below: as the first of all a run that has diverged would have been the best."""
+    (found,) = scoring.ranked(np.full((1, 2), np.nan), np.ones((30, 2)), np.array([-1]), [np.array([0])])
+    assert scoring.measure_ranks([found.ranks])["recall_at_10"] == 0.0
+
+
 def test_every_metric_of_a_task_is_a_measure():
     of_tasks = {name for task in TASKS.values() for name in task.metrics}
     missing = {*scoring.METRICS, *scoring.RETRIEVAL, *of_tasks} - MEASURES.keys()

@@ -50,6 +50,13 @@ def test_the_best_spans_of_several_windows():
     [
         ("In Londonderry, 1990", ["In", "London", "derry", ",", "19", "90"], {"In", "Londonderry", ",", "1990"}),
         ("Cafe\u0301s", ["Cafe", "\u0301s"], {"Cafe\u0301s"}),
+        # Of a tokenizer that strips accents the marks are of no token: decomposed letters, vowel signs.
+        ("Cafe\u0301 ole\u0301", ["Cafe", "ole"], {"Cafe\u0301", "ole\u0301"}),
+        (
+            "a \u0928\u092e\u0938\u094d\u0924\u0947",
+            ["a", "\u0928\u092e\u0938\u094d\u0924"],
+            {"a", "\u0928\u092e\u0938\u094d\u0924\u0947"},
+        ),
         ("\u6771\u4eac\u90fd", ["\u6771", "\u4eac", "\u90fd"], {"\u6771", "\u4eac", "\u90fd"}),  # no spaces to go by
     ],
 )
