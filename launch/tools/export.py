@@ -140,8 +140,8 @@ def _copy_model(config: ExportConfig, run: Path, folder: Path, console: Console)
             )
     if load_note(source, FINGERPRINT) is not None:  # another's tokenizer may be of a kind that only its library reads
         check_tokenizer(Tokenizer.from_folder(source), source)
-    copied = copy_pretrained(source, folder)
+    others = copy_pretrained(source, folder)
     write_pooling(folder, source)
-    if left := [name for name in copied if not (folder / name).exists()]:
+    if left := [name for name in others if not (folder / name).exists()]:
         console.say(f"left out of {source}: {', '.join(left)} (a model and its tokenizer are exported, nothing else)")
     return str(source)
