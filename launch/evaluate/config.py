@@ -105,8 +105,8 @@ class EvaluateConfig(ModelConfig):
     def _texts(self) -> Iterator[str]:
         """The files that `data` may stand for."""
         yield self.data
-        pattern = f"{self.data}/**/*.jsonl" if self.suite == "blimp" else f"{self.data}/**/*"
-        yield from glob.iglob(pattern if Path(self.data).is_dir() else self.data, recursive=True)
+        inside = f"{glob.escape(self.data)}/**/{'*.jsonl' if self.suite == 'blimp' else '*'}"
+        yield from glob.iglob(inside if Path(self.data).is_dir() else self.data, recursive=True)
 
     @property
     def hidden(self) -> Literal["token", "rest_of_word", "later"]:

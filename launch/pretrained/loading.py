@@ -20,6 +20,7 @@ from cloze.launch.texts.settings import ANSWERING, TRUNCATION, VECTORS, Answerin
 from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig, check_kinds
+from cloze.model.config_files import read_object
 from cloze.model.huggingface import check_finite, check_sizes, load_note
 from cloze.model.tasks import BertForReplacedTokenDetection, saved_class
 from cloze.model.weight_names import architecture_of
@@ -150,7 +151,7 @@ def cut_alike(folder: Path, notes: Fields) -> None:
     path, keep = folder / "tokenizer_config.json", notes.get(TRUNCATION, {}).get("keep")
     if keep not in ("head", "tail") or not path.is_file():
         return
-    side, values = "left" if keep == "tail" else "right", read_tokenizer_config(folder)
+    side, values = "left" if keep == "tail" else "right", read_object(path)
     if values.get("truncation_side", "right") != side:
         text = json.dumps(values | {"truncation_side": side}, indent=1, ensure_ascii=False) + "\n"
         path.write_text(text, encoding="utf-8")

@@ -175,6 +175,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(model, run, tmp_path, capsy
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "a.jsonl").write_text('{"sentence_good": "the cat"}\n')
+    (tmp_path / "[broken]").symlink_to("broken")
     for arguments, message in (
         ([str(model), "--suite", "blimp"], "data: found none"),
         ([str(model), "--data", str(tmp_path / "empty")], "data: found no *.jsonl file in"),
@@ -191,7 +192,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(model, run, tmp_path, capsy
         ([str(model), "--suite", "lines", "--data", "x", "--seeds", "9"], "seeds: found 9 with suite lines"),
         (["m", "--suite", "glue", "--data", "x", "--every_nth", "2"], "every_nth: found 2 with suite glue"),
         (
-            [str(model), "--data", str(tmp_path / "broken"), "--json", str(tmp_path / "broken" / "a.jsonl")],
+            [str(model), "--data", str(tmp_path / "[broken]"), "--json", str(tmp_path / "[broken]" / "a.jsonl")],
             "a.jsonl, the file of the texts, which it would replace",
         ),
         (

@@ -249,6 +249,9 @@ def test_refusals_name_the_record(folders, tmp_path, capsys):
     assert "expected 'c' and 'd'" in line
     pq.write_table(pa.table({"review": ["a", None]}), path := tmp_path / "new.parquet")
     assert "row 2: found None in column 'review', expected a text" in refused(capsys, *asked, path)
+    assert "lines: found json with texts on the command line" in refused(
+        capsys, "classify", folders / "classifier", "a", "--lines", "json"
+    )
     for texts in (("a",), ("--file", "-"), ()):
         assert "--file" in refused(capsys, "classify", folders / "classifier", *texts, "--text_columns", "b")
 

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.predict.vectors import Compare, Features
+from cloze.launch.predict.vectors import Compare, Features, cosine
 from cloze.pipeline.errors import UserError
 from tests.byte_level import byte_tokenizer
 from tests.launch.predict.asking import TEXTS, pipe
@@ -33,6 +33,11 @@ def test_embeddings_of_a_layer(model, pretrained, pooling, layer):
         tokens = output.hidden_states[layer][0]
         pooled = {"cls": tokens[0], "mean": tokens.mean(0), "max": tokens.amax(0)}[pooling]
         np.testing.assert_allclose(vector, pooled.numpy(), atol=2e-5)
+
+
+def test_a_cosine_is_at_most_one_whatever_the_rounding():
+    vectors = np.random.default_rng(0).normal(size=(300, 48)).astype(np.float32)
+    assert all(-1 <= cosine(sign * each, each) <= 1 for each in vectors for sign in (1, -1))
 
 
 def test_similarity_is_the_cosine_of_two_embeddings(model):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from cloze.launch.cli import main
-from cloze.launch.pretrained.loading import load_model
+from cloze.launch.pretrained.loading import cut_alike, load_model
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -132,3 +132,18 @@ def test_texts_are_cut_on_the_side_that_the_models_tokenizer_says(tmp_path):
     ours = loaded.encoder.encode(text, cut=True).ids
     theirs = AutoTokenizer.from_pretrained(folder)(text, truncation=True, max_length=POSITIONS)["input_ids"]
     assert list(ours) == theirs and len(theirs) == POSITIONS
+
+
+@pytest.mark.parametrize(
+    ("keep", "before", "after"),
+    [("tail", {}, {"truncation_side": "left"}), ("head", {"truncation_side": "left"}, {"truncation_side": "right"})]
+    + [(keep, before, before) for keep in ("head", "head_tail") for before in ({}, {"truncation_side": "right"})],
+)
+def test_a_new_model_s_tokenizer_cuts_the_side_that_its_training_cut(tmp_path, keep, before, after):
+    """And nothing else of its configuration changes, beside which an older file may lie."""
+    path, other = tmp_path / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"}
+    path.write_text(json.dumps(other | before))
+    (tmp_path / "special_tokens_map.json").write_text('{"mask_token": "<m>"}')
+    cut_alike(tmp_path, {"cloze_truncation": {"max_length": 8, "keep": keep}})
+    assert json.loads(path.read_text()) == other | after
+    cut_alike(tmp_path, {})
