@@ -54,7 +54,9 @@ def list_in(found: object, where: str, length: int) -> Sequence[Any]:
 def count_in(found: object, where: str, least: int = 0, most: int = MOST_COUNT) -> int:
     """A whole number within bounds, or OtherContent."""
     if type(found) is not int or not least <= found <= most:
-        raise OtherContent(f"{where} is {described(found)}, expected a whole number from {least} on")
+        bounds = f"from {least} on" if most == MOST_COUNT else f"from {least} to {most}"
+        wanted = str(least) if least == most else f"a whole number {bounds}"
+        raise OtherContent(f"{where} is {described(found)}, expected {wanted}")
     return found
 
 

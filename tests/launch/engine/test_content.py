@@ -180,6 +180,8 @@ def test_messages_name_the_place():
         (lambda: fields_in({}, "a", ("x",)), "^a has no x$"),
         (lambda: list_in({}, "a", 2), "^a is values by name, expected a list of 2$"),
         (lambda: count_in(True, "a"), "^a is True, expected a whole number from 0 on$"),
+        (lambda: count_in(8, "a", 4, 4), "^a is 8, expected 4$"),
+        (lambda: count_in(8, "a", 0, 7), "^a is 8, expected a whole number from 0 to 7$"),
         (lambda: check_names(["x"], "a", ["x", "y"]), "^a lacks y$"),
         (lambda: check_names(["x", "y"], "a", ["x"]), "^a has y$"),
         (lambda: check_tensor(torch.ones(2), "a", [3], torch.float32), r"^a is a tensor of float32 of shape \(2,\)"),
