@@ -34,7 +34,6 @@ class ContrastiveObjective:
     # Names of the sums of a call, in their order.
     NAMES = ("loss", "correct", "rows")
     STEP_SEED = False  # the model samples nothing
-    whole_batch = True
 
     def __init__(self, config: EmbeddingConfig, group_size: int, rank: int) -> None:
         self._config, self._group_size, self._rank = config, group_size, rank
@@ -45,7 +44,7 @@ class ContrastiveObjective:
         """Number of rows on this rank, to be summed over the ranks before the first pass."""
         return [float(sum(len(micro["texts"]) for micro in micro_batches) // self._group_size)]
 
-    def see(self, outputs: Sequence[SentenceOutput], totals: Tensor) -> None:
+    def observe(self, outputs: Sequence[SentenceOutput], totals: Tensor) -> None:
         """Compute losses and gradients from the vectors of all micro-batches; every rank has the same number of rows.
         Collective.
 

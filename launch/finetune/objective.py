@@ -19,7 +19,6 @@ class FinetuningObjective:
     # Names of the sums of a call, in their order.
     NAMES = ("loss",)
     STEP_SEED = False  # the model samples nothing
-    whole_batch = False
 
     def __init__(self, examples: Examples) -> None:
         """The losses of the kind of these examples.

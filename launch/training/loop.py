@@ -87,7 +87,8 @@ class Loop:
         for watcher in self.watchers:
             watcher.before_step(self._view())
         self.throughput.passes.start()
-        known = self._show_batch(batch, totals) if self.objective.whole_batch else None
+        objective = self.objective
+        known = self._show_batch(objective, batch, totals) if isinstance(objective, WholeBatchObjective) else None
         sums: Tensor | None = None
         for number, micro_batch in enumerate(batch.micro_batches):
             last = number == len(batch.micro_batches) - 1
@@ -161,7 +162,7 @@ class Loop:
         key = dropout_seed(seed, step, number, self.environment.rank)
         return self.engine(**micro_batch, dropout_seed=key, **more)
 
-    def _show_batch(self, batch: RankBatch, totals: StepTotals) -> ModelOutput | None:
+    def _show_batch(self, objective: WholeBatchObjective, batch: RankBatch, totals: StepTotals) -> ModelOutput | None:
         """Show the objective the outputs of all micro-batches, computed without gradients. A lone micro-batch need not
         be computed again: its output is returned, with its graph. Collective.
         """
@@ -173,8 +174,7 @@ class Loop:
                 outputs.append(self._forward(number, to_device(micro_batch, self.engine.device)))
         self.throughput.passes.stop()  # the ranks meet here
         self._beat("collective")
-        assert isinstance(self.objective, WholeBatchObjective), "whole_batch says so"
-        self.objective.see(outputs, totals.divisors)
+        objective.observe(outputs, totals.divisors)
         self.throughput.passes.start()
         return outputs[0] if alone else None
 

@@ -22,12 +22,6 @@ class TrainingObjective(Protocol):
     def STEP_SEED(self) -> bool:
         """Whether the model's forward takes a `step_seed` in training, the same for all micro-batches of a step."""
 
-    @property
-    def whole_batch(self) -> bool:
-        """Whether it is a WholeBatchObjective, which gets the outputs of all micro-batches before the first
-        backward.
-        """
-
     def counts(self, micro_batches: Sequence[MicroBatch]) -> list[float]:
         """This rank's divisors, to be summed over the ranks before the first backward."""
 
@@ -46,10 +40,10 @@ class TrainingObjective(Protocol):
 
 
 @runtime_checkable
-class WholeBatchObjective(Protocol):
+class WholeBatchObjective(TrainingObjective, Protocol):
     """An objective whose loss needs the outputs of the whole batch, such as a contrastive loss."""
 
-    def see(self, outputs: Sequence[ModelOutput], totals: torch.Tensor) -> None:
+    def observe(self, outputs: Sequence[ModelOutput], totals: torch.Tensor) -> None:
         """Take the outputs of all micro-batches of this rank, before the first backward. Collective.
 
         Args:

@@ -52,9 +52,6 @@ class Objective(ABC):
     step on all ranks, for what is drawn by sample and not by how the batch is split."""
     NAMES: ClassVar[tuple[str, ...]]
     """What `sums` holds, in this order; made of TERMS."""
-    whole_batch: ClassVar[bool] = False
-    """Whether it is shown the outputs of all micro-batches (`see`) before the first backward: the sums above need
-    none."""
 
     def __init__(self, config: PretrainConfig) -> None:
         self.config = config

@@ -55,12 +55,12 @@ def damaged_at_the_end(name: str, command: list[str]) -> int:
 def exact_passes(words: list[str]) -> int:
     """`cloze`, with a second pass whose vectors must be those of the first, bit for bit."""
     seen = []
-    see, call = ContrastiveObjective.see, ContrastiveObjective.__call__
+    observe, call = ContrastiveObjective.observe, ContrastiveObjective.__call__
 
-    def seeing(self, outputs, totals):
+    def observing(self, outputs, totals):
         seen[:] = [output.vectors.clone() for output in outputs]
         assert len(outputs) == 2 and not any(output.vectors.requires_grad for output in outputs)
-        see(self, outputs, totals)
+        observe(self, outputs, totals)
 
     def calling(self, output, micro_batch, totals):
         assert torch.equal(output.vectors, seen.pop(0)) and output.vectors.requires_grad
@@ -68,5 +68,5 @@ def exact_passes(words: list[str]) -> int:
         assert (left - right).abs().amax(1).min() > 1e-3  # the same text, dropped differently
         return call(self, output, micro_batch, totals)
 
-    ContrastiveObjective.see, ContrastiveObjective.__call__ = seeing, calling
+    ContrastiveObjective.observe, ContrastiveObjective.__call__ = observing, calling
     return main(words)
