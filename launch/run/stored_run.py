@@ -349,7 +349,9 @@ Kind = TypeVar("Kind", bound=RunConfig)  # any kind of run
 
 
 @contextmanager
-def stored(config: Kind, environment: Environment, console: Console) -> Iterator[tuple[Kind, StoredRun | None]]:
+def open_stored_run(
+    config: Kind, environment: Environment, console: Console
+) -> Iterator[tuple[Kind, StoredRun | None]]:
     """For an output in a store: the configuration with a local folder as its output, and the StoredRun. For a folder:
     the configuration unchanged, and None.
 

@@ -16,7 +16,7 @@ from cloze.launch.run.description import write_description
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.resume_check import run_hash, saved_facts
-from cloze.launch.run.stored_run import stored
+from cloze.launch.run.stored_run import open_stored_run
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import peak_flops
 from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
@@ -52,9 +52,12 @@ def train(config: Kind, environment: Environment, *, open_recipe: OpenRecipe[Kin
     """
     console = Console(environment.is_main)
     # The run in a store, if the output is one; the configuration then has a local folder.
-    with stored(config, environment, console) as (local, place), open_recipe(local, environment, console) as recipe:
+    with (
+        open_stored_run(config, environment, console) as (local, stored),
+        open_recipe(local, environment, console) as recipe,
+    ):
         deepspeed_config(recipe.config, environment.world_size)  # its errors, before anything is written
-        with joined(recipe.config, recipe.facts, environment, console, place) as (process, stop):
+        with joined(recipe.config, recipe.facts, environment, console, stored) as (process, stop):
             training = Training(recipe, process)
             with (
                 recorded(
@@ -67,8 +70,8 @@ def train(config: Kind, environment: Environment, *, open_recipe: OpenRecipe[Kin
         if record.complete:
             for line in recipe.last_lines(process):
                 console.say(line)
-            if place:
-                place.clear()
+            if stored:
+                stored.clear()
     return EXIT_COMPLETE if record.complete else EXIT_REQUEUE
 
 

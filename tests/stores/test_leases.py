@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from cloze.launch.run.stored_run import stored
+from cloze.launch.run.stored_run import open_stored_run
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
@@ -22,7 +22,7 @@ from tests.stores.server import BUSY
 def test_a_holder_ends_when_it_could_not_renew_for_its_patience(config, proxy, impatient, monkeypatch):
     """By its own clock, and before any other may take the run up; not after less, nor when it was held up itself."""
     config = replace(config, checkpoint=replace(config.checkpoint, store_patience_seconds=3))
-    with stored(config, Environment(), Console()) as (_, run):
+    with open_stored_run(config, Environment(), Console()) as (_, run):
         lease, promised = run._lease, json.loads((run.place / "lease").read_bytes())["seconds"]
         assert promised == pytest.approx(3.6)
         proxy.fault = lambda request: lambda _: BUSY
@@ -53,19 +53,19 @@ def test_a_holder_ends_when_it_could_not_renew_for_its_patience(config, proxy, i
 def test_what_a_killed_job_held_is_taken_over_at_once_on_its_machine(config, tmp_path, monkeypatch, capsys):
     """Where the lock of its process shows that it has ended; on another machine it takes the lease's time."""
     monkeypatch.setattr(leases.Lease, "release", lambda lease: lease._ended.set())  # as if it had been killed
-    with stored(config, Environment(), Console()):
+    with open_stored_run(config, Environment(), Console()):
         pass
     with monkeypatch.context() as away, pytest.raises(UserError, match="no answer"):
         away.setattr(leases, "_take", lambda *_: (_ for _ in ()).throw(UserError("no answer")))
-        with stored(config, Environment(), Console()):  # a start that takes no lease
+        with open_stored_run(config, Environment(), Console()):  # a start that takes no lease
             pass
-    with stored(config, Environment(), Console()) as (_, run):
+    with open_stored_run(config, Environment(), Console()) as (_, run):
         assert run.attempt.startswith("0002-")
     assert "watching" not in capsys.readouterr().err
     elsewhere = replace(config, checkpoint=replace(config.checkpoint, scratch=str(tmp_path / "other")))
-    with stored(elsewhere, Environment(), Console()):
+    with open_stored_run(elsewhere, Environment(), Console()):
         pass
-    with stored(config, Environment(), Console()):  # whose lease it is by now, its own mark does not say
+    with open_stored_run(config, Environment(), Console()):  # whose lease it is by now, its own mark does not say
         pass
     assert capsys.readouterr().err.count("watching for 1 s whether it lives") == 2
 
