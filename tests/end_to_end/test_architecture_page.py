@@ -64,3 +64,10 @@ def test_the_files_that_the_page_names_are_there():
         name for name in sorted(named) if not any((ROOT / base / name).exists() for base in ("", "launch", "pipeline"))
     ]
     assert not missing
+
+
+def test_the_page_names_each_file_of_the_model():
+    """`model/` has no rooms whose names would say what is in it."""
+    words = set(re.findall(r"\w+", PAGE))
+    missing = [path.name for path in sorted((ROOT / "model").glob("*.py")) if path.stem not in words | {"__init__"}]
+    assert not missing
