@@ -135,9 +135,8 @@ def concatenated_layout(
             return Layout(*shape, causal, config.local_attention_window, groups, num_tokens)
     padded_index = token_index = seen = None
     if kernel != "varlen" and num_tokens != batch_size * length:
-        tokens = torch.arange(num_tokens, device=offsets.device)
-        sequence = torch.searchsorted(offsets[1:].long(), tokens, right=True)
-        padded_index = tokens - offsets[sequence] + sequence * length
+        sequence, positions = sequences_and_positions(num_tokens, offsets)
+        padded_index = positions + sequence * length
         places = torch.arange(length, device=offsets.device)
         seen = places < offsets.diff()[:, None, None, None]
         token_index = torch.where(seen[:, 0, 0], offsets[:-1, None] + places, num_tokens).flatten()
