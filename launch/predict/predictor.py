@@ -172,7 +172,7 @@ class Predictor:
         return (
             np.stack([result.vector for result in results])
             if results
-            else (np.empty((0, dimensions or self.config.hidden_size), np.float32))
+            else np.empty((0, dimensions or self.config.hidden_size), np.float32)
         )
 
     def features(self, text: str, pair: str | None = None, layer: int = -1) -> TokenVectors:

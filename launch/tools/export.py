@@ -65,7 +65,7 @@ def export(config: ExportConfig) -> int:
             said = (
                 _write_checkpoint(config, run, aside, console)
                 if runs.is_pretraining(run)
-                else (_copy_model(config, run, aside, console))
+                else _copy_model(config, run, aside, console)
             )
             if config.onnx:
                 write_onnx(aside)

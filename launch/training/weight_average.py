@@ -133,9 +133,8 @@ class WeightAverage(Callback):
         try:
             yield
         finally:
-            if (
-                self._engine.stage == 3
-            ):  # DeepSpeed makes the partitioned weights from its master weights after each step
+            # DeepSpeed makes the partitioned weights from its master weights after each step.
+            if self._engine.stage == 3:
                 self._put(parameters, dict(zip(self._averages, self._masters, strict=True)))
             with torch.no_grad():
                 for name, before in kept.items():

@@ -230,8 +230,8 @@ def _identity(
         **({"ETags": [file.content for file in files]} if any(file.content for file in files) else {}),
         "rules": _RULES,
         "parts read at once": FILES_AT_ONCE,
+        # Other versions of pyarrow may write other bytes.
         "library versions": {each.__name__: each.__version__ for each in (np, pa, tokenizers)},
-        # other versions of pyarrow may write other bytes
         "division of the input": hashlib.sha256(tasks.encode()).hexdigest(),
     }
 
