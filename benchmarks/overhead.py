@@ -160,14 +160,14 @@ def our_loop(config, opened, environment, device, turns) -> None:
     from cloze.launch.pretrain.pretraining_run import Pretraining
     from cloze.launch.run.heartbeat import Heartbeat
     from cloze.launch.run.preemption import StopRequest
-    from cloze.launch.run.stored_run import stored
+    from cloze.launch.run.stored_run import open_stored_run
     from cloze.launch.system.console import Console
     from cloze.launch.training.process import Process, recorded
     from cloze.launch.training.start import Training
 
     console = Console(is_main=False)
     with (
-        stored(config, environment, console) as (config, place),
+        open_stored_run(config, environment, console) as (config, place),
         Heartbeat(Path(config.output), environment, config.monitor) as heartbeat,
     ):
         process = Process(environment, device, console, heartbeat, place)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cloze.model.config import BertConfig, ModelError
 from cloze.model.dropout import dropout
 from cloze.model.flash import drawing_from, flash_attention
-from cloze.model.inputs import Context
+from cloze.model.inputs import AutogradContext
 
 
 class Layout(NamedTuple):
@@ -81,12 +81,12 @@ class _Pad(torch.autograd.Function):
     """(T, ...) -> (B * S, ...) and the gradient back; the transpose of `_Unpad`."""
 
     @staticmethod
-    def forward(ctx: Context, rows: Tensor, token_index: Tensor, padded_index: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, rows: Tensor, token_index: Tensor, padded_index: Tensor) -> Tensor:
         ctx.save_for_backward(padded_index)
         return _rows_or_zero(rows, token_index)
 
     @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: AutogradContext, gradient: Tensor) -> tuple[Tensor, None, None]:
         return gradient.index_select(0, ctx.saved_tensors[0]), None, None
 
 
@@ -94,12 +94,12 @@ class _Unpad(torch.autograd.Function):
     """(B * S, ...) -> (T, ...) and the gradient back; the transpose of `_Pad`."""
 
     @staticmethod
-    def forward(ctx: Context, rows: Tensor, token_index: Tensor, padded_index: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, rows: Tensor, token_index: Tensor, padded_index: Tensor) -> Tensor:
         ctx.save_for_backward(token_index)
         return rows.index_select(0, padded_index)
 
     @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: AutogradContext, gradient: Tensor) -> tuple[Tensor, None, None]:
         return _rows_or_zero(gradient, ctx.saved_tensors[0]), None, None
 
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from cloze.model.config import SINUSOIDAL, BertConfig, ModelError
 from cloze.model.dropout import dropped
-from cloze.model.inputs import Context
+from cloze.model.inputs import AutogradContext
 
 
 class Norm(nn.Module):
@@ -148,7 +148,7 @@ class _RotateInBlocks(torch.autograd.Function):
     too little work, take its expression instead; the values are the same."""
 
     @staticmethod
-    def forward(ctx: Context, packed: Tensor, num_rotated: int, cosine: Tensor, sine: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, packed: Tensor, num_rotated: int, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
         ctx.num_rotated = num_rotated
         rotated = torch.empty_like(packed, memory_format=torch.contiguous_format)
@@ -171,7 +171,7 @@ class _RotateInBlocks(torch.autograd.Function):
         return rotated
 
     @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: AutogradContext, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         cosine, sine = ctx.saved_tensors
         return _RotateInBlocks.apply(gradient, ctx.num_rotated, cosine, -sine), None, None, None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from cloze.model.inputs import Context
+from cloze.model.inputs import AutogradContext
 
 # Of this module by whatever name it is imported: exported models bring copies of it (launch/tools/exported_code.py).
 _OPERATORS = __name__.replace(".", "_")
@@ -156,12 +156,12 @@ def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object) -
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def _keep(ctx: Context, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _keep(ctx: AutogradContext, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     query, key, value, offsets, *ctx.numbers, _ = inputs
     ctx.save_for_backward(query, key, value, *output[:2], offsets, output[2])
 
 
-def _backward(ctx: Context, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: AutogradContext, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     return *_dropping_backward(gradient, *ctx.saved_tensors, *ctx.numbers), *(None,) * 6
 
 

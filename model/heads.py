@@ -7,7 +7,7 @@ from cloze.model.amx import extra_rows
 from cloze.model.config import BertConfig
 from cloze.model.embeddings import compute_dtype, encoder_norm
 from cloze.model.encoder import ACTIVATIONS
-from cloze.model.inputs import Context
+from cloze.model.inputs import AutogradContext
 from cloze.model.weight_copies import Copied
 
 NO_LABEL = -100  # label without a loss, as everywhere in torch
@@ -63,7 +63,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocab_size: int
+        ctx: AutogradContext, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocab_size: int
     ) -> tuple[Tensor, Tensor]:
         """hidden (M, H), weight (V', H), bias (V') or None, labels (M,) int64 -> losses (M,) fp32, correct (M,)."""
         with torch.autocast(hidden.device.type, enabled=False):
@@ -93,7 +93,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Context, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, score_gradient, labels = ctx.saved_tensors
         gradient = gradient.where(labels != NO_LABEL, 0.0)
         # Rows usually share one factor; divided by the largest it is exactly 1 and survives rounding to 16

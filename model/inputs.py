@@ -5,7 +5,7 @@ from typing import Any, TypeAlias, TypedDict
 from torch import Tensor
 
 # torch's type of an autograd function's context has none of the attributes that a function may add to it.
-Context: TypeAlias = Any
+AutogradContext: TypeAlias = Any
 
 
 class FurtherInputs(TypedDict, total=False):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from cloze.model.config import BertConfig
 from cloze.model.dropout import dropout
 from cloze.model.embeddings import encoder_norm
-from cloze.model.inputs import Context
+from cloze.model.inputs import AutogradContext
 
 # Distance in tokens from which on all are of one class in T5 (arXiv 1910.10683) and MPNet (arXiv 2004.09297).
 _FARTHEST = 128
@@ -164,7 +164,7 @@ class _Diagonals(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Context, by_query: Tensor | None, by_key: Tensor | None, batch_size: int) -> Tensor:
+    def forward(ctx: AutogradContext, by_query: Tensor | None, by_key: Tensor | None, batch_size: int) -> Tensor:
         ctx.batch_size = batch_size
         terms = [] if by_query is None else [_diagonals(by_query, batch_size)]
         if by_key is not None:
@@ -173,7 +173,7 @@ class _Diagonals(torch.autograd.Function):
         return torch.add(*terms, out=total) if len(terms) == 2 else total.copy_(terms[0])
 
     @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: AutogradContext, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         gradients: list[Tensor | None] = []
         for needed, gradient_of_term in zip(ctx.needs_input_grad, (gradient, gradient.mT), strict=False):
             rows = None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cloze.model.inputs import Context
+from cloze.model.inputs import AutogradContext
 
 
 def branch(
@@ -35,7 +35,7 @@ def branch(
 class _Branch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Context, inputs: Tensor, weight: Tensor, bias: Tensor | None, widths: list[int], joined: bool
+        ctx: AutogradContext, inputs: Tensor, weight: Tensor, bias: Tensor | None, widths: list[int], joined: bool
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)  # the residual has no gradient if it is not used
         with torch.autocast(inputs.device.type, enabled=False):
@@ -45,7 +45,7 @@ class _Branch(torch.autograd.Function):
         return inputs.view_as(inputs), *outputs.split(widths, -1)
 
     @staticmethod
-    def backward(ctx: Context, residual: Tensor | None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, residual: Tensor | None, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         total = to_weight = to_bias = None
         if len(ctx.widths) < len(gradients):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cloze.model.inputs import Context
+from cloze.model.inputs import AutogradContext
 
 
 class Copied(nn.Module):
@@ -88,7 +88,7 @@ class _FromCopies(torch.autograd.Function):
     """The cast of many parameters, of which the result is there already; backward casts all gradients at once."""
 
     @staticmethod
-    def forward(ctx: Context, copies: Sequence[Tensor], *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: AutogradContext, copies: Sequence[Tensor], *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.dtypes = [parameter.dtype for parameter in parameters]
         results = [copy.detach() for copy in copies]  # new ones each time, since each pass has a graph of its own
@@ -98,7 +98,7 @@ class _FromCopies(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         cast = [
             None if gradient is None else torch.empty_like(gradient, dtype=dtype)
             for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)

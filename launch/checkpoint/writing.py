@@ -31,7 +31,7 @@ def replace_tensors(
     return other(value)
 
 
-class HostCopy:
+class ContentOnHost:
     """A deep copy of nested dicts, lists and tuples with every tensor in host memory; nothing is shared with `value`.
 
     Tensors that share a storage also share its copy, so that the files keep their size. Copies from a GPU go into
@@ -91,7 +91,7 @@ class _HashingFile:
         self._file.flush()
 
 
-def write_hashed(copied: HostCopy, path: Path) -> tuple[int, str]:
+def write_hashed(copied: ContentOnHost, path: Path) -> tuple[int, str]:
     """Write with torch.save and sync; returns size in bytes and SHA-256, by which every reader verifies the file.
 
     Raises:
@@ -127,7 +127,7 @@ class BackgroundWriter:
 
     def submit(self, content: object, path: Path) -> None:
         """Copy `content`, which may change as soon as this returns, and write the copy."""
-        self._pending.append((path.name, self._pool.submit(write_hashed, HostCopy(content), path)))
+        self._pending.append((path.name, self._pool.submit(write_hashed, ContentOnHost(content), path)))
 
     def done(self) -> bool:
         """Whether writing is over, by success or failure."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from cloze.launch.evaluate.config import EvaluateConfig
-from cloze.launch.evaluate.likelihood import Progress
+from cloze.launch.evaluate.likelihood import ScoringProgress
 from cloze.launch.evaluate.lines import read_lines, score_lines
 from cloze.launch.evaluate.pairs import accuracies, read_pairs, score_pairs
 from cloze.launch.evaluate.report import draw, is_result, print_result, print_tasks, scalars
@@ -102,7 +102,7 @@ def _suite(config: EvaluateConfig) -> tuple[list[str], Callable[[Predictor], Fie
                     max_length=config.max_length,
                     bf16=config.precision == "bf16",
                     hidden=config.hidden,
-                    progress=Progress(tell),
+                    progress=ScoringProgress(tell),
                 )
 
         return lines, on_lines
@@ -111,7 +111,7 @@ def _suite(config: EvaluateConfig) -> tuple[list[str], Callable[[Predictor], Fie
     def on_pairs(predictor: Predictor) -> Fields:
         predictor.require(Score())
         with doing() as tell:
-            scores = score_pairs(predictor.loaded, pairs, config.precision, config.hidden, Progress(tell))
+            scores = score_pairs(predictor.loaded, pairs, config.precision, config.hidden, ScoringProgress(tell))
         return accuracies(pairs, scores)
 
     return [text for pair in pairs for text in (pair.paradigm, pair.phenomenon, pair.good, pair.bad)], on_pairs

@@ -43,7 +43,7 @@ later tokens, by causal attention."""
 _Part = TypeVar("_Part")
 
 
-class Progress:
+class ScoringProgress:
     """Tells how many tokens have been scored and the time left."""
 
     def __init__(self, tell: Tell) -> None:

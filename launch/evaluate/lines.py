@@ -2,7 +2,14 @@
 
 import re
 
-from cloze.launch.evaluate.likelihood import Hidden, Progress, check_finite, log_likelihoods, num_tokens, warn_of_longer
+from cloze.launch.evaluate.likelihood import (
+    Hidden,
+    ScoringProgress,
+    check_finite,
+    log_likelihoods,
+    num_tokens,
+    warn_of_longer,
+)
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import Console
 from cloze.pipeline.config import PrepareConfig
@@ -36,7 +43,7 @@ def score_lines(
     max_length: int,
     bf16: bool,
     hidden: Hidden,
-    progress: Progress,
+    progress: ScoringProgress,
 ) -> Fields:
     """Total scores of all lines; repeated lines count each time but are scored once.
 

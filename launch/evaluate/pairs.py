@@ -9,7 +9,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cloze.launch.evaluate.likelihood import Hidden, Progress, check_finite, log_likelihoods, num_tokens, warn_of_longer
+from cloze.launch.evaluate.likelihood import (
+    Hidden,
+    ScoringProgress,
+    check_finite,
+    log_likelihoods,
+    num_tokens,
+    warn_of_longer,
+)
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import SLOW_BF16, bf16_slowdown
@@ -100,7 +107,7 @@ def score_pairs(
     pairs: list[Pair],
     precision: str,
     hidden: Hidden,
-    progress: Progress,
+    progress: ScoringProgress,
 ) -> np.ndarray:
     """Log-probability of the good sentence minus that of the bad one, (n,) float64. Repeated sentences are scored once.
 

@@ -9,7 +9,7 @@ from cloze.launch.predict.config import Input, typed_text
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value, plain
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
-from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.encoding import Encoding, TextEncoder
 from cloze.launch.texts.settings import Answering
 from cloze.launch.texts.windows import answer_spans, is_unanswered, null_score
 from cloze.pipeline.bounds import bounds
@@ -53,7 +53,7 @@ class AnswerQuestion(Operation):
     """Whether no answer, which is the score of [CLS], competes with the spans; null: if questions without an answer
     were in the model's fine-tuning (SQuAD 2.0)."""
 
-    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
+    def encode(self, encoder: TextEncoder, row: Row) -> Iterable[Encoding]:
         asked = self._as_learned(encoder.answering)
         return encoder.windows(row.second, row.text, length=asked.max_length, step=asked.window_step, place=row.place)
 

@@ -8,7 +8,7 @@ from cloze.launch.predict.config import Input
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
-from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.encoding import Encoding, TextEncoder
 from cloze.pipeline.bounds import bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -35,7 +35,7 @@ class FillMask(Operation):
         if self.top_k > (size := loaded.config.vocab_size):
             raise UserError(f"top_k: found {self.top_k}, expected at most {size}, the vocabulary")
 
-    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+    def encode(self, encoder: TextEncoder, row: Row) -> list[Encoding]:
         return [encoder.encode(row.text, row.pair, blanks=True, place=row.place)]
 
     def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
@@ -95,7 +95,7 @@ class Score(Operation):
 
     name, head, takes_pair = "score", "masked_lm", "never"
 
-    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
+    def encode(self, encoder: TextEncoder, row: Row) -> Iterable[Encoding]:
         whole = encoder.encode(row.text, place=row.place)
         return (replace(whole, blanks=(place,)) for place, part in enumerate(whole.parts) if part)
 

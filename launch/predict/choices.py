@@ -9,7 +9,7 @@ from cloze.launch.predict.config import Input
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
-from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.encoding import Encoding, TextEncoder
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -47,7 +47,7 @@ class Choose(Operation):
                 "with tabs between them, or the fields text and choices of JSON"
             )
 
-    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+    def encode(self, encoder: TextEncoder, row: Row) -> list[Encoding]:
         return [encoder.encode(row.text, choice, cut=True, place=row.place) for choice in row.choices]
 
     def read(self, model: Model, batch: Batch) -> list[Value]:

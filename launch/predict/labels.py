@@ -9,7 +9,7 @@ from cloze.launch.predict.config import PairInput
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
-from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.encoding import Encoding, TextEncoder
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.bounds import bounds
 from cloze.pipeline.errors import UserError
@@ -58,7 +58,7 @@ class Classify(Operation):
                 f"({learned.texts[0]}); leave out --pair, what stands before or behind a tab, or the field pair"
             )
 
-    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
+    def encode(self, encoder: TextEncoder, row: Row) -> Iterable[Encoding]:
         if encoder.pieces is None:
             return [encoder.encode(row.text, row.pair, cut=True, place=row.place)]
         if row.pair is not None:

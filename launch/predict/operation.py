@@ -11,7 +11,7 @@ import numpy as np
 
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
-from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.encoding import Encoding, TextEncoder
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.bounds import check_bounds
 from cloze.pipeline.errors import UserError
@@ -164,11 +164,11 @@ class Operation:
         """The operation with the model's values for options that are not given."""
         return self
 
-    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
+    def encode(self, encoder: TextEncoder, row: Row) -> Iterable[Encoding]:
         """Encode a text to one or more sequences, lazily if there may be many.
 
         Raises:
-            UserError: as `Encoder.encode`.
+            UserError: as `TextEncoder.encode`.
         """
         return [encoder.encode(row.text, row.pair, place=row.place)]
 

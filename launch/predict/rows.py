@@ -189,7 +189,7 @@ def _find_columns(
     return wanted
 
 
-def _choices(row: tables.Row, columns: Columns) -> tuple[str, ...]:
+def _choices(row: tables.TableRow, columns: Columns) -> tuple[str, ...]:
     """The choices of a row: one column each, or one column with a list."""
     if len(columns.choices) == 1:
         found = row.values.get(columns.choices[0])

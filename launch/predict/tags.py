@@ -10,7 +10,7 @@ from cloze.launch.predict.config import Input
 from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
-from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.encoding import Encoding, TextEncoder
 from cloze.launch.texts.windows import counts_once
 
 _Item = TypeVar("_Item")
@@ -41,7 +41,7 @@ class TagWords(Operation):
     ignored_label: str = "O"
     """Label that is not reported."""
 
-    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
+    def encode(self, encoder: TextEncoder, row: Row) -> Iterable[Encoding]:
         length = encoder.truncation.max_length  # as in training: later positions may be untrained
         return encoder.windows(row.text, length=length, step=max(1, length // 2), place=row.place)
 

@@ -15,7 +15,7 @@ from cloze.launch.pretrained.finding import model_path
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run import as_written, runs
 from cloze.launch.system.console import Console
-from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.encoding import Encoding, TextEncoder
 from cloze.launch.texts.settings import TRUNCATION, Truncation, words_in
 from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ class Tokenize(Operation):
 
     name = "tokenize"
 
-    def encode(self, encoder: Encoder, row: Row) -> Iterable[Encoding]:
+    def encode(self, encoder: TextEncoder, row: Row) -> Iterable[Encoding]:
         return super().encode(whole_encoder(encoder.tokenizer, encoder.truncation.words), row)
 
     def read(self, model: Model, batch: Batch) -> list[Value]:
@@ -71,13 +71,13 @@ class TokenizeConfig(Tokenize, PairInput):
     an object store, or the name of a hub model."""
 
 
-def whole_encoder(tokenizer: Tokenizer, words: Literal["characters"] | None) -> Encoder:
+def whole_encoder(tokenizer: Tokenizer, words: Literal["characters"] | None) -> TextEncoder:
     """An encoder of texts of any length.
 
     Args:
         words: field of the model's Truncation.
     """
-    return Encoder(tokenizer, _NO_LIMIT, truncation=Truncation(_NO_LIMIT, words=words))
+    return TextEncoder(tokenizer, _NO_LIMIT, truncation=Truncation(_NO_LIMIT, words=words))
 
 
 def tokens_of(tokenizer: Tokenizer, encoding: Encoding, segments: tuple[int, int] = (0, 1)) -> Tokens:

@@ -11,7 +11,7 @@ from cloze.launch.predict.operation import Batch, Model, Operation, Row, Value, 
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.system.pictures import check_ending
-from cloze.launch.texts.encoding import Encoder, Encoding
+from cloze.launch.texts.encoding import Encoding, TextEncoder
 from cloze.launch.texts.settings import normalized
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
@@ -94,7 +94,7 @@ class Embed(Pooled):
 
     name = "embed"
 
-    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+    def encode(self, encoder: TextEncoder, row: Row) -> list[Encoding]:
         return [encoder.encode(row.text, row.pair, cut=True, place=row.place)]
 
     def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
@@ -157,7 +157,7 @@ class Compare(Pooled):
 
     name, takes_pair = "similarity", "always"
 
-    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+    def encode(self, encoder: TextEncoder, row: Row) -> list[Encoding]:
         return [encoder.encode(text, cut=True, place=row.place) for text in (row.text, row.second)]
 
     def table_lines(self, row: Row, result: Similarity) -> Iterator[dict[str, str]]:
@@ -252,7 +252,7 @@ class Attend(Operation):
 
     name = "attention"
 
-    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+    def encode(self, encoder: TextEncoder, row: Row) -> list[Encoding]:
         return [encoder.encode(row.text, row.pair, blanks=encoder.has_blank(row.text), place=row.place)]
 
     def numbers(self, loaded: LoadedModel, encodings: Sequence[Encoding]) -> int:
@@ -311,7 +311,7 @@ class FindWord(OfLayer):
         if not loaded.tokenizer.encode(self.word):
             raise UserError(f"word: found {self.word!r}, expected a word")
 
-    def encode(self, encoder: Encoder, row: Row) -> list[Encoding]:
+    def encode(self, encoder: TextEncoder, row: Row) -> list[Encoding]:
         (encoding,) = super().encode(encoder, row)
         if not self._found(encoder.tokenizer, row, encoding):
             raise UserError(f"{row.place}: found no {self.word!r} in {row.text!r}, expected it in every text")

@@ -7,7 +7,7 @@ from typing import Any
 
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import device_type
-from cloze.launch.texts.encoding import Encoder
+from cloze.launch.texts.encoding import TextEncoder
 from cloze.launch.texts.labels import looking_alike
 from cloze.launch.texts.settings import Answering, Truncation, Vectors
 from cloze.launch.texts.tables import Columns
@@ -66,7 +66,7 @@ class LoadedModel:
         positions = self.config.max_position_embeddings
         names = tokenizer.names
         self._around = f"{names['classification']} TEXT {names['separator']}"
-        self.encoder = Encoder(tokenizer, positions, pieces, truncation, answering, self._other_pairs())
+        self.encoder = TextEncoder(tokenizer, positions, pieces, truncation, answering, self._other_pairs())
         if self._is_joined and not stand_around_texts(tokenizer.backend, names, pairs=False):
             Console().warn(
                 f"{source}: its tokenizer puts other special tokens around a text than {self._around}, which Cloze "

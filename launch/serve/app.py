@@ -19,7 +19,7 @@ from cloze.launch.serve.batching import Batcher, QueueFull
 from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.description import describe
 from cloze.launch.serve.keys import is_loopback, read_keys
-from cloze.launch.serve.request_checks import Bounds, Traffic
+from cloze.launch.serve.request_checks import RequestLimits, Traffic
 from cloze.launch.serve.schemas import Refusal, answer_model, request_model
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -128,7 +128,7 @@ def build_app(predictor: Predictor, config: ServeConfig) -> Any:
         redoc_url=None,
         description=f"{type(predictor.model).__name__} from {predictor.loaded.source}",
     )
-    app.add_middleware(Bounds, config=config, traffic=traffic, keys=read_keys(config))
+    app.add_middleware(RequestLimits, config=config, traffic=traffic, keys=read_keys(config))
     # added last, so that it is the outer one
     app.add_middleware(CountRequests, counter=meters.requests, operations=predictor.abilities())
     app.state.stopping, app.state.traffic = False, traffic

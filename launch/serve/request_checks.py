@@ -36,7 +36,7 @@ class Traffic:
     dropped: int = 0
 
 
-class Bounds:
+class RequestLimits:
     """ASGI middleware before all others except CountRequests: reads the body, calls the application, sends its
     response.
 

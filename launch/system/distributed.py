@@ -245,7 +245,7 @@ def together(what: str, where: object, device: torch.device) -> Iterator[None]:
         raise UserError(f"{where}: found a process that could not {what}, expected all to; its own message says why")
 
 
-class HostCopy:
+class NumbersOnHost:
     """An asynchronous copy of numbers from the device to the host; `take` them after further work.
 
     Args:

@@ -71,7 +71,7 @@ def spelled_specials(tokenizer: Tokenizer) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, tokenizer.names.values())))
 
 
-class Encoder:
+class TextEncoder:
     """Encodes texts with special tokens, within `max_length` tokens in all.
 
     longer_texts: number of texts encoded whole that were longer than the model's training texts.

@@ -78,7 +78,7 @@ def columns_of(note: Fields | None) -> Columns | None:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row of a table, and its place in the file."""
 
     values: Fields
@@ -97,7 +97,7 @@ class Reading:
     """A table that is read row by row, only once."""
 
     path: Path
-    rows: Iterator[Row] = field(init=False)
+    rows: Iterator[TableRow] = field(init=False)
     columns: tuple[str, ...] = ()
     """Names of the columns; of JSON lines, in which each row may have others, those of the first row."""
     malformed: int = 0
@@ -110,7 +110,7 @@ class Table:
 
     path: Path
     columns: tuple[str, ...]
-    rows: list[Row]
+    rows: list[TableRow]
     malformed: int = 0
     """Malformed rows (number of fields differs from the columns) that were skipped."""
 
@@ -329,7 +329,7 @@ def _separated(
     header: tuple[str, ...],
     mark: str,
     skip_malformed: bool | None,
-) -> Iterator[Row]:
+) -> Iterator[TableRow]:
     path, columns = reading.path, header
     for position, (place, fields) in enumerate(records):
         if position == 0 and (not header or mark in fields):
@@ -341,7 +341,7 @@ def _separated(
         elif not fields:  # an empty line; "" in a table of one column is an empty cell
             continue
         elif len(fields) == len(columns):
-            yield Row(dict(zip(columns, fields, strict=True)), f"{path}: {place}")
+            yield TableRow(dict(zip(columns, fields, strict=True)), f"{path}: {place}")
         elif skip_malformed:
             reading.malformed += 1
         else:
@@ -352,7 +352,7 @@ def _separated(
             )
 
 
-def _read_json_lines(path: Path) -> Iterator[Row]:
+def _read_json_lines(path: Path) -> Iterator[TableRow]:
     for number, line in enumerate(_lines(path, "\n"), 1):
         if not line.strip():
             continue
@@ -364,10 +364,10 @@ def _read_json_lines(path: Path) -> Iterator[Row]:
             ) from error
         if not isinstance(values, dict):
             raise UserError(f"{path}: row {number}: found {type(values).__name__}, expected one object a line")
-        yield Row(values, f"{path}: row {number}")
+        yield TableRow(values, f"{path}: row {number}")
 
 
-def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[Row]:
+def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[TableRow]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -391,7 +391,7 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[Row]:
     return _rows(path, file.schema_arrow, values(), labels)
 
 
-def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> Iterator[Row]:
+def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> Iterator[TableRow]:
     try:
         import datasets
     except ImportError as error:
@@ -415,7 +415,9 @@ def _read_dataset(path: Path, labels: tuple[str, ...] | None) -> Iterator[Row]:
     return _rows(path, data.features.arrow_schema, values(), labels)
 
 
-def _rows(path: Path, schema: pa.Schema, values: Iterator[Fields], labels: tuple[str, ...] | None) -> Iterator[Row]:
+def _rows(
+    path: Path, schema: pa.Schema, values: Iterator[Fields], labels: tuple[str, ...] | None
+) -> Iterator[TableRow]:
     """Rows of a typed table, with names for numbered classes (open_table: labels)."""
     named = {}
     for column, names in _class_names(path, schema).items():
@@ -432,7 +434,7 @@ def _rows(path: Path, schema: pa.Schema, values: Iterator[Fields], labels: tuple
                 if isinstance(value, list)
                 else _name(known, value, column, place)
             )
-        yield Row(row, place)
+        yield TableRow(row, place)
 
 
 def _name(known: dict[int, str | None], value: object, column: str, place: str) -> str | None:

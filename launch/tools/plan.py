@@ -17,7 +17,7 @@ from cloze.launch.system.environment import Environment
 from cloze.launch.system.memory import GIB
 from cloze.launch.tools.planning import assumptions
 from cloze.launch.tools.planning.config import PlanConfig
-from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, Step, most_with_half
+from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths, StepEstimate, most_with_half
 from cloze.launch.tools.planning.machines import find_machine
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -206,7 +206,7 @@ def _masked_lengths(config: PlanConfig) -> Lengths:
     return Lengths.of_procedure(config.train.sequence_length, config.short_share, config.masked_share)
 
 
-def _figures(config: PlanConfig, estimator: Estimator, step: Step) -> Fields:
+def _figures(config: PlanConfig, estimator: Estimator, step: StepEstimate) -> Fields:
     """Content of the JSON file."""
     machine, gpus = estimator.cluster.machine, estimator.cluster.processes
     memory = estimator.memory(config.zero.stage, step.batch.micro_batch_size)
@@ -271,7 +271,7 @@ def _stage(estimator: Estimator, stage: int) -> Fields:
     }
 
 
-def _print(config: PlanConfig, estimator: Estimator, step: Step, figures: Fields) -> None:
+def _print(config: PlanConfig, estimator: Estimator, step: StepEstimate, figures: Fields) -> None:
     console = Console()
     console.facts(
         "cloze plan: an estimate, nothing was run",
@@ -288,7 +288,7 @@ def _print(config: PlanConfig, estimator: Estimator, step: Step, figures: Fields
     console.say(_assumed(config, estimator))
 
 
-def _memory_rows(estimator: Estimator, step: Step, figures: Fields) -> list[tuple[str, str]]:
+def _memory_rows(estimator: Estimator, step: StepEstimate, figures: Fields) -> list[tuple[str, str]]:
     machine, largest = estimator.cluster.machine, figures["largest_micro_batch_size"]
     kinds = ", ".join(f"{name} {value / GIB:.1f}" for name, value in figures["memory_by_kind"].items())
     return [
@@ -311,7 +311,7 @@ def _memory_rows(estimator: Estimator, step: Step, figures: Fields) -> list[tupl
     ]
 
 
-def _time_rows(config: PlanConfig, step: Step, figures: Fields) -> list[tuple[str, str]]:
+def _time_rows(config: PlanConfig, step: StepEstimate, figures: Fields) -> list[tuple[str, str]]:
     micro, gpus = step.micro, figures["gpus"]
     parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in micro.by_kind.items())
     waits = "the device waits for it" if micro.host_seconds > micro.device_seconds else "hidden behind the device"
@@ -354,7 +354,7 @@ def _time_rows(config: PlanConfig, step: Step, figures: Fields) -> list[tuple[st
     return [*rows, ("cost", priced or _NO_PRICE)]
 
 
-def _hidden(step: Step) -> str:
+def _hidden(step: StepEstimate) -> str:
     """How much of the communication makes the step longer."""
     share = f"{step.waiting_seconds / step.seconds:.0%} of it"
     if step.waiting_seconds == step.communication_seconds:

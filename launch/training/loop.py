@@ -12,7 +12,7 @@ from cloze.launch.checkpoint import CheckpointManager
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Engine, Outcome
 from cloze.launch.system.devices import to_device
-from cloze.launch.system.distributed import HostCopy
+from cloze.launch.system.distributed import NumbersOnHost
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.callbacks import Callback, RunView
 from cloze.launch.training.completion import completion
@@ -192,7 +192,7 @@ class Loop:
         progress, world_size = self.progress, self.environment.world_size
         progress.window.add(sums, outcome.skipped, world_size, batch.num_tokens, batch.num_padding)
         self.throughput.add(batch.num_tokens)
-        skipped, agreed = HostCopy(outcome.skipped), totals.agreed()
+        skipped, agreed = NumbersOnHost(outcome.skipped), totals.agreed()
         state = replace(
             progress.state,
             step=progress.state.step + 1,

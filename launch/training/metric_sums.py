@@ -25,7 +25,7 @@ class WindowSums:
     """Tokens that padding would have added."""
 
 
-class Window:
+class MetricWindow:
     """Sums of this rank since the last line of metrics, on the device; saved in checkpoints as one tensor.
 
     Args:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from cloze.launch.config import ScheduleConfig, TrainConfig
 
 
-class Progress(NamedTuple):
-    """Progress of a run after its warmup."""
+class SchedulePoint(NamedTuple):
+    """Where a run is after its warmup."""
 
     at: float
     """The step, or the seconds used; at most `end`."""
@@ -23,7 +23,7 @@ class Progress(NamedTuple):
 class Shape(NamedTuple):
     """A schedule after its warmup, 1 at its highest."""
 
-    share: Callable[[ScheduleConfig, Progress], float]
+    share: Callable[[ScheduleConfig, SchedulePoint], float]
     falls_to_zero: bool = True
     """Whether it is 0 at the end of the run, and so is scaled to end at final_share; others ignore that."""
 
@@ -77,7 +77,7 @@ def multiplier(config: ScheduleConfig, at: float, end: float, tokens: int = 0) -
     done = min(1.0, (at - warmup) / max(1, end - warmup))
     left = min(1.0, (end - at) / max(1, round(config.decay_share * end)))
     shape = SHAPES[config.name]
-    share = shape.share(config, Progress(at, end, warmup, done, left))
+    share = shape.share(config, SchedulePoint(at, end, warmup, done, left))
     return config.final_share + (1 - config.final_share) * share if shape.falls_to_zero else share
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from cloze.launch.checkpoint import TrainState
-from cloze.launch.training.metric_sums import Window
+from cloze.launch.training.metric_sums import MetricWindow
 from cloze.pipeline.errors import UserError
 
 
@@ -23,7 +23,7 @@ class Awaited(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class PendingStep:
     """A step that is done or queued on the device: whether it was skipped, and the state that a checkpoint after it
     would hold.
     """
@@ -45,7 +45,7 @@ class Step:
 class SkippedTooOften(Exception):
     """As many steps in a row as are allowed were skipped; `step` is the last of them."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: PendingStep) -> None:
         super().__init__(str(step))
         self.step = step
 
@@ -74,7 +74,9 @@ class TrainProgress:
         warn: called with a line about each skipped step.
     """
 
-    def __init__(self, window: Window, *, most_skipped: int, keeps_skipped: bool, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, window: MetricWindow, *, most_skipped: int, keeps_skipped: bool, warn: Callable[[str], None]
+    ) -> None:
         self.state = TrainState()
         """After the last step that is done or queued."""
         self.window = window
@@ -83,7 +85,7 @@ class TrainProgress:
         self.skipped_in_a_row = 0
         self.saved: TrainState | None = None
         """The state of the newest checkpoint."""
-        self._pending: deque[Step] = deque()  # oldest first
+        self._pending: deque[PendingStep] = deque()  # oldest first
         self._good = self.state, self.window.values.clone()
         self._most_skipped, self._keeps_skipped, self._warn = most_skipped, keeps_skipped, warn
 
@@ -120,7 +122,7 @@ class TrainProgress:
             position: of its first sample in the stream.
         """
         self.state = state
-        self._pending.append(Step(skipped, state, self.window.values.clone(), position))
+        self._pending.append(PendingStep(skipped, state, self.window.values.clone(), position))
 
     def settle(self, leave: int = 0) -> None:
         """Read the outcomes of the steps, oldest first, and count the skipped ones.

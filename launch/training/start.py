@@ -26,7 +26,7 @@ from cloze.launch.training.curves import Curves
 from cloze.launch.training.evaluation import Evaluations
 from cloze.launch.training.inspection import Inspector, StepProfiler
 from cloze.launch.training.loop import Loop
-from cloze.launch.training.metric_sums import Window
+from cloze.launch.training.metric_sums import MetricWindow
 from cloze.launch.training.process import Process, joined, recorded
 from cloze.launch.training.recipe import Recipe
 from cloze.launch.training.resuming import open_checkpoints, resume
@@ -101,7 +101,7 @@ class Training:
         process.console.facts(*recipe.table(process, self.engine))
         sources = recipe.sources.num_sums if recipe.sources else 0
         self.progress = TrainProgress(
-            Window(len(recipe.objective.NAMES), sources, process.device),
+            MetricWindow(len(recipe.objective.NAMES), sources, process.device),
             most_skipped=config.train.max_skipped_steps,
             keeps_skipped=self.engine.scales_loss,
             warn=process.console.warn,

@@ -47,7 +47,7 @@ class StepTotals:
 
     divisors: torch.Tensor
     """The objective's divisors of the global batch: float64 (divisors,) on the device."""
-    _agreed: distributed.HostCopy
+    _agreed: distributed.NumbersOnHost
 
     @classmethod
     def exchange(cls, divisors: Sequence[float], own: Agreed, device: torch.device) -> StepTotals:
@@ -59,7 +59,7 @@ class StepTotals:
         sums = distributed.reduce_sum(numbers_on(device, *divisors, *astuple(own)))
         of_objective, agreed = sums.split([len(divisors), len(fields(Agreed))])
         # Copied before the step's work is queued, so that the host waits no longer than for the step before.
-        return cls(of_objective, distributed.HostCopy(agreed))
+        return cls(of_objective, distributed.NumbersOnHost(agreed))
 
     def agreed(self) -> Agreed:
         """What all ranks know; waits for the copy, so call it when the step's work is queued."""

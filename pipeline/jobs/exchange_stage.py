@@ -21,7 +21,7 @@ FILES_AT_ONCE = 512  # a group of 64-MiB parts then has 32 GiB, of which a task 
 END = 1 << 64  # number of hashes
 
 
-class Layout:
+class ExchangeLayout:
     """The parts after stage 1 and after each round, computed by arithmetic; nothing about them is stored.
 
     At level k (0: after stage 1, k: after round k) the hashes are divided into equal ranges, each held by several

@@ -23,7 +23,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.jobs.build_stage import BuildTask, ShardReport, build
 from cloze.pipeline.jobs.estimating import check_disk, estimate
-from cloze.pipeline.jobs.exchange_stage import FILES_AT_ONCE, ExchangeTask, Layout, exchange
+from cloze.pipeline.jobs.exchange_stage import FILES_AT_ONCE, ExchangeLayout, ExchangeTask, exchange
 from cloze.pipeline.jobs.executors import open_executor, run_tasks
 from cloze.pipeline.jobs.parts import DamagedPart
 from cloze.pipeline.jobs.resuming import check_touched, go_on_as, has_reports
@@ -194,7 +194,7 @@ def _run(
         report, parts = _tokenize(run, hashes)
         if (remark := remark_on_documents(files, report.counts.get("documents_read", 0))) is not None:
             progress.note(remark)
-        built = _make_shards(run, hashes, report, Layout(parts, FILES_AT_ONCE))
+        built = _make_shards(run, hashes, report, ExchangeLayout(parts, FILES_AT_ONCE))
         with ThreadPoolExecutor(1) as meanwhile:
             meanwhile.submit(executor.shutdown)  # worker processes end while this one publishes
             sources = [
@@ -427,7 +427,9 @@ def _run_stage_1(
     run_tasks(run.executor, tokenize, task, weights, on_result)
 
 
-def _make_shards(run: _Run, hashes: SourceHashes, report: Report, layout: Layout) -> dict[int, dict[str, _Built]]:
+def _make_shards(
+    run: _Run, hashes: SourceHashes, report: Report, layout: ExchangeLayout
+) -> dict[int, dict[str, _Built]]:
     """The exchange rounds and stage 2. A damaged part is made again."""
     repaired = set()
     while True:
@@ -448,7 +450,7 @@ def _make_shards(run: _Run, hashes: SourceHashes, report: Report, layout: Layout
             damaged.path.unlink(missing_ok=True)
 
 
-def _exchange(run: _Run, hashes: SourceHashes, report: Report, layout: Layout) -> None:
+def _exchange(run: _Run, hashes: SourceHashes, report: Report, layout: ExchangeLayout) -> None:
     """Make the missing parts of the last round, and before them the missing parts that they need."""
     run.check()
     there = {path.name for path in run.work.iterdir() if path.name.endswith(".part")}
@@ -465,7 +467,7 @@ def _exchange(run: _Run, hashes: SourceHashes, report: Report, layout: Layout) -
         _run_round(run, report, layout, level, wanted[level])
 
 
-def _run_round(run: _Run, report: Report, layout: Layout, level: int, numbers: list[int]) -> None:
+def _run_round(run: _Run, report: Report, layout: ExchangeLayout, level: int, numbers: list[int]) -> None:
     """Make parts of one level, and then remove those of the previous level."""
     tokens = int(report.tokens.sum()) // max(1, len(layout.names[level]))  # an estimate, for the progress bar
 
@@ -494,7 +496,7 @@ def _run_round(run: _Run, report: Report, layout: Layout, level: int, numbers: l
             path.unlink(missing_ok=True)
 
 
-def _build(run: _Run, report: Report, layout: Layout, splits: Fields) -> dict[int, dict[str, _Built]]:
+def _build(run: _Run, report: Report, layout: ExchangeLayout, splits: Fields) -> dict[int, dict[str, _Built]]:
     """Build every shard of every split and length.
 
     Returns:

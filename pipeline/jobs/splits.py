@@ -5,7 +5,7 @@ import numpy as np
 from cloze.pipeline.config import PAIR_OBJECTIVES, PrepareConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs import parts
-from cloze.pipeline.jobs.exchange_stage import END, Layout
+from cloze.pipeline.jobs.exchange_stage import END, ExchangeLayout
 from cloze.pipeline.jobs.shard_sizes import PARTITION_SIZE
 from cloze.pipeline.jobs.tokenize_stage import Report
 from cloze.pipeline.stores.places import Place
@@ -18,7 +18,7 @@ class TooLittleText(UserError):
 
 
 def plan_splits(
-    config: PrepareConfig, report: Report, layout: Layout, folder: Place
+    config: PrepareConfig, report: Report, layout: ExchangeLayout, folder: Place
 ) -> tuple[dict[str, tuple[int, int]], list[str]]:
     """Hash ranges of the splits, lowest hashes first, and remarks. A split that would be too small is enlarged.
 
@@ -67,7 +67,7 @@ def plan_splits(
     return splits, remarks
 
 
-def _lowest_hashes(report: Report, layout: Layout, folder: Place, count: int) -> tuple[np.ndarray, bool]:
+def _lowest_hashes(report: Report, layout: ExchangeLayout, folder: Place, count: int) -> tuple[np.ndarray, bool]:
     """The lowest distinct hashes, enough to fill small splits; and whether these are all."""
     through = np.cumsum(report.documents)
     # `count` distinct hashes are needed, and there may be duplicates: read more.

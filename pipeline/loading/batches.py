@@ -27,7 +27,7 @@ from cloze.pipeline.loading.streams import (
 )
 from cloze.pipeline.records import NO_LABEL
 from cloze.pipeline.samples.masking import KeyedDraws
-from cloze.pipeline.shards.reader import ShardReader, Window
+from cloze.pipeline.shards.reader import ShardReader, ShardWindow
 
 _PREFETCHED = 4  # groups of batches that are prefetched
 _CLOSE_SECONDS = 60  # to wait for what is being read: a store may not answer
@@ -292,7 +292,7 @@ class BatchStream:
         and int64 (4, count): tokens, tokens that are predicted, pairs, padding.
         """
         count, samples = rows.shape
-        part, part_masks = Window(read.samples, read.masks).take(rows.ravel())
+        part, part_masks = ShardWindow(read.samples, read.masks).take(rows.ravel())
         sizes = np.full(rows.size // self._micro, self._micro)
         micro_batches = collate_several(part, part_masks, sizes, self._segments, next_tokens)
         lengths = part.lengths.reshape(count, -1, self._micro)
@@ -340,7 +340,7 @@ def evaluation_batches(
         for first in range(0, len(indices), micro_batch_size):
             rows = np.arange(first, min(first + micro_batch_size, len(indices)))
             by_length = rows[np.argsort(samples.lengths[rows], kind="stable")]
-            part, part_masks = Window(samples, masks).take(by_length)
+            part, part_masks = ShardWindow(samples, masks).take(by_length)
             yield collate(part, part_masks, segments)
             yielded += 1
     if yielded < steps:

@@ -49,7 +49,7 @@ _OPEN_SHARDS = 64
 
 
 @dataclass(frozen=True)
-class Window:
+class ShardWindow:
     """Some blocks, decoded into flat arrays; rows are gathered without a Python loop over samples."""
 
     samples: Samples
@@ -120,7 +120,7 @@ class ShardReader:
         schema = shard_schema(self.manifest.vocab_size, self.manifest.mask_sets)
         self._head = np.frombuffer(schema.serialize(), np.uint8)
         self._open: OrderedDict[int, Shard | Shard1] = OrderedDict()
-        self._window: tuple[tuple[object, ...], Window] | None = None
+        self._window: tuple[tuple[object, ...], ShardWindow] | None = None
 
     @property
     def num_samples(self) -> int:
@@ -146,7 +146,7 @@ class ShardReader:
         first = ragged.to_offsets(self.block_sizes[blocks])[:-1]
         return self._window[1].take(first[place] + indices - self.block_starts[block_of])
 
-    def window(self, blocks: np.ndarray, mask_set: int | None = 0) -> Window:
+    def window(self, blocks: np.ndarray, mask_set: int | None = 0) -> ShardWindow:
         """Decode blocks into one window with their concatenated rows."""
         if mask_set is not None and not 0 <= mask_set < self.manifest.mask_sets:
             raise UserError(f"{self.folder}: found {self.manifest.mask_sets} mask sets, asked for set {mask_set}")
@@ -352,7 +352,7 @@ def _damaged(path: Place, what: str) -> _Damaged:
     return _Damaged(f"{path}: damaged shard: {what}; {REPAIR}")
 
 
-def _to_window(batches: list[pa.RecordBatch], mask_set: int | None, manifest: Manifest) -> Window:
+def _to_window(batches: list[pa.RecordBatch], mask_set: int | None, manifest: Manifest) -> ShardWindow:
     token = numpy_type(token_type(manifest.vocab_size))
     input_ids, offsets = _flat(batches, INPUT_IDS, token)
     samples = Samples(
@@ -366,11 +366,11 @@ def _to_window(batches: list[pa.RecordBatch], mask_set: int | None, manifest: Ma
         else _column(batches, SOURCE, np.uint16),
     )
     if mask_set is None:
-        return Window(samples, Masks.none(len(samples)))
+        return ShardWindow(samples, Masks.none(len(samples)))
     positions, ids = mask_columns(mask_set)
     flat_positions, mask_offsets = _flat(batches, positions, np.uint16)
     flat_ids, _ = _flat(batches, ids, token)
-    return Window(samples, Masks(flat_positions, flat_ids, mask_offsets))
+    return ShardWindow(samples, Masks(flat_positions, flat_ids, mask_offsets))
 
 
 def _flat(batches: list[pa.RecordBatch], name: str, dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray]:

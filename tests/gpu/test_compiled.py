@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from cloze.launch.tools.planning.roofline import fuse
-from cloze.launch.tools.planning.trace import Batch, ModelRun, trace_micro_step
+from cloze.launch.tools.planning.trace import ModelRun, TracedBatch, trace_micro_step
 from cloze.model.config import BertConfig
 from tests.gpu.cases import COMPILED_LENGTHS, Compiled, Graphs
 
@@ -20,7 +20,7 @@ def planned_bytes(model: str, layers: int) -> int:
     """Bytes that `cloze plan` counts for all that is no product and no attention, in the layers."""
     lengths = COMPILED_LENGTHS[-1]
     config = replace(BertConfig.preset(model, vocab_size=1000), num_hidden_layers=layers)
-    kernels = fuse(trace_micro_step(ModelRun(config), Batch(lengths, 76 * len(lengths))))
+    kernels = fuse(trace_micro_step(ModelRun(config), TracedBatch(lengths, 76 * len(lengths))))
     return sum(each.bytes for each in kernels if each.in_layer and each.kind in ("pointwise", "other"))
 
 

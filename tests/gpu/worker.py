@@ -174,7 +174,7 @@ def loop_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
     from cloze.launch.system.environment import read_environment
     from cloze.launch.training.callbacks import RunView
     from cloze.launch.training.loop import Loop
-    from cloze.launch.training.metric_sums import Window
+    from cloze.launch.training.metric_sums import MetricWindow
     from cloze.launch.training.skipped_steps import TrainProgress
     from cloze.launch.training.throughput import Throughput
     from cloze.launch.training.weight_average import WeightAverage
@@ -185,7 +185,7 @@ def loop_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
     objective.counts = on_the_host(objective.counts)
     sources = _sources() if mixed else None
     progress = TrainProgress(
-        Window(len(objective.NAMES), sources.num_sums if sources else 0, device),
+        MetricWindow(len(objective.NAMES), sources.num_sums if sources else 0, device),
         most_skipped=config.train.max_skipped_steps,
         keeps_skipped=engine.scales_loss,
         warn=print,
@@ -354,12 +354,12 @@ def graphs(case: Graphs) -> list[int]:
     from cloze.launch.pretrain.first_model import build_model
     from cloze.launch.pretrain.micro_batch_size import Probe, ProbeBatches
     from cloze.launch.system.devices import to_device
-    from cloze.launch.system.distributed import HostCopy
+    from cloze.launch.system.distributed import NumbersOnHost
     from cloze.model.encoder import Encoder
     from tests.gpu.fake_cuda import on_the_host
 
     join(0, WORLD_SIZE)
-    HostCopy.take = lambda copy: [0.0] * copy._host.numel()
+    NumbersOnHost.take = lambda copy: [0.0] * copy._host.numel()
     compile_layers = Encoder.compile_layers
     Encoder.compile_layers = lambda encoder: compile_layers(encoder, backend="eager")  # graphs are Dynamo's
     config = configuration(Case(layers=3))
@@ -413,7 +413,7 @@ def copied(case: Copied) -> dict:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from cloze.launch.checkpoint.writing import HostCopy
+    from cloze.launch.checkpoint.writing import NumbersOnHost
     from tests.gpu.fake_cuda import LOG, watch
 
     with FakeTensorMode(allow_non_fake_inputs=True), watch():
@@ -421,7 +421,7 @@ def copied(case: Copied) -> dict:
         content["tied"] = content["0"].view(10, 100)
         LOG.clear()
         LOG.listening = True
-        copy = HostCopy(content)
+        copy = NumbersOnHost(content)
         waits, before = dict(LOG.waits), len(LOG.events)
         taken = copy.take()
         LOG.listening = False

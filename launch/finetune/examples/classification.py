@@ -27,7 +27,7 @@ from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
 from cloze.launch.texts.labels import looking_alike
 from cloze.launch.texts.sequences import build_pieces, build_sequences
 from cloze.launch.texts.settings import Truncation
-from cloze.launch.texts.tables import Columns, Row, Table, parse_json, read_table
+from cloze.launch.texts.tables import Columns, Table, TableRow, parse_json, read_table
 from cloze.model.config import Pooling, VectorPooling
 from cloze.model.problems import HeadConfig
 from cloze.model.tasks import BertForSequenceClassification
@@ -73,7 +73,7 @@ _PRINTED_LIST = re.compile(
 )
 
 
-def _label_set(row: Row, column: str) -> list[str]:
+def _label_set(row: TableRow, column: str) -> list[str]:
     """Independent labels of a row: a list, also as JSON in a cell (as `predict` writes it), or words with commas
     between them, of which the first begins with no bracket, and none looks like a part of a list.
     """
@@ -169,7 +169,7 @@ class TextExamples(Examples):
         """
 
     @abstractmethod
-    def _target(self, row: Row) -> object:
+    def _target(self, row: TableRow) -> object:
         """The target of a row as a number or numbers.
 
         Raises:
@@ -259,7 +259,7 @@ class ClassExamples(TextExamples):
             )
         return HeadConfig(labels, "single_label", pooling=pooling)
 
-    def _target(self, row: Row) -> int:
+    def _target(self, row: TableRow) -> int:
         return number_of(row, label_of(row, self._columns[0]), self._head.labels)
 
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
@@ -292,7 +292,7 @@ class ColumnExamples(TextExamples):
         names = tuple(f"{name}: {label}" for name, labels in columns for label in labels)
         return HeadConfig(names, "columns", columns, pooling)
 
-    def _target(self, row: Row) -> list[int]:
+    def _target(self, row: TableRow) -> list[int]:
         return [number_of(row, label_of(row, name), labels, "fix the row") for name, labels in self._head.columns]
 
     def _split(self, outputs: np.ndarray) -> list[np.ndarray]:
@@ -352,7 +352,7 @@ class LabelExamples(_OfNumbers):
             )
         return HeadConfig(labels, "multi_label", pooling=pooling)
 
-    def _target(self, row: Row) -> list[int]:
+    def _target(self, row: TableRow) -> list[int]:
         if len(self._columns) > 1:
             return [_yes_or_no(row, column) for column in self._columns]
         given = {number_of(row, label, self._head.labels) for label in _label_set(row, self._columns[0])}
@@ -385,7 +385,7 @@ class NumberExamples(_OfNumbers):
     ) -> HeadConfig:
         return HeadConfig(targets, "regression", pooling=pooling)
 
-    def _target(self, row: Row) -> list[float]:
+    def _target(self, row: TableRow) -> list[float]:
         return [number_in(row, column) for column in self._columns]
 
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
@@ -408,7 +408,7 @@ class NumberExamples(_OfNumbers):
         return values if len(values) > 1 else values[self._columns[0]]
 
 
-def predicted(row: Row, prediction: Fields) -> Fields:
+def predicted(row: TableRow, prediction: Fields) -> Fields:
     """An object of a file of predictions: the place of the row, its columns, the prediction. A column is left out if an
     entry of ours has its name.
     """
@@ -424,7 +424,7 @@ def has_labels(table: Table, columns: tuple[str, ...], labels: Collection[str]) 
     )
 
 
-def label_of(row: Row, column: str) -> str:
+def label_of(row: TableRow, column: str) -> str:
     """The label in a column.
 
     Raises:
@@ -444,7 +444,7 @@ def _is_name(value: object) -> bool:
     return value is not None and not isinstance(value, list | dict | bytes) and value == value
 
 
-def number_in(row: Row, column: str) -> float:
+def number_in(row: TableRow, column: str) -> float:
     """The number in a column.
 
     Raises:
@@ -462,7 +462,7 @@ def number_in(row: Row, column: str) -> float:
     return number
 
 
-def _yes_or_no(row: Row, column: str) -> int:
+def _yes_or_no(row: TableRow, column: str) -> int:
     """1 or 0 from a cell with a number (int or float) or a boolean.
 
     Raises:
@@ -476,7 +476,7 @@ def _yes_or_no(row: Row, column: str) -> int:
     return value
 
 
-def number_of(row: Row, label: str, labels: tuple[str, ...], fix: str = FIX_LABEL) -> int:
+def number_of(row: TableRow, label: str, labels: tuple[str, ...], fix: str = FIX_LABEL) -> int:
     """The number of a row's label.
 
     Raises:

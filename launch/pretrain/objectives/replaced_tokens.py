@@ -57,7 +57,7 @@ def generator_config(
     )
 
 
-class Electra(BertPreTrained):
+class GeneratorAndDiscriminator(BertPreTrained):
     """The discriminator, with the parameters of BertForReplacedTokenDetection, and the generator as its submodule."""
 
     uses_pooler = False
@@ -165,9 +165,9 @@ class ReplacedTokens(MaskedTokens):
         self.generator = generator_config(config.model, generator_size, generator_layers)
         self._temperature, self.weights = temperature, {"detection": detection}
 
-    def build_model(self) -> Electra:
+    def build_model(self) -> GeneratorAndDiscriminator:
         """Both models. An export has the discriminator, or on request the generator."""
-        return Electra(self.config.model, self.generator, self._temperature, **self.model_options)
+        return GeneratorAndDiscriminator(self.config.model, self.generator, self._temperature, **self.model_options)
 
     def pretraining_output(self, output: ElectraOutput) -> PreTrainingOutput:
         """The generator's."""

@@ -19,7 +19,7 @@ from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.records import NO_LABEL
 
 
-class SpanOutput(NamedTuple):
+class SpanBoundaryOutput(NamedTuple):
     """Outputs of the model for a micro-batch with labels: M masked positions."""
 
     masked: PreTrainingOutput
@@ -67,7 +67,7 @@ class SpanBoundaryBert(BertForPreTraining):
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
         **inputs: Any,
-    ) -> PreTrainingOutput | SpanOutput:
+    ) -> PreTrainingOutput | SpanBoundaryOutput:
         """Concatenated inputs as BertForPreTraining takes them; without labels what that returns."""
         if labels is None:
             return super().forward(masked_positions=masked_positions, next_sentence_label=next_sentence_label, **inputs)
@@ -78,7 +78,7 @@ class SpanBoundaryBert(BertForPreTraining):
         # The last position embedding is used for all later tokens of a longer span.
         place = self.boundary_positions(places.clamp(max=self.boundary_positions.num_embeddings - 1))
         seen = self.boundary_layers(torch.cat((left, right, place.to(left.dtype)), dim=-1))
-        return SpanOutput(
+        return SpanBoundaryOutput(
             self.predictions(encoded, hidden, labels, next_sentence_label), *self.masked_lm.decoder(seen, labels)
         )
 
@@ -110,7 +110,7 @@ class SpanBoundary(MaskedTokens):
         """BERT and the head, which exports omit."""
         return SpanBoundaryBert(self.config.model, self._longest, **self.model_options)
 
-    def pretraining_output(self, output: SpanOutput) -> PreTrainingOutput:
+    def pretraining_output(self, output: SpanBoundaryOutput) -> PreTrainingOutput:
         """The PreTrainingOutput of BERT."""
         return output.masked
 
@@ -126,7 +126,7 @@ class SpanBoundary(MaskedTokens):
         """Divisors: those of MaskedTokens, and the number of masked tokens for the boundary term."""
         return super().divisors(micro_batch) | {"boundary": (micro_batch["labels"] != NO_LABEL).sum()}
 
-    def terms(self, output: SpanOutput, micro_batch: MicroBatch) -> dict[str, Term]:
+    def terms(self, output: SpanBoundaryOutput, micro_batch: MicroBatch) -> dict[str, Term]:
         """The terms of MaskedTokens and the boundary term."""
         return super().terms(output.masked, micro_batch) | {
             "boundary": Term(output.boundary_losses, output.boundary_correct)

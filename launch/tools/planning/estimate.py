@@ -29,9 +29,9 @@ from cloze.launch.tools.planning.assumptions import (
     PESSIMISTIC_PRODUCTS,
 )
 from cloze.launch.tools.planning.machines import Machine
-from cloze.launch.tools.planning.memory import Memory, divided_memory, memory, traffic, weights_are_16_bit
+from cloze.launch.tools.planning.memory import MemoryEstimate, divided_memory, memory, traffic, weights_are_16_bit
 from cloze.launch.tools.planning.roofline import Cost, cost, kernel_seconds
-from cloze.launch.tools.planning.trace import Batch, ModelRun, Trace, kernel_of, trace_micro_step, trace_optimizer
+from cloze.launch.tools.planning.trace import ModelRun, Trace, TracedBatch, kernel_of, trace_micro_step, trace_optimizer
 from cloze.pipeline.errors import UserError
 
 _SEQUENCES = 1024  # number of sequences from whose lengths FLOPs are computed
@@ -70,7 +70,7 @@ class Lengths:
         """Mean tokens per sequence."""
         return sum(length * share for length, share in enumerate(self.histogram)) / sum(self.histogram)
 
-    def typical(self, count: int) -> Batch:
+    def typical(self, count: int) -> TracedBatch:
         """`count` sequences with the distribution of lengths: quantiles in the middle of equal parts."""
         total, lengths, seen, length = sum(self.histogram), [], 0.0, -1
         for place in range(count):
@@ -79,12 +79,12 @@ class Lengths:
                 seen += self.histogram[length]
             lengths.append(max(1, length))
         predicted = self.next_tokens + (1 - self.next_tokens) * self.masked_share
-        return Batch(tuple(lengths), max(1, round(predicted * sum(lengths))))
+        return TracedBatch(tuple(lengths), max(1, round(predicted * sum(lengths))))
 
-    def largest(self, count: int) -> Batch:
+    def largest(self, count: int) -> TracedBatch:
         """`count` sequences of maximum length, as `micro_batch_size: auto` tries."""
         masked = min(self.longest, math.ceil(MASKED_MARGIN * self.longest * self.masked_share))
-        return Batch((self.longest,) * count, (self.longest if self.next_tokens else masked) * count)
+        return TracedBatch((self.longest,) * count, (self.longest if self.next_tokens else masked) * count)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def waited_for(sums: Sequence[float], parts: Sequence[float], backward: float) -
 
 
 @dataclass(frozen=True)
-class Step:
+class StepEstimate:
     """Times in seconds and counts of one optimizer step of one process; its memory is `Estimator.memory`."""
 
     batch: BatchArithmetic
@@ -191,10 +191,10 @@ class Estimator:
     cluster: Cluster
     tell: Callable[[str], None] = lambda text: None
     """Called with what is traced next, which takes seconds."""
-    traces: dict[tuple[ModelRun, Batch], Trace] = field(default_factory=dict, repr=False, compare=False)
+    traces: dict[tuple[ModelRun, TracedBatch], Trace] = field(default_factory=dict, repr=False, compare=False)
     """Traces of micro-steps, which are the same on every cluster."""
 
-    def traced(self, stage: int, batch: Batch) -> Trace:
+    def traced(self, stage: int, batch: TracedBatch) -> Trace:
         """A micro-step's trace."""
         wanted = self.run(stage), batch
         if wanted not in self.traces:
@@ -305,7 +305,7 @@ class Estimator:
         _, states = trace_optimizer(run, partial(build, rank=sizes.index(most)))
         return Divided(slowest, most, states + self._average_bytes * most)
 
-    def memory(self, stage: int, micro_batch_size: int) -> Memory:
+    def memory(self, stage: int, micro_batch_size: int) -> MemoryEstimate:
         """Peak memory of a process, with sequences of maximum length."""
         trace = self.traced(stage, self.lengths.largest(micro_batch_size))
         zero, on_gpu = self.config.zero, not self.cluster.machine.is_cpu
@@ -347,7 +347,7 @@ class Estimator:
             computing = 2 if self._halved(stage) else 4
         return (4 + computing) * self.parameters + self._states
 
-    def fits(self, needed: Memory) -> bool:
+    def fits(self, needed: MemoryEstimate) -> bool:
         """Whether it leaves the same free share as `micro_batch_size: auto`."""
         return needed.total <= self.limit * (1 - SPARE_SHARE)
 
@@ -388,7 +388,7 @@ class Estimator:
                 return expected < 1
         return self.fits(self.memory(stage, micro_batch_size))
 
-    def step(self, stage: int, micro_batch_size: int) -> Step:
+    def step(self, stage: int, micro_batch_size: int) -> StepEstimate:
         """The estimate of a step with this micro-batch size."""
         train, machine = replace(self.config.train, micro_batch_size=micro_batch_size), self.cluster.machine
         batch = BatchArithmetic.of(train, self.cluster.processes)
@@ -411,7 +411,7 @@ class Estimator:
         seconds = micro_steps + optimizer.seconds + passes + waiting + straggling + hooks
         tokens = train.global_batch_size * self.lengths.mean
         flops = train.global_batch_size * self.flops_of_sequence
-        return Step(
+        return StepEstimate(
             batch,
             micro,
             optimizer,
@@ -551,6 +551,6 @@ class Estimator:
         size = self.largest_micro_batch(stage)
         return 0.0 if size is None else self.mfu(stage, size)
 
-    def seconds_of_run(self, step: Step) -> float:
+    def seconds_of_run(self, step: StepEstimate) -> float:
         """Time of all steps with the full batch; with a time budget, the budget."""
         return self.config.train.budget_seconds or self.config.train.max_steps * step.seconds

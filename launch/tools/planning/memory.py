@@ -15,7 +15,7 @@ from cloze.launch.tools.planning.assumptions import (
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes on one device."""
 
     weights: int
@@ -60,7 +60,7 @@ def memory(
     on_gpu: bool,
     offload_optimizer: bool = False,
     offload_parameters: bool = False,
-) -> Memory:
+) -> MemoryEstimate:
     """Memory of one process.
 
     Args:
@@ -81,7 +81,7 @@ def memory(
     bucket = 0
     if processes > 1 or stage >= 2:
         bucket = _bucket(stage, count, activations, halved)
-    return Memory(model + masters, gradients, moments, activations, bucket, _system(processes, on_gpu))
+    return MemoryEstimate(model + masters, gradients, moments, activations, bucket, _system(processes, on_gpu))
 
 
 def divided_memory(
@@ -94,7 +94,7 @@ def divided_memory(
     states: int,
     accumulates: bool,
     on_gpu: bool,
-) -> Memory:
+) -> MemoryEstimate:
     """Memory of one process where whole tensors are divided (launch/engine/division.py): fp32 weights are whole.
 
     Args:
@@ -105,7 +105,7 @@ def divided_memory(
     gradients = 4 * count if stage < 2 else 4 * owned * (1 + accumulates)
     # At stage 2 one bucket is filled while others are sent; at stage 1 gradients move into what is sent.
     buckets = min(4 * count, (1 + IN_FLIGHT) * BUCKET_BYTES) if stage == 2 and processes > 1 else 0
-    return Memory(4 * count, gradients, states, activations, buckets, _system(processes, on_gpu))
+    return MemoryEstimate(4 * count, gradients, states, activations, buckets, _system(processes, on_gpu))
 
 
 def _system(processes: int, on_gpu: bool) -> int:

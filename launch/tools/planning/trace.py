@@ -320,7 +320,7 @@ def _as_on_gpu(has_flash: bool) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TracedBatch:
     """A micro-batch by its sizes."""
 
     lengths: tuple[int, ...]
@@ -416,7 +416,7 @@ def record(config: BertConfig, lengths: Sequence[int], layers: Sequence[nn.Modul
         yield recorder.trace
 
 
-def trace_micro_step(run: ModelRun, batch: Batch) -> Trace:
+def trace_micro_step(run: ModelRun, batch: TracedBatch) -> Trace:
     """Forward and backward of a micro-batch, gradients added to those that are there. The peak is what tensors hold
     beyond weights and gradients.
     """

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from cloze.launch.checkpoint import CHECKSUMS, load_pickled, writing
-from cloze.launch.checkpoint.writing import BackgroundWriter, HostCopy, write_hashed
+from cloze.launch.checkpoint.writing import BackgroundWriter, ContentOnHost, write_hashed
 from cloze.launch.cli import main
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
@@ -30,7 +30,7 @@ def test_a_copy_shares_nothing_with_the_original_and_keeps_what_it_shares_itself
     model = OrderedDict(weight=flat[2:6].view(2, 2), tied=flat[2:6].view(2, 2), bias=torch.nn.Parameter(flat[7:9]))
     model._metadata = {"": {"version": 2}}
     content = {"module": model, "steps": [1, (2, torch.tensor(3))], "name": "x"}
-    copied = HostCopy(content).take()
+    copied = ContentOnHost(content).take()
     flat.fill_(-1)
     assert copied["module"]["weight"].tolist() == [[2, 3], [4, 5]] and copied["module"]["bias"].tolist() == [7, 8]
     copied["module"]["tied"][0, 0] = 9
@@ -77,7 +77,7 @@ def test_what_is_written_is_hashed_once_on_its_way(tmp_path, monkeypatch):
             self._inner.update(data)
 
     monkeypatch.setattr(hashlib, "sha256", Counting)
-    size, digest = write_hashed(HostCopy({"w": torch.ones(100_000)}), tmp_path / "a.pt")
+    size, digest = write_hashed(ContentOnHost({"w": torch.ones(100_000)}), tmp_path / "a.pt")
     monkeypatch.undo()
     assert sum(hashed) == size == (tmp_path / "a.pt").stat().st_size and digest == sha256_of(tmp_path / "a.pt")
 
@@ -85,7 +85,7 @@ def test_what_is_written_is_hashed_once_on_its_way(tmp_path, monkeypatch):
 def test_a_file_that_is_shorter_than_what_was_written(tmp_path, monkeypatch):
     monkeypatch.setattr(writing.os, "fstat", lambda file: SimpleNamespace(st_size=1))
     with pytest.raises(UserError, match="a.pt: found 1 bytes on the disk, expected the"):
-        write_hashed(HostCopy({"w": torch.ones(3)}), tmp_path / "a.pt")
+        write_hashed(ContentOnHost({"w": torch.ones(3)}), tmp_path / "a.pt")
 
 
 def test_a_write_that_fails_is_reported_by_name(tmp_path):
@@ -150,7 +150,7 @@ def fails_on_rank_1(arguments: list[str]) -> int:
     """The command line, on whose second process the disk is full."""
     write = writing.write_hashed
 
-    def fail(copied: HostCopy, path: Path) -> tuple[int, str]:
+    def fail(copied: ContentOnHost, path: Path) -> tuple[int, str]:
         if path.name == "rank-00001.pt":
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return write(copied, path)

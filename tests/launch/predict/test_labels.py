@@ -4,7 +4,7 @@ import pytest
 
 from cloze.launch.predict.labels import Classify
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.texts.encoding import Encoder
+from cloze.launch.texts.encoding import TextEncoder
 from tests.launch.predict.asking import TEXTS, pipe
 from tests.launch.tiny_models import POSITIONS, labels, save_model, tokenizer
 
@@ -45,6 +45,6 @@ def test_long_texts_are_cut_counted_and_said(tmp_path):
     assert result.labels[0].score == pytest.approx(expected[0]["score"], abs=2e-6)
     with pytest.warns(UserWarning, match=f"{result.cut_tokens} tokens beyond"):
         ours.classify(text)
-    encoder = Encoder(tokenizer(), 10)
+    encoder = TextEncoder(tokenizer(), 10)
     cut = encoder.encode("cat " * 9, "mat " * 3, cut=True)
     assert len(cut) == 10 and cut.parts.count(1) == 4 and cut.parts.count(2) == 3 and cut.cut_tokens == 5

@@ -177,7 +177,7 @@ def test_independent_labels_are_a_list_in_the_model_s_order_and_none_is_said(tmp
         assert list(each) == ["text", "prediction", *(f"probability_{name}" for name in names), "cut_tokens"]
         assert each["prediction"] == (chosen if kind == "parquet" else json.dumps(chosen))
         # What is predicted can be learned from.
-        assert _label_set(tables.Row(each, "row 2"), "prediction") == chosen
+        assert _label_set(tables.TableRow(each, "row 2"), "prediction") == chosen
     write_results(path, Classify(), Predictor.from_folder(folder).loaded, results[:1] * 4096 + results)
 
 

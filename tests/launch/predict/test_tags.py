@@ -7,7 +7,7 @@ import transformers
 
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.tags import TagWords
-from cloze.launch.texts.encoding import Encoder, windows
+from cloze.launch.texts.encoding import TextEncoder, windows
 from tests.launch.predict.asking import TEXTS, pipe
 from tests.launch.tiny_models import POSITIONS, TAGS, labels, save_model
 
@@ -38,7 +38,7 @@ def test_a_long_text_is_tagged_to_its_end_and_its_edges_do_not_show(tmp_path):
     text = "  ".join(words)
     (tags,) = ours.map(TagWords("none", ignored_label=""), [text])
     judged = {(tag.start, tag.end): tag for tag in tags}
-    encoding = Encoder(ours.tokenizer, 1 << 30).encode(text)
+    encoding = TextEncoder(ours.tokenizer, 1 << 30).encode(text)
     assert list(judged) == encoding.offsets[1:-1], "every token once, in order, to the end"
     reference = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
     inner = encoding.ids[1:-1]

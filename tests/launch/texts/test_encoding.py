@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloze.launch.texts.encoding import Encoder, windows
+from cloze.launch.texts.encoding import TextEncoder, windows
 from cloze.launch.texts.settings import Truncation
 from cloze.pipeline.errors import UserError
 from tests.pipeline import corpus
@@ -15,8 +15,8 @@ def test_windows_over_the_textbook_sentence():
 
 def test_truncated_texts_have_positions_and_room():
     with pytest.raises(UserError, match="cloze_truncation.max_length: found 65, expected at most 64, the model's pos"):
-        Encoder(corpus.tokenizer(), 64, truncation=Truncation(65))
+        TextEncoder(corpus.tokenizer(), 64, truncation=Truncation(65))
     with pytest.raises(UserError, match="cloze_truncation.max_length: found 2, expected at least 3"):
         Truncation(2)
-    encoder = Encoder(corpus.tokenizer(), 64, truncation=Truncation(3))
+    encoder = TextEncoder(corpus.tokenizer(), 64, truncation=Truncation(3))
     assert len(encoder.encode("the cat " * 9, "a cat " * 9, cut=True)) == 3

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cloze.launch.texts.encoding import Encoder
+from cloze.launch.texts.encoding import TextEncoder
 from cloze.launch.texts.sequences import build_sequences
 from cloze.launch.texts.settings import Truncation
 from tests.launch.finetune.small import WORDS, make_tokenizer
@@ -19,7 +19,7 @@ def test_arrays_and_single_texts_get_the_same_ids(pairs, keep):
     truncation = Truncation(16, keep, head_tokens=5)
     second = texts[1] if pairs else None
     sequences, cut = build_sequences(tokenizer, texts[0], second, truncation)
-    encoder = Encoder(tokenizer, 16, truncation=truncation)
+    encoder = TextEncoder(tokenizer, 16, truncation=truncation)
     single = [encoder.encode(text, second and second[number], cut=True) for number, text in enumerate(texts[0])]
     assert sequences.input_ids.tolist() == [token for each in single for token in each.ids]
     assert sequences.lengths.tolist() == [len(each) for each in single]

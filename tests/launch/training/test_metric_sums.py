@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from cloze.launch.engine.content import OtherContent
-from cloze.launch.training.metric_sums import Window
+from cloze.launch.training.metric_sums import MetricWindow
 from cloze.launch.training.resuming import _window_in
 
 
 def test_a_window_keeps_the_losses_of_good_steps_and_the_tokens_of_all(monkeypatch):
     monkeypatch.setattr("cloze.launch.system.distributed.reduce_sum", lambda values: values * 2)  # two ranks
-    window = Window(2, 1, torch.device("cpu"))
+    window = MetricWindow(2, 1, torch.device("cpu"))
     one, zero = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     window.add(torch.tensor([3.0, 4.0, 5.0], dtype=torch.float64), zero, 2, 10, 1)
     window.add(torch.tensor([float("nan")] * 3, dtype=torch.float64), one, 2, 20, 2)

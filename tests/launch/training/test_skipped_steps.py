@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cloze.launch.checkpoint import TrainState
-from cloze.launch.training.metric_sums import Window
+from cloze.launch.training.metric_sums import MetricWindow
 from cloze.launch.training.skipped_steps import SkippedTooOften, TrainProgress
 
 
@@ -22,7 +22,7 @@ def begun(keeps_skipped: bool = False, most_skipped: int = 3) -> tuple[TrainProg
     """A run before its first step, and its warnings of skipped steps."""
     told: list[str] = []
     progress = TrainProgress(
-        Window(1, 0, torch.device("cpu")),
+        MetricWindow(1, 0, torch.device("cpu")),
         most_skipped=most_skipped,
         keeps_skipped=keeps_skipped,
         warn=told.append,

@@ -13,7 +13,7 @@ import pytest
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs import prepare as preparing
-from cloze.pipeline.jobs.exchange_stage import END, Layout
+from cloze.pipeline.jobs.exchange_stage import END, ExchangeLayout
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.progress import Progress
 from tests.pipeline import corpus
@@ -232,7 +232,7 @@ def test_layouts():
     for _ in range(60):
         counts = np.array([rng.randint(0, 3) for _ in range(rng.randint(1, 25))])
         limit = rng.randint(2, 7)
-        layout, total = Layout(counts, limit), int(counts.sum())
+        layout, total = ExchangeLayout(counts, limit), int(counts.sum())
         if not total:
             assert layout.rounds == 0 and layout.covering(0, END) == []
             continue
@@ -276,5 +276,5 @@ def test_layouts():
 )
 def test_rounds_of_corpora(tokens, rounds, files):
     """Of 64 MiB a part and 2.2 bytes a token."""
-    layout = Layout(np.ones(-(-int(tokens * 2.2) // (64 << 20)), np.int64))
+    layout = ExchangeLayout(np.ones(-(-int(tokens * 2.2) // (64 << 20)), np.int64))
     assert (layout.rounds, layout.levels[-1][1]) == (rounds, files)

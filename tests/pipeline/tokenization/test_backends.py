@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from cloze.launch.texts.encoding import Encoder
+from cloze.launch.texts.encoding import TextEncoder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, copy_tokenizer
@@ -46,10 +46,10 @@ def test_transformers_makes_the_sequences_of_samples_whatever_stood_around_texts
     copied, loaded = Tokenizer.from_folder(tmp_path / "copied"), AutoTokenizer.from_pretrained(tmp_path / "copied")
     assert copied.fingerprint == fingerprint and copied.names == given.names
     for pair in (texts[:1], texts):
-        expected, found = Encoder(copied, 64).encode(*pair), loaded(*pair)
+        expected, found = TextEncoder(copied, 64).encode(*pair), loaded(*pair)
         assert found["input_ids"] == expected.ids and found["token_type_ids"] == expected.segments
     places = loaded(texts[0], return_offsets_mapping=True)["offset_mapping"]
-    assert places == Encoder(copied, 64).encode(texts[0]).offsets, "the spaces before words are no part of them"
+    assert places == TextEncoder(copied, 64).encode(texts[0]).offsets, "the spaces before words are no part of them"
     assert len(loaded(texts[0], truncation=True)["input_ids"]) == min(len(places), config.get("model_max_length", 99))
 
 
@@ -83,7 +83,7 @@ def test_vocabularies_of_every_kind_give_the_ids_that_transformers_gives(tmp_pat
         backend.save(str(tmp_path / "tokenizer.json"))
     ours, theirs = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     expected = theirs(text, text[:5])
-    found = Encoder(ours, 64).encode(text, text[:5])
+    found = TextEncoder(ours, 64).encode(text, text[:5])
     assert found.ids == expected["input_ids"] and found.segments == expected["token_type_ids"]
     assert ours.encode(text) == ours.encode_plainly([text])[0].tolist() and len(set(found.ids)) >= 5
     copy_tokenizer(ours, tmp_path / "copied")

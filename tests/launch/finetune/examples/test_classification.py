@@ -24,10 +24,10 @@ from cloze.launch.finetune.job import read_examples, read_job
 from cloze.launch.finetune.tasks import TASKS, find_task
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.metrics_file import read_metrics
-from cloze.launch.texts.encoding import Encoder
+from cloze.launch.texts.encoding import TextEncoder
 from cloze.launch.texts.sequences import build_sequences
 from cloze.launch.texts.settings import Truncation
-from cloze.launch.texts.tables import Row, Table
+from cloze.launch.texts.tables import Table, TableRow
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
@@ -136,7 +136,7 @@ def test_training_and_predicting_cut_as_tokenizers_does(model, tmp_path, kind):
     for room, keep, others in itertools.product((7, 8), ("head", "tail"), (second, None)):
         longest = room + (2 if others is None else 3)
         sequences, _ = build_sequences(tokenizer, first, others, Truncation(longest, keep))
-        encoder = Encoder(tokenizer, 512, truncation=Truncation(longest, keep))
+        encoder = TextEncoder(tokenizer, 512, truncation=Truncation(longest, keep))
         plain.enable_truncation(longest, strategy="longest_first", direction="left" if keep == "tail" else "right")
         for row, texts in enumerate(zip(first, others or first, strict=True)):
             texts = texts if others else texts[:1]
@@ -583,7 +583,7 @@ def test_another_tokenizer_is_refused(sentiment_run, files, tmp_path, capsys):
 
 def test_the_entries_of_a_prediction_come_last_and_in_one_order():
     """Also where the table has columns of their names."""
-    row = Row({"prediction": "old", "text": "a", "place": "x", "label": "b"}, "dev.csv: row 2")
+    row = TableRow({"prediction": "old", "text": "a", "place": "x", "label": "b"}, "dev.csv: row 2")
     found = predicted(row, {"prediction": "b", "probabilities": {"b": 1.0}})
     assert list(found.items()) == [
         ("place", "row 2"),
@@ -602,16 +602,16 @@ def test_independent_labels_in_a_cell():
         ("a ('90s),b ('80s)", ["a ('90s)", "b ('80s)"]),
     )
     for cell, expected in (*in_json, ("b, a", ["b", "a"]), *honest):
-        assert _label_set(Row({"labels": cell}, "row 2"), "labels") == expected
+        assert _label_set(TableRow({"labels": cell}, "row 2"), "labels") == expected
     for cell in ('["a", " "]', ["a", ""]):
         with pytest.raises(UserError, match="row 2: found an empty label in column 'labels'"):
-            _label_set(Row({"labels": cell}, "row 2"), "labels")
+            _label_set(TableRow({"labels": cell}, "row 2"), "labels")
     lists = ("['a', 'b']", '["a", "b"', "[x], y", "['a' 'b']", '["a\\ud83d"]', "('a', 'b')", "{'a'}", '{"a": 1}')
     printed = ("frozenset({'a'})", "Index(['a'], dtype='object')", "{a,b}", "{a}", "(3, 5)", "tensor([3, 5])")
     printed += ("{b'a'}", "(u'a', u'b')", '"a", "b"]', '"a, b"', "List(a, b)", "{0: 'a'}")
     for cell in (*lists, *printed, '"[\\"a\\"]"'):
         with pytest.raises(UserError, match="row 2: found .* in column 'labels', expected a list in JSON after"):
-            _label_set(Row({"labels": cell}, "row 2"), "labels")
+            _label_set(TableRow({"labels": cell}, "row 2"), "labels")
 
 
 def test_labels_are_found_in_their_order(model, tmp_path):
@@ -646,7 +646,7 @@ def test_minus_one_is_a_label_where_the_model_has_it_and_empty_texts_are_counted
 @pytest.mark.parametrize("unknown", [None, "", -1, "-1"])
 def test_a_file_without_labels_has_none_whatever_a_class_is_called(unknown):
     """A null is no label, although its text may be one's name."""
-    table = Table(Path("t"), ("text", "label"), [Row({"text": "w1", "label": unknown}, "t: row 1")])
+    table = Table(Path("t"), ("text", "label"), [TableRow({"text": "w1", "label": unknown}, "t: row 1")])
     assert not has_labels(table, ("label",), ("None", "Bug"))
     assert has_labels(table, ("label",), ("None", "-1")) == (unknown in (-1, "-1"))
 

@@ -15,7 +15,7 @@ from cloze.launch.cli import main
 from cloze.launch.finetune.examples.tagging import TagExamples, find_tags, read_conll
 from cloze.launch.finetune.tasks import find_task
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.texts.encoding import Encoder
+from cloze.launch.texts.encoding import TextEncoder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
@@ -139,7 +139,7 @@ def test_byte_level_words_are_encoded_as_in_their_text(tmp_path):
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     for number, words in enumerate(sentences):
         ids = examples.batch(np.array([number]))["input_ids"].tolist()
-        assert ids == next(Encoder(tokenizer, 64).windows(" ".join(words), length=64, step=32)).ids
+        assert ids == next(TextEncoder(tokenizer, 64).windows(" ".join(words), length=64, step=32)).ids
         encoded = theirs(words, is_split_into_words=True)
         assert ids[1 + len(tokenizer.encode(words[0])) :] == encoded["input_ids"][encoded.word_ids().index(1) :]
         firsts = np.flatnonzero(examples.targets(np.array([number]))["labels"].numpy() >= 0)[1:]

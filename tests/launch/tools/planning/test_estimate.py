@@ -21,7 +21,7 @@ from cloze.launch.tools.planning.estimate import Cluster
 from cloze.launch.tools.planning.machines import find_machine
 from cloze.launch.tools.planning.memory import traffic
 from cloze.launch.tools.planning.roofline import cost
-from cloze.launch.tools.planning.trace import Batch, ModelRun, record, trace_micro_step, trace_optimizer
+from cloze.launch.tools.planning.trace import ModelRun, TracedBatch, record, trace_micro_step, trace_optimizer
 from cloze.model.config import BertConfig
 
 WITHIN = 0.20
@@ -102,7 +102,7 @@ def nvidia(kernel: str):
     optimizer, _ = trace_optimizer(
         run, lambda model: Lamb(model.parameters(), lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
     )
-    return trace_micro_step(run, Batch((128,) * 256, 20 * 256, padded=True)), optimizer
+    return trace_micro_step(run, TracedBatch((128,) * 256, 20 * 256, padded=True)), optimizer
 
 
 @pytest.mark.parametrize(

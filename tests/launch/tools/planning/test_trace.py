@@ -8,7 +8,7 @@ import torch
 
 from cloze.launch.config import OptimizerConfig
 from cloze.launch.engine.optimizers import build_optimizer
-from cloze.launch.tools.planning.trace import Batch, ModelRun, record, trace_micro_step, trace_optimizer
+from cloze.launch.tools.planning.trace import ModelRun, TracedBatch, record, trace_micro_step, trace_optimizer
 from cloze.model.config import BertConfig
 from cloze.model.families import BY_TYPE
 from cloze.model.flops import training_flops, unread_flops
@@ -28,7 +28,7 @@ SMALL = BertConfig(
 def test_the_trace_counts_what_the_mathematics_needs():
     """Products and attention of full tiles are the model's FLOPs, less outputs of the last layer that no head reads."""
     config = replace(SMALL, num_hidden_layers=12)
-    batch = Batch((128,) * 8, 8 * 19)
+    batch = TracedBatch((128,) * 8, 8 * 19)
     trace = trace_micro_step(ModelRun(config), batch)
     needed = training_flops(config, batch.counts)
     recomputed = 2 * config.hidden_size * 128**2 * 8 * 12  # scores, in flash attention's backward
@@ -43,7 +43,7 @@ def test_the_products_of_every_family_are_counted(kind):
     """On a CPU, where nothing is computed again. DeBERTa's products are with all 2 S - 1 distances of S tokens, and it
     maps the distances.
     """
-    config, batch = tiny(kind, max_position_embeddings=64), Batch((64,) * 4, 40)
+    config, batch = tiny(kind, max_position_embeddings=64), TracedBatch((64,) * 4, 40)
     if config.local_attention_window:
         config = replace(config, local_attention_window=128)
     width, layers = config.hidden_size, config.num_hidden_layers
@@ -56,7 +56,7 @@ def test_the_products_of_every_family_are_counted(kind):
 
 
 def test_kernels_of_layers_are_known():
-    kernels = trace_micro_step(ModelRun(replace(SMALL, num_hidden_layers=2)), Batch((16,) * 4, 8)).kernels
+    kernels = trace_micro_step(ModelRun(replace(SMALL, num_hidden_layers=2)), TracedBatch((16,) * 4, 8)).kernels
     names = {inside: {each.name for each in kernels if each.in_layer == inside} for inside in (True, False)}
     assert {"gelu_backward", "_flash_attention_forward", "native_layer_norm_backward", "addmm"} <= names[True]
     assert {"embedding", "embedding_dense_backward", "_foreach_copy_", "_softmax"} <= names[False] - names[True]
@@ -76,7 +76,7 @@ def test_of_a_table_the_rows_that_are_taken_are_read():
 
 def test_casts_and_checkpointing_are_seen():
     """A CPU casts each weight where it is used, a GPU all at once; at stage 1 there is nothing to cast."""
-    batch = Batch((128,) * 8, 8 * 19)
+    batch = TracedBatch((128,) * 8, 8 * 19)
     cpu, gpu, halved, again = (
         trace_micro_step(run, batch)
         for run in (
