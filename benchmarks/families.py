@@ -104,7 +104,7 @@ def main() -> None:
 
     from cloze.model.families import BY_TYPE, FAMILIES
 
-    each = [next(iter(family.beginnings)) for family in FAMILIES]
+    each = [next(iter(family.class_prefixes)) for family in FAMILIES]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="measured steps of each contender")
     parser.add_argument("--families", nargs="+", default=each, choices=list(BY_TYPE), help="default: one of each file")

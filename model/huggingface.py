@@ -92,7 +92,7 @@ def _fields(config: BertConfig, head: HeadConfig | None) -> Json:
     """The fields of config.json that say a shape and a head, in the shape's family."""
     family = family_for(config)
     values = family.write(config)
-    if family.segments and not config.type_vocab_size:
+    if family.segment_weight and not config.type_vocab_size:
         values |= {"type_vocab_size": 1, SEGMENTS: False}
     if head is not None:
         values["id2label"] = {str(number): label for number, label in enumerate(head.labels)}
@@ -317,9 +317,9 @@ def _check_family(weights: StateDict, family: Family, folder: Path) -> None:
     if any(name.startswith(family.prefix) for name in weights):
         return
     others = [each for each in FAMILIES if any(name.startswith(each.prefix) for name in weights)]
-    if kinds := [kind for other in others for kind in other.beginnings]:
+    if kinds := [kind for other in others for kind in other.class_prefixes]:
         raise ModelError(
-            f"{folder}: found weights of {', '.join(kinds)}, expected those of {', '.join(family.beginnings)}, as "
+            f"{folder}: found weights of {', '.join(kinds)}, expected those of {', '.join(family.class_prefixes)}, as "
             "config.json says; fetch the model again"
         )
 

@@ -36,8 +36,8 @@ def architecture_of(state_dict: StateDict) -> str:
 def to_huggingface(state_dict: StateDict, config: BertConfig, architecture: str = "") -> StateDict:
     """Our weights under the names of `transformers`, without the vocabulary's padding.
 
-    Parts that the family has no place for (`Family.left_out`) are left out, such as RoBERTa's pooler beside a masked-LM
-    head; a family that is never without segments gets one of zeros.
+    Parts that the family has no place for (`Family.dropped_prefixes`) are left out, such as RoBERTa's pooler beside a
+    masked-LM head; a family that is never without segments gets one of zeros.
 
     Args:
         architecture: the name of our class, needed for classifiers.
@@ -47,7 +47,7 @@ def to_huggingface(state_dict: StateDict, config: BertConfig, architecture: str 
     """
     family = family_for(config)
     head = HEADS.get(architecture or architecture_of(state_dict), "")
-    names, left_out = family.names(config, head), family.left_out(head)
+    names, left_out = family.names(config, head), family.dropped_prefixes(head)
     parts: dict[str, list[tuple[int, Tensor]]] = {}
     for name, tensor in without_padding(state_dict, config).items():
         if name.startswith(left_out):
@@ -64,8 +64,8 @@ def to_huggingface(state_dict: StateDict, config: BertConfig, architecture: str 
     bias = family.decoder[1]
     if family.second_bias and not config.tie_word_embeddings and bias in result:
         result[family.second_bias] = result[bias]
-    if family.segments and not config.type_vocab_size:
-        result[family.segments] = next(iter(result.values())).new_zeros(1, config.embedding_width)
+    if family.segment_weight and not config.type_vocab_size:
+        result[family.segment_weight] = next(iter(result.values())).new_zeros(1, config.embedding_width)
     return result
 
 
@@ -79,7 +79,7 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
         ModelError: for parts that are missing and for names that do not belong to the architecture.
     """
     theirs, family = {}, family_for(config)
-    other = family.renamed(state_dict.keys(), config)
+    other = family.weight_aliases(state_dict.keys(), config)
     for name, tensor in state_dict.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         name = other.get(name, name)
@@ -92,15 +92,15 @@ def from_huggingface(state_dict: StateDict, config: BertConfig, architecture: st
         theirs[family.decoder[1]] = theirs[family.second_bias]
     if not any(name.startswith(family.prefix) for name in theirs):
         theirs = {family.prefix + name: tensor for name, tensor in theirs.items()}
-    if not config.type_vocab_size and (segments := theirs.pop(family.segments, None)) is not None:
+    if not config.type_vocab_size and (segments := theirs.pop(family.segment_weight, None)) is not None:
         if segments.any():  # only zeros are as good as none
             raise ModelError(
-                f"{family.segments}: found shape {tuple(segments.shape)}, expected type_vocab_size = 0 of them; "
+                f"{family.segment_weight}: found shape {tuple(segments.shape)}, expected type_vocab_size = 0 of them; "
                 "fix config.json, or fetch the model again"
             )
     head = family.head_of(theirs.keys(), architecture)
     result: StateDict = {}
-    taken = {*family.repeated, family.second_bias, *family.unread(head)}
+    taken = {*family.redundant_names, family.second_bias, *family.ignored_names(head)}
     names = family.names(config, head)
     if config.tie_word_embeddings:
         (embeddings,) = names["bert.embeddings.word.weight"]

@@ -27,13 +27,13 @@ FAMILIES: tuple[Family, ...] = (
     Gte(),
     Deberta(),
 )
-BY_TYPE = {kind: family for family in FAMILIES for kind in family.beginnings}
+BY_TYPE = {kind: family for family in FAMILIES for kind in family.class_prefixes}
 """model_type -> family."""
 OUR_CLASSES = {
     beginning + end: ours
     for family in FAMILIES
-    for beginning in family.beginnings.values()
-    for ours, end in family.endings.items()
+    for beginning in family.class_prefixes.values()
+    for ours, end in family.class_suffixes.items()
 }
 """Name of a class of theirs -> of ours."""
 

@@ -8,9 +8,9 @@ from cloze.model.families.family import ACTIVATIONS, Family, Json, alike
 class Albert(Family):
     """ALBERT (arXiv 1909.11942). The classifier of its sentence order is ours of next sentences."""
 
-    beginnings = {"albert": "Albert"}
-    named = False
-    endings = alike(
+    class_prefixes = {"albert": "Albert"}
+    named_in_config = False
+    class_suffixes = alike(
         "Model",
         "ForPreTraining",
         "ForMaskedLM",
@@ -19,7 +19,7 @@ class Albert(Family):
         "ForMultipleChoice",
         "ForQuestionAnswering",
     )
-    pooled = ("BertForPreTraining", "BertForSequenceClassification", "BertForMultipleChoice")
+    classes_with_pooler = ("BertForPreTraining", "BertForSequenceClassification", "BertForMultipleChoice")
     fields = {
         **ENCODER_FIELDS,
         "classifier_dropout": "classifier_dropout_prob",
@@ -37,7 +37,7 @@ class Albert(Family):
         "attention_probs_dropout_prob": 0.0,
         "classifier_dropout": 0.1,
     }
-    fixed = {"position_embedding_type": "absolute", "inner_group_num": 1}
+    required_values = {"position_embedding_type": "absolute", "inner_group_num": 1}
     default_activation = "gelu_new"
     prefix = "albert."
     modules = {
@@ -61,14 +61,14 @@ class Albert(Family):
     }
     decoder = ("predictions.decoder.weight", "predictions.bias")
     second_bias = "predictions.decoder.bias"
-    repeated = buffers("albert.")
-    segments = "albert.embeddings.token_type_embeddings.weight"
-    unset = ("bos_token_id", "eos_token_id")
+    redundant_names = buffers("albert.")
+    segment_weight = "albert.embeddings.token_type_embeddings.weight"
+    null_fields = ("bos_token_id", "eos_token_id")
 
-    def has(self, config: BertConfig) -> bool:
+    def can_express(self, config: BertConfig) -> bool:
         """There is always a map from the embeddings' width to the encoder's."""
         shared = config.num_layer_groups is not None
-        return shared and config.embedding_width != config.hidden_size and super().has(config)
+        return shared and config.embedding_width != config.hidden_size and super().can_express(config)
 
     def read_further(self, values: Json, fields: Json) -> Json:
         """With embeddings of the encoder's width there is a map between them all the same, which ours lacks."""

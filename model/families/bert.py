@@ -44,8 +44,8 @@ def buffers(prefix: str) -> tuple[str, ...]:
 class Bert(Family):
     """BERT (arXiv 1810.04805)."""
 
-    beginnings = {"bert": "Bert"}
-    endings = alike(
+    class_prefixes = {"bert": "Bert"}
+    class_suffixes = alike(
         "Model",
         "ForPreTraining",
         "ForMaskedLM",
@@ -55,14 +55,14 @@ class Bert(Family):
         "ForMultipleChoice",
         "ForQuestionAnswering",
     )
-    pooled = (
+    classes_with_pooler = (
         "BertForPreTraining",
         "BertForNextSentencePrediction",
         "BertForSequenceClassification",
         "BertForMultipleChoice",
     )
     fields = FIELDS
-    fixed = {"position_embedding_type": "absolute"}
+    required_values = {"position_embedding_type": "absolute"}
     prefix = "bert."
     modules = {
         **embeddings("bert."),
@@ -76,5 +76,5 @@ class Bert(Family):
     layers, layer = "bert.encoder.layer.{}.", LAYER
     decoder = ("cls.predictions.decoder.weight", "cls.predictions.bias")
     second_bias = "cls.predictions.decoder.bias"
-    repeated = buffers("bert.")
-    segments = "bert.embeddings.token_type_embeddings.weight"
+    redundant_names = buffers("bert.")
+    segment_weight = "bert.embeddings.token_type_embeddings.weight"

@@ -21,10 +21,10 @@ class Deberta(Family):
     class has a head for next sentences or for replaced tokens.
     """
 
-    beginnings = {"deberta-v2": "DebertaV2"}
-    endings = WITHOUT_PAIRS
-    pooled = ("BertForSequenceClassification", "BertForMultipleChoice")
-    poolers = ("sequence", "choice")
+    class_prefixes = {"deberta-v2": "DebertaV2"}
+    class_suffixes = WITHOUT_PAIRS
+    classes_with_pooler = ("BertForSequenceClassification", "BertForMultipleChoice")
+    heads_with_pooler = ("sequence", "choice")
     structure = {"embedding_projection": "before_norm", "is_decoder": False, "add_cross_attention": False}
     fields = {
         **ENCODER_FIELDS,
@@ -33,7 +33,7 @@ class Deberta(Family):
         "pooler_activation": "pooler_hidden_act",
         "convolution_size": "conv_kernel_size",
     }
-    said = ("position_embedding", "mlm_head", "convolution_act", *_RELATIVE)
+    translated_fields = ("position_embedding", "mlm_head", "convolution_act", *_RELATIVE)
     defaults = {
         "vocab_size": 128100,
         "hidden_size": 1536,
@@ -44,7 +44,7 @@ class Deberta(Family):
         "layer_norm_eps": 1e-7,
         "pooler_activation": "gelu",
     }
-    fixed = {"conv_groups": 1, "pooler_dropout": 0, "is_decoder": False, "add_cross_attention": False}
+    required_values = {"conv_groups": 1, "pooler_dropout": 0, "is_decoder": False, "add_cross_attention": False}
     prefix = "deberta."
     modules = {
         **embeddings("deberta."),
@@ -67,13 +67,13 @@ class Deberta(Family):
     }
     decoder = ("cls.predictions.decoder.weight", "cls.predictions.bias")
     second_bias = "cls.predictions.decoder.bias"
-    repeated = buffers("deberta.")
+    redundant_names = buffers("deberta.")
 
-    def has(self, config: BertConfig) -> bool:
+    def can_express(self, config: BertConfig) -> bool:
         """Without terms of distances, nothing of them is said."""
         published = BertConfig()
         return (
-            super().has(config)
+            super().can_express(config)
             and config.position_embedding in ("learned", "none")
             and config.mlm_head in ("bert", "deberta")
             and (bool(config.relative_terms) or all(getattr(config, n) == getattr(published, n) for n in _RELATIVE))
@@ -143,7 +143,7 @@ class Deberta(Family):
             }
         return names
 
-    def renamed(self, names: Collection[str], config: BertConfig) -> Mapping[str, str]:
+    def weight_aliases(self, names: Collection[str], config: BertConfig) -> Mapping[str, str]:
         """Released v3 models have the second names and say nothing of `legacy`; both heads compute the same."""
         if config.mlm_head == "deberta" or any(name.startswith("cls.predictions.") for name in names):
             return {}
@@ -152,7 +152,7 @@ class Deberta(Family):
         )
         return {_renamed(name): name for name in theirs}
 
-    def unread(self, head: str) -> tuple[str, ...]:
+    def ignored_names(self, head: str) -> tuple[str, ...]:
         """What released folders have and no class of transformers reads: the detector of replaced tokens, and positions
         that are not added to the words.
         """

@@ -10,10 +10,10 @@ class DistilBert(Family):
     sinusoidal positions says how their table began, which is a weight like another.
     """
 
-    beginnings = {"distilbert": "DistilBert"}
-    endings = WITHOUT_PAIRS
-    pooled = ("BertForSequenceClassification", "BertForMultipleChoice")
-    poolers = ("sequence", "choice")
+    class_prefixes = {"distilbert": "DistilBert"}
+    class_suffixes = WITHOUT_PAIRS
+    classes_with_pooler = ("BertForSequenceClassification", "BertForMultipleChoice")
+    heads_with_pooler = ("sequence", "choice")
     structure = {"type_vocab_size": 0, "pooler_activation": "relu"}
     fields = {
         "vocab_size": "vocab_size",
@@ -57,7 +57,7 @@ class DistilBert(Family):
         "feed_forward_norm": ("output_layer_norm",),
     }
     decoder = ("vocab_projector.weight", "vocab_projector.bias")
-    repeated = ("distilbert.embeddings.position_ids",)
+    redundant_names = ("distilbert.embeddings.position_ids",)
     sequence_weight = "pre_classifier.weight"
 
     def write(self, config: BertConfig) -> Json:

@@ -8,13 +8,13 @@ from cloze.model.families.family import DETECTOR, Family, alike
 class Electra(Family):
     """ELECTRA (arXiv 2003.10555). Its masked-LM head has GELU whatever the encoder's activation."""
 
-    beginnings = {"electra": "Electra"}
-    named = False
-    endings = {
+    class_prefixes = {"electra": "Electra"}
+    named_in_config = False
+    class_suffixes = {
         DETECTOR: "ForPreTraining",
         **alike("Model", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"),
     }
-    poolings = ("pooler", "cls", "mean", "max")  # its heads read tokens
+    head_poolings = ("pooler", "cls", "mean", "max")  # its heads read tokens
     structure = {"pooler": False, "hidden_act": "gelu", "is_decoder": False}
     fields = {**FIELDS, "embedding_size": "embedding_size"}
     defaults = {
@@ -24,7 +24,7 @@ class Electra(Family):
         "num_attention_heads": 4,
         "intermediate_size": 1024,
     }
-    fixed = {"position_embedding_type": "absolute", "hidden_act": "gelu", "is_decoder": False}
+    required_values = {"position_embedding_type": "absolute", "hidden_act": "gelu", "is_decoder": False}
     prefix = "electra."
     modules = {
         **embeddings("electra."),
@@ -38,9 +38,9 @@ class Electra(Family):
     }
     layers, layer = "electra.encoder.layer.{}.", LAYER
     decoder = ("generator_lm_head.weight", "generator_lm_head.bias")
-    repeated = buffers("electra.")
-    segments = "electra.embeddings.token_type_embeddings.weight"
+    redundant_names = buffers("electra.")
+    segment_weight = "electra.embeddings.token_type_embeddings.weight"
 
-    def has(self, config: BertConfig) -> bool:
+    def can_express(self, config: BertConfig) -> bool:
         """A width of the embeddings is given, even if it is the encoder's."""
-        return config.embedding_size is not None and super().has(config)
+        return config.embedding_size is not None and super().can_express(config)

@@ -12,12 +12,12 @@ class EuroBert(Family):
     no other class has one, nor a head for next sentences.
     """
 
-    beginnings = {"eurobert": "EuroBert"}
-    named = False
-    endings = ENCODERS_AND_CLASSIFIERS
-    pooled = ("BertForSequenceClassification",)
-    poolers = ("sequence",)
-    poolings = tuple(_POOLINGS)
+    class_prefixes = {"eurobert": "EuroBert"}
+    named_in_config = False
+    class_suffixes = ENCODERS_AND_CLASSIFIERS
+    classes_with_pooler = ("BertForSequenceClassification",)
+    heads_with_pooler = ("sequence",)
+    head_poolings = tuple(_POOLINGS)
     structure = {
         "position_embedding": "rotary",
         "type_vocab_size": 0,
@@ -44,7 +44,7 @@ class EuroBert(Family):
         "pad_token_id": "pad_token_id",
         "tie_word_embeddings": "tie_word_embeddings",
     }
-    said = ("linear_bias", "decoder_bias", "norm_bias")  # RMS norms have none
+    translated_fields = ("linear_bias", "decoder_bias", "norm_bias")  # RMS norms have none
     defaults = {
         "vocab_size": 128256,
         "max_position_embeddings": 8192,
@@ -70,11 +70,11 @@ class EuroBert(Family):
     }
     decoder = ("lm_head.weight", "lm_head.bias")
     sequence_weight = "dense.weight"
-    unset = ("bos_token_id", "eos_token_id")
+    null_fields = ("bos_token_id", "eos_token_id")
 
-    def has(self, config: BertConfig) -> bool:
+    def can_express(self, config: BertConfig) -> bool:
         """One field says the biases of feed-forward network and vocabulary projection, and attention has them alike."""
-        return config.linear_bias == config.decoder_bias and super().has(config)
+        return config.linear_bias == config.decoder_bias and super().can_express(config)
 
     def read_further(self, values: Json, fields: Json) -> Json:
         """Biases, and the base of rotary positions."""
@@ -108,7 +108,7 @@ class EuroBert(Family):
         """Write `classifier_pooling`."""
         return {"classifier_pooling": _POOLINGS[pooling]}
 
-    def divided(self, config: BertConfig) -> Names:
+    def split_parameters(self, config: BertConfig) -> Names:
         """Queries, keys and values are matrices of unequal sizes there; the network's first is two."""
         keys, inner = config.key_value_width, config.intermediate_size
         modules = {

@@ -27,7 +27,7 @@ HEADS = {
 }
 # Fields of BertConfig that change nothing that a family's format would have to say: those of the first weights, of
 # training alone, and those that take effect with other fields only.
-_UNSAID = {
+_IRRELEVANT_FIELDS = {
     "initialization",
     "initializer_cutoff",
     "embedding_initializer_range",
@@ -79,7 +79,7 @@ WITHOUT_PAIRS = {
         "ForQuestionAnswering",
     ),
 }
-"""`Family.endings` of several families, which have no head for next sentences."""
+"""`Family.class_suffixes` of several families, which have no head for next sentences."""
 ENCODERS_AND_CLASSIFIERS = {
     "BertForPreTraining": "ForMaskedLM",
     **alike("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
@@ -94,20 +94,20 @@ class Family:
     one such class, and an entry of `FAMILIES`.
     """
 
-    beginnings: ClassVar[Mapping[str, str]]
+    class_prefixes: ClassVar[Mapping[str, str]]
     """model_type -> beginning of the names of its classes."""
-    named: ClassVar[bool] = True
+    named_in_config: ClassVar[bool] = True
     """Whether `BertConfig.family` says its model_type; if not, its fields tell it from all others."""
-    endings: ClassVar[Mapping[str, str]]
+    class_suffixes: ClassVar[Mapping[str, str]]
     """Our class -> end of the name of theirs. Of two with one end, the later is what a folder is read as."""
-    pooled: ClassVar[Collection[str]] = ()
+    classes_with_pooler: ClassVar[Collection[str]] = ()
     """Those of our classes whose counterpart is never without a pooler."""
-    poolings: ClassVar[Collection[str]] = ("pooler",)
+    head_poolings: ClassVar[Collection[str]] = ("pooler",)
     """Values of `HeadConfig.pooling` that their classifiers have."""
 
     structure: ClassVar[Mapping[str, object]] = {}
     """Fields of BertConfig -> the value that they have in this family, where that is another than BERT's. (A field that
-    is neither here nor in `fields` or `said` has BERT's.)
+    is neither here nor in `fields` or `translated_fields` has BERT's.)
     """
     fields: ClassVar[Mapping[str, str]]
     """Fields of BertConfig -> theirs of the same meaning."""
@@ -115,13 +115,13 @@ class Family:
     """Other names that transformers reads for fields of theirs -> the field, and how many times the value under the
     other name its value is.
     """
-    said: ClassVar[Collection[str]] = ()
+    translated_fields: ClassVar[Collection[str]] = ()
     """Further fields of BertConfig that `read` and `write` translate."""
     defaults: ClassVar[Mapping[str, object]] = {}
     """Fields of BertConfig -> value that their configuration class has where config.json leaves them out, if it is
     another than ours.
     """
-    fixed: ClassVar[Mapping[str, object]] = {}
+    required_values: ClassVar[Mapping[str, object]] = {}
     """Fields of theirs -> the only value that is computed here."""
     activation: ClassVar[str] = "hidden_act"
     """Their field of `hidden_act`."""
@@ -138,40 +138,40 @@ class Family:
     """Beginning of the names of a layer; {} is its number."""
     layer: ClassVar[Modules]
     """Modules of a layer."""
-    poolers: ClassVar[Collection[str] | None] = None
+    heads_with_pooler: ClassVar[Collection[str] | None] = None
     """Values of `HEADS`, "" for no head, of classes with a pooler; None: all have one. With others it is not exported.
     """
     decoder: ClassVar[tuple[str, str]]
     """Weight and bias of the vocabulary projection."""
-    repeated: ClassVar[Collection[str]] = ()
+    redundant_names: ClassVar[Collection[str]] = ()
     """Names that repeat another parameter or hold no weight."""
     second_bias: ClassVar[str] = ""
     """The other name of the vocabulary projection's bias: the same tensor if the embeddings are tied, else only this
     one is used.
     """
-    segments: ClassVar[str] = ""
+    segment_weight: ClassVar[str] = ""
     """Name of the segments' embedding, in a family that is never without one."""
     sequence_weight: ClassVar[str] = ""
     """Name of a weight by which a classifier of sequences is told from all else; "": the name of the class tells."""
-    unset: ClassVar[Collection[str]] = ()
+    null_fields: ClassVar[Collection[str]] = ()
     """Fields of theirs that are written as null: special tokens that are left to the tokenizer. Left out, they would be
     those of the family's own vocabulary.
     """
 
     def model_type(self, config: BertConfig) -> str | None:
         """The model_type of this family that has this configuration; None: it has none."""
-        kind = config.family if self.named else next(iter(self.beginnings))
-        if kind not in self.beginnings or (not self.named and config.family != "bert"):
+        kind = config.family if self.named_in_config else next(iter(self.class_prefixes))
+        if kind not in self.class_prefixes or (not self.named_in_config and config.family != "bert"):
             return None
-        return kind if self.has(config) else None
+        return kind if self.can_express(config) else None
 
-    def has(self, config: BertConfig) -> bool:
+    def can_express(self, config: BertConfig) -> bool:
         """Whether all that config.json does not say has the family's value."""
-        said = {*_UNSAID, *self.fields, *self.said} - self.structure.keys()
+        known = {*_IRRELEVANT_FIELDS, *self.fields, *self.translated_fields} - self.structure.keys()
         return all(
             getattr(config, field.name) == self.structure.get(field.name, field.default)
             for field in dataclasses.fields(BertConfig)
-            if field.name not in said
+            if field.name not in known
         )
 
     def read(self, values: Json) -> BertConfig:
@@ -187,13 +187,13 @@ class Family:
                     f"config.json: found {alias} {values[alias]!r} beside {field} {values[field]!r} with model_type "
                     f"{values['model_type']}, expected one of the two; remove the one that was not used in training"
                 )
-        for name, expected in self.fixed.items():
+        for name, expected in self.required_values.items():
             if (found := values.get(name, expected)) != expected:
                 raise ModelError(
                     f"config.json: found {name} {found!r} with model_type {values['model_type']}, expected {expected!r}"
                 )
         given = {ours: values[theirs] for ours, theirs in self.fields.items() if theirs in values}
-        family = {"family": values["model_type"]} if self.named else {}
+        family = {"family": values["model_type"]} if self.named_in_config else {}
         return BertConfig(**{**self.structure, **family, **self.read_further(values, {**self.defaults, **given})})
 
     def read_further(self, values: Json, fields: Json) -> Json:
@@ -204,7 +204,7 @@ class Family:
     def write(self, config: BertConfig) -> Json:
         """The fields of a config.json."""
         values = {theirs: getattr(config, ours) for ours, theirs in self.fields.items()}
-        return values | {self.activation: ACTIVATIONS[config.hidden_act], **dict.fromkeys(self.unset)}
+        return values | {self.activation: ACTIVATIONS[config.hidden_act], **dict.fromkeys(self.null_fields)}
 
     def class_of(self, config: BertConfig, architecture: str, pooling: str | None) -> str | None:
         """The name of their class for one of ours; None: there is none that computes the same.
@@ -212,11 +212,11 @@ class Family:
         Args:
             pooling: `HeadConfig.pooling`; None: there is no head for fine-tuning.
         """
-        if architecture not in self.endings or (architecture in self.pooled and not config.pooler):
+        if architecture not in self.class_suffixes or (architecture in self.classes_with_pooler and not config.pooler):
             return None
-        if pooling is not None and pooling not in self.poolings:
+        if pooling is not None and pooling not in self.head_poolings:
             return None
-        return self.beginnings[self.model_type(config) or ""] + self.endings[architecture]
+        return self.class_prefixes[self.model_type(config) or ""] + self.class_suffixes[architecture]
 
     def names(self, config: BertConfig, head: str = "") -> Names:
         """Each of our parameters that a model of this configuration can have -> its name(s) there.
@@ -229,7 +229,7 @@ class Family:
         for layer in range(config.num_distinct_layers):
             ours, theirs = f"bert.encoder.layers.{layer}.", self.layers.format(layer)
             modules |= {ours + key: tuple(theirs + name for name in names) for key, names in self.layer.items()}
-            for key, parts in self.divided(config).items():
+            for key, parts in self.split_parameters(config).items():
                 divided[ours + key] = tuple(part._replace(name=theirs + part.name) for part in parts)
         names = divided | {
             f"{our_module}.{kind}": tuple(Part(f"{module}.{kind}") for module in their_modules)
@@ -242,7 +242,7 @@ class Family:
             names["masked_lm.decoder.weight"] = (Part(weight),)
         return names
 
-    def divided(self, config: BertConfig) -> Names:
+    def split_parameters(self, config: BertConfig) -> Names:
         """Parameters of a layer, by their names in it, of unequal parts or of parts in another order."""
         return {}
 
@@ -251,19 +251,20 @@ class Family:
         if self.sequence_weight:
             return "sequence" if self.sequence_weight in names else ""
         return next(
-            (HEADS[ours] for ours, end in self.endings.items() if ours in HEADS and architecture.endswith(end)), ""
+            (HEADS[ours] for ours, end in self.class_suffixes.items() if ours in HEADS and architecture.endswith(end)),
+            "",
         )
 
-    def renamed(self, names: Collection[str], config: BertConfig) -> Mapping[str, str]:
+    def weight_aliases(self, names: Collection[str], config: BertConfig) -> Mapping[str, str]:
         """Other names that weights have in some folders, of these names -> those of `names`."""
         return {}
 
-    def left_out(self, head: str) -> tuple[str, ...]:
+    def dropped_prefixes(self, head: str) -> tuple[str, ...]:
         """Beginnings of our names that a model with this head has no place for, and that are not exported."""
         pairs = () if "next_sentence.classifier" in self.modules else ("next_sentence.",)
-        return pairs if self.poolers is None or head in self.poolers else (*pairs, "bert.pooler.")
+        return pairs if self.heads_with_pooler is None or head in self.heads_with_pooler else (*pairs, "bert.pooler.")
 
-    def unread(self, head: str) -> tuple[str, ...]:
+    def ignored_names(self, head: str) -> tuple[str, ...]:
         """Names of theirs that folders may have and that no class reads."""
         return ()
 

@@ -10,7 +10,7 @@ class Gte(RotaryBert):
     class also drops inside the feed-forward network.
     """
 
-    beginnings = {"gte": "Gte"}
+    class_prefixes = {"gte": "Gte"}
     structure = {
         "position_embedding": "rotary",
         "gated_feed_forward": True,
@@ -24,7 +24,7 @@ class Gte(RotaryBert):
         "type_vocab_size": 1,
         "pad_token_id": 1,
     }
-    fixed = {"hidden_act": "gelu"}
+    required_values = {"hidden_act": "gelu"}
     base = 160_000.0
     prefix = "gte."
     modules = {
@@ -47,7 +47,7 @@ class Gte(RotaryBert):
     decoder = ("lm_head.decoder.weight", "lm_head.decoder.bias")
     sequence_weight = "gte.pooler.dense.weight"
 
-    def divided(self, config: BertConfig) -> Names:
+    def split_parameters(self, config: BertConfig) -> Names:
         """The halves of the network's first matrix are the other way around."""
         rows, theirs = config.intermediate_size, "mlp.up_gate_proj.weight"
         return {"feed_forward.up.weight": (Part(theirs, rows, rows), Part(theirs, rows))}

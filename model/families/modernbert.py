@@ -12,10 +12,10 @@ _BASES = {"full_attention": 160_000.0, "sliding_attention": 10_000.0}  # of rota
 class ModernBert(Family):
     """ModernBERT (arXiv 2412.13663). It has no head for next sentences."""
 
-    beginnings = {"modernbert": "ModernBert"}
-    named = False
-    endings = WITHOUT_PAIRS
-    poolings = ("pooler", "cls", "mean")
+    class_prefixes = {"modernbert": "ModernBert"}
+    named_in_config = False
+    class_suffixes = WITHOUT_PAIRS
+    head_poolings = ("pooler", "cls", "mean")
     structure = {
         "position_embedding": "rotary",
         "type_vocab_size": 0,
@@ -51,7 +51,7 @@ class ModernBert(Family):
         "local_attention_window": 128,
         "norm_bias": False,
     }
-    said = ("hidden_dropout_prob", "classifier_dropout", "classifier_transform", "linear_bias")
+    translated_fields = ("hidden_dropout_prob", "classifier_dropout", "classifier_transform", "linear_bias")
     activation = "hidden_activation"
     prefix = "model."
     modules = {
@@ -81,11 +81,11 @@ class ModernBert(Family):
         "feed_forward_norm": ("mlp_norm",),
     }
     decoder = ("decoder.weight", "decoder.bias")
-    unset = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+    null_fields = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
-    def has(self, config: BertConfig) -> bool:
+    def can_express(self, config: BertConfig) -> bool:
         """Some layers attend locally."""
-        return config.local_attention_window > 0 and super().has(config)
+        return config.local_attention_window > 0 and super().can_express(config)
 
     def read_further(self, values: Json, fields: Json) -> Json:
         """Biases, activations, and which layers attend globally at which rotary base."""

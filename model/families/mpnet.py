@@ -11,7 +11,7 @@ _BUCKETS = 32  # whatever config.json says, in transformers
 class MPNet(Roberta):
     """MPNet (arXiv 2004.09297). Its positions begin after row 1, whatever the id of padding is."""
 
-    beginnings = {"mpnet": "MPNet"}
+    class_prefixes = {"mpnet": "MPNet"}
     structure = {
         **Roberta.structure,
         "type_vocab_size": 0,
@@ -21,9 +21,9 @@ class MPNet(Roberta):
     fields = {
         ours: theirs for ours, theirs in ENCODER_FIELDS.items() if ours not in ("type_vocab_size", "classifier_dropout")
     }
-    said = ("classifier_dropout",)  # always the hidden states' there
+    translated_fields = ("classifier_dropout",)  # always the hidden states' there
     defaults = {"pad_token_id": 1, "vocab_size": 30527}
-    fixed = {"hidden_act": "gelu", "relative_attention_num_buckets": _BUCKETS, "pad_token_id": 1}
+    required_values = {"hidden_act": "gelu", "relative_attention_num_buckets": _BUCKETS, "pad_token_id": 1}
     prefix = "mpnet."
     modules = {
         "bert.embeddings.word": ("mpnet.embeddings.word_embeddings",),
@@ -45,8 +45,8 @@ class MPNet(Roberta):
         "feed_forward.down": ("output.dense",),
         "feed_forward_norm": ("output.LayerNorm",),
     }
-    repeated = ("mpnet.embeddings.position_ids",)
-    segments = ""
+    redundant_names = ("mpnet.embeddings.position_ids",)
+    segment_weight = ""
 
     def write(self, config: BertConfig) -> Json:
         """The number of classes of distances is a field there."""

@@ -14,10 +14,10 @@ class RotaryBert(Family):
     which transformers writes too.
     """
 
-    named = False
-    endings = ENCODERS_AND_CLASSIFIERS
-    pooled = ("BertForSequenceClassification",)
-    poolers = ("sequence",)
+    named_in_config = False
+    class_suffixes = ENCODERS_AND_CLASSIFIERS
+    classes_with_pooler = ("BertForSequenceClassification",)
+    heads_with_pooler = ("sequence",)
     fields = ENCODER_FIELDS
     base: ClassVar[float]
     """Of the rotary frequencies where config.json has none."""
@@ -34,7 +34,7 @@ class RotaryBert(Family):
 class NomicBert(RotaryBert):
     """Nomic BERT (arXiv 2402.01613)."""
 
-    beginnings = {"nomic_bert": "NomicBert"}
+    class_prefixes = {"nomic_bert": "NomicBert"}
     structure = {
         "position_embedding": "rotary",
         "gated_feed_forward": True,
@@ -68,14 +68,14 @@ class NomicBert(RotaryBert):
     }
     decoder = ("cls.predictions.decoder.weight", "cls.predictions.bias")
     second_bias = "cls.predictions.decoder.bias"
-    segments = "nomic_bert.embeddings.token_type_embeddings.weight"
+    segment_weight = "nomic_bert.embeddings.token_type_embeddings.weight"
     sequence_weight = "nomic_bert.pooler.dense.weight"
 
     def read_further(self, values: Json, fields: Json) -> Json:
         """Its activation is SiLU where config.json has none."""
         return super().read_further({"hidden_act": "silu", **values}, fields)
 
-    def divided(self, config: BertConfig) -> Names:
+    def split_parameters(self, config: BertConfig) -> Names:
         """The halves of the network's first matrix are two of theirs."""
         rows = config.intermediate_size
         return {"feed_forward.up.weight": (Part("mlp.fc12.weight", rows), Part("mlp.fc11.weight", rows))}

@@ -10,14 +10,14 @@ class Roberta(Family):
     has no pooler, and no class has a head for next sentences.
     """
 
-    beginnings = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
-    endings = WITHOUT_PAIRS
-    pooled = ("BertForSequenceClassification", "BertForMultipleChoice")
-    poolers = ("", "sequence", "choice", "tokens", "span")
+    class_prefixes = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
+    class_suffixes = WITHOUT_PAIRS
+    classes_with_pooler = ("BertForSequenceClassification", "BertForMultipleChoice")
+    heads_with_pooler = ("", "sequence", "choice", "tokens", "span")
     structure = {"hidden_act": "gelu", "is_decoder": False}
     fields = FIELDS
     defaults = {"pad_token_id": 1, "vocab_size": 30522}
-    fixed = {
+    required_values = {
         "position_embedding_type": "absolute",
         "hidden_act": "gelu",
         "is_decoder": False,
@@ -37,10 +37,10 @@ class Roberta(Family):
     layers, layer = "roberta.encoder.layer.{}.", LAYER
     decoder = ("lm_head.decoder.weight", "lm_head.bias")
     second_bias = "lm_head.decoder.bias"
-    repeated = buffers("roberta.")
-    segments = "roberta.embeddings.token_type_embeddings.weight"
+    redundant_names = buffers("roberta.")
+    segment_weight = "roberta.embeddings.token_type_embeddings.weight"
     sequence_weight = "classifier.out_proj.weight"
-    unset = ("bos_token_id", "eos_token_id")
+    null_fields = ("bos_token_id", "eos_token_id")
 
     def read_further(self, values: Json, fields: Json) -> Json:
         """The number of positions, without those rows."""
@@ -56,6 +56,6 @@ class Roberta(Family):
         """Their number of positions counts the rows before the first one too."""
         return super().write(config) | {"max_position_embeddings": config.num_position_rows}
 
-    def unread(self, head: str) -> tuple[str, ...]:
+    def ignored_names(self, head: str) -> tuple[str, ...]:
         """The pooler of old folders of a classifier."""
         return tuple(f"{self.prefix}pooler.dense.{kind}" for kind in ("weight", "bias")) if head == "sequence" else ()

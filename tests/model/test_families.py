@@ -62,7 +62,7 @@ REFERENCES = {
 }
 # Whose names of weights in folders are not those of transformers' parameters: tests/model/families/test_rotary.py.
 ELSEWHERE = {"eurobert", "nomic_bert", "gte"}
-CLASSES = [(kind, end) for kind in REFERENCES for end in dict.fromkeys(BY_TYPE[kind].endings.values())]
+CLASSES = [(kind, end) for kind in REFERENCES for end in dict.fromkeys(BY_TYPE[kind].class_suffixes.values())]
 
 
 def theirs_of(kind: str, end: str, **changes) -> transformers.PreTrainedModel:
@@ -78,7 +78,7 @@ def theirs_of(kind: str, end: str, **changes) -> transformers.PreTrainedModel:
     if "Classification" in end:
         values["id2label"] = {0: "no", 1: "yes", 2: "unsure"}
     torch.manual_seed(5)
-    own = getattr(transformers, BY_TYPE[kind].beginnings[kind] + end)
+    own = getattr(transformers, BY_TYPE[kind].class_prefixes[kind] + end)
     model = own._from_config(own.config_class(**values), attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
@@ -113,7 +113,7 @@ def test_every_class_comes_in_and_goes_out_whole(kind, end, tmp_path):
     theirs.save_pretrained(tmp_path / "theirs")
     described = add_strange_fields(tmp_path / "theirs")
     ours = saved_class(tmp_path / "theirs").from_folder(tmp_path / "theirs")
-    assert BY_TYPE[kind].endings[type(ours).__name__] == end and not ours.new_parameters
+    assert BY_TYPE[kind].class_suffixes[type(ours).__name__] == end and not ours.new_parameters
     given = {name: each for name, each in inputs(kind).items() if name != "labels"}
     if end == "ForMultipleChoice":
         given = {name: each.view(2, 2, -1) for name, each in given.items()}
@@ -146,7 +146,7 @@ def trained(model: torch.nn.Module, given: dict[str, torch.Tensor], config: Bert
     if isinstance(model, BertForMaskedLM):
         found = to_huggingface(found, config)
         if not config.type_vocab_size:
-            found.pop(family.segments, None)
+            found.pop(family.segment_weight, None)
     if config.tie_word_embeddings:
         for name in (family.decoder[0], family.second_bias):
             found.pop(name, None)
@@ -196,9 +196,9 @@ def test_loss_logits_hidden_states_and_gradients_are_those_of_transformers(kind,
 
 
 def test_a_model_type_has_one_family_which_the_configuration_names_if_no_other_field_tells_it():
-    kinds = [kind for family in FAMILIES for kind in family.beginnings]
+    kinds = [kind for family in FAMILIES for kind in family.class_prefixes]
     assert len(kinds) == len(set(kinds)) and list(BY_TYPE) == kinds
-    named = {kind for family in FAMILIES if family.named for kind in family.beginnings}
+    named = {kind for family in FAMILIES if family.named_in_config for kind in family.class_prefixes}
     assert_same_names(named, get_args(get_type_hints(BertConfig)["family"]), "BertConfig.family in model/config.py")
 
 
@@ -246,10 +246,13 @@ def test_every_other_name_of_a_field_in_transformers_is_known():
 def test_the_names_of_classes_are_those_of_ours_and_come_back():
     assert HEADS.keys() <= ARCHITECTURES.keys()
     for family in FAMILIES:
-        for theirs in family.beginnings.values():
-            assert family.endings.keys() <= ARCHITECTURES.keys()
-            assert family.pooled is not None and set(family.pooled) <= family.endings.keys()
-            assert {OUR_CLASSES[theirs + end] for end in family.endings.values()} <= family.endings.keys()
+        for theirs in family.class_prefixes.values():
+            assert family.class_suffixes.keys() <= ARCHITECTURES.keys()
+            assert (
+                family.classes_with_pooler is not None
+                and set(family.classes_with_pooler) <= family.class_suffixes.keys()
+            )
+            assert {OUR_CLASSES[theirs + end] for end in family.class_suffixes.values()} <= family.class_suffixes.keys()
 
 
 def test_a_field_that_no_family_says_makes_a_variant():
