@@ -22,7 +22,7 @@ from cloze.launch.engine.optimizers.groups import Group
 
 
 @contextlib.contextmanager
-def undone(found_inf: Tensor | None, tensors: list[Tensor], gradients: list[Tensor]) -> Iterator[None]:
+def reverted_on_inf(found_inf: Tensor | None, tensors: list[Tensor], gradients: list[Tensor]) -> Iterator[None]:
     """Around a change of `tensors` by `gradients`: if `found_inf` (fp32, no dimension) is 1, nothing will have changed.
 
     For updates without a kernel that skips. The gradients are overwritten then, since nothing takes a NaN back.
@@ -40,26 +40,26 @@ def undone(found_inf: Tensor | None, tensors: list[Tensor], gradients: list[Tens
 
 
 @functools.cache
-def _forever(device: torch.device) -> Tensor:
+def _no_bias_correction(device: torch.device) -> Tensor:
     """A count of steps with which 1 - beta^t is 1: no bias correction."""
     return torch.full((), math.inf, device=device)
 
 
-class Moving(NamedTuple):
+class GroupTensors(NamedTuple):
     """The parameters of a group that a step moves, and what belongs to each."""
 
     params: list[Tensor]
     gradients: list[Tensor]
-    means: list[Tensor]
+    exp_avgs: list[Tensor]
     """First moments."""
-    squares: list[Tensor]
+    exp_avg_sqs: list[Tensor]
     """Second moments."""
     steps: list[Tensor]
     """Counts from 1; fp32, no dimension."""
 
-    def uncorrected(self) -> Moving:
+    def uncorrected(self) -> GroupTensors:
         """The same, so that no moment's bias is corrected."""
-        return self._replace(steps=[_forever(self.params[0].device)] * len(self.params))
+        return self._replace(steps=[_no_bias_correction(self.params[0].device)] * len(self.params))
 
 
 class AdamFamily(Optimizer):
@@ -79,10 +79,12 @@ class AdamFamily(Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
                 continue
-            means, squares, steps = zip(*(self._moments(p) for p in params), strict=True)
+            exp_avgs, exp_avg_sqs, steps = zip(*(self._moments(p) for p in params), strict=True)
             # A list, since torch would ask the device for the number that a tensor alone stands for.
             torch._foreach_add_(steps, 1 if self.found_inf is None else [1 - self.found_inf] * len(steps))
-            self.move(group, Moving(params, [p.grad for p in params], list(means), list(squares), list(steps)))
+            self.update_group(
+                group, GroupTensors(params, [p.grad for p in params], list(exp_avgs), list(exp_avg_sqs), list(steps))
+            )
 
     def _moments(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Both moments and the count of steps of one parameter, at first zero."""
@@ -95,20 +97,20 @@ class AdamFamily(Optimizer):
             state["step"] = state["step"].to(p.device)
         return state["exp_avg"], state["exp_avg_sq"], state["step"]
 
-    def move(self, group: Group, moving: Moving) -> None:
+    def update_group(self, group: Group, tensors: GroupTensors) -> None:
         """Update moments and parameters of one group in place; where `found_inf` is 1 nothing may change."""
         raise NotImplementedError
 
-    def _fused(self, group: Group, moving: Moving, *, lr: float, weight_decay: float) -> None:
+    def _fused(self, group: Group, tensors: GroupTensors, *, lr: float, weight_decay: float) -> None:
         """torch's AdamW, one pass over all tensors; it skips by itself."""
         beta1, beta2 = group["betas"]
         torch._fused_adamw_(
-            moving.params,
-            moving.gradients,
-            moving.means,
-            moving.squares,
+            tensors.params,
+            tensors.gradients,
+            tensors.exp_avgs,
+            tensors.exp_avg_sqs,
             [],
-            moving.steps,
+            tensors.steps,
             lr=lr,
             beta1=beta1,
             beta2=beta2,
@@ -126,8 +128,8 @@ class UncorrectedAdamW(AdamFamily):
     In the first steps both moments are too small; their quotient makes the steps larger than corrected ones.
     """
 
-    def move(self, group: Group, moving: Moving) -> None:
-        self._fused(group, moving.uncorrected(), lr=group["lr"], weight_decay=group["weight_decay"])
+    def update_group(self, group: Group, tensors: GroupTensors) -> None:
+        self._fused(group, tensors.uncorrected(), lr=group["lr"], weight_decay=group["weight_decay"])
 
 
 class Lamb(AdamFamily):
@@ -158,10 +160,10 @@ class Lamb(AdamFamily):
             **common,
         )
 
-    def move(self, group: Group, moving: Moving) -> None:
-        params = moving.params
+    def update_group(self, group: Group, tensors: GroupTensors) -> None:
+        params = tensors.params
         updates = [torch.zeros_like(p) for p in params]  # from 0 and at rate 1, AdamW's step is minus Adam's update
-        corrected = moving if group["bias_correction"] else moving.uncorrected()
+        corrected = tensors if group["bias_correction"] else tensors.uncorrected()
         self._fused(group, corrected._replace(params=updates), lr=1.0, weight_decay=0.0)
         if group["weight_decay"]:
             torch._foreach_add_(updates, params, alpha=-group["weight_decay"])
@@ -183,22 +185,22 @@ class StableAdamW(AdamFamily):
     that the moments need no correction.
     """
 
-    def move(self, group: Group, moving: Moving) -> None:
-        params, gradients, means, squares, steps = moving
-        with undone(self.found_inf, [*params, *means, *squares], gradients):
+    def update_group(self, group: Group, tensors: GroupTensors) -> None:
+        params, gradients, exp_avgs, exp_avg_sqs, steps = tensors
+        with reverted_on_inf(self.found_inf, [*params, *exp_avgs, *exp_avg_sqs], gradients):
             step = steps[0].double().clamp_min(1.0)  # 0 after nothing but skipped steps
             beta1, beta2 = (((beta - beta**step) / (1 - beta**step)).float() for beta in group["betas"])
-            torch._foreach_mul_(means, beta1)
-            torch._foreach_add_(means, torch._foreach_mul(gradients, 1 - beta1))
-            surprises = torch._foreach_mul(gradients, gradients)
-            torch._foreach_mul_(squares, beta2)
-            torch._foreach_add_(squares, torch._foreach_mul(surprises, 1 - beta2))
-            torch._foreach_div_(surprises, torch._foreach_clamp_min(squares, group["eps"] ** 2))
-            rms = torch.stack([surprise.mean() for surprise in surprises]).sqrt().clamp_min(1.0)
+            torch._foreach_mul_(exp_avgs, beta1)
+            torch._foreach_add_(exp_avgs, torch._foreach_mul(gradients, 1 - beta1))
+            ratios = torch._foreach_mul(gradients, gradients)
+            torch._foreach_mul_(exp_avg_sqs, beta2)
+            torch._foreach_add_(exp_avg_sqs, torch._foreach_mul(ratios, 1 - beta2))
+            torch._foreach_div_(ratios, torch._foreach_clamp_min(exp_avg_sqs, group["eps"] ** 2))
+            rms = torch.stack([ratio.mean() for ratio in ratios]).sqrt().clamp_min(1.0)
             rates = group["lr"] / rms
             torch._foreach_mul_(params, list((1 - rates * group["weight_decay"]).unbind()))
-            roots = torch._foreach_sqrt(squares)
+            roots = torch._foreach_sqrt(exp_avg_sqs)
             torch._foreach_add_(roots, group["eps"])
-            updates = torch._foreach_div(means, roots)
+            updates = torch._foreach_div(exp_avgs, roots)
             torch._foreach_mul_(updates, list(rates.unbind()))
             torch._foreach_sub_(params, updates)

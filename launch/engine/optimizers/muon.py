@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from cloze.launch.engine.optimizers.adam_family import undone
+from cloze.launch.engine.optimizers.adam_family import reverted_on_inf
 from cloze.launch.engine.optimizers.groups import Group
 
 # The quintic iteration of Jordan et al. 2024 (kellerjordan.github.io/posts/muon), as in torch.optim.Muon.
@@ -83,7 +83,7 @@ class MuonWithAdamW(Optimizer):
         if not params:  # another rank's, or of a skipped step
             return
         momenta = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in params]
-        with undone(self.found_inf, [*params, *momenta], [p.grad for p in params]):
+        with reverted_on_inf(self.found_inf, [*params, *momenta], [p.grad for p in params]):
             for group in groups:
                 for weights in self._together([p for p in group["params"] if p.grad is not None]):
                     self._update(weights, group)

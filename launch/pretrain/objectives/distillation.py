@@ -58,37 +58,37 @@ class Student(BertForPreTraining):
         if labels is None:
             return super().forward(masked_positions=masked_positions, dropout_seed=dropout_seed, **inputs)
         (teacher,) = self._teacher
-        self._bring(teacher, labels.device)
+        self._match_student(teacher, labels.device)
         with torch.no_grad():
-            theirs = teacher(
+            teacher_output = teacher(
                 masked_positions=masked_positions,
                 output_hidden_states=True,
                 **{name: value for name, value in inputs.items() if name != "next_sentence_label"},
             )
-        ours = super().forward(
+        output = super().forward(
             masked_positions=masked_positions, dropout_seed=dropout_seed, output_hidden_states=True, **inputs
         )
         counted = labels != NO_LABEL
-        assert ours.prediction_logits is not None and ours.hidden_states is not None, "they were asked for"
-        logits, wanted = ours.prediction_logits.float(), theirs.prediction_logits.float()
-        said, taught = ((each / self._temperature).log_softmax(-1) for each in (logits, wanted))
-        soft = nn.functional.kl_div(said, taught, log_target=True, reduction="none").sum(-1) * self._temperature**2
-        vectors, shown = ours.hidden_states[-1].float(), theirs.hidden_states[-1].float()
-        cosine = (
+        assert output.prediction_logits is not None and output.hidden_states is not None, "they were asked for"
+        logits, teacher_logits = output.prediction_logits.float(), teacher_output.prediction_logits.float()
+        log_probs, teacher_log_probs = ((each / self._temperature).log_softmax(-1) for each in (logits, teacher_logits))
+        divergence = nn.functional.kl_div(log_probs, teacher_log_probs, log_target=True, reduction="none").sum(-1)
+        vectors, teacher_vectors = output.hidden_states[-1].float(), teacher_output.hidden_states[-1].float()
+        cosine_losses = (
             vectors.new_zeros(len(vectors))
-            if vectors.shape != shown.shape
-            else ((1 - nn.functional.cosine_similarity(vectors, shown, dim=-1)) * is_real(labels))
+            if vectors.shape != teacher_vectors.shape
+            else (1 - nn.functional.cosine_similarity(vectors, teacher_vectors, dim=-1)) * is_real(labels)
         )
-        output = ours._replace(
+        student = output._replace(
             prediction_logits=None,
             hidden_states=None,
             num_masked=counted.sum(),
             mlm_losses=nn.functional.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none"),
             mlm_correct=(logits.argmax(-1) == labels) & counted,
         )
-        return StudentOutput(output, soft * counted, cosine)
+        return StudentOutput(student, divergence * self._temperature**2 * counted, cosine_losses)
 
-    def _bring(self, teacher: nn.Module, device: torch.device) -> None:
+    def _match_student(self, teacher: nn.Module, device: torch.device) -> None:
         """Move the teacher to the device and the dtype of the student's weights, once: with 16-bit weights there is no
         autocast, and a teacher in fp32 would run at a sixteenth of the GPU's rate.
         """
