@@ -119,18 +119,9 @@ class Training:
         """Which run this is; None: an earlier version has begun it."""
         self.measure = recipe.make_evaluation(self.engine, process, step is not None)
         if process.environment.is_main:
-            shown = process.shown(config)
+            folder, shown, first = Path(config.output), process.shown(config), recipe.first_weights
             saves = {runs.ORIGIN: recipe.save_origin, runs.TOKENIZER: recipe.save_tokenizer}
-            write_description(
-                Path(config.output),
-                shown,
-                recipe.facts,
-                saves,
-                settings,
-                self.run,
-                recipe.first_weights,
-                begins=step is None,
-            )
+            write_description(folder, shown, recipe.facts, saves, settings, self.run, first, begins=step is None)
 
     def loop(self, metrics: MetricsWriter | None, stop: StopRequest) -> Loop:
         """The loop with all that watches it, in this order after a step and in reverse order at the end. Each line says
