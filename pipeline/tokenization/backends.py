@@ -14,19 +14,29 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.records import ROLES
 from cloze.pipeline.tokenization.growth import check_growth, check_template, without_vocabulary
-from cloze.pipeline.untrusted import check_readable, load_json, read_json, unique_fields
+from cloze.pipeline.untrusted import check_readable, fields_if_readable, load_json, read_json, unique_fields
 
 HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
 ADDED_TOKENS = "added_tokens.json"  # of a tokenizer without tokenizer.json
 _EXTRA = "extra_special_tokens", "additional_special_tokens"  # of transformers 5, and of 4
 _OF_ADDED = ("content", "lstrip", "rstrip", "single_word", "normalized", "special")
 _RULES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")  # of a BERT tokenizer
+_PREFIX_SPACE = "add_prefix_space"  # of one whose tokens hold the space before a word
 _USUAL_NAMES = {  # tried in turn if no configuration names the token
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|end_of_text|>"),
     "unknown": ("[UNK]", "<unk>"),
     "classification": ("[CLS]", "<s>", "<sos>", "<cls>", "<|begin_of_text|>"),
     "separator": ("[SEP]", "</s>", "<eos>", "<sep>", "<|end_of_text|>"),
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
+}
+# Classes of transformers that read a vocab.txt as BertTokenizer does, whatever special tokens they name; each may have
+# a twin whose name ends in Fast. Others, such as BertJapaneseTokenizer, EsmTokenizer and BertweetTokenizer, cut texts
+# otherwise, and TokenizersBackend needs a tokenizer.json.
+_OF_VOCAB_TXT = {
+    *("BertTokenizer", "BertTokenizerLegacy", "ConvBertTokenizer", "DistilBertTokenizer", "DPRContextEncoderTokenizer"),
+    *("DPRQuestionEncoderTokenizer", "DPRReaderTokenizer", "ElectraTokenizer", "FunnelTokenizer", "LayoutLMTokenizer"),
+    *("LayoutLMv2Tokenizer", "LxmertTokenizer", "MobileBertTokenizer", "MPNetTokenizer", "RealmTokenizer"),
+    *("RetriBertTokenizer", "SplinterTokenizer", "SqueezeBertTokenizer"),
 }
 _OTHER_NAMES = {"classification": "bos_token", "separator": "eos_token"}  # of tokenizers made after decoders'
 
@@ -71,7 +81,7 @@ def _check_kinds(path: Path, config: Fields) -> None:
     for name in _EXTRA:
         if not isinstance(config.get(name), list | dict | None):  # the letters of a text would be tokens
             raise UserError(f"{path}: {name}: found {str(config[name])[:60]!r}, expected a list of tokens; fix it")
-    for name in _RULES:
+    for name in (*_RULES, _PREFIX_SPACE):
         if not isinstance(config.get(name), bool | None):
             raise UserError(f"{path}: {name}: found {str(config[name])[:60]!r}, expected true or false; fix it")
 
@@ -93,13 +103,27 @@ def special_names(vocabulary: dict[str, int], config: Fields, of_bytes: bool = F
     return names
 
 
+def named_class(folder: Path, config: Fields) -> str | None:
+    """The tokenizer's class, where AutoTokenizer looks for it: in its configuration, else in config.json."""
+    named = config.get("tokenizer_class") or fields_if_readable(folder / "config.json").get("tokenizer_class")
+    return named if isinstance(named, str) else None
+
+
 def from_vocab_txt(path: Path, config: Fields) -> tokenizers.Tokenizer:
     """BERT's tokenizer with a vocab.txt; cased by `config`, otherwise if a token has a capital letter.
 
     Raises:
-        UserError: for a repeated token.
+        UserError: for a repeated token, and the vocab.txt of a class that reads it otherwise.
     """
     check_readable(path)
+    named = named_class(path.parent, config)
+    if named and named.removesuffix("Fast") not in _OF_VOCAB_TXT:
+        raise UserError(
+            f"{path}: found the tokenizer_class {named:.60}, which does not read a vocab.txt as BERT's does, expected "
+            "BertTokenizer or a tokenizer.json; transformers writes one where it can: "
+            "AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER); for texts that are cut into words already "
+            "copy vocab.txt alone into a folder"
+        )
     tokens = path.read_text(encoding="utf-8").split("\n")
     if tokens and not tokens[-1]:
         tokens.pop()
@@ -117,7 +141,8 @@ def from_vocab_txt(path: Path, config: Fields) -> tokenizers.Tokenizer:
 
 
 def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
-    """The tokenizer of a tokenizer.json, with the normalisation of `config` if it describes that of a BERT tokenizer.
+    """The tokenizer of a tokenizer.json, with the rules of `config` that transformers prefers to the file's: those of a
+    BERT normalizer, and the space before a text.
 
     Raises:
         UserError: the file is too large, or its rules make texts that much longer.
@@ -134,6 +159,7 @@ def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
     # transformers uses only the file
     if config.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend"):
         _normalize_as_described(backend, config)
+        _add_space_as_described(backend, config)
     return backend
 
 
@@ -220,6 +246,17 @@ def _normalize_as_described(backend: tokenizers.Tokenizer, config: Fields) -> No
             lowercase=bool(config.get("do_lower_case", ours.lowercase)),
             handle_chinese_chars=bool(config.get("tokenize_chinese_chars", ours.handle_chinese_chars)),
         )
+
+
+def _add_space_as_described(backend: tokenizers.Tokenizer, config: Fields) -> None:
+    """Add a space before a text, or none, as the configuration says, which transformers' classes prefer to the file."""
+    added, rules = config.get(_PREFIX_SPACE), backend.pre_tokenizer
+    if added is None:
+        return
+    if isinstance(rules, tokenizers.pre_tokenizers.ByteLevel):
+        rules.add_prefix_space = added
+    elif isinstance(rules, tokenizers.pre_tokenizers.Metaspace) and added == (rules.prepend_scheme == "never"):
+        rules.prepend_scheme = "always" if added else "never"
 
 
 def default_normalization(backend: tokenizers.Tokenizer, config: Fields) -> Fields:

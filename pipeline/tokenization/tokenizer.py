@@ -43,6 +43,7 @@ from cloze.pipeline.tokenization.backends import (
     from_vocab_txt,
     has_all_bytes,
     model_of,
+    named_class,
     parts,
     put_around_texts,
     read_tokenizer_config,
@@ -344,9 +345,8 @@ class Tokenizer:
         config, model = (fields_if_readable(self.folder / name) for name in ("tokenizer_config.json", "config.json"))
         if isinstance(given := config.get("model_input_names"), list):
             return "token_type_ids" in given
-        named = config.get("tokenizer_class") or model.get("tokenizer_class")  # as AutoTokenizer looks for it
-        if not isinstance(named, str):
-            named = "AlbertTokenizer" if model.get("model_type") == "albert" else "BertTokenizer"
+        usual = "AlbertTokenizer" if model.get("model_type") == "albert" else "BertTokenizer"
+        named = named_class(self.folder, config) or usual
         named, version = named.removesuffix("Fast"), re.match("[0-9]{1,18}", str(model.get("transformers_version")))
         if as_saved and (named in _CLASSES_WITH_TYPES_IN_4 or named == _BASE_WITH_TYPES_IN_4 and version):
             return version is None or int(version[0]) <= 4  # versions before 4.1 did not name themselves

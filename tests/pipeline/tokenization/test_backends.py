@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from cloze.launch.texts.encoding import TextEncoder
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.records import ROLES
 from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, copy_tokenizer
 from tests.byte_level import EURO_NAMES, byte_tokenizer, save_as_eurobert
@@ -176,6 +177,30 @@ def test_tokens_beside_the_vocabulary_are_those_that_transformers_finds(tmp_path
     mask = "[MASK]"
     assert given.special_tokens.mask not in given.encode(f"the {mask} sat")
     assert (mask in loaded.tokenize(mask)) == (form != "split")
+
+
+@pytest.mark.parametrize("added", [True, False, None])
+@pytest.mark.parametrize("in_file", [True, False])
+def test_a_space_before_a_text_is_as_the_configuration_says(tmp_path, in_file, added):
+    """Whoever sets add_prefix_space edits tokenizer_config.json; transformers' RoBERTa reads it, not the other file."""
+    texts = ["new york sat", "the york new"] * 4
+    names = dict(zip(ROLES, ("<pad>", "<unk>", "<s>", "</s>", "<mask>"), strict=True))
+    backend = byte_tokenizer(texts, names=names).backend
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=in_file)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "RobertaTokenizer"} | ({} if added is None else {"add_prefix_space": added})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    given = Tokenizer.from_folder(tmp_path)
+    if added is None:  # transformers 4 takes the file's
+        assert (backend.id_to_token(given.encode("york")[0]) == "Ġyork") == in_file
+    else:
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+        for text in ("york new york", " york", "http://york.new ", "sat"):
+            assert given.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
+    assert given.first_word_differs == (not (in_file if added is None else added))
+    (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": "yes"}')
+    with pytest.raises(UserError, match="add_prefix_space: found 'yes', expected true or false"):
+        Tokenizer.from_folder(tmp_path)
 
 
 @pytest.mark.parametrize(

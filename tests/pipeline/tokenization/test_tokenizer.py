@@ -348,6 +348,19 @@ def test_special_tokens_of_others_that_a_text_could_become(tmp_path, mask, form,
         assert Tokenizer.from_folder(tmp_path).special_tokens.mask == 4
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+@pytest.mark.parametrize("named", ["BertJapaneseTokenizer", "EsmTokenizer", "BertweetTokenizer", "TokenizersBackend"])
+def test_a_vocab_txt_of_a_class_that_reads_it_otherwise(tmp_path, file, named):
+    """transformers cuts its texts by MeCab, by letters, or not at all: as BERT's each word would have other tokens."""
+    (tmp_path / "vocab.txt").write_text("\n".join([*corpus.NAMES.values(), "the"]) + "\n", encoding="utf-8")
+    (tmp_path / file).write_text(json.dumps({"tokenizer_class": named}), encoding="utf-8")
+    for path in (tmp_path, tmp_path / "vocab.txt"):
+        with pytest.raises(UserError, match=f"vocab.txt: found the tokenizer_class {named}, which does not"):
+            Tokenizer.from_folder(path)
+    (tmp_path / file).write_text(json.dumps({"tokenizer_class": "ElectraTokenizerFast"}), encoding="utf-8")
+    assert Tokenizer.from_folder(tmp_path).encode("the") == [5]
+
+
 def test_a_cased_vocab_txt_keeps_case(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*corpus.NAMES.values(), "The", "the"]) + "\n", encoding="utf-8")
     assert Tokenizer.from_folder(tmp_path).encode("The the") == [5, 6]
