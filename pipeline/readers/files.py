@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import IO
 
@@ -19,6 +20,7 @@ _BLANK = b" \t\r"  # what a blank line may have
 _WHITE = _BLANK + b"\n"  # all that JSON has
 ROWS_AT_ONCE = 64  # of a table, since documents may be long,
 BYTES_AT_ONCE = 32 << 20  # and the approximate maximum of the bytes of these rows
+_NO_STOP = sys.maxsize  # of a file that is not cut into segments
 LONGEST_LINE = 16 << 20  # of pairs, which must be held in memory; its arrays take some thirty times as much
 
 
@@ -169,85 +171,150 @@ def blocks(segment: Segment, separator: re.Pattern[bytes] | None, longest: int |
     with open_file(file) as stream:
         if file.compression:
             number = -1
-            for block in _blocks(stream, file, 0, None, separator, longest):
+            for block in _Cutter(stream, file, 0, _NO_STOP, separator, longest).blocks():
                 number += block.piece <= 1
                 if number % segment.stop == segment.start:
                     yield block
         else:
-            yield from _blocks(stream, file, segment.start, segment.stop, separator, longest)
+            stop = _NO_STOP if separator is None else segment.stop
+            yield from _Cutter(stream, file, segment.start, stop, separator, longest).blocks()
 
 
-def _blocks(
-    stream: IO[bytes],
-    file: InputFile,
-    start: int,
-    stop: int | None,
-    separator: re.Pattern[bytes] | None,
-    longest: int | None,
-) -> Iterator[Block]:
-    data, begin, pieces = b"", start, 0
-    unfinished = -1  # where the last newline is behind which only blank was read, if a document was cut behind it
-    waiting = start > 0  # read the separator before this segment's first document
-    if waiting:
-        stream.seek(start)
-    while True:
-        # A long line is read in doubling steps: equal steps would copy it many times.
-        doubling = longest is None and not waiting
-        new = _read_exactly(stream, file, max(BLOCK_BYTES, len(data) if doubling else 0))
-        if not new:
-            break
-        data += new
-        if waiting:
-            assert separator is not None and stop is not None, "a file is cut into segments at separators"
-            match = separator.search(data)
-            if match is None and not data[max(0, stop - begin) :].strip():
-                continue
-            if match is None or begin + match.start() >= stop:
-                return  # the whole segment is inside a document of an earlier segment
-            # Keep the last newline: it may begin the separator at which this segment ends.
-            data, begin, waiting = data[match.end() - 1 :], begin + match.end() - 1, False
-        if unfinished >= 0 and (rest := data.lstrip(_BLANK)):
-            if rest.startswith(b"\n"):  # the document ends; its newline is kept as above
-                cut = len(data) - len(rest)
-                yield Block(begin, data[:cut], pieces + 1 if pieces else 0)
-                if stop is not None and unfinished >= stop:
-                    return
-                data, begin, pieces = rest, begin + cut, 0
-            unfinished = -1
-        last, end = False, None
-        if separator is not None and stop is not None and begin + len(data) > stop:
-            last, end = True, separator.search(data, max(0, stop - begin))
-        # White space at the end may begin the separator at which this segment ends, if that is more than a newline.
-        whole = data.rstrip() if last and separator is BLANK_LINES else data
-        if cut := end.end() if end else _cut(whole, separator):
-            yield Block(begin, data[:cut], pieces + 1 if pieces else 0)
-            data, begin, pieces = data[cut:], begin + cut, 0
-            if end:
+class _Cutter:
+    """Cuts a stream into blocks; holds what was read and is in no block yet.
+
+    Args:
+        start: offset where the segment begins.
+        stop: offset where it ends; a document that began before is read to its end.
+        separator: as of `blocks`.
+        longest: as of `blocks`.
+    """
+
+    def __init__(
+        self,
+        stream: IO[bytes],
+        file: InputFile,
+        start: int,
+        stop: int,
+        separator: re.Pattern[bytes] | None,
+        longest: int | None,
+    ) -> None:
+        self._stream, self._file = stream, file
+        self._stop, self._separator, self._longest = stop, separator, longest
+        self._data, self._begin = b"", start  # what is held, and the offset of its first byte
+        self._pieces = 0  # how many blocks have a part of the first document that is held
+        # Where the last newline is behind which only blank was read, if a document was cut behind it.
+        self._unfinished = -1
+
+    def blocks(self) -> Iterator[Block]:
+        """The blocks of the segment."""
+        if self._begin and not self._skip_to_own_first_document():
+            return
+        more = True
+        while more:
+            if (yield from self._end_unfinished_document()) or (yield from self._cut_whole_documents()):
                 return
-        if longest is not None and len(data) > longest + BLOCK_BYTES:
-            if last and (cut := _cut(data, separator)):  # in the white space at the end
-                assert stop is not None
-                cut -= begin + cut > stop  # without the newline that may begin another one
-                yield Block(begin, data[:cut], pieces + 1 if pieces else 0)
-                data, begin, pieces = data[cut:], begin + cut, 0
-            if separator is BLANK_LINES and (newline := _unfinished(data)) >= 0:
-                unfinished = begin + newline
+            yield from self._cut_long_document()
+            more = self._read_more()
+        if self._data:
+            yield self._take(len(self._data))
+
+    def _read(self, count: int) -> bool:
+        """Hold up to `count` bytes more; whether there were any."""
+        new = _read_exactly(self._stream, self._file, count)
+        self._data += new
+        return bool(new)
+
+    def _read_more(self) -> bool:
+        # A long line is read in doubling steps: equal steps would copy it many times.
+        return self._read(max(BLOCK_BYTES, len(self._data) if self._longest is None else 0))
+
+    def _drop(self, cut: int) -> None:
+        self._data, self._begin = self._data[cut:], self._begin + cut
+
+    def _take(self, cut: int) -> Block:
+        """The first `cut` bytes, which end with a document, as a block; the rest is held."""
+        block = Block(self._begin, self._data[:cut], self._pieces + 1 if self._pieces else 0)
+        self._drop(cut)
+        self._pieces = 0
+        return block
+
+    @property
+    def _is_past_stop(self) -> bool:
+        return self._begin + len(self._data) > self._stop
+
+    @property
+    def _place_of_stop(self) -> int:
+        """Where in what is held the segment ends."""
+        return max(0, self._stop - self._begin)
+
+    def _skip_to_own_first_document(self) -> bool:
+        """Read the separator before the segment's first document; False: there is none of its own."""
+        assert self._separator is not None, "a file is cut into segments at separators"
+        self._stream.seek(self._begin)
+        while self._read(BLOCK_BYTES):
+            match = self._separator.search(self._data)
+            if match is None and not self._data[self._place_of_stop :].strip():
+                continue
+            if match is None or self._begin + match.start() >= self._stop:
+                return False  # the whole segment is inside a document of an earlier segment
+            # Keep the last newline: it may begin the separator at which this segment ends.
+            self._drop(match.end() - 1)
+            return True
+        return False
+
+    def _end_unfinished_document(self) -> Generator[Block, None, bool]:
+        """End a document that was cut in white space if that turns out to be a blank line; whether the segment ends."""
+        newline = self._unfinished
+        if newline < 0 or not (rest := self._data.lstrip(_BLANK)):
+            return False
+        self._unfinished = -1
+        if not rest.startswith(b"\n"):
+            return False
+        yield self._take(len(self._data) - len(rest))  # its newline is kept as above
+        return newline >= self._stop
+
+    def _cut_whole_documents(self) -> Generator[Block, None, bool]:
+        """Cut after the separator at which the segment ends, or else after the last one; whether the segment ends."""
+        if self._separator and self._is_past_stop and (end := self._separator.search(self._data, self._place_of_stop)):
+            yield self._take(end.end())
+            return True
+        # White space at the end may begin the separator at which this segment ends, if that is more than a newline.
+        strips = self._is_past_stop and self._separator is BLANK_LINES
+        if cut := _cut(self._data.rstrip() if strips else self._data, self._separator):
+            yield self._take(cut)
+        return False
+
+    def _cut_long_document(self) -> Iterator[Block]:
+        """Cut a document that is too long into pieces.
+
+        Raises:
+            UserError: it is a line that must be held as a whole.
+        """
+        if self._longest is None:
+            if len(self._data) > LONGEST_LINE:
+                raise UserError(
+                    f"{self._file.path}: a line from byte {self._begin} on is longer than {LONGEST_LINE >> 20} MB, the "
+                    "most that is held in memory; store this text as plain text, or divide it"
+                )
+            return
+        most = self._longest + BLOCK_BYTES
+        if len(self._data) <= most:
+            return
+        if self._is_past_stop and (cut := _cut(self._data, self._separator)):  # in the white space at the end
+            # Without the newline that may begin another one.
+            yield self._take(cut - (self._begin + cut > self._stop))
+        if self._separator is BLANK_LINES and (newline := _unfinished(self._data)) >= 0:
+            self._unfinished = self._begin + newline
         # Text is cut between words. A blank line can be longer than what is held: it ends a document all the same.
-        while longest is not None and len(data) > longest + BLOCK_BYTES:
-            cut = longest if separator is NEWLINE else cut_place(data, longest)
-            if pieces or data[:cut].strip(_WHITE):  # white space before a document is none of it
-                pieces += 1
-                yield Block(begin, data[:cut], pieces, goes_on=True)
-            data, begin = data[cut:], begin + cut
-        if unfinished >= begin:
-            unfinished = -1  # nothing was cut behind it
-        if longest is None and len(data) > LONGEST_LINE:
-            raise UserError(
-                f"{file.path}: a line from byte {begin} on is longer than {LONGEST_LINE >> 20} MB, the most that is "
-                "held in memory; store this text as plain text, or divide it"
-            )
-    if data and not waiting:
-        yield Block(begin, data, pieces + 1 if pieces else 0)
+        while len(self._data) > most:
+            cut = self._longest if self._separator is NEWLINE else cut_place(self._data, self._longest)
+            if self._pieces or self._data[:cut].strip(_WHITE):  # white space before a document is none of it
+                self._pieces += 1
+                yield Block(self._begin, self._data[:cut], self._pieces, goes_on=True)
+            self._drop(cut)
+        if self._unfinished >= self._begin:
+            self._unfinished = -1  # nothing was cut behind it
 
 
 def _cut(data: bytes, separator: re.Pattern[bytes] | None) -> int:
