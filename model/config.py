@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -50,27 +51,47 @@ def check_kinds(section: str, config: Any) -> None:
     """Raise ModelError for the first field of a dataclass whose value is not of the declared type, or not one of its
     names. For values from files.
     """
+    if wrong := field_of_another_kind(config, _is_of, _KINDS):
+        name, value, expected = wrong
+        shown = repr(value) if isinstance(value, str) else str(value)
+        raise ModelError(f"{section}.{name}: found {shown[:40]}, expected {expected}")
+
+
+def field_of_another_kind(
+    config: Any, is_of: Callable[[object, type], bool], names: Mapping[type, str]
+) -> tuple[str, Any, str] | None:
+    """The first field of a dataclass whose value is not of the declared type, or not one of its names: the field's
+    name, its value, and what is expected; None: there is none.
+
+    Args:
+        is_of: whether a value is of a type; that of list[str] is list.
+        names: of types, as a message has them.
+    """
     hints = get_type_hints(type(config))
     for name in (field.name for field in fields(config)):
         value, kind = getattr(config, name), hints[name]
         kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-        if not any(_is_of(value, each) for each in kinds):
+        if not any(_fits(value, each, is_of) for each in kinds):
             expected = [
                 f"one of {', '.join(get_args(each))}"
                 if get_origin(each) is Literal
-                else _KINDS[get_origin(each) or each]
+                else names.get(get_origin(each) or each, str(each))
                 for each in kinds
             ]
-            shown = repr(value) if isinstance(value, str) else str(value)
-            raise ModelError(f"{section}.{name}: found {shown[:40]}, expected {' or '.join(expected)}")
+            return name, value, " or ".join(expected)
+    return None
 
 
-def _is_of(value: object, kind: object) -> bool:
+def _fits(value: object, kind: Any, is_of: Callable[[object, type], bool]) -> bool:
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
+    return is_of(value, get_origin(kind) or kind)
+
+
+def _is_of(value: object, kind: type) -> bool:
     if kind is float:  # whole numbers count as floats; infinities are refused
         return type(value) in (int, float) and value not in (math.inf, -math.inf) and value == value
-    return type(value) is (get_origin(kind) or kind)
+    return type(value) is kind
 
 
 _KINDS = {

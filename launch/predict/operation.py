@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import figure
 from cloze.launch.texts.encoding import Encoding, TextEncoder
 from cloze.launch.texts.tables import Columns
+from cloze.model.config import field_of_another_kind
 from cloze.pipeline.bounds import check_bounds
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -94,33 +95,15 @@ def check_options(options: object) -> None:
     """Raise UserError for the first field of a dataclass whose value is not of the declared type, or not one of its
     names.
     """
-    for name, kinds in _kinds(type(options)).items():
-        value = getattr(options, name)
-        if not any(_is_of(value, kind) for kind in kinds):
-            expected = [
-                f"one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else _NAMES.get(kind) or str(kind)
-                for kind in kinds
-            ]
-            raise UserError(f"{name}: found {shown(value)}, expected {' or '.join(expected)}")
+    if wrong := field_of_another_kind(options, _is_of, _NAMES):
+        name, value, expected = wrong
+        raise UserError(f"{name}: found {shown(value)}, expected {expected}")
 
 
-def _kinds(options: type) -> dict[str, tuple[Any, ...]]:
-    """Types of values that each field may have."""
-    hints = get_type_hints(options)
-    return {
-        field.name: get_args(hints[field.name])
-        if get_origin(hints[field.name]) in (Union, UnionType)
-        else (hints[field.name],)
-        for field in dataclasses.fields(options)
-    }
-
-
-def _is_of(value: object, kind: Any) -> bool:
-    if get_origin(kind) is Literal:
-        return isinstance(value, str) and value in get_args(kind)
+def _is_of(value: object, kind: type) -> bool:
     if kind is int:  # numpy's integers count as whole numbers
         return isinstance(value, Integral) and not isinstance(value, bool)
-    return isinstance(value, get_origin(kind) or kind)
+    return isinstance(value, kind)
 
 
 def shown(value: object) -> str:
