@@ -99,39 +99,71 @@ def load_states(
         OtherContent: the states are those of another optimizer, or of none.
     """
     own, names = _own(optimizer), _names_of(model)
-    trained = [each for group in groups for each in group["params"]]
-    number = takes_numbers(optimizer)
-    if OWNERS not in content:
-        saved: Any = content.get("optimizer")
-        whole = len(own) == len(trained)
-        expected = optimizer.state_dict()["param_groups"] if whole else _numbered(groups)
-        check_optimizer(saved, "optimizer", expected, trained, steps=optimizer_steps, number=number)
-        missing = [names[each] for place, each in enumerate(trained) if not saved["state"].get(place)]
-        _check_stateless(content, [names[each] for each in trained], missing, optimizer_steps)
-        if whole:
-            optimizer.load_state_dict(saved)
-            return
     if OWNERS in content:
-        owners = fields_in(content[OWNERS], OWNERS, (names[each] for each in own))
-        ranks = sorted({count_in(owners[names[each]], f"{OWNERS}.{names[each]}") for each in own})
-        files = [read(str(folder / optimizer_file(rank))) for rank in ranks]
-        states = {
-            name: state
-            for rank, file in zip(ranks, files, strict=True)
-            for name, state in fields_in(file.get(_STATES), f"{_STATES} of process {rank}").items()
-        }
-        muon = {each: group.get("muon", False) for group in groups for each in group["params"]}
-        for each in own:
-            state, where = states.get(names[each], {}), f"{_STATES}.{names[each]}"
-            check_state(state, where, each, muon=muon[each], steps=optimizer_steps, number=number)
-        for rank, file in zip(ranks, files, strict=True):
-            its = [names[each] for each in own if owners[names[each]] == rank]
-            _check_stateless(file, its, [name for name in its if not states.get(name)], optimizer_steps)
+        states = _divided_states(optimizer, names, groups, content, folder, read, optimizer_steps)
     else:
+        saved = _whole_states(optimizer, names, groups, content, optimizer_steps)
+        trained = _trained(groups)
+        if len(own) == len(trained):
+            optimizer.load_state_dict(saved)  # with its groups, in which DeepSpeed's FusedAdam counts steps
+            return
         states = {names[each]: saved["state"][place] for place, each in enumerate(trained) if place in saved["state"]}
     own_states = {place: states[names[each]] for place, each in enumerate(own) if names[each] in states}
     # torch's own loader moves each state to the device, and to the format, that the optimizer needs.
     optimizer.load_state_dict({"state": own_states, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _whole_states(
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[nn.Parameter, str],
+    groups: list[Group],
+    content: Content,
+    optimizer_steps: int,
+) -> dict[str, Any]:
+    """The `state_dict` of an optimizer over all trained parameters, checked."""
+    saved: Any = content.get("optimizer")
+    trained = _trained(groups)
+    whole = len(_own(optimizer)) == len(trained)
+    expected = optimizer.state_dict()["param_groups"] if whole else _numbered(groups)
+    check_optimizer(saved, "optimizer", expected, trained, steps=optimizer_steps, number=takes_numbers(optimizer))
+    missing = [names[each] for place, each in enumerate(trained) if not saved["state"].get(place)]
+    _check_stateless(content, [names[each] for each in trained], missing, optimizer_steps)
+    return saved
+
+
+def _divided_states(
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[nn.Parameter, str],
+    groups: list[Group],
+    content: Content,
+    folder: Path,
+    read: Read,
+    optimizer_steps: int,
+) -> dict[str, Any]:
+    """The states, by names, in the files of all ranks that had some of this rank's parameters; those of this rank's
+    parameters are checked.
+    """
+    own, number = _own(optimizer), takes_numbers(optimizer)
+    owners = fields_in(content[OWNERS], OWNERS, (names[each] for each in own))
+    ranks = sorted({count_in(owners[names[each]], f"{OWNERS}.{names[each]}") for each in own})
+    files = [read(str(folder / optimizer_file(rank))) for rank in ranks]
+    states = {
+        name: state
+        for rank, file in zip(ranks, files, strict=True)
+        for name, state in fields_in(file.get(_STATES), f"{_STATES} of process {rank}").items()
+    }
+    muon = {each: group.get("muon", False) for group in groups for each in group["params"]}
+    for each in own:
+        state, where = states.get(names[each], {}), f"{_STATES}.{names[each]}"
+        check_state(state, where, each, muon=muon[each], steps=optimizer_steps, number=number)
+    for rank, file in zip(ranks, files, strict=True):
+        its = [names[each] for each in own if owners[names[each]] == rank]
+        _check_stateless(file, its, [name for name in its if not states.get(name)], optimizer_steps)
+    return states
+
+
+def _trained(groups: list[Group]) -> list[nn.Parameter]:
+    return [each for group in groups for each in group["params"]]
 
 
 def _numbered(groups: list[Group]) -> list[Group]:
