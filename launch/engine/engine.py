@@ -19,7 +19,7 @@ from cloze.launch.engine.config import PRECISIONS, Settings
 from cloze.launch.engine.division import Division
 from cloze.launch.engine.fragments import Fragment, UpdatedParts, base_optimizer, master_fragments
 from cloze.launch.engine.optimizers import parameter_groups
-from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
+from cloze.launch.engine.repairs import check_steps, kept_hyper_parameters, padding_can_be_loaded
 from cloze.launch.engine.states import load_states, submit_states, submitting_model
 from cloze.launch.engine.summing import averaged_gradients
 from cloze.model.weight_copies import WeightCopies
@@ -187,21 +187,22 @@ class Engine:
 
         Raises:
             OtherContent: they hold what this engine would not write.
+            UserError: the optimizer states are of other steps.
         """
-        # DeepSpeed prints what it loads, on every rank.
-        with (
-            loading(self._deepspeed, folder, read, optimizer_steps) as files,
-            kept_hyper_parameters(self._deepspeed, optimizer_steps),
-            padding_can_be_loaded(self._deepspeed),
-            contextlib.redirect_stdout(io.StringIO()),
-        ):
-            path, _ = self._deepspeed.load_checkpoint(
-                str(folder.parent), tag=folder.name, load_optimizer_states=self.sharding_stage > 0
-            )
-            if path is not None and self.sharding_stage == 0:
-                groups = parameter_groups(self.model, self._config.optimizer)
-                optimizer = base_optimizer(self._deepspeed)
-                load_states(optimizer, self.model, groups, files.content, folder, read, optimizer_steps)
+        with loading(self._deepspeed, folder, read, optimizer_steps) as files:
+            with (
+                kept_hyper_parameters(self._deepspeed),
+                padding_can_be_loaded(self._deepspeed),
+                contextlib.redirect_stdout(io.StringIO()),  # DeepSpeed prints what it loads, on every rank
+            ):
+                path, _ = self._deepspeed.load_checkpoint(
+                    str(folder.parent), tag=folder.name, load_optimizer_states=self.sharding_stage > 0
+                )
+                if path is not None and self.sharding_stage == 0:
+                    groups = parameter_groups(self.model, self._config.optimizer)
+                    optimizer = base_optimizer(self._deepspeed)
+                    load_states(optimizer, self.model, groups, files.content, folder, read, optimizer_steps)
+            check_steps(self._deepspeed, optimizer_steps)
         return path is not None
 
     # ---- weights -----------------------------------------------------------------------------------------------------

@@ -81,8 +81,8 @@ _SCALE_CONSTANTS = ("scale_factor", "scale_window", "min_scale", "delayed_shift"
 
 
 @contextlib.contextmanager
-def kept_hyper_parameters(engine: deepspeed.DeepSpeedEngine, optimizer_steps: int) -> Iterator[None]:
-    """Undo what DeepSpeed's loaders do to the optimizer, and prove it.
+def kept_hyper_parameters(engine: deepspeed.DeepSpeedEngine) -> Iterator[None]:
+    """Undo what DeepSpeed's loaders do to the optimizer besides loading its states.
 
     Its ZeRO-3 universal loader gives every group the hyper-parameters of group 0, and all flat groups one and the
     same `step` tensor, which then advances once for each of them (stage3.py,
@@ -103,19 +103,39 @@ def kept_hyper_parameters(engine: deepspeed.DeepSpeedEngine, optimizer_steps: in
         group.update(values)
     if limit is not None:
         partitioned.clip_grad = limit
-    if scaler is not None and type(partitioned.loss_scaler) is not type(scaler):
+    if scaler is not None:
+        _restore_scaler(partitioned, scaler)
+    _separate_steps(optimizer)
+
+
+def _restore_scaler(partitioned: Any, scaler: Any) -> None:
+    """Give the loss scaler that was loaded the constants of the configured one, which takes its place if it is of
+    another kind.
+    """
+    if type(partitioned.loss_scaler) is not type(scaler):
         # The checkpoint has another precision: its scaler would leave out a scaling, or scale where nothing is scaled.
         partitioned.loss_scaler, partitioned.dynamic_loss_scale = scaler, scaler.dynamic
     for name in _SCALE_CONSTANTS:
         if hasattr(scaler, name):
             setattr(partitioned.loss_scaler, name, getattr(scaler, name))
-    steps = []
+
+
+def _separate_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Give each parameter a `step` of its own, on its device if the kernels need it there."""
     for parameter, state in optimizer.state.items():
         if torch.is_tensor(state.get("step")):
             device = parameter.device if optimizer.defaults.get("fused") else state["step"].device
             state["step"] = state["step"].to(device, copy=True)
-        if "step" in state:  # Muon's states have none
-            steps.append(float(state["step"]))
+
+
+def check_steps(engine: deepspeed.DeepSpeedEngine, optimizer_steps: int) -> None:
+    """Check that all optimizer states that were loaded are of the same step.
+
+    Raises:
+        UserError: some are not: they are of another checkpoint.
+    """
+    states = base_optimizer(engine).state.values()
+    steps = [float(state["step"]) for state in states if "step" in state]  # Muon's states have none
     if not engine.zero_optimization():  # at stage 0 a parameter may have begun to learn later than others
         steps = [max(steps)] if steps else []
     if set(steps) - {float(optimizer_steps)}:

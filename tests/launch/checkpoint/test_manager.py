@@ -13,7 +13,7 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from cloze.launch.checkpoint import CHECKSUMS, CheckpointManager
 from cloze.launch.checkpoint.converting import convert_to_universal
 from cloze.launch.checkpoint.state import read_state
-from cloze.launch.engine.repairs import kept_hyper_parameters, padding_can_be_loaded
+from cloze.launch.engine.repairs import check_steps, kept_hyper_parameters, padding_can_be_loaded
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.errors import UserError
@@ -158,9 +158,10 @@ def test_loading_takes_where_the_scale_stands_and_leaves_what_is_configured():
     optimizer.state = {"p": {"step": torch.tensor(7.0)}}
     partitioned = SimpleNamespace(optimizer=optimizer, clip_grad=0.5, loss_scaler=scaler(4.0, 300, 1.0, 3, False))
     engine = SimpleNamespace(optimizer=partitioned, zero_optimization=lambda: True)
-    with kept_hyper_parameters(engine, 7):
+    with kept_hyper_parameters(engine):
         partitioned.clip_grad = 1.0
         partitioned.loss_scaler = scaler(1024.0, 1000, 2.0, 1, True)
+    check_steps(engine, 7)
     loaded = partitioned.loss_scaler
     assert partitioned.clip_grad == 0.5 and loaded.cur_scale == 1024.0
     assert (loaded.scale_window, loaded.min_scale, loaded.delayed_shift) == (300, 1.0, 3)
@@ -185,7 +186,7 @@ def test_a_checkpoint_of_another_precision_brings_no_loss_scaler(into_fp16):
     partitioned = SimpleNamespace(
         optimizer=torch.optim.AdamW([torch.zeros(1)]), clip_grad=1.0, loss_scaler=own, dynamic_loss_scale=own.dynamic
     )
-    with kept_hyper_parameters(SimpleNamespace(optimizer=partitioned, zero_optimization=lambda: True), 0):
+    with kept_hyper_parameters(SimpleNamespace(optimizer=partitioned, zero_optimization=lambda: True)):
         partitioned.loss_scaler, partitioned.dynamic_loss_scale = loaded, loaded.dynamic
     assert partitioned.loss_scaler is own and partitioned.dynamic_loss_scale is into_fp16
     assert own.cur_scale == (2.0**16 if into_fp16 else 1.0)
