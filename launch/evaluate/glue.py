@@ -11,8 +11,10 @@ from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.finetune.sweep import checked_runs, configured
 from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.run import as_written, runs
+from cloze.launch.run.sweep_planning import written
+from cloze.launch.run.sweep_pool import run_all
 from cloze.launch.run.sweep_results import statistics_of
-from cloze.launch.run.sweeps import Run, fault_in_runs, run_all, written
+from cloze.launch.run.sweep_run import Run, fault_in_runs
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import visible_gpus
 from cloze.model.huggingface import load_pretrained

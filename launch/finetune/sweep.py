@@ -11,8 +11,9 @@ from cloze.launch.finetune.job import read_job
 from cloze.launch.parsing import parse
 from cloze.launch.run import runs
 from cloze.launch.run.resume_check import check_folder
+from cloze.launch.run.sweep_planning import arguments_of, combinations, command_of, file_of, part_of_name, written
 from cloze.launch.run.sweep_results import Sweep
-from cloze.launch.run.sweeps import Run, arguments_of, combinations, command_of, file_of, part_of_name, written
+from cloze.launch.run.sweep_run import Run
 from cloze.launch.system.console import Console
 from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.environment import visible_gpus

@@ -22,17 +22,9 @@ from cloze.launch.run.metrics_file import is_evaluation, iterate_metrics
 from cloze.launch.run.resume_check import check_folder
 from cloze.launch.run.runs import CHECKPOINTS, FIRST_WEIGHTS, METRICS, SOFTWARE, TOKENIZER, flatten
 from cloze.launch.run.status_file import read_status
+from cloze.launch.run.sweep_planning import arguments_of, combinations, command_of, part_of_name, written
 from cloze.launch.run.sweep_results import Sweep
-from cloze.launch.run.sweeps import (
-    Lost,
-    Results,
-    Run,
-    arguments_of,
-    combinations,
-    command_of,
-    part_of_name,
-    written,
-)
+from cloze.launch.run.sweep_run import Lost, Results, Run
 from cloze.launch.system.console import Console
 from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.environment import Environment, visible_gpus

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from cloze.launch.cli import main
-from cloze.launch.run import runs, sweeps
+from cloze.launch.run import runs, sweep_pool
 from cloze.launch.run.status_file import read_status
-from cloze.launch.run.sweeps import Run
+from cloze.launch.run.sweep_run import Run
 from tests.commands import forked_cloze, main_of_python
 from tests.forked import ForkedRun
 from tests.launch.finetune.running import arguments
@@ -116,7 +116,7 @@ def shorten(path: Path) -> None:
 def test_complete_runs_measure_test_files_that_are_new_or_were_corrected(model, files, tmp_path, monkeypatch):
     """Without being trained again."""
     began: list[str] = []
-    monkeypatch.setattr(sweeps, "_start", partial(run_here, before=lambda run: began.append(run.name)))
+    monkeypatch.setattr(sweep_pool, "_start", partial(run_here, before=lambda run: began.append(run.name)))
     first, second = (shutil.copyfile(files[1], tmp_path / f"{name}.tsv") for name in ("first", "second"))
     shorten(second)
     folder, tested = tmp_path / "sweep", dict[str, int]()
@@ -152,7 +152,7 @@ def test_runs_of_replaced_inputs_make_no_table(model, files, tmp_path, capsys, m
         elif run.name == "seed-43" and replaced:
             shorten(inputs.get(replaced, test))
 
-    monkeypatch.setattr(sweeps, "_start", partial(run_here, before=replace))
+    monkeypatch.setattr(sweep_pool, "_start", partial(run_here, before=replace))
     folder = tmp_path / "sweep"
     status = main(arguments("sst2", *inputs.values(), folder, "--seeds", 2, "--epochs", 1, "--test", test))
     found = "results of other test files" if replaced == "test" else f"a run with {replaced}_hash"
@@ -174,7 +174,7 @@ def test_runs_that_have_lost_a_file_make_no_table(model, files, tmp_path, capsys
         if run.name == "seed-43" and len(began) == 2:
             (folder / "seed-42" / lost).unlink()
 
-    monkeypatch.setattr(sweeps, "_start", partial(run_here, before=lose))
+    monkeypatch.setattr(sweep_pool, "_start", partial(run_here, before=lose))
     assert main(words) == 2 and read_status(folder)["state"] == "failed"
     assert f"seed-42/{lost}: found no such file, expected it as the run has written it" in capsys.readouterr().err
     assert not (folder / "results.json").exists()

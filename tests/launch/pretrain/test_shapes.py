@@ -14,7 +14,7 @@ from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.inputs import open_inputs
 from cloze.launch.pretrain.precheck import check_inputs
 from cloze.launch.pretrain.sweep import plan
-from cloze.launch.run.sweeps import file_of
+from cloze.launch.run.sweep_planning import file_of
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from tests.launching import ROOT

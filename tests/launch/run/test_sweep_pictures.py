@@ -8,7 +8,7 @@ import pytest
 from cloze.launch.run import sweep_pictures
 from cloze.launch.run.sweep_pictures import DrawnSetting, draw_sweep
 from cloze.launch.run.sweep_results import statistics_of
-from cloze.launch.run.sweeps import Run
+from cloze.launch.run.sweep_run import Run
 
 STEPS = range(0, 1001, 100)
 

@@ -8,7 +8,7 @@ import pytest
 
 from cloze.launch.pretrain.sweep import PretrainingRun
 from cloze.launch.run.sweep_results import Sweep
-from cloze.launch.run.sweeps import Run
+from cloze.launch.run.sweep_run import Run
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 

@@ -1,34 +1,19 @@
-"""Runs over a grid of settings: every combination is planned, and runs in a process of its own."""
+"""One run of a sweep: its folder, its results, and what it has lost."""
 
-import itertools
 import math
-import re
-import subprocess
-import sys
-import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
-import yaml
-
-from cloze.launch.config import RunConfig, TrainConfig
 from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.run import as_written, runs
-from cloze.launch.run.metrics_file import newest_metrics
-from cloze.launch.run.ownership import in_use
-from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.resume_check import MEASURES
 from cloze.launch.run.status_file import read_status
-from cloze.launch.system.console import Console, doing, figure
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.console import figure
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import publish_text
 from cloze.pipeline.untrusted import check_regular, fields_if_readable, is_number
 
 TEST_HASHES = "test_hashes"  # in a run's results
-_POLL_SECONDS = 0.2
 _LAST_BYTES = 1 << 16  # of a log, which every start makes longer: far more than a line
 _NOTHING = "it printed nothing"
 _COUNTS = ("examples", "total", "HasAns_total", "NoAns_total")  # among the results of a run, the last three SQuAD's
@@ -190,161 +175,6 @@ class Run:
         return Results(f"validation/{metric}", values, majority)
 
 
-AnyRun = TypeVar("AnyRun", bound=Run)
-_MOST_SETTINGS = 10_000  # of a grid: far above what anybody runs, and checked before the list fills the memory
-
-
-def combinations(grid: list[str], refused: Collection[str] = ()) -> list[dict[str, str]]:
-    """Settings of the runs: every combination of the values of `FIELD=a,b,c`.
-
-    Args:
-        refused: fields that a grid may not set: they must differ between runs, or must be the same for comparable
-            results.
-
-    Raises:
-        UserError: a setting of the grid is wrong.
-
-    >>> combinations(["learning_rate=1e-5,2e-5", "epochs=3"])
-    [{'train.learning_rate': '1e-5', 'epochs': '3'}, {'train.learning_rate': '2e-5', 'epochs': '3'}]
-    """
-    axes: dict[str, list[tuple[str, str]]] = {}
-    for entry in grid:
-        name, _, text = entry.partition("=")
-        values = text.split(",")
-        if not name or not all(values) or len(set(values)) < len(values):
-            raise UserError(
-                f"grid: found {entry!r}, expected FIELD=VALUE,VALUE with values that differ, such as "
-                "learning_rate=2e-5,3e-5"
-            )
-        if name in {train.name for train in fields(TrainConfig)}:
-            name = f"train.{name}"
-        if name in refused or name in axes:
-            why = "it is named twice" if name in axes else "it is the same for all runs, or their number"
-            raise UserError(f"grid: found {name!r}, expected another field: {why}")
-        axes[name] = [(name, value) for value in values]
-    if (runs := math.prod(map(len, axes.values()))) > _MOST_SETTINGS:
-        raise UserError(
-            f"grid: found {runs:,} combinations, expected at most {_MOST_SETTINGS:,}: each is a run of its own"
-        )
-    return [dict(chosen) for chosen in itertools.product(*axes.values())]
-
-
-def part_of_name(settings: dict[str, str]) -> str:
-    """The part of a run's folder name that its settings determine."""
-    text = ",".join(f"{name.rsplit('.', 1)[-1]}={value}" for name, value in settings.items())
-    return re.sub(r"[^\w.=,+-]", "_", text)
-
-
-def arguments_of(settings: dict[str, str]) -> list[str]:
-    """Settings as the command line takes them."""
-    return [word for name, value in settings.items() for word in (f"--{name}", value)]
-
-
-def file_of(output: Path) -> Path:
-    """The file with a run's configuration, beside its folder."""
-    return output.with_name(output.name + ".yaml")
-
-
-def command_of(words: Sequence[str], output: Path) -> list[str]:
-    """The command of a run with its own configuration."""
-    return [sys.executable, "-m", "cloze", *words, "--config", str(file_of(output))]
-
-
-def written(sweep: Path, planned: Iterable[tuple[AnyRun, RunConfig]]) -> list[AnyRun]:
-    """Write the configuration of each run beside its folder.
-
-    Args:
-        sweep: folder of all of them.
-        planned: runs and their configurations; nothing is written before all of them have been given, and so checked.
-
-    Raises:
-        UserError: two runs have the same folder, or the same settings in other words, as 1e-3 and 0.001; or the sweep's
-            folder is that of a single run, whose results and status the sweep's would replace.
-    """
-    if (sweep / runs.CONFIG).exists():
-        raise UserError(
-            f"output: found {sweep}, the folder of a single run ({runs.CONFIG}), expected a new one or that of this "
-            "sweep; choose another --output"
-        )
-    texts: dict[Path, str] = {}
-    taken: set[Path] = set()
-    names: dict[str, str] = {}
-    checked: list[AnyRun] = []
-    for run, config in planned:
-        settings = yaml.safe_dump(asdict(config) | {"output": None})
-        if (same := names.setdefault(settings, run.name)) != run.name:
-            raise UserError(
-                f"grid: found {same} and {run.name} with the same settings, expected others; leave one of them out"
-            )
-        path = file_of(run.folder)
-        own = {run.folder, run.log, path}  # the settings a and a.yaml would meet, too
-        if shared := own & taken:
-            raise UserError(
-                f"grid: found two settings whose runs would both write {min(shared)}, expected names that differ; "
-                "let one of them be a sweep of its own"
-            )
-        taken |= own
-        texts[path] = yaml.safe_dump(asdict(config), sort_keys=False)
-        checked.append(run)
-    for path, text in texts.items():
-        publish_text(path, text)
-    return checked
-
-
-def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> bool:
-    """Run the incomplete runs, one process at a time on each device.
-
-    Args:
-        devices: values of CUDA_VISIBLE_DEVICES; an empty one selects no device.
-
-    Returns:
-        Whether a signal stopped it.
-
-    Raises:
-        UserError: a complete run was measured otherwise than is planned.
-
-    Stop signals are forwarded, so that each run leaves a checkpoint. A run still active from a sweep that was killed is
-    waited for.
-    """
-    for run in planned:
-        if lost := run.lost_model():
-            advice = lost.advice if run.measured else "the run is started again, which writes it anew"
-            console.warn(f"{lost.what}; {advice}")
-    for run in planned:
-        if run.measured and (other := run.measured_otherwise()):
-            raise UserError(other)
-    waiting = [run for run in planned if not run.measured]
-    if done := len(planned) - len(waiting):
-        console.say(f"{done} of {len(planned)} runs are complete already")
-    running: dict[str, tuple[Run, subprocess.Popen[bytes]]] = {}
-    reported: list[str] = []
-    passed_on = False
-    with StopRequest() as stop, doing() as tell:
-        while running or (waiting and not stop.wanted):
-            left_behind = [run.name for run in waiting if in_use(run.folder)]
-            if left_behind not in ([], reported):
-                console.say(f"waiting for {', '.join(left_behind)}, still at work since an earlier start")
-                reported = left_behind
-            for device in devices:
-                if device not in running and waiting and not left_behind and not stop.wanted:
-                    run = waiting.pop(0)
-                    running[device] = run, _start(run, device)
-                    console.say(f"{_which(run, planned)} begins; its output: {run.log}")
-            time.sleep(_POLL_SECONDS)
-            if running and console.is_main:
-                tell(lambda: "; ".join(_at(run, planned) for run, _ in running.values()))
-            if stop.wanted and not passed_on:
-                passed_on = True  # once only: a second signal would end the runs without a checkpoint
-                for _, process in running.values():
-                    process.terminate()
-            for device, (run, process) in list(running.items()):
-                if process.poll() is not None:
-                    del running[device]
-                    _say_end(run, process.returncode, passed_on, console)
-            waiting = [run for run in waiting if not run.measured]
-        return stop.wanted and not all(run.measured for run in planned)
-
-
 def fault_in_runs(planned: Sequence[Run]) -> str | None:
     """One line if a run that has ended has read other inputs than were planned, or has lost a file; else None."""
     ended = [run for run in planned if run.results() is not None]
@@ -378,35 +208,6 @@ def _as_written(lost: Path) -> str:
     return f"{lost}: found {as_written.found_at(lost)}, expected it as the run has written it"
 
 
-def _start(run: Run, device: str) -> subprocess.Popen[bytes]:
-    run.folder.parent.mkdir(parents=True, exist_ok=True)
-    variables = child_variables(**({"CUDA_VISIBLE_DEVICES": device} if device else {}))
-    with open(run.log, "a", encoding="utf-8") as log:
-        return subprocess.Popen(run.command, stdout=log, stderr=subprocess.STDOUT, env=variables)
-
-
-def _which(run: Run, planned: Sequence[Run]) -> str:
-    return f"run {planned.index(run) + 1} of {len(planned)}, {run.name}"
-
-
-def _at(run: Run, planned: Sequence[Run]) -> str:
-    """A run that is at work, with its step and loss as far as it has logged any."""
-    metrics = newest_metrics(run.folder)
-    if metrics is None:
-        return f"{_which(run, planned)}: no step logged yet"
-    return f"{_which(run, planned)}: step {metrics['step']}, loss {figure(metrics['train/loss'])}"
-
-
-def _say_end(run: Run, status: int, stopped: bool, console: Console) -> None:
-    results = run.results()
-    if results is not None:
-        console.say(f"{run.name}: {results.metric} {shown(results.value)}")
-    elif stopped:
-        console.say(f"{run.name}: stopped")
-    else:
-        console.warn(f"{run.name}: failed with status {status}: {last_line(run.log)}")
-
-
 def last_line(log: Path) -> str:
     """The last line of a run's output."""
     check_regular(log)
@@ -416,11 +217,6 @@ def last_line(log: Path) -> str:
         file.seek(max(0, log.stat().st_size - _LAST_BYTES))
         lines = file.read(_LAST_BYTES).decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), _NOTHING)
-
-
-def named(settings: dict[str, str]) -> str:
-    """A setting as text for tables."""
-    return ", ".join(f"{name.rsplit('.', 1)[-1]} {value}" for name, value in settings.items()) or "as configured"
 
 
 def shown(value: float | None) -> str:

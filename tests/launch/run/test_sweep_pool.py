@@ -1,78 +1,24 @@
-"""The runs of a sweep: every combination, one at a time on a device."""
+"""The runs of a sweep, one at a time on a device."""
 
 import json
-import math
 import os
 import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from cloze.launch.config import PretrainConfig
-from cloze.launch.finetune.sweep import _NO_SETTINGS
 from cloze.launch.run import as_written, runs
 from cloze.launch.run.ownership import in_use
-from cloze.launch.run.sweeps import Run, combinations, fault_in_runs, no_better, run_all
+from cloze.launch.run.sweep_pool import run_all
+from cloze.launch.run.sweep_run import fault_in_runs
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
-
-
-def test_every_combination():
-    assert combinations([]) == [{}]
-    assert combinations(["learning_rate=2e-5,3e-5", "epochs=1,2"]) == [
-        {"train.learning_rate": rate, "epochs": epochs} for rate in ("2e-5", "3e-5") for epochs in ("1", "2")
-    ]
-    wrong = [["learning_rate"], ["=1"], ["epochs=1,"], ["epochs=1,1"], ["seed=1,2"], ["epochs=1", "epochs=2"]]
-    for grid in wrong:
-        with pytest.raises(UserError, match="grid: found"):
-            combinations(grid, _NO_SETTINGS)
-    many = ",".join(map(str, range(300)))
-    with pytest.raises(UserError, match="grid: found 27,000,000 combinations, expected at most 10,000"):
-        combinations([f"{name}={many}" for name in ("epochs", "dropout", "max_length")], _NO_SETTINGS)
-
-
-def test_a_value_is_compared_with_that_of_the_most_frequent_answer():
-    assert no_better("validation/accuracy", 0.6, 0.5) is None, "better"
-    assert no_better("validation/accuracy", 0.6, None) is None, "there is no such answer"
-    said = no_better("test/a/accuracy", 0.5, 0.5)
-    assert said == "test/a/accuracy 0.5000, no better than 0.5000, that of always giving the most frequent answer"
-    assert no_better("validation/loss", 0.4, 0.5) is None and no_better("validation/loss", 0.6, 0.5)
-    assert no_better("validation/matthews_correlation", math.nan, 0.0), "of one constant answer"
-
-
-def scripted(folder: Path, name: str, awaited: Path | None = None) -> Run:
-    return Run(name, folder / name, {}, [sys.executable, "-c", completing(folder / name, awaited)])
-
-
-def completing(folder: Path, awaited: Path | None = None) -> str:
-    """A script that completes a run once there is a file; without one, after a moment."""
-    return COMPLETE.format(folder=str(folder), awaited=str(awaited or folder))
-
-
-COMPLETE = """
-import json, os, pathlib, time
-here = pathlib.Path({folder!r})
-here.mkdir(parents=True, exist_ok=True)
-began = time.time()
-(here / "began").touch()
-time.sleep(0.2)
-while not os.path.exists({awaited!r}):
-    assert time.time() < began + 120
-    time.sleep(0.01)
-(here / "when").write_text(json.dumps([os.environ.get("CUDA_VISIBLE_DEVICES"), began, time.time()]))
-for name in ("model/config.json", "predictions/validation.jsonl", "config.yaml", "data.json"):
-    (here / name).parent.mkdir(exist_ok=True)
-    (here / name).write_text("{{}}")
-(here / "results.json").write_text('{{"metric": "accuracy", "validation": {{"accuracy": 0.5}}, "majority": {{}}}}')
-(here / "aside").write_text('{{"state": "complete"}}')
-os.replace(here / "aside", here / "status.json")  # as a run does: a sweep may read it at any moment
-"""
+from tests.launch.run.scripted_runs import completing, configured, scripted
 
 
 @pytest.mark.parametrize("devices", [["0", "1"], ["3"]])
@@ -103,37 +49,6 @@ def test_the_run_at_work_is_named_with_its_step_and_loss(tmp_path, capsys):
     assert printed.err == "run 2 of 2, b: step 7, loss 2.5000\n"
 
 
-def configured(fields: dict) -> PretrainConfig:
-    config = PretrainConfig(data="data", output="run")
-    return replace(config, **{name: replace(getattr(config, name), **values) for name, values in fields.items()})
-
-
-@pytest.mark.parametrize(
-    ("made", "planned"),
-    [
-        ({"train": {"max_steps": 4}}, {"train": {"max_steps": 6}}),
-        ({"train": {"max_steps": 4}}, {"train": {"max_steps": 3}}),
-        ({"train": {"time_budget_hours": 1.0}}, {"train": {"time_budget_hours": 2.0}}),
-        ({"train": {"time_budget_hours": 1.0}}, {}),
-        ({"evaluation": {"patience": 2}}, {}),
-        ({"evaluation": {"target": 0.5}}, {"evaluation": {"target": 0.75}}),
-        ({"evaluation": {"target": 0.5}}, {}),
-    ],
-)
-def test_a_run_that_ended_elsewhere_than_planned_is_run_again(tmp_path, made, planned):
-    """As where a sweep is made longer, with checkpoint.accept_changes, or without the patience that it had."""
-
-    run = scripted(tmp_path, "a")
-    exec(completing(run.folder))  # noqa: S102
-    (run.folder / runs.CONFIG).write_text(yaml.safe_dump(asdict(configured(made))))
-    assert replace(run, fields=runs.flatten(asdict(configured(made)))).measured
-    run = replace(run, fields=runs.flatten(asdict(configured(planned))))
-    assert not run.measured
-    (run.folder / runs.METRICS).write_text("{}\n")
-    (run.folder / runs.CONFIG).write_text("")
-    assert run.measured and "nothing in it" in fault_in_runs([run]), "it is not begun again, and the sweep says why"
-
-
 @pytest.mark.parametrize(
     ("made", "planned", "found"),
     [
@@ -154,25 +69,6 @@ def test_runs_that_were_measured_otherwise_are_in_no_table_together(tmp_path, ca
     else:
         with pytest.raises(UserError, match=f"a: found a complete run with {found}"):
             run_all([run], [""], Console())
-
-
-@pytest.mark.parametrize("name", [runs.CONFIG, runs.DATA])
-def test_a_run_without_its_description_does_not_count(tmp_path, name):
-    run = scripted(tmp_path, "a")
-    exec(completing(run.folder))  # noqa: S102
-    (run.folder / runs.METRICS).write_text("{}\n")
-    assert fault_in_runs([run]) is None
-    (run.folder / name).write_text("")
-    assert fault_in_runs([run]).startswith(f"{run.folder / name}: found nothing in it")
-
-
-@pytest.mark.parametrize("content", ["", "{", None])
-def test_a_run_with_damaged_results_is_run_again(tmp_path, content):
-    run = scripted(tmp_path, "a")
-    exec(completing(run.folder))  # noqa: S102
-    path = run.folder / runs.RESULTS
-    path.unlink() if content is None else path.write_text(content)
-    assert run.results() is None and not run.measured
 
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "config.json"])

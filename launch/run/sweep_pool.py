@@ -1,0 +1,135 @@
+"""The processes of a sweep: its incomplete runs, one at a time on each device."""
+
+import subprocess
+import time
+from collections.abc import Sequence
+
+from cloze.launch.run.metrics_file import newest_metrics
+from cloze.launch.run.ownership import in_use
+from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.sweep_run import Run, last_line, shown
+from cloze.launch.system.console import Console, doing, figure
+from cloze.launch.system.environment import child_variables
+from cloze.pipeline.errors import UserError
+
+_POLL_SECONDS = 0.2
+
+
+def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> bool:
+    """Run the incomplete runs, one process at a time on each device.
+
+    Args:
+        devices: values of CUDA_VISIBLE_DEVICES; an empty one selects no device.
+
+    Returns:
+        Whether a signal stopped it.
+
+    Raises:
+        UserError: a complete run was measured otherwise than is planned.
+
+    Stop signals are forwarded, so that each run leaves a checkpoint. A run still active from a sweep that was killed is
+    waited for.
+    """
+    for run in planned:
+        if lost := run.lost_model():
+            advice = lost.advice if run.measured else "the run is started again, which writes it anew"
+            console.warn(f"{lost.what}; {advice}")
+    for run in planned:
+        if run.measured and (other := run.measured_otherwise()):
+            raise UserError(other)
+    waiting = [run for run in planned if not run.measured]
+    if done := len(planned) - len(waiting):
+        console.say(f"{done} of {len(planned)} runs are complete already")
+    with StopRequest() as stop, doing() as tell:
+        pool = _Pool(planned, waiting, devices, stop, console)
+        while pool.has_work:
+            pool.start_waiting()
+            time.sleep(_POLL_SECONDS)
+            if pool.is_running and console.is_main:
+                tell(pool.progress)
+            pool.forward_stop()
+            pool.collect_ended()
+        return stop.wanted and not all(run.measured for run in planned)
+
+
+class _Pool:
+    """The runs that wait for a device, and those at work."""
+
+    def __init__(
+        self, planned: Sequence[Run], waiting: list[Run], devices: list[str], stop: StopRequest, console: Console
+    ) -> None:
+        self._planned, self._waiting = planned, waiting
+        self._devices, self._stop, self._console = devices, stop, console
+        self._running: dict[str, tuple[Run, subprocess.Popen[bytes]]] = {}  # by device
+        self._reported: list[str] = []  # names of the runs that were said to be waited for
+        self._passed_on = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a run is at work."""
+        return bool(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a run is at work or to be started."""
+        return self.is_running or bool(self._waiting and not self._stop.wanted)
+
+    def start_waiting(self) -> None:
+        """Start a run on each device that is free, unless runs of an earlier start are still at work."""
+        left_behind = [run.name for run in self._waiting if in_use(run.folder)]
+        if left_behind not in ([], self._reported):
+            self._console.say(f"waiting for {', '.join(left_behind)}, still at work since an earlier start")
+            self._reported = left_behind
+        for device in self._devices:
+            if device not in self._running and self._waiting and not left_behind and not self._stop.wanted:
+                run = self._waiting.pop(0)
+                self._running[device] = run, _start(run, device)
+                self._console.say(f"{_which(run, self._planned)} begins; its output: {run.log}")
+
+    def progress(self) -> str:
+        """The runs at work, in a line."""
+        return "; ".join(_at(run, self._planned) for run, _ in self._running.values())
+
+    def forward_stop(self) -> None:
+        """Pass a signal on to the runs, once only: a second one would end them without a checkpoint."""
+        if self._stop.wanted and not self._passed_on:
+            self._passed_on = True
+            for _, process in self._running.values():
+                process.terminate()
+
+    def collect_ended(self) -> None:
+        """Report the runs that have ended, and leave out those that have results by now."""
+        for device, (run, process) in list(self._running.items()):
+            if process.poll() is not None:
+                del self._running[device]
+                _say_end(run, process.returncode, self._passed_on, self._console)
+        self._waiting = [run for run in self._waiting if not run.measured]
+
+
+def _start(run: Run, device: str) -> subprocess.Popen[bytes]:
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    variables = child_variables(**({"CUDA_VISIBLE_DEVICES": device} if device else {}))
+    with open(run.log, "a", encoding="utf-8") as log:
+        return subprocess.Popen(run.command, stdout=log, stderr=subprocess.STDOUT, env=variables)
+
+
+def _which(run: Run, planned: Sequence[Run]) -> str:
+    return f"run {planned.index(run) + 1} of {len(planned)}, {run.name}"
+
+
+def _at(run: Run, planned: Sequence[Run]) -> str:
+    """A run that is at work, with its step and loss as far as it has logged any."""
+    metrics = newest_metrics(run.folder)
+    if metrics is None:
+        return f"{_which(run, planned)}: no step logged yet"
+    return f"{_which(run, planned)}: step {metrics['step']}, loss {figure(metrics['train/loss'])}"
+
+
+def _say_end(run: Run, status: int, stopped: bool, console: Console) -> None:
+    results = run.results()
+    if results is not None:
+        console.say(f"{run.name}: {results.metric} {shown(results.value)}")
+    elif stopped:
+        console.say(f"{run.name}: stopped")
+    else:
+        console.warn(f"{run.name}: failed with status {status}: {last_line(run.log)}")
