@@ -54,11 +54,11 @@ def resolve_compile(config: PretrainConfig, device: torch.device, console: Conso
     return replace(config, train=replace(config.train, compile=not unwanted and not missing))
 
 
-# The parts of a GPU's step that do not shrink with its share of the batch (a layer's small kernels, hooks and sums of
-# gradients; bytes that the optimizer and all passes over gradients move for each parameter), and the share of the peak
-# in the rest of the step: rough means of what `cloze plan` finds where half of the best is reached. Within a factor of
-# two they give the numbers of GPUs in the recipes' headers.
-_LAYER_SECONDS, _UPDATE_BYTES, _BEST_MFU = 3.6e-4, 84, 0.45
+# Rough means of what `cloze plan` finds where half of the best is reached. Within a factor of two they give the numbers
+# of GPUs in the recipes' headers. The first two do not shrink with a GPU's share of the batch.
+_LAYER_SECONDS = 3.6e-4  # of a layer's small kernels, hooks and sums of gradients
+_UPDATE_BYTES = 84  # per parameter, moved by the optimizer and all passes over gradients
+_BEST_MFU = 0.45  # share of the peak in the rest of the step
 
 
 def crowded(

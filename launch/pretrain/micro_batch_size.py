@@ -48,11 +48,15 @@ PROBE_RATE = 1e-4  # of the steps, whose weights are thrown away
 MIXED_BATCHES = 2
 # On a CPU the largest micro-batch is not the fastest: a layer's activations should stay in the caches.
 CPU_MICRO_BATCH = 32
-# An upper bound of what a process on a CPU needs, in fp32 values: for a parameter its weight, gradient, two moments,
-# copies and DeepSpeed's buffers; for a token in a layer those of the hidden size, those of the inner size, and
-# attention's probabilities for each head and token; for a predicted token rows of the vocabulary; for a term of
-# disentangled attention the products with all distances, two for each head and token, and their gradient, in one layer.
-_OF_PARAMETER, _OF_HIDDEN, _OF_INNER, _OF_PROBABILITY, _OF_PREDICTED, _OF_DISTANCE = 10, 15, 5, 5, 5, 4
+# The factors of an upper bound of what a process on a CPU needs, in fp32 values.
+_OF_PARAMETER = 10  # per parameter: its weight, gradient, two moments, copies and DeepSpeed's buffers
+_OF_HIDDEN = 15  # per token and layer, times the hidden size
+_OF_INNER = 5  # per token and layer, times the inner size
+_OF_PROBABILITY = 5  # per token, layer and head, times the tokens of a sequence: attention's probabilities
+_OF_PREDICTED = 5  # per predicted token, times the size of the vocabulary
+# Per token, term of disentangled attention and head, times the tokens of a sequence, in one layer: two products with
+# all distances, and their gradient.
+_OF_DISTANCE = 4
 # Share of the memory up to which that bound makes a probe unnecessary.
 _ROOMY_SHARE = 0.5
 _LESS_MEMORY = "set train.gradient_checkpointing to all, raise zero.stage, or take a smaller model"
