@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -162,6 +163,22 @@ def most_bytes(model: BertConfig, data: TrainingData, masking: RunMasking, size:
     return int(4 * (values + _OF_PREDICTED * predicted * vocabulary))
 
 
+@contextlib.contextmanager
+def _catching_out_of_memory(instead: UserError | None = None) -> Iterator[None]:
+    """Leave the block where an allocation fails; nothing keeps the error, whose frames hold tensors.
+
+    Args:
+        instead: raised in its place.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        if instead is not None:
+            raise instead from error
+
+
 def _search(
     build: Callable[[], Probe],
     max_length: int,
@@ -172,15 +189,12 @@ def _search(
 ) -> int:
     """The largest candidate that fits, by trial of sequences of this length. Collective."""
     console.say("micro-batch: building a model and an engine like the run's to try sizes")
-    try:
+    nothing_fits = UserError(
+        "train.micro_batch_size: found no memory for the model and its optimizer alone, expected room "
+        "for them and a micro-batch; raise zero.stage, or take a smaller model"
+    )
+    with _catching_out_of_memory(nothing_fits):
         probe = build()
-    except Exception as error:
-        if not out_of_memory(error):
-            raise
-        raise UserError(
-            "train.micro_batch_size: found no memory for the model and its optimizer alone, expected room "
-            "for them and a micro-batch; raise zero.stage, or take a smaller model"
-        ) from error
 
     def run(size: int, agree: Callable[[bool], bool]) -> bool:
         console.say(f"micro-batch: trying {size} sequence{'s' * (size > 1)} of {max_length} tokens")
@@ -410,24 +424,20 @@ class Probe:
         longest, *mixed = self._batches.of(size)
         if not self._partitions_weights and not agree(self._fits_alone(longest)):
             return False
-        try:
+        others_wait = UserError(
+            f"train.micro_batch_size: found no memory for a whole step of {size} sequences, "
+            f"expected room for it; {f'give less than {size}, or ' if size > 1 else ''}"
+            f"{_LESS_MEMORY}"
+        )
+        with _catching_out_of_memory(others_wait if self._world_size > 1 else None):
             # The longest batch again after each mixed one: it must fit into the memory that the mixed one has
             # fragmented.
             for batch in (longest, *(each for other in mixed for each in (other, longest))):
                 for number in range(self._micro_steps):
                     self._engine.backward(self._loss(batch), last=number == self._micro_steps - 1)
                 self._engine.step(PROBE_RATE)
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            if self._world_size > 1:
-                raise UserError(
-                    f"train.micro_batch_size: found no memory for a whole step of {size} sequences, "
-                    f"expected room for it; {f'give less than {size}, or ' if size > 1 else ''}"
-                    f"{_LESS_MEMORY}"
-                ) from error
-            return False
-        return True
+            return True
+        return False
 
     def _loss(self, batch: MicroBatch) -> torch.Tensor:
         return self._loss_of(self._engine(**batch, dropout_seed=PROBE_SEED), batch)
@@ -439,16 +449,13 @@ class Probe:
     def _fits_alone(self, batch: MicroBatch) -> bool:
         model = self._engine.model
         parameters = [each for each in model.parameters() if each.requires_grad]
-        try:
-            with self._engine.as_in_a_step():  # with the weights of a step, for which layers are compiled
-                loss = self._loss_of(model(**batch, dropout_seed=PROBE_SEED), batch)
-                # Not through the engine or `backward`, whose gradient hooks would start reductions.
-                torch.autograd.grad(loss, parameters, allow_unused=True)
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            return False
-        return True
+        # With the weights of a step, for which layers are compiled.
+        with _catching_out_of_memory(), self._engine.as_in_a_step():
+            loss = self._loss_of(model(**batch, dropout_seed=PROBE_SEED), batch)
+            # Not through the engine or `backward`, whose gradient hooks would start reductions.
+            torch.autograd.grad(loss, parameters, allow_unused=True)
+            return True
+        return False
 
     def release(self) -> None:
         """Release the memory before the run uses it."""
