@@ -15,10 +15,12 @@ from typing import Literal
 
 import torch
 
+from cloze.launch import cli
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.runs import METRICS
 from cloze.launch.system.environment import child_variables, fewer_imports
 from tests.forked import ForkedRun
+from tests.slowed import slow_from
 
 with fewer_imports():
     from cloze.launch.checkpoint import read_weights
@@ -143,6 +145,54 @@ def kill_when(process: Process, reached: Callable[[], bool]) -> None:
     assert "complete at step" not in output, "outlived its death"
 
 
+def kill_at(
+    step: int,
+    command: list[str],
+    processes: int = 1,
+    main: Callable[[list[str]], int] = cli.main,
+    compiler: bool | None = None,
+    checkpoints: int = 1,
+) -> Path:
+    """Start a run and SIGKILL all of it behind a step, when it has so many checkpoints; returns its folder.
+
+    Args:
+        command, processes, main, compiler: see ForkedRun; from this step on a step takes long.
+    """
+    run = Path(command[command.index("--output") + 1])
+    killed = ForkedRun(command, processes, slow_from(step, main), compiler)
+    kill_when(killed, lambda: step_of(run) >= step and len(saved(run)) >= checkpoints)
+    return run
+
+
+def resume(
+    command: list[str],
+    processes: int = 1,
+    main: Callable[[list[str]], int] = cli.main,
+    compiler: bool | None = None,
+) -> str:
+    """Start a run again, which goes on from a checkpoint to its end; returns what was printed."""
+    output = finish(ForkedRun(command, processes, main, compiler))
+    assert "resumed from step" in output, "it began anew, and would end with the same bits too"
+    return output
+
+
+def assert_killed_equals_whole(
+    whole: Path,
+    step: int,
+    command: list[str],
+    processes: int = 1,
+    main: Callable[[list[str]], int] = cli.main,
+    compiler: bool | None = None,
+) -> str:
+    """A run that is killed at a step and goes on ends as the whole one, bit for bit; returns what the second start
+    printed. For the arguments see `kill_at`.
+    """
+    run = kill_at(step, command, processes, main, compiler)
+    output = resume(command, processes, main, compiler)
+    assert_same_run(run, whole)
+    return output
+
+
 def step_of(output: Path) -> int:
     """The last step that the run has logged; cheap enough to be asked every millisecond."""
     try:
@@ -181,3 +231,9 @@ def assert_same_weights(left: dict[str, torch.Tensor], right: dict[str, torch.Te
             assert difference <= tolerance, f"{name} differs by {difference}"
         else:
             assert torch.equal(left[name], right[name]), name
+
+
+def assert_same_run(run: Path, whole: Path) -> None:
+    """Equal curves and last weights, bit for bit."""
+    assert curve(run) == curve(whole)
+    assert_same_weights(weights(run), weights(whole))

@@ -2,20 +2,20 @@
 
 from collections.abc import Callable
 
+from cloze.launch.cli import main
 from cloze.launch.training import loop
-from tests.slowed import slowed_main
 
 
-def poisoned_main(rank: int, steps: range, slow_from: int, command: list[str]) -> int:
-    """The command in a process whose loss is NaN; for `slow_from` see tests/slowed.py."""
+def poisoned_main(rank: int, steps: range, command: list[str]) -> int:
+    """The command in a process whose loss is NaN."""
     poison(rank, steps)
-    return slowed_main(slow_from, command)
+    return main(command)
 
 
-def infinite_main(rank: int, steps: range, slow_from: int, command: list[str]) -> int:
+def infinite_main(rank: int, steps: range, command: list[str]) -> int:
     """The same with a loss that is infinite, while its gradient is as finite as ever."""
     poison(rank, steps, lambda part: part + float("inf"))
-    return slowed_main(slow_from, command)
+    return main(command)
 
 
 class _Changed:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from cloze.launch.cli import main
+from cloze.launch import cli
 from cloze.launch.system.environment import fewer_imports
 
 with fewer_imports():
@@ -13,7 +13,7 @@ with fewer_imports():
 SECONDS = 0.5  # for each process of each step
 
 
-def slowed_main(step: int, command: list[str]) -> int:
+def slowed_main(step: int, main: Callable[[list[str]], int], command: list[str]) -> int:
     """The command in a process that is slow from that step on."""
     make_step = loop.Loop.step
 
@@ -26,6 +26,10 @@ def slowed_main(step: int, command: list[str]) -> int:
     return main(command)
 
 
-def slow_from(step: int) -> Callable[[list[str]], int]:
-    """What ForkedRun calls for such a process."""
-    return partial(slowed_main, step)
+def slow_from(step: int, main: Callable[[list[str]], int] = cli.main) -> Callable[[list[str]], int]:
+    """What ForkedRun calls for such a process.
+
+    Args:
+        main: what is called with the command, as a test has changed it.
+    """
+    return partial(slowed_main, step, main)

@@ -1,22 +1,9 @@
 """Compiled layers in real runs: the same curve within rounding, and bit for bit after a kill."""
 
-from functools import partial
-
 import pytest
 
 from tests.forked import ForkedRun
-from tests.launching import (
-    assert_same_weights,
-    curve,
-    finish,
-    kill_when,
-    pretrain_arguments,
-    saved,
-    step_of,
-    train,
-    weights,
-)
-from tests.slowed import slow_from
+from tests.launching import assert_killed_equals_whole, curve, finish, pretrain_arguments, train
 from tests.synthetic import make_shards
 
 pytestmark = pytest.mark.slow  # each start compiles for some 20 s
@@ -29,19 +16,14 @@ RUN = ("--train.max_steps", "24", "--checkpoint.every_steps", "6", "--model.atte
 def test_a_compiled_run_is_the_plain_one_within_rounding_and_resumes_bit_for_bit(tmp_path):
     data = make_shards(tmp_path / "data")
 
-    def compiled(name: str) -> partial[ForkedRun]:
-        command = pretrain_arguments(data, tmp_path / name, *RUN, "--train.compile", "true")
-        return partial(ForkedRun, command, 2, compiler=True)
+    def compiled(name: str) -> list[str]:
+        return pretrain_arguments(data, tmp_path / name, *RUN, "--train.compile", "true")
 
     train(data, tmp_path / "plain", *RUN, processes=2)
-    finish(compiled("compiled")(), patience_seconds=COMPILING_SECONDS)
+    finish(ForkedRun(compiled("compiled"), 2, compiler=True), patience_seconds=COMPILING_SECONDS)
     for ours, plain in zip(curve(tmp_path / "compiled"), curve(tmp_path / "plain"), strict=True):
         assert ours.keys() == plain.keys()
         for name in {"train/loss", "train/gradient_norm", "validation/loss"} & ours.keys():
             # Adam makes whole steps of rounding where a gradient is next to nothing, so later steps drift apart.
             assert ours[name] == pytest.approx(plain[name], rel=1e-5 if ours["step"] <= 1 else 1e-2), name
-    killed, run = compiled("killed"), tmp_path / "killed"
-    kill_when(killed(main=slow_from(10)), lambda: step_of(run) >= 10 and saved(run))
-    assert "resumed from step" in finish(killed())
-    assert curve(run) == curve(tmp_path / "compiled")
-    assert_same_weights(weights(run), weights(tmp_path / "compiled"))
+    assert_killed_equals_whole(tmp_path / "compiled", 10, compiled("killed"), 2, compiler=True)

@@ -4,8 +4,7 @@ import pytest
 
 from tests.engine_reports import compile_deepspeed_adam
 from tests.forked import ForkedRun
-from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_arguments, saved, step_of, weights
-from tests.slowed import slow_from
+from tests.launching import assert_killed_equals_whole, finish, pretrain_arguments
 from tests.synthetic import make_shards
 
 RUN = ("--train.max_steps", "24", "--train.log_every_steps", "3", "--checkpoint.every_steps", "8")
@@ -63,7 +62,4 @@ def test_killed_and_resumed(data, tmp_path, kind, stage, overrides):
     said = finish(ForkedRun(whole, 2))
     assert f"{kind}, ZeRO stage {stage}" in said, "the table names the live class"
     assert ("mup, " in said) == ("mup" in overrides), "and the parametrization with its factors"
-    kill_when(ForkedRun(cut, 2, slow_from(12)), lambda: step_of(tmp_path / "cut") >= 12 and saved(tmp_path / "cut"))
-    assert "resumed from step" in finish(ForkedRun(cut, 2))
-    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
-    assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+    assert_killed_equals_whole(tmp_path / "whole", 12, cut, 2)

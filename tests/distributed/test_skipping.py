@@ -15,7 +15,16 @@ from cloze.model.initialization import init_weights
 from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.shards.reader import ShardReader
 from tests.forked import ForkedRun
-from tests.launching import assert_same_weights, curve, finish, kill_when, pretrain_arguments, step_of, train, weights
+from tests.launching import (
+    assert_killed_equals_whole,
+    assert_same_run,
+    assert_same_weights,
+    curve,
+    finish,
+    pretrain_arguments,
+    train,
+    weights,
+)
 from tests.poisoned import infinite_main, poisoned_main
 from tests.synthetic import make_shards
 
@@ -42,11 +51,9 @@ def data(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("skipping"))
 
 
-def poisoned_run(
-    data, run, rank: int, steps: range, *overrides: str, slow_from: int = 10**9, main=poisoned_main
-) -> ForkedRun:
+def poisoned_run(data, run, rank: int, steps: range, *overrides: str, main=poisoned_main) -> ForkedRun:
     """Two processes, of which one has a NaN loss at these steps."""
-    return ForkedRun(pretrain_arguments(data, run, *RUN, *overrides), 2, partial(main, rank, steps, slow_from))
+    return ForkedRun(pretrain_arguments(data, run, *RUN, *overrides), 2, partial(main, rank, steps))
 
 
 def plain_loop(data, num_steps: int, skipped: set[int]) -> dict[str, torch.Tensor]:
@@ -132,11 +139,8 @@ def test_killed_between_skipped_steps_and_resumed(data, tmp_path):
     overrides = ("--train.max_steps", "40", "--train.log_every_steps", "3", "--zero.stage", "2")
     whole = tmp_path / "whole"
     finish(poisoned_run(data, whole, 0, range(14, 18), *overrides))
-    run = tmp_path / "run"
-    kill_when(poisoned_run(data, run, 0, range(14, 18), *overrides, slow_from=18), lambda: step_of(run) >= 18)
-    assert "resumed from step" in finish(poisoned_run(data, run, 0, range(14, 18), *overrides))
-    assert curve(run) == curve(whole)
-    assert_same_weights(weights(run), weights(whole))
+    cut = pretrain_arguments(data, tmp_path / "cut", *RUN, *overrides)
+    assert_killed_equals_whole(whole, 18, cut, 2, partial(poisoned_main, 0, range(14, 18)))
 
 
 @pytest.mark.slow
@@ -154,8 +158,7 @@ def test_too_many_in_a_row_end_the_run_with_the_last_good_state(data, tmp_path):
     train(data, run, *RUN, *overrides, processes=2)
     healthy = tmp_path / "healthy"
     train(data, healthy, *RUN, *overrides, processes=2)
-    assert_same_weights(weights(run), weights(healthy))
-    assert curve(run) == curve(healthy)
+    assert_same_run(run, healthy)
 
 
 @pytest.mark.slow

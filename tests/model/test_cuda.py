@@ -21,6 +21,7 @@ from tests.launching import (
     finish,
     kill_when,
     pretrain_command,
+    saved,
     start,
     step_of,
     weights,
@@ -253,12 +254,13 @@ def test_a_step_of_nan_is_skipped_on_the_device(data, tmp_path, optimizer):
 
 
 def test_a_killed_run_goes_on_bit_for_bit_when_it_is_deterministic(data, tmp_path):
-    overrides = "--train.deterministic", "true"
+    overrides = "--train.deterministic", "true", "--train.max_steps", "60"
     run(data, tmp_path / "whole", *overrides)
-    command = pretrain_command(data, tmp_path / "killed", *RUN, *overrides)
-    kill_when(start(command, DS_ACCELERATOR="cuda"), lambda: step_of(tmp_path / "killed") >= 6)
-    finish(start(command, DS_ACCELERATOR="cuda"))
-    assert_same_weights(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
+    killed = tmp_path / "killed"
+    command = pretrain_command(data, killed, *RUN, *overrides)
+    kill_when(start(command, DS_ACCELERATOR="cuda"), lambda: step_of(killed) >= 6 and saved(killed))
+    assert "resumed from step" in finish(start(command, DS_ACCELERATOR="cuda"))
+    assert_same_weights(weights(killed), weights(tmp_path / "whole"))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -28,8 +28,15 @@ from tests.launch.finetune.examples.test_tagging import conll
 from tests.launch.finetune.running import arguments, finetune, lines
 from tests.launch.finetune.small import make_model, squad
 from tests.launch.finetune.test_objective import _order
-from tests.launching import assert_same_weights, curve, finish, kill_when, saved, step_of, weights
-from tests.slowed import slow_from
+from tests.launching import (
+    assert_killed_equals_whole,
+    assert_same_run,
+    assert_same_weights,
+    finish,
+    kill_at,
+    resume,
+    weights,
+)
 
 
 @pytest.fixture(scope="module")
@@ -205,15 +212,12 @@ def test_features_of_several_layers_over_processes_and_kills(model, files, tmp_p
     results, _ = finetune("sst2", model, *files, tmp_path / "one", *options)
     assert results["validation"]["accuracy"] > 0.5
     again = arguments("sst2", model, *files, tmp_path / "killed", *options)
-    kill_when(
-        ForkedRun(again, 1, slow_from(30)), lambda: step_of(tmp_path / "killed") >= 30 and saved(tmp_path / "killed")
-    )
+    kill_at(30, again)
     changed = {name: 1.5 * tensor for name, tensor in load_file(model / "model.safetensors").items()}
     save_file(changed, model / "model.safetensors", metadata={"format": "pt"})
     assert "with another run, whose model_hash is" in finish(ForkedRun(again), 2)
-    assert "resumed from step" in finish(ForkedRun([*again, "--checkpoint.accept_changes", "true"]))
-    assert curve(tmp_path / "killed") == curve(tmp_path / "one")
-    assert_same_weights(weights(tmp_path / "killed"), weights(tmp_path / "one"))
+    resume([*again, "--checkpoint.accept_changes", "true"])
+    assert_same_run(tmp_path / "killed", tmp_path / "one")
     assert (weights(tmp_path / "one")["mix.weights"] != 0).all()
     predictor = Predictor.from_folder(tmp_path / "one")
     texts = [line.split("\t")[0] for line in files[1].read_text().splitlines()[1:]]
@@ -271,11 +275,7 @@ def test_a_run_unfreezes_and_goes_on_so_after_a_kill(model, files, tmp_path):
     ]
     assert moved == [False, False, True, True]
     again = arguments("sst2", model, *files, tmp_path / "killed", *options)
-    kill_when(
-        ForkedRun(again, 1, slow_from(25)), lambda: step_of(tmp_path / "killed") >= 25 and saved(tmp_path / "killed")
-    )
-    assert "resumed from step" in finish(ForkedRun(again))
-    assert_same_weights(weights(tmp_path / "killed"), after)
+    assert_killed_equals_whole(tmp_path / "one", 25, again)
 
 
 @pytest.mark.parametrize(

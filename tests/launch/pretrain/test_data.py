@@ -31,18 +31,15 @@ from tests.forked import ForkedRun
 from tests.launching import (
     ROOT,
     TINY,
+    assert_killed_equals_whole,
     assert_same_weights,
     curve,
     finish,
-    kill_when,
     pretrain_arguments,
-    saved,
-    step_of,
     train,
     weights,
 )
 from tests.pipeline import corpus
-from tests.slowed import slow_from
 from tests.synthetic import make_shards
 
 STEPS = 24
@@ -112,11 +109,7 @@ def test_a_pass_is_one_pair_set(tmp_path):
 def test_a_killed_run_equals_the_uninterrupted_one(data, tmp_path):
     """Dropout is on, and a checkpoint falls inside a line's window: the sums of each source are kept in it."""
     finish(ForkedRun(mixing(data, tmp_path / "whole")))
-    run = tmp_path / "run"
-    kill_when(ForkedRun(mixing(data, run), 1, slow_from(15)), lambda: step_of(run) >= 15 and saved(run))
-    assert "resumed from step" in finish(ForkedRun(mixing(data, run)))
-    assert curve(run) == curve(tmp_path / "whole")
-    assert_same_weights(weights(run), weights(tmp_path / "whole"))
+    assert_killed_equals_whole(tmp_path / "whole", 15, mixing(data, tmp_path / "run"))
 
 
 def test_sentences_and_documents_of_one_text_are_trained_in_one_run(tmp_path):
@@ -155,10 +148,7 @@ def test_sentences_and_documents_of_one_text_are_trained_in_one_run(tmp_path):
     )
     train(mix, tmp_path / "whole", *run)
     cut = pretrain_arguments(mix, tmp_path / "cut", *run)
-    kill_when(ForkedRun(cut, 1, slow_from(6)), lambda: step_of(tmp_path / "cut") >= 6 and saved(tmp_path / "cut"))
-    assert "resumed from step 4" in finish(ForkedRun(cut))
-    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
-    assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+    assert "resumed from step 4" in assert_killed_equals_whole(tmp_path / "whole", 6, cut)
     *_, line = (line for line in read_metrics(tmp_path / "whole") if "train/loss" in line)
     assert {f"train/mlm_loss/{name}" for name in found} <= line.keys()
     assert [line[f"data/samples/{name}"] for name in found] == [12 * 8, 12 * 8]

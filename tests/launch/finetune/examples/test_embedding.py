@@ -20,8 +20,7 @@ from tests.forked import ForkedRun
 from tests.launch.finetune.altered import exact_passes
 from tests.launch.finetune.running import arguments, finetune, lines
 from tests.launch.finetune.small import OTHERS, make_model, write_tsv
-from tests.launching import assert_same_weights, curve, finish, kill_when, saved, step_of, weights
-from tests.slowed import slow_from
+from tests.launching import assert_killed_equals_whole, assert_same_weights, curve, finish, weights
 
 TRIPLES = ("--text_columns", "anchor", "positive", "negative")
 
@@ -137,10 +136,7 @@ def test_dropout_pairs_are_dropped_alike_in_both_passes_and_a_killed_run_ends_wi
     words = [model, data / "train.tsv", data / "sts.tsv"]
     finish(ForkedRun(arguments("embed", *words, tmp_path / "undisturbed", *options), 1, exact_passes))
     again = arguments("embed", *words, tmp_path / "run", *options)
-    kill_when(ForkedRun(again, 1, slow_from(10)), lambda: step_of(tmp_path / "run") >= 10 and saved(tmp_path / "run"))
-    assert "resumed from step" in finish(ForkedRun(again))
-    assert curve(tmp_path / "run") == curve(tmp_path / "undisturbed")
-    assert_same_weights(weights(tmp_path / "run"), weights(tmp_path / "undisturbed"))
+    assert_killed_equals_whole(tmp_path / "undisturbed", 10, again)
 
 
 def test_16_bit_products_of_two_ranks(plain, data, tmp_path):
