@@ -9,7 +9,7 @@ from cloze.launch.config import OptimizerConfig
 from cloze.launch.engine.fragments import base_optimizer
 from cloze.launch.engine.optimizers import build_optimizer
 from cloze.launch.system import distributed
-from cloze.launch.training import loop, start
+from cloze.launch.training import loop, recipe, start
 
 _LINE = "TOLD "
 
@@ -32,7 +32,10 @@ def resumes_main(command: list[str]) -> int:
 
 
 def formats_main(command: list[str]) -> int:
-    """The command in a process that prints a line after its first step: formats of what was seen in it."""
+    """The command in a process that prints a line after each step: formats of what was seen in it. Its CPU takes twice
+    as long for products in bf16.
+    """
+    recipe.bf16_slowdown = lambda device: 2.0
     make_step = loop.Loop.step
 
     def telling(self, *arguments):
@@ -73,6 +76,25 @@ def _tell(what: dict) -> None:
 def told(output: str) -> list[dict]:
     """What each process has reported."""
     return [json.loads(line[len(_LINE) :]) for line in output.splitlines() if line.startswith(_LINE)]
+
+
+def assert_formats(output: str, precision: str, stage: str, processes: int, steps: int) -> None:
+    """That the start table of a run with `formats_main` names what each step of each process has, and that 16 bits are
+    advised against where they are slow.
+    """
+    products = "bf16" if precision == "autocast" else precision
+    parameters = products if precision in ("bf16", "fp16") and stage != "0" else "fp32"
+    assert output.count("--train.precision fp32 is faster") == (precision != "fp32"), "rank 0 says it"
+    row = " ".join(output.split("│ precision ")[1].splitlines()[0].replace("│", " ").split())
+    copies = "" if parameters == "fp32" else " with fp32 master copies"
+    assert row == f"{products} products, {parameters} parameters{copies}"
+    names = {"fp32": ["torch.float32"], "bf16": ["torch.bfloat16"], "fp16": ["torch.float16"]}
+    seen = told(output)
+    assert len(seen) == processes * steps
+    for each in seen:
+        assert (each["products"], each["parameters"]) == (names[products], names[parameters])
+        updated = each["masters"], each["moments"], each["gradients"]
+        assert updated == 3 * (names["fp32"],), "what is summed and updated is fp32"
 
 
 def _held(engine) -> dict:

@@ -64,7 +64,7 @@ def nan_in_fp16(command: list[str]) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["1", "2", "3"])
+@pytest.mark.parametrize("stage", ["2", "3"])  # stage 1 has the optimizer of stage 2
 def test_too_many_skips_in_a_row_name_the_batch_and_leave_the_last_good_state(tmp_path, stage):
     """In fp16 a skipped step changes something, the loss scale, and still proves nothing."""
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"

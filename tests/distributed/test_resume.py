@@ -28,12 +28,16 @@ from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import ASIDE
 from tests.forked import ForkedRun, torchrun_main
 from tests.launching import (
+    assert_killed_equals_whole,
+    assert_same_run,
     assert_same_weights,
     children,
     curve,
     finish,
+    kill_at,
     kill_when,
     pretrain_arguments,
+    resume,
     saved,
     step_of,
     train,
@@ -81,16 +85,12 @@ def checkpoints(output):
     return sorted(path.name for path in (output / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("stage", ["0", *(pytest.param(stage, marks=pytest.mark.slow) for stage in "13")])
+@pytest.mark.parametrize("stage", ["0", pytest.param("3", marks=pytest.mark.slow)])
 def test_killed_between_checkpoints(data, undisturbed, tmp_path, stage):
-    """At stage 2 it is `test_stopped_and_killed_at_stage_2` that shows it."""
+    """`test_stopped_and_killed_at_stage_2` shows it at stage 2, test_optimizers.py (adamw-1-mup) at stage 1."""
     run = tmp_path / "lr[1e-3] a+b(c|d)"  # DeepSpeed takes paths for patterns
     command = pretrain_arguments(data, run, *RUN, "--zero.stage", stage)
-    kill_when(ForkedRun(command, 2, slow_from(27)), lambda: step_of(run) >= 27 and saved(run))
-    output = finish(ForkedRun(command, 2))
-    assert "resumed from step" in output
-    assert curve(run) == curve(undisturbed(stage))
-    assert_same_weights(weights(run), weights(undisturbed(stage)))
+    assert_killed_equals_whole(undisturbed(stage), 27, command, 2)
     assert json.loads((run / "status.json").read_text()) == {"state": "complete", "step": STEPS}
 
     # TensorBoard shows one value a step, the resumed one, and the same scalars as metrics.jsonl.
@@ -190,14 +190,16 @@ def test_nothing_is_complete_that_has_vanished(data, tmp_path, name, found):
     assert "complete at step 6" in finish(ForkedRun(command))
 
 
-def test_killed_before_it_is_a_run(data, undisturbed, tmp_path):
+def test_killed_before_it_is_a_run(data, tmp_path):
     """What such a start leaves is no one's: the same command starts anew."""
     run = tmp_path / "run"
-    finish(ForkedRun(pretrain_arguments(data, run, *RUN), 2, dies_describing), status=None)
+    command = pretrain_arguments(data, run, *RUN, "--train.max_steps", "6")
+    finish(ForkedRun(command, 2, dies_describing), status=None)
     assert {path.name for path in run.iterdir()} >= {runs.DATA, f"{ASIDE}0123-{runs.CONFIG}"}
     assert not (run / runs.CONFIG).exists()
-    train(data, run, *RUN, processes=2)
-    assert curve(run) == curve(undisturbed("0"))
+    output = finish(ForkedRun(command, 2))
+    assert "resumed" not in output and "complete at step 6" in output
+    assert [line["step"] for line in curve(run) if "train/loss" in line] == [3, 6]
 
 
 def in_a_save(output) -> bool:
@@ -216,9 +218,8 @@ def test_killed_in_the_middle_of_a_save(data, undisturbed, tmp_path):
     half_written = [path for path in folder.glob("*.tmp")]
     published = [path for path in folder.iterdir() if path not in half_written]
     assert all((path / CHECKSUMS).exists() for path in published)
-    finish(ForkedRun(command, 2))
-    assert curve(run) == curve(undisturbed("0"))
-    assert_same_weights(weights(run), weights(undisturbed("0")))
+    resume(command, 2)
+    assert_same_run(run, undisturbed("0"))
     assert checkpoints(run) == ["step-00000032", "step-00000040", "step-00000048"], "retention, no leftovers"
 
 
@@ -242,10 +243,7 @@ def test_stopped_and_killed_at_stage_2(data, undisturbed, tmp_path):
         status = json.loads((run / "status.json").read_text())
         assert status["state"] == "requeue" and moment <= status["step"] < STEPS, output
         assert f"step-{status['step']:08d}" in checkpoints(run)
-    kill_when(ForkedRun(command, 2, slow_from(36)), lambda: step_of(run) >= 36 and saved(run))
-    assert "resumed from step" in finish(ForkedRun(command, 2))
-    assert curve(run) == curve(undisturbed("2"))
-    assert_same_weights(weights(run), weights(undisturbed("2")))
+    assert_killed_equals_whole(undisturbed("2"), 36, command, 2)
 
 
 @pytest.mark.parametrize("lost", [(), (runs.CONFIG, runs.DATA), (runs.TOKENIZER,)])
@@ -341,10 +339,8 @@ def test_a_checkpoint_of_another_run_is_neither_gone_on_with_nor_exported(data, 
 
 def test_damaged_checkpoints_are_skipped_with_a_warning(data, undisturbed, tmp_path):
     """The newest is truncated, the one before has one flipped bit: the third is taken, and the end is the same."""
-    run = tmp_path / "run"
-    kill_when(
-        ForkedRun(pretrain_arguments(data, run, *RUN), 2, slow_from(36)), lambda: step_of(run) >= 36 and saved(run)
-    )
+    command = pretrain_arguments(data, tmp_path / "run", *RUN)
+    run = kill_at(36, command, 2)
     *_, third, second, newest = saved(run)
     with open(newest / "mp_rank_00_model_states.pt", "r+b") as file:
         file.truncate(1000)
@@ -353,29 +349,12 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(data, undisturbed, tmp_p
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
     (run / runs.METRICS).write_bytes(b"")
-    output = train(data, run, *RUN, processes=2)
+    output = resume(command, 2)
     assert re.search(r"metrics.jsonl: found 0 lines up to step \d+, expected the \d+ that were there", output)
     assert f"{newest}: damaged (mp_rank_00_model_states.pt has 1000 bytes" in output
     assert f"{second}: damaged (mp_rank_00_model_states.pt has another SHA-256" in output
     assert f"resumed from step {int(third.name[5:])} " in output
     assert_same_weights(weights(run), weights(undisturbed("0")))
-
-
-@pytest.mark.slow
-def test_zero_0_goes_on_with_another_number_of_processes(data, undisturbed, tmp_path):
-    run = tmp_path / "run"
-    dropout_free = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
-    train(data, tmp_path / "whole", *RUN, *dropout_free, processes=2)
-    cut = ForkedRun(pretrain_arguments(data, run, *RUN, *dropout_free), 2, slow_from(27))
-    kill_when(cut, lambda: step_of(run) >= 27 and saved(run))
-    output = train(data, run, *RUN, *dropout_free)
-    assert "resumed from step" in output
-    for left, right in zip(curve(run), curve(tmp_path / "whole"), strict=True):
-        for name in left:
-            # Padding depends on how the batch is divided; everything else is a property of the global batch.
-            if name != "data/padding_share":
-                assert left[name] == pytest.approx(right[name], abs=2e-5), (left["step"], name)
-    assert_same_weights(weights(run), weights(tmp_path / "whole"), 1e-4)
 
 
 def test_a_run_that_goes_on_elsewhere_says_what_differs_and_keeps_where_it_began(tmp_path):

@@ -1,6 +1,6 @@
 """Each family of encoders through the whole chain by its commands: a folder of transformers with random weights is
-prepared for, continued by two processes that are killed, exported (the moving average of its weights, too), loaded by
-transformers and fine-tuned. Half of its samples have whole words masked, half spans.
+prepared for, continued by two processes (of some families they are killed), exported (the moving average of its
+weights, too), loaded by transformers and fine-tuned. Half of its samples have whole words masked, half spans.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cloze.launch.predict.predictor import Predictor
 from cloze.model.families import BY_TYPE
 from tests.byte_level import byte_tokenizer, save_as_eurobert
 from tests.forked import ForkedRun
-from tests.launching import finish, kill_when, pretrain_arguments, step_of
+from tests.launching import finish, kill_at, pretrain_arguments, resume
 from tests.model.model_batches import add_strange_fields
 from tests.synthetic import NAMES
 from tests.tables import assert_same_names
@@ -82,6 +82,8 @@ FAMILIES = {
         (),
     ),
 }
+# The one with the strangest weights and the one with the strangest tokenizer; how a run goes on knows no families.
+KILLED = ("deberta-v2", "eurobert")
 
 
 def test_every_family_is_sent_through_the_chain():
@@ -144,8 +146,11 @@ def test_a_family_goes_through_the_chain_and_stays_itself(family, tmp_path):
     options = ("--init_from", str(tmp_path / "source"), *shape)
     options += ("--train.max_steps", "40", "--checkpoint.every_steps", "8", "--ema.decay", "0.5")
     command = pretrain_arguments(json.dumps(mixture), run, *options)
-    kill_when(ForkedRun(command, 2), lambda: step_of(run) >= 20)
-    assert "resumed from step" in finish(ForkedRun(command, 2))
+    if family in KILLED:
+        kill_at(20, command, 2)
+        resume(command, 2)
+    else:
+        finish(ForkedRun(command, 2))
     assert main(["export", str(run), "--output", str(tmp_path / "last")]) == 0
     assert main(["export", str(run), "--output", str(out), "--ema", "true"]) == 0
 

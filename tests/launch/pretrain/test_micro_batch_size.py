@@ -225,10 +225,9 @@ def held_gib() -> float:
         return pool.apply(peak_bytes) / 2**30
 
 
-@pytest.mark.parametrize(
-    "stage", ["0", pytest.param("2", marks=pytest.mark.slow), pytest.param("3", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("stage", ["0", pytest.param("3", marks=pytest.mark.slow)])
 def test_a_run_finds_its_micro_batch_keeps_it_and_trains_as_without_the_probe(tmp_path, stage):
+    """At stage 2 the next test shows it, where memory runs out."""
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
     grows = ("--train.initial_global_batch_size", "128", "--train.batch_warmup_tokens", "9") if stage == "0" else ()
     front_end = 0.08 if stage == "3" else 0.0  # of torch's compiler, which DeepSpeed imports at stage 3
