@@ -53,7 +53,7 @@ from compute_curve import (
     trained,
 )
 from objectives import put
-from pretraining_curves import trainer_arguments
+from pretraining_curves import between_steps, trainer_arguments
 from synthetic_batches import versions
 from training_step import KEEP_PAGES
 
@@ -156,20 +156,13 @@ def train_theirs(shape: dict[str, int], settings: dict, steps: int, seed: int, f
     model, run = new_model(shape, tokenizer), Path(folders["run"])
     ends: list[float] = []
 
-    class Clock(transformers.TrainerCallback):
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            ends.append(time.perf_counter())
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            ends.append(time.perf_counter())
-
     text = datasets.load_from_disk(folders["packed"])
     trainer = transformers.Trainer(
         model,
         trainer_arguments(run, seed, max_steps=steps, **settings),
         train_dataset=text,
         processing_class=tokenizer,
-        callbacks=[Clock()],
+        callbacks=[between_steps(lambda step: ends.append(time.perf_counter()))],
         data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASKED),
     )
     trainer.train()

@@ -29,6 +29,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from prepare import found_text
+from pretraining_curves import between_steps
 from synthetic_batches import SHAPES, command_line, hardware, own_command
 from training_step import KEEP_PAGES
 
@@ -187,13 +188,6 @@ def run_transformers(folder: Path, settings: dict, turns: Turns) -> None:
         for number, (_, label) in enumerate(rows)
     ]
 
-    class Between(transformers.TrainerCallback):
-        def on_train_begin(self, *_, **__):
-            turns.step()
-
-        def on_step_end(self, *_, **__):
-            turns.step()
-
     arguments = transformers.TrainingArguments(
         str(folder / f"run-{os.getpid()}"),
         per_device_train_batch_size=BATCH,
@@ -207,8 +201,9 @@ def run_transformers(folder: Path, settings: dict, turns: Turns) -> None:
         use_cpu=not torch.cuda.is_available(),
         **settings,
     )
+    between = between_steps(lambda step: turns.step())
     trainer = transformers.Trainer(
-        model, arguments, train_dataset=dataset, processing_class=tokenizer, callbacks=[Between()]
+        model, arguments, train_dataset=dataset, processing_class=tokenizer, callbacks=[between]
     )
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
     trainer.train()

@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,6 +175,20 @@ def trainer_arguments(run: Path, seed: int, **settings):
     return TrainingArguments(str(run), seed=seed, use_cpu=not torch.cuda.is_available(), **quiet, **settings)
 
 
+def between_steps(call: Callable[[int], object]):
+    """A callback of Trainer that calls with the number of steps done: before the first step, and after each one."""
+    from transformers import TrainerCallback
+
+    class Between(TrainerCallback):
+        def on_train_begin(self, arguments, state, control, **_):
+            call(state.global_step)
+
+        def on_step_end(self, arguments, state, control, **_):
+            call(state.global_step)
+
+    return Between()
+
+
 def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int, samples: int, settings: dict) -> None:
     """Trainer with its collator over Cloze's samples, in their order; the curve is written at the end."""
     import numpy as np
@@ -199,20 +214,20 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
                 for low, high in zip(found.offsets, found.offsets[1:], strict=False):
                     yield {"input_ids": found.input_ids[low:high].astype(np.int64).tolist()}
 
-    class Measured(transformers.TrainerCallback):
-        def on_train_begin(self, *_, **__):
-            self.began = time.perf_counter()
+    began = 0.0
 
-        def on_step_end(self, arguments, state, control, **_):
-            if state.global_step % every:
-                return
-            clock["seconds"] += time.perf_counter() - self.began
+    def measure(step: int) -> None:
+        nonlocal began
+        if step % every:
+            return
+        if step:
+            clock["seconds"] += time.perf_counter() - began
             model.save_pretrained(run / "now")
             tokenizer.save_pretrained(run / "now")
             loss = held_out_loss(load_model(run / "now").model, data, samples)
-            curve.append({"step": state.global_step, "tokens": tokens[state.global_step], **clock, "loss": loss})
+            curve.append({"step": step, "tokens": tokens[step], **clock, "loss": loss})
             print(curve[-1], flush=True)
-            self.began = time.perf_counter()
+        began = time.perf_counter()
 
     trainer = transformers.Trainer(
         model,
@@ -233,7 +248,7 @@ def run_transformers(data: Path, start: Path, run: Path, steps: int, every: int,
             **settings,
         ),
         train_dataset=Samples(),
-        callbacks=[Measured()],
+        callbacks=[between_steps(measure)],
         data_collator=transformers.DataCollatorForLanguageModeling(
             tokenizer, mlm_probability=reader.manifest.masking["rate"]
         ),
