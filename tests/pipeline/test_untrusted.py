@@ -156,7 +156,9 @@ def test_true_is_no_number():
 
 def test_of_an_object_in_a_store_nothing_is_asked():
     """It is bounded where it is read."""
-    check_readable(StorePath("s3", "none", "object"))
+    place = StorePath("s3", "none", "object")
+    check_readable(place)
+    assert "client" not in vars(place), "it is opened for the first request"
 
 
 @pytest.mark.parametrize("text", ['{"a": "\\ud83d"}', '{"\\uDC00 b": 1}', '["\\ude00\\ud83d"]'])
