@@ -33,6 +33,11 @@ def config_of(stage: int, precision: str, world_size: int, optimizer: str = "ada
     return replace(config, train=train)
 
 
+def equal_tensors(left: dict, right: dict) -> bool:
+    """Whether both have the same names and, for each, the same bits."""
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
 def losses_of(model, config, rank: int, step: int, micro_step: int) -> torch.Tensor:
     """Sum of the losses of a micro-batch over a number of losses that differs from step to step."""
     output = model(**batch_of(config.model, rank + 1, step, micro_step))

@@ -56,6 +56,7 @@ TINY = (
     "--evaluation.every_steps",
     "0",
 )
+NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 
 
 def pretrain_arguments(data: Path | str, output: Path, *overrides: str) -> list[str]:
@@ -191,6 +192,14 @@ def assert_killed_equals_whole(
     output = resume(command, processes, main, compiler)
     assert_same_run(run, whole)
     return output
+
+
+def wait_until(reached: Callable[[], object]) -> None:
+    """Until something is so, which must not take for ever."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def step_of(output: Path) -> int:

@@ -13,7 +13,7 @@ from cloze.launch import cli
 from cloze.launch.checkpoint.manager import read_weights
 from tests.engine_reports import compile_deepspeed_adam, resumes_main, told
 from tests.forked import ForkedRun
-from tests.launching import curve, finish, pretrain_arguments, train, weights
+from tests.launching import NO_DROPOUT, curve, finish, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
 
 RUN = (
@@ -25,10 +25,7 @@ RUN = (
     "9",
     "--optimizer.weight_decay",
     "1",
-    "--model.hidden_dropout_prob",
-    "0",
-    "--model.attention_probs_dropout_prob",
-    "0",
+    *NO_DROPOUT,
 )
 
 

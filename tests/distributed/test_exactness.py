@@ -12,10 +12,9 @@ from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.shards.reader import ShardReader
 from tests.engine_reports import assert_formats, formats_main
 from tests.forked import ForkedRun
-from tests.launching import assert_same_weights, curve, finish, pretrain_arguments, train, weights
+from tests.launching import NO_DROPOUT, assert_same_weights, curve, finish, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
 
-NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 ONE_STEP = (*NO_DROPOUT, "--train.max_steps", "1", "--schedule.warmup_steps", "0", "--checkpoint.every_steps", "0")
 # (processes, micro-batch): 16 = 2 x 8 accumulation x 1, 2 x 4 x 2, 8 x 1 x 2
 SPLITS = ((1, 2), (2, 2), (2, 8))

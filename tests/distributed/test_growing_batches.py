@@ -10,6 +10,7 @@ from cloze.launch.cli import main
 from cloze.pipeline.shards.reader import ShardReader
 from tests.forked import ForkedRun
 from tests.launching import (
+    NO_DROPOUT,
     assert_killed_equals_whole,
     assert_same_weights,
     curve,
@@ -38,7 +39,6 @@ RUN = (
     "--schedule.name",
     "wsd",
 )
-NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.shards.reader import ShardReader
 from tests.forked import ForkedRun
 from tests.launching import (
+    NO_DROPOUT,
     assert_killed_equals_whole,
     assert_same_run,
     assert_same_weights,
@@ -29,10 +30,7 @@ from tests.poisoned import infinite_main, poisoned_main
 from tests.synthetic import make_shards
 
 RUN = (
-    "--model.hidden_dropout_prob",
-    "0",
-    "--model.attention_probs_dropout_prob",
-    "0",
+    *NO_DROPOUT,
     "--schedule.warmup_steps",
     "0",
     "--schedule.name",

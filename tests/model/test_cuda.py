@@ -16,6 +16,7 @@ from cloze.model.heads import VocabularyProjection
 from cloze.model.weight_copies import WeightCopies
 from tests.launching import (
     CLOZE,
+    NO_DROPOUT,
     assert_same_weights,
     curve,
     finish,
@@ -269,10 +270,7 @@ def test_two_ranks_on_nccl_train_as_one(data, tmp_path, stage):
     overrides = (
         "--zero.stage",
         str(stage),
-        "--model.hidden_dropout_prob",
-        "0",
-        "--model.attention_probs_dropout_prob",
-        "0",
+        *NO_DROPOUT,
     )
     run(data, tmp_path / "one", *overrides)
     run(data, tmp_path / "two", *overrides, processes=2)

@@ -23,7 +23,7 @@ from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.stored_run import COMMITS
 from cloze.pipeline.stores.places import to_place
 from tests.launch.run.test_trackers import history
-from tests.launching import assert_same_weights, children, finish, kill_all, train, weights
+from tests.launching import NO_DROPOUT, assert_same_weights, children, finish, kill_all, train, weights
 from tests.stores.conftest import ENVIRONMENT
 from tests.stores.server import BUSY, first, slow
 from tests.stores.stored_runs import (
@@ -479,10 +479,7 @@ def test_damage_is_passed_over_by_all_and_one_process_goes_on(data, machines, bu
     """2 -> 1 -> 2 processes through the store; of the newest checkpoint a part is not what was written."""
     output = f"{bucket}/own"
     no_dropout = (
-        "--model.hidden_dropout_prob",
-        "0",
-        "--model.attention_probs_dropout_prob",
-        "0",
+        *NO_DROPOUT,
         "--checkpoint.every_steps",
         "4",
         "--zero.stage",

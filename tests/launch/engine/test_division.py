@@ -10,7 +10,7 @@ import torch
 
 from cloze.launch.engine.division import owners, update_cost
 from cloze.model.config import BertConfig
-from tests.contract import RATES, WHOLE, division_main, loads_main, plain_division
+from tests.contract import RATES, WHOLE, division_main, equal_tensors, loads_main, plain_division
 from tests.forked import ForkedRun
 
 # LAMB and StableAdamW after five steps, with gradients that were added in another order.
@@ -31,10 +31,6 @@ def ranks(request, tmp_path_factory):
     return folder, _run(partial(division_main, folder), request.param, folder)
 
 
-def _equal(left: dict, right: dict) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
 def _merged(found: list[dict], *key) -> dict:
     """States of all ranks by (parameter, state)."""
     return {
@@ -50,9 +46,9 @@ def test_divided_steps_have_the_bits_of_undivided_ones(ranks, name):
     _, found = ranks
     for rank in found:
         for stage, micro_steps in ((1, 2), (2, 1)):
-            assert _equal(rank[name, stage, micro_steps]["weights"], found[0][name, 0, micro_steps]["weights"])
+            assert equal_tensors(rank[name, stage, micro_steps]["weights"], found[0][name, 0, micro_steps]["weights"])
             undivided = {key: value for key, value in _merged(found[:1], name, 0, micro_steps).items()}
-            assert _equal(_merged(found, name, stage, micro_steps), undivided)
+            assert equal_tensors(_merged(found, name, stage, micro_steps), undivided)
         for key, value in rank[name, 2, 2]["weights"].items():
             assert torch.equal(value, found[0][name, 2, 2]["weights"][key]), "alike on all ranks"
 
@@ -65,7 +61,7 @@ def test_divided_steps_are_those_of_one_process(ranks, name):
         expected = plain_division(name, len(found), micro_steps, ranks_first=stage == 2)
         weights = found[0][name, stage, micro_steps]["weights"]
         if len(found) == 2:
-            assert _equal(weights, expected)
+            assert equal_tensors(weights, expected)
         elif name != "muon":  # whose iterations magnify the difference of the sums
             assert max((weights[each] - expected[each]).abs().max() for each in expected) < TOLERANCE
 
@@ -91,9 +87,9 @@ def test_a_checkpoint_is_loaded_at_any_stage_and_by_any_number_of_ranks(ranks, w
     loaded = _run(partial(loads_main, folder, tmp_path), world_size, tmp_path)
     for name, saved, stage in loaded[0]:
         expected = _merged(found if saved else found[:1], name, saved, 2)
-        assert expected and _equal(_merged(loaded if stage else loaded[:1], name, saved, stage), expected)
+        assert expected and equal_tensors(_merged(loaded if stage else loaded[:1], name, saved, stage), expected)
         for rank in loaded:
-            assert _equal(rank[name, saved, stage]["weights"], found[0][name, saved, 2]["weights"])
+            assert equal_tensors(rank[name, saved, stage]["weights"], found[0][name, saved, 2]["weights"])
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

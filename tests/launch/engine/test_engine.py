@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cloze.launch.engine.engine import Engine
-from tests.contract import CLIPPING, POISONED, RATES, STAGES, contract_main, plain
+from tests.contract import CLIPPING, POISONED, RATES, STAGES, contract_main, equal_tensors, plain
 from tests.forked import ForkedRun
 
 # Sums in another order: of gradients over micro-batches and ranks, and of the norm over parts. AdamW moves a weight by
@@ -27,10 +27,6 @@ def ranks(request, tmp_path_factory) -> tuple[list[dict], dict]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)], plain(request.param)
 
 
-def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_steps_are_those_of_a_plain_loop(ranks, stage):
     """Weights after every step, the clipped one and the skipped one included; the outcome says what was done."""
@@ -43,15 +39,17 @@ def test_steps_are_those_of_a_plain_loop(ranks, stage):
                 assert norm == pytest.approx(expected["norms"][step], rel=1e-5) and norm > CLIPPING
             for name, values in of_stage["weights"][step].items():
                 assert (values - expected["weights"][step][name]).abs().max() < TOLERANCE, (step, name)
-        assert same(of_stage["weights"][POISONED], of_stage["weights"][POISONED - 1]), "a skipped step changes nothing"
-        assert same(of_stage["weights"][-1], found[0][stage, "fp32"]["weights"][-1]), "alike on all ranks"
+        assert equal_tensors(of_stage["weights"][POISONED], of_stage["weights"][POISONED - 1]), (
+            "a skipped step changes nothing"
+        )
+        assert equal_tensors(of_stage["weights"][-1], found[0][stage, "fp32"]["weights"][-1]), "alike on all ranks"
 
 
 def test_on_one_rank_stage_0_has_the_bits_of_the_plain_loop(ranks):
     found, expected = ranks
     if len(found) == 1:
         for step, weights in enumerate(found[0][0, "fp32"]["weights"]):
-            assert same(weights, expected["weights"][step])
+            assert equal_tensors(weights, expected["weights"][step])
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -59,7 +57,7 @@ def test_an_engine_that_loads_what_another_saved_goes_on_with_its_bits(ranks, st
     found, _ = ranks
     for rank in found:
         of_stage = rank[stage, "fp32"]
-        assert same(of_stage["resumed"], of_stage["weights"][-1])
+        assert equal_tensors(of_stage["resumed"], of_stage["weights"][-1])
         assert of_stage["set"].flatten().tolist() == list(range(of_stage["set"].numel()))
         assert len(of_stage["files"]) == (1 if stage == 0 else len(found) * (1 + (stage == 3)) + (stage < 3))
 

@@ -46,5 +46,11 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def cells(table: str) -> list[list[str]]:
+    """Rows of a table in Markdown, its header first, the line below it left out."""
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.strip().split("\n")]
+    return rows[:1] + rows[2:]
+
+
 def config_of(*overrides):
     return parse("finetune", ["sst2", "--model", "m", "--train", "t", "--validation", "v", "--output", "o", *overrides])

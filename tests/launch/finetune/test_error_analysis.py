@@ -10,6 +10,7 @@ from cloze.launch.finetune import error_analysis
 from cloze.launch.finetune.error_analysis import tables
 from cloze.launch.finetune.examples import predicted
 from cloze.launch.finetune.examples.predicted import Confusion
+from tests.launch.finetune.running import cells
 
 
 def entries(kind: str) -> list[dict]:
@@ -71,12 +72,6 @@ class Texts:
 
     def text(self, number: int) -> str:
         return f"the | text\n{number}"
-
-
-def cells(table: str) -> list[list[str]]:
-    """Rows of a table in Markdown, its header first, the line below it left out."""
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.strip().split("\n")]
-    return rows[:1] + rows[2:]
 
 
 @pytest.mark.parametrize(

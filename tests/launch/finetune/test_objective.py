@@ -22,12 +22,7 @@ from tests.launch.finetune.examples.test_answering import answer_examples
 from tests.launch.finetune.running import arguments, finetune
 from tests.launch.finetune.small import make_model, squad
 from tests.launching import weights
-
-
-def best_window(windows: list[tuple[int, int]], token: int) -> int:
-    """Where a token counts: with most context on its poorer side; in the first of equal ones."""
-    scores = [min(token - first, end - 1 - token) if first <= token < end else -1 for first, end in windows]
-    return scores.index(max(scores))
+from tests.references import best_window
 
 
 @pytest.mark.parametrize("task", ["squad", "squad2"])

@@ -16,15 +16,9 @@ from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
 from tests.launch.finetune.altered import damaged_at_the_end, fails_in_the_report, stopped_at_the_report
 from tests.launch.finetune.examples.test_classification import read
-from tests.launch.finetune.running import arguments, finetune, lines
+from tests.launch.finetune.running import arguments, cells, finetune, lines
 from tests.launch.finetune.small import sst2, write_tsv
 from tests.launching import finish, weights
-
-
-def cells(table: str) -> list[list[str]]:
-    """Rows of a table in Markdown, its header first, the line below it left out."""
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.strip().split("\n")]
-    return rows[:1] + rows[2:]
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,6 @@
 
 import json
 import random
-import re
-import string
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -19,25 +16,7 @@ from cloze.launch.finetune.squad import (
     squad_scores,
 )
 from cloze.pipeline.errors import UserError
-
-
-def official_words(text: str) -> list[str]:
-    """Both scripts' normal form, from its definition: small letters, no punctuation, no articles."""
-    text = "".join(c for c in text.lower() if c not in string.punctuation)
-    return re.sub(r"\b(a|an|the)\b", " ", text).split()
-
-
-def official_f1(prediction: str, truth: str, version: int) -> float:
-    """F1 as evaluate-v1.1.py and evaluate-v2.0.py define it, restated."""
-    guessed, true = official_words(prediction), official_words(truth)
-    if version == 2 and (not guessed or not true):
-        return float(guessed == true)
-    same = sum((Counter(guessed) & Counter(true)).values())
-    if not same:
-        return 0.0
-    precision, recall = same / len(guessed), same / len(true)
-    return 2 * precision * recall / (precision + recall)
-
+from tests.references import official_f1, official_words
 
 CASES = [
     ("The cat.", "cat"),

@@ -28,7 +28,9 @@ from cloze.pipeline.samples.masking import RatePhases
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.reader import ShardReader
 from tests.forked import ForkedRun
+from tests.launch.errors import error_of
 from tests.launching import (
+    NO_DROPOUT,
     ROOT,
     TINY,
     assert_killed_equals_whole,
@@ -55,7 +57,6 @@ RUN = (
     "--checkpoint.keep_last",
     "9",
 )
-WITHOUT_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def mixing(data, run, *overrides: str) -> list[str]:
 def two(data, tmp_path_factory):
     """Two processes, without dropout, all along."""
     run = tmp_path_factory.mktemp("two") / "run"
-    output = finish(ForkedRun(mixing(data, run, *WITHOUT_DROPOUT), 2))
+    output = finish(ForkedRun(mixing(data, run, *NO_DROPOUT), 2))
     return run, output
 
 
@@ -166,7 +167,7 @@ def test_two_processes_become_one(data, two, tmp_path):
     for path in (run / "checkpoints").glob("step-*"):
         if int(path.name[5:]) > 10:
             shutil.rmtree(path)
-    assert "resumed from step 10" in finish(ForkedRun(mixing(data, run, *WITHOUT_DROPOUT)))
+    assert "resumed from step 10" in finish(ForkedRun(mixing(data, run, *NO_DROPOUT)))
     assert_same_weights(weights(run), weights(two[0]), 1e-5)
     for one, other in zip(curve(run), curve(two[0]), strict=True):
         assert one.keys() == other.keys()
@@ -259,9 +260,7 @@ def test_what_is_mixed_may_not_change_unseen(data, two, tmp_path):
 
     def refused(changed: dict, *overrides: str) -> str:
         (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed))
-        return finish(
-            ForkedRun(pretrain_arguments(tmp_path / "changed.yaml", run, *RUN, *WITHOUT_DROPOUT, *overrides)), 2
-        )
+        return finish(ForkedRun(pretrain_arguments(tmp_path / "changed.yaml", run, *RUN, *NO_DROPOUT, *overrides)), 2)
 
     weights_changed = {
         **mix,
@@ -278,7 +277,7 @@ def test_what_is_mixed_may_not_change_unseen(data, two, tmp_path):
     moved = {**mix, "sources": [{"path": str(tmp_path / "moved"), "name": "wiki"}, mix["sources"][1]]}
     (tmp_path / "changed.yaml").write_text(yaml.safe_dump(moved))
     assert "complete at step 24" in finish(
-        ForkedRun(pretrain_arguments(tmp_path / "changed.yaml", run, *RUN, *WITHOUT_DROPOUT))
+        ForkedRun(pretrain_arguments(tmp_path / "changed.yaml", run, *RUN, *NO_DROPOUT))
     )
     accepted = finish(
         ForkedRun(
@@ -286,7 +285,7 @@ def test_what_is_mixed_may_not_change_unseen(data, two, tmp_path):
                 data / "wiki",
                 run,
                 *RUN,
-                *WITHOUT_DROPOUT,
+                *NO_DROPOUT,
                 "--train.max_steps",
                 "26",
                 "--checkpoint.accept_changes",
@@ -305,11 +304,9 @@ def test_a_card_names_the_sources_and_not_where_they_lie(data, two, tmp_path):
     assert list(recipe["evaluation"]["sets"]) == ["books"] and str(data) not in card
 
 
-def error_of(capsys, *arguments: str) -> str:
-    assert main(["pretrain", *TINY, *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1, error
-    return error
+def refusal_of(capsys, *arguments: str) -> str:
+    """The one line of a pretraining that is refused."""
+    return error_of(capsys, "pretrain", *TINY, *arguments)
 
 
 def test_folders_that_do_not_fit_together_are_refused_in_one_line(data, tmp_path, capsys):
@@ -321,11 +318,11 @@ def test_folders_that_do_not_fit_together_are_refused_in_one_line(data, tmp_path
     def mixed(*paths, **more) -> str:
         return json.dumps({"sources": [{"path": str(path)} for path in paths], **more})
 
-    error = error_of(capsys, "--data", mixed(data / "wiki", other), *run)
+    error = refusal_of(capsys, "--data", mixed(data / "wiki", other), *run)
     assert "data.sources: found a tokenizer with fingerprint" in error and f"in {other}, expected" in error
-    error = error_of(capsys, "--data", mixed(data / "wiki", ordered), *run)
+    error = refusal_of(capsys, "--data", mixed(data / "wiki", ordered), *run)
     assert "data.sources: found objective sentence_order" in error and "next_sentence_label has another" in error
-    assert "found no manifest.json" in error_of(capsys, "--data", mixed(data / "wiki", tmp_path / "none"), *run)
+    assert "found no manifest.json" in refusal_of(capsys, "--data", mixed(data / "wiki", tmp_path / "none"), *run)
     for given, expected in (
         (mixed(data / "wiki", data / "wiki"), "found two that are called wiki, expected a name for each"),
         ("{sources: []}", "data.sources: found none, expected a list of prepared folders"),
@@ -339,17 +336,19 @@ def test_folders_that_do_not_fit_together_are_refused_in_one_line(data, tmp_path
         ("{sources: [{path: a, wight: 2}]}", "expected a folder, or a section (or a YAML file of one) with sources"),
         ("{sources: a}", "expected a folder, or a section (or a YAML file of one) with sources"),
     ):
-        assert expected in error_of(capsys, "--data", given, *run)
+        assert expected in refusal_of(capsys, "--data", given, *run)
     far = [{"path": str(data / "wiki"), "weight": 1e-300}, {"path": str(data / "web"), "weight": 1e300}]
     for given in ({"sources": far}, {"sources": [{"path": each["path"]} for each in far], "temperature": 1e-3}):
-        assert "data: found a share of w" in error_of(capsys, "--data", json.dumps(given), *run)
+        assert "data: found a share of w" in refusal_of(capsys, "--data", json.dumps(given), *run)
     for name in ("2024", "true", "1.5"):
-        said = error_of(capsys, "--data", str(data / "wiki"), *run, "--evaluation.sets", f"{{{name}: {data / 'web'}}}")
+        said = refusal_of(
+            capsys, "--data", str(data / "wiki"), *run, "--evaluation.sets", f"{{{name}: {data / 'web'}}}"
+        )
         assert "expected a text of letters" in said
     (tmp_path / "run.yaml").write_text("data: {sources: [{path: a, wight: 1}]}")
-    error = error_of(capsys, "--config", str(tmp_path / "run.yaml"), *run)
+    error = refusal_of(capsys, "--config", str(tmp_path / "run.yaml"), *run)
     assert "--data: found wight in it, which is no field there; it takes " in error
-    assert "found --data.temper, which is no option; --data takes" in error_of(capsys, "--data.temper", "3", *run)
+    assert "found --data.temper, which is no option; --data takes" in refusal_of(capsys, "--data.temper", "3", *run)
     for arguments, expected in (
         (
             ("--masking.phases", "[{rate: 0.3, until_share: 0.5}, {rate: 0.2, until_tokens: 9}, {rate: 0.1}]"),
@@ -364,8 +363,8 @@ def test_folders_that_do_not_fit_together_are_refused_in_one_line(data, tmp_path
             "masking.phases: found until_share 0.5 in a run with a time budget",
         ),
     ):
-        assert expected in error_of(capsys, "--data", str(data / "wiki"), *run, *arguments)
-    assert "evaluation.sets: found crawl, expected a name that no source" in error_of(
+        assert expected in refusal_of(capsys, "--data", str(data / "wiki"), *run, *arguments)
+    assert "evaluation.sets: found crawl, expected a name that no source" in refusal_of(
         capsys, "--data", str(data / "mix.yaml"), *run, "--evaluation.sets.crawl", str(data / "books")
     )
 

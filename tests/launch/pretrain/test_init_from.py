@@ -24,6 +24,7 @@ from cloze.model.weight_files import hash_of
 from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
 from tests.launching import (
+    NO_DROPOUT,
     assert_same_run,
     assert_same_weights,
     curve,
@@ -39,7 +40,6 @@ from tests.model.model_batches import add_strange_fields, scramble
 from tests.model.tiny_families import tiny
 from tests.synthetic import make_shards
 
-NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 # One step whose rate is 0: the weights after it are those before it.
 STILL = ("--train.max_steps", "1", "--schedule.warmup_steps", "1")
 

@@ -35,6 +35,7 @@ from tests.forked import ForkedRun
 from tests.launch.finetune.running import finetune
 from tests.launch.finetune.small import write_tsv
 from tests.launching import (
+    NO_DROPOUT,
     assert_killed_equals_whole,
     assert_same_weights,
     curve,
@@ -47,8 +48,6 @@ from tests.launching import (
 from tests.model.model_batches import TINY, assert_equal_gradients, pretraining_model, reference
 from tests.synthetic import make_shards
 from tests.tables import assert_same_names
-
-NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 
 ELECTRA = (
     "--objective",

@@ -20,15 +20,17 @@ from cloze.launch.run.runs import HEARTBEATS
 from cloze.launch.system.environment import Environment
 from cloze.launch.training import loop
 from tests.forked import ForkedRun
-from tests.launching import PATIENCE_SECONDS, finish, kill_all, pretrain_arguments, pretrain_command, start, step_of
+from tests.launching import (
+    PATIENCE_SECONDS,
+    finish,
+    kill_all,
+    pretrain_arguments,
+    pretrain_command,
+    start,
+    step_of,
+    wait_until,
+)
 from tests.synthetic import make_shards
-
-
-def wait_until(happened) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def beats(run) -> dict[int, dict]:

@@ -30,7 +30,7 @@ from cloze.launch.system.environment import (
 from cloze.model.amx import extra_rows
 from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
-from tests.launching import PATIENCE_SECONDS, ROOT, finish
+from tests.launching import ROOT, finish, wait_until
 
 ADDRESS = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 
@@ -303,13 +303,6 @@ def test_a_rank_stops_when_its_launcher_is_killed(tmp_path, variable, killed, st
         for path in tmp_path.glob("[0-9]"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(path.read_text()), signal.SIGKILL)
-
-
-def wait_until(reached) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_memory_of_a_job_has_room_for_the_workers_that_compile(monkeypatch):

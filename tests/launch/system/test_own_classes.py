@@ -11,7 +11,7 @@ import yaml
 from cloze.launch.cli import main
 from cloze.launch.pretrained.loading import load_model
 from cloze.launch.run.metrics_file import read_metrics
-from tests.launching import assert_same_weights, pretrain_arguments, train, weights
+from tests.launching import NO_DROPOUT, assert_same_weights, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
 
 OWN = '''
@@ -86,7 +86,6 @@ class Apart(Callback):
     def on_evaluation(self, run, scalars):
         return {"validation/own": run.state.step * (1 if run.rank else -1)}
 """
-NO_DROPOUT = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 RUN = (*NO_DROPOUT, "--objective", "own_of_mine.Lengths", "--schedule.warmup_steps", "0")
 
 

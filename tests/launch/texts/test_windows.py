@@ -5,12 +5,7 @@ import pytest
 
 from cloze.launch.texts.encoding import windows as windows_of
 from cloze.launch.texts.windows import answer_spans, counts_once, is_unanswered
-
-
-def best_window(windows: list[tuple[int, int]], token: int) -> int:
-    """Where a token counts: with most context on its poorer side; in the first of equal ones."""
-    scores = [min(token - first, end - 1 - token) if first <= token < end else -1 for first, end in windows]
-    return scores.index(max(scores))
+from tests.references import best_window
 
 
 def test_a_token_of_several_windows_counts_in_the_one_where_most_stands_around_it():

@@ -15,7 +15,7 @@ from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
 from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.shards.reader import ShardReader
-from tests.launching import curve, train
+from tests.launching import NO_DROPOUT, curve, train
 from tests.synthetic import make_shards
 
 
@@ -89,10 +89,7 @@ def test_every_layer_is_that_of_a_plain_loop(tmp_path, stage):
     train(
         data,
         tmp_path / "run",
-        "--model.hidden_dropout_prob",
-        "0",
-        "--model.attention_probs_dropout_prob",
-        "0",
+        *NO_DROPOUT,
         "--train.max_steps",
         "2",
         "--schedule.name",

@@ -13,6 +13,7 @@ from cloze.launch.run.metrics_file import read_metrics
 from cloze.model.tasks import saved_class
 from tests.forked import ForkedRun
 from tests.launching import (
+    NO_DROPOUT,
     assert_same_run,
     assert_same_weights,
     finish,
@@ -25,7 +26,6 @@ from tests.launching import (
 )
 from tests.synthetic import make_shards
 
-STILL = ("--model.hidden_dropout_prob", "0", "--model.attention_probs_dropout_prob", "0")
 # The first step has the rate 0: its checkpoint holds the weights that the average began with.
 EVERY = ("--schedule.warmup_steps", "1", "--checkpoint.every_steps", "1", "--checkpoint.keep_last", "9")
 
@@ -144,7 +144,7 @@ def test_what_is_wrong_is_one_line(data, tmp_path, capsys):
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_the_average_survives_a_kill_and_another_number_of_processes(data, tmp_path, stage):
     arguments = (
-        *STILL,
+        *NO_DROPOUT,
         "--train.max_steps",
         "16",
         "--checkpoint.every_steps",

@@ -2,9 +2,6 @@
 
 import json
 import random
-import re
-import string
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -25,6 +22,7 @@ from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer
 from tests.launch.finetune.running import finetune, lines
 from tests.launch.finetune.small import OTHERS, make_model, squad
+from tests.references import official_f1, official_words
 
 
 def test_three_windows_over_twelve_words():
@@ -178,24 +176,6 @@ def test_a_reader_and_its_twin_in_transformers(model, tmp_path):
         }
         first, last = max(spans, key=spans.get)
         assert ours["prediction"] == context[int(offsets[first, 0]) : int(offsets[last, 1])]
-
-
-def official_words(text: str) -> list[str]:
-    """Both scripts' normal form, from its definition: small letters, no punctuation, no articles."""
-    text = "".join(c for c in text.lower() if c not in string.punctuation)
-    return re.sub(r"\b(a|an|the)\b", " ", text).split()
-
-
-def official_f1(prediction: str, truth: str, version: int) -> float:
-    """F1 as evaluate-v1.1.py and evaluate-v2.0.py define it, restated."""
-    guessed, true = official_words(prediction), official_words(truth)
-    if version == 2 and (not guessed or not true):
-        return float(guessed == true)
-    same = sum((Counter(guessed) & Counter(true)).values())
-    if not same:
-        return 0.0
-    precision, recall = same / len(guessed), same / len(true)
-    return 2 * precision * recall / (precision + recall)
 
 
 def official_v2(truths: list[list[str]], predictions: list[str], odds: list[float], threshold: float) -> dict:
