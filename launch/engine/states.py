@@ -121,7 +121,7 @@ def _whole_states(
     optimizer_steps: int,
 ) -> dict[str, Any]:
     """The `state_dict` of an optimizer over all trained parameters, checked."""
-    saved: Any = content.get("optimizer")
+    saved = fields_in(content.get("optimizer"), "optimizer")
     trained = _trained(groups)
     whole = len(_own(optimizer)) == len(trained)
     expected = optimizer.state_dict()["param_groups"] if whole else _numbered(groups)

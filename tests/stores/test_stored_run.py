@@ -18,7 +18,7 @@ from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.preemption import Starting
 from cloze.launch.run.runs import METRICS
 from cloze.launch.run.store_waits import Patience
-from cloze.launch.run.stored_run import scratch_of, stored
+from cloze.launch.run.stored_run import open_stored_run, scratch_of
 from cloze.launch.system.console import Console
 from cloze.launch.system.endings import SAID_SECONDS
 from cloze.launch.system.environment import Environment
@@ -30,18 +30,18 @@ from cloze.pipeline.stores.temporary_folders import in_users_terms
 
 def test_one_job_at_a_time(config, tmp_path, capsys, monkeypatch):
     other = replace(config, checkpoint=replace(config.checkpoint, scratch=str(tmp_path / "other")))
-    with stored(config, Environment(), Console()) as (local, run):
+    with open_stored_run(config, Environment(), Console()) as (local, run):
         first = run.attempt
         assert local.output == str(run.folder) and run.folder.is_dir() and str(run.folder).startswith(str(tmp_path))
         for late, told in ((config, "choose another --checkpoint.scratch"), (other, "choose another --output")):
-            with pytest.raises(UserError, match=told), stored(late, Environment(), Console()):
+            with pytest.raises(UserError, match=told), open_stored_run(late, Environment(), Console()):
                 raise AssertionError("two hold it")
         assert run.lost() is None
     assert "watching for 1 s whether it lives" in capsys.readouterr().err
     lease, releases = to_place(config.output) / "lease", []
     with monkeypatch.context() as patch:
         patch.setattr(Starting, "_releases", releases)
-        with stored(other, Environment(), Console()) as (_, run):
+        with open_stored_run(other, Environment(), Console()) as (_, run):
             assert first < run.attempt and lease.is_file()
             releases.pop()()  # as where a signal ends the start
             assert not lease.is_file()
@@ -51,14 +51,14 @@ def test_one_job_at_a_time(config, tmp_path, capsys, monkeypatch):
 def test_lines_that_were_not_sent_outlast_a_start_that_is_killed_before_it_goes_on(config, monkeypatch):
     monkeypatch.setattr(leases.Lease, "release", lambda lease: lease._ended.set())  # as if it had been killed
     line = {"step": 1, "train/loss": 2.0}
-    with stored(config, Environment(), Console()) as (_, run):
+    with open_stored_run(config, Environment(), Console()) as (_, run):
         (run.folder / METRICS).write_text(json.dumps(line) + "\n")
     for moment in ("fetch_objects", "add_unsent"):
         with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
             killed.setattr(f"cloze.launch.run.stored_run.{moment}", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-            with stored(config, Environment(), Console()):
+            with open_stored_run(config, Environment(), Console()):
                 pass
-    with stored(config, Environment(), Console()) as (_, run):
+    with open_stored_run(config, Environment(), Console()) as (_, run):
         assert read_metrics(run.folder) == [line]
 
 
@@ -66,10 +66,13 @@ def test_a_place_that_is_no_run_is_left_alone(config, bucket):
     place = to_place(config.output)
     (place / "thesis.txt").write(b"precious")
     with pytest.raises(UserError, match=r"own with objects that are not a run's \(thesis.txt\)"):
-        with stored(config, Environment(), Console()):
+        with open_stored_run(config, Environment(), Console()):
             raise AssertionError("it was taken")
     for output, told in ((bucket, "a whole bucket"), ("hf://datasets/a/b", "is only read"), ("ftp://a/b", "scheme")):
-        with pytest.raises(UserError, match=told), stored(replace(config, output=output), Environment(), Console()):
+        with (
+            pytest.raises(UserError, match=told),
+            open_stored_run(replace(config, output=output), Environment(), Console()),
+        ):
             raise AssertionError("it was taken")
     assert [each.key for each in place.objects()] == ["runs/own/thesis.txt"]
 
@@ -79,16 +82,19 @@ def test_a_broken_list_of_checkpoints_is_one_line(config):
     for content in (b"{", b"[]", b'{"format": 1}', json.dumps({"format": 1, "commits": {"x": {}}}).encode()):
         path.write(content)
         with pytest.raises(UserError, match="commits.json: found no list of checkpoints"):
-            with stored(config, Environment(), Console()):
+            with open_stored_run(config, Environment(), Console()):
                 raise AssertionError("it was taken")
     path.write(b'{"format": 2}')
-    with pytest.raises(UserError, match="found format 2, expected 1"), stored(config, Environment(), Console()):
+    with (
+        pytest.raises(UserError, match="found format 2, expected 1"),
+        open_stored_run(config, Environment(), Console()),
+    ):
         raise AssertionError("it was taken")
 
 
 def test_a_bucket_that_was_made_anew_begins_a_new_run(config):
     """What this machine has of the old run: curves are dropped, checkpoints named with their folder, each time."""
-    with stored(config, Environment(), Console()) as (_, run):
+    with open_stored_run(config, Environment(), Console()) as (_, run):
         (run.folder / METRICS).write_text(json.dumps({"step": 1, "train/loss": 2.0}) + "\n")
     place = to_place(config.output)
 
@@ -97,12 +103,12 @@ def test_a_bucket_that_was_made_anew_begins_a_new_run(config):
             place.at(each.key).unlink()
 
     made_anew()
-    with stored(config, Environment(), Console()) as (_, run):
+    with open_stored_run(config, Environment(), Console()) as (_, run):
         assert not (run.folder / METRICS).exists() and is_first(run.attempt)
         (run.scratch / "checkpoints/step-2").mkdir()
     made_anew()
     for _ in range(2):
-        with pytest.raises(UserError) as error, stored(config, Environment(), Console()):
+        with pytest.raises(UserError) as error, open_stored_run(config, Environment(), Console()):
             raise AssertionError("it was taken")
         where = f"{run.scratch}/checkpoints"
         assert str(error.value).startswith(f"checkpoint.scratch: found checkpoints in {where} (step-2), of a run that")
@@ -114,7 +120,7 @@ def test_a_start_after_the_list_of_checkpoints_was_lost_comes_after_those_before
     place = to_place(config.output)
     (place / "log/0007-ffffffff/metrics.jsonl.000000").write(b"")
     (place / "config.yaml").write(b"")
-    with stored(config, Environment(), Console()) as (_, run):
+    with open_stored_run(config, Environment(), Console()) as (_, run):
         assert run.attempt.startswith("0008-")
 
 
@@ -126,7 +132,7 @@ def test_what_a_run_has_lost_in_the_store_is_sent_again(config, capsys, monkeypa
     line = json.dumps({"step": 1, "train/loss": 2.0}) + "\n"
     earlier = "log/0001-ffffffff/metrics.jsonl.000000"
     (to_place(config.output) / earlier).write(line.encode())
-    with stored(config, Environment(), Console()) as (_, run):
+    with open_stored_run(config, Environment(), Console()) as (_, run):
         for name in names:
             (run.folder / name).parent.mkdir(exist_ok=True)
             (run.folder / name).write_text(name)
@@ -157,7 +163,7 @@ def test_what_a_run_has_lost_in_the_store_is_sent_again(config, capsys, monkeypa
 
 def test_a_file_that_scratch_has_lost_is_named_there_at_once(config):
     """Not by the name of the place in the store, which messages show for the folder, and without waiting for it."""
-    with stored(config, Environment(), Console()) as (_, run):
+    with open_stored_run(config, Environment(), Console()) as (_, run):
         wait = Patience(1000, lambda line: None, threading.Event())
         (run.folder / METRICS).write_text("{}\n")
         run._shipper.begin(0, 0, [])
@@ -176,7 +182,10 @@ def test_an_error_is_said_though_the_store_is_silent(config, proxy, request):
     """Other processes wait so long with theirs, and torchrun ends this one when they have left."""
     ended = threading.Event()
     request.addfinalizer(ended.set)
-    with pytest.raises(UserError, match="^the loss is infinite$"), stored(config, Environment(), Console()) as (_, run):
+    with (
+        pytest.raises(UserError, match="^the loss is infinite$"),
+        open_stored_run(config, Environment(), Console()) as (_, run),
+    ):
         (run.folder / "status.json").write_text("{}")  # is still to be sent
         proxy.fault = lambda _: ended.wait() and None
         began = time.monotonic()
@@ -207,7 +216,7 @@ def test_what_the_end_of_a_process_cuts_short_says_nothing(monkeypatch):
 
 def test_a_folder_stays_one(tmp_path):
     config = parse("pretrain", ["--data", "x", "--output", str(tmp_path / "run"), "--train.max_steps", "4"])
-    with stored(config, Environment(), Console()) as (same, run):
+    with open_stored_run(config, Environment(), Console()) as (same, run):
         assert same is config and run is None
     assert not (tmp_path / "run").exists()
 
@@ -216,7 +225,7 @@ def test_local_checkpoints_are_those_of_a_run_in_a_store(tmp_path):
     given = ["--data", "x", "--output", str(tmp_path / "run"), "--train.max_steps", "4", "--checkpoint.local", "2"]
     config = parse("pretrain", [*given, "--checkpoint.every_steps", "4"])
     with pytest.raises(UserError, match="^checkpoint.local: found 2 with the folder .*/run as output"):
-        with stored(config, Environment(), Console()):
+        with open_stored_run(config, Environment(), Console()):
             raise AssertionError("it was taken")
     with pytest.raises(UserError, match="checkpoint.local: found 2, expected a divisor of checkpoint.every_steps = 5"):
         parse("pretrain", [*given, "--checkpoint.every_steps", "5"])
