@@ -35,6 +35,7 @@ import itertools
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -92,7 +93,7 @@ def kill(folder: Path, count: int, seed: int) -> dict:
     """Kills by their moment; what was lost."""
     try:
         struck = chaos.endure(folder, seed, count, seconds=60 * count, say=say)
-    except AssertionError as error:
+    except (AssertionError, subprocess.TimeoutExpired) as error:  # the latter of a run that hangs
         return {"kills": 0, "lost": [f"the run: {error}"]}
     return {"kills": struck.total(), "by moment": dict(struck), "lost": []}
 

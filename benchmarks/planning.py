@@ -25,6 +25,7 @@ from synthetic_batches import own_command
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cloze.pipeline.config import PrepareConfig, ShardsConfig, SourceConfig  # noqa: E402
+from cloze.pipeline.jobs import identity  # noqa: E402
 from cloze.pipeline.jobs import prepare as preparing  # noqa: E402
 from cloze.pipeline.jobs.build_stage import BuildTask, ShardReport  # noqa: E402
 from cloze.pipeline.jobs.exchange_stage import ExchangeTask  # noqa: E402
@@ -189,7 +190,7 @@ def run(tokens: int, target_tokens: int, folder: Path, address: str | None) -> d
 
     preparing.tokenize, preparing.exchange, preparing.build = tokenize, exchange, build
     preparing.estimate = lambda *_: None
-    preparing.fault_of_shards = lambda *_: None  # its shards are counts alone
+    identity.fault_of_shards = lambda *_: None  # its shards are counts alone
     preparing.plan_splits = lambda *_: ({"validation": (0, 1 << 56), "test": (0, 0), "train": (1 << 56, 1 << 64)}, [])
     backend = wordpiece_backend({name: n for n, name in enumerate([*NAMES.values(), "a"])}, NAMES, True, None)
     tokenizer = Tokenizer(backend, NAMES)

@@ -326,7 +326,7 @@ def model_name(model: object) -> str:
             "the name of a hub model"
         )
     text = str(model)
-    return str(Path(text).expanduser()) if text.startswith("~") else text
+    return os.path.expanduser(text)
 
 
 def batches(lengths: Sequence[int], batch_tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:

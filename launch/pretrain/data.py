@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -419,7 +420,7 @@ def open_cache(config: PretrainConfig, folder: Place) -> Cache | None:
     if not isinstance(folder, StorePath):
         return None
     given = config.data_cache.folder
-    place = cache_folder() / "data" if given is None else Path(given).expanduser()
+    place = cache_folder() / "data" if given is None else Path(os.path.expanduser(given))
     return Cache(place, int(config.data_cache.gigabytes * 1e9), "data_cache.folder")
 
 

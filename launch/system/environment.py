@@ -511,8 +511,20 @@ def job_end_time() -> float:
 
 
 def cache_folder() -> Path:
-    """The user's cache folder (XDG base directories)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cloze"
+    """The user's cache folder (XDG base directories).
+
+    Raises:
+        UserError: the environment names none, and the user has no home folder, as one of a number alone in a container.
+    """
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "cloze"
+    home = os.path.expanduser("~")
+    if home == "~":
+        raise UserError(
+            f"HOME: found none in the environment, and no user of the number {os.getuid()}, expected a folder for "
+            "caches; set HOME or XDG_CACHE_HOME"
+        )
+    return Path(home) / ".cache" / "cloze"
 
 
 _EXTENSIONS = "TORCH_EXTENSIONS_DIR"

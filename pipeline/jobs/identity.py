@@ -28,6 +28,9 @@ from cloze.pipeline.untrusted import check_readable, load_json
 _RULES = 4
 _OF_EACH_FILE = ("sources", "times of change", "ETags")  # of what a run is known by
 _IDENTITY = "run.json"  # file of the work folder
+# Of the files of a complete run, on disks: up to so many are hashed again, in a second or two. Names are relative and
+# times tell nothing of a folder that was exchanged for another, whose files may have the same names and sizes.
+_HASHED_AGAIN_BYTES = 1 << 30
 _CLOCKS_APART = 600 * 10**9  # nanoseconds by which a store's clock may be ahead of this machine's
 
 
@@ -59,7 +62,12 @@ def run_identity(
 
 
 def complete_manifest(
-    config: PrepareConfig, identity: Fields, tokenizer: Tokenizer, files: list[InputFile], output: Place
+    config: PrepareConfig,
+    identity: Fields,
+    tokenizer: Tokenizer,
+    files: list[InputFile],
+    output: Place,
+    note: Callable[[str], None],
 ) -> Manifest | None:
     """The manifest of a complete run of the same command, or None; UserError for another command's."""
     if not (output / FILE_NAME).is_file():
@@ -90,15 +98,23 @@ def complete_manifest(
     published = (output / FILE_NAME).stat().st_mtime_ns
     if isinstance(output, StorePath):
         published -= _CLOCKS_APART
+    all_again = sum(file.size for file in files) <= _HASHED_AGAIN_BYTES and all(file.touched for file in files)
     for file, source in zip(files, manifest.sources, strict=True):
         digest = source.get("sha256")
-        changed = digest and max(file.changed, file.touched) >= published
-        if changed and source_hash(file, source.get("piece_bytes")) != digest:
+        again = digest and (all_again or max(file.changed, file.touched) >= published)
+        if again and source_hash(file, source.get("piece_bytes")) != digest:
             raise UserError(
                 f"output: {output} holds data prepared from other content of {file.path}, which has changed since; "
                 "choose another --output or remove the folder"
             )
     missing = [length for length in config.lengths if not (length_folder(config, length) / FILE_NAME).is_file()]
+    if lost := [
+        length_folder(config, length) / FILE_NAME for length in missing if length in (manifest.more_lengths or ())
+    ]:
+        raise UserError(
+            f"output: {output} is complete, but {lost[0]} is gone; restore it, or remove {output} and run the same "
+            "command again"
+        )
     if missing:
         raise UserError(
             f"output: {output} is complete, but not with more_lengths {missing}; choose another --output or remove the "
@@ -107,6 +123,8 @@ def complete_manifest(
     for length in config.lengths:
         made = manifest if length == config.max_length else Manifest.load(length_folder(config, length))
         check_there(made, f"restore it, or remove {output} and run the same command again")
+    compared = "" if all_again else "; its input was compared by names, sizes and times of change"
+    note(f"{output} is complete already{compared}")
     return manifest
 
 

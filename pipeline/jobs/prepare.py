@@ -74,8 +74,7 @@ def prepare(config: PrepareConfig, progress: Progress = SILENT) -> Manifest:
     files, segments = plan(config, progress.note)
     identity = run_identity(config, tokenizer, files, segments)
     work = output / WORK_FOLDER
-    if (complete := complete_manifest(config, identity, tokenizer, files, output)) is not None:
-        progress.note(f"{output} is complete already")
+    if (complete := complete_manifest(config, identity, tokenizer, files, output, progress.note)) is not None:
         _remove_work(work, progress)  # left by a kill between publishing and cleaning
         return complete
     if (remark := remark_on_text(files)) is not None:

@@ -286,7 +286,7 @@ def _expand(entry: str, written: list[str]) -> dict[str, str | None]:
 
     Values are real paths, where the listing of a folder shows a file that is no link; else None.
     """
-    path = Path(entry).expanduser()
+    path = Path(os.path.expanduser(entry))  # which leaves the ~ of an unknown user as it is
     written = [folder for folder in written if not Path(os.path.realpath(path)).is_relative_to(folder)]
     places = [path] if os.path.lexists(path) else _matches(Path(path.anchor), path.parts[bool(path.anchor) :], written)
     found: dict[str, str | None] = {}

@@ -156,6 +156,12 @@ def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
         named = [token.get("content") for token in added if isinstance(token, dict)]
         check_growth(rules, [name for name in named if isinstance(name, str)], path)
     backend = tokenizers.Tokenizer.from_file(str(path))
+    for token in content.get("added_tokens") or ():  # which the library numbers anew, in the order of the list
+        if (place := backend.token_to_id(token["content"])) != token["id"]:
+            raise UserError(
+                f"{path}: found {token['id']} as the id of {token['content']!r} in added_tokens, expected {place}, as "
+                "its vocabulary and the tokens before it have it; correct it"
+            )
     # transformers uses only the file
     if config.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend"):
         _normalize_as_described(backend, config)

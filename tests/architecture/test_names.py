@@ -47,7 +47,6 @@ TESTED_IN = {
     "launch/predict/choices.py": f"{L}/finetune/test_predict_what_was_trained.py",
     "launch/system/software.py": f"{L}/tools/test_export.py",
     # Parts of preparation, through the whole job.
-    "pipeline/jobs/identity.py": f"{P}/jobs/test_interruptions.py",
     "pipeline/jobs/reports.py": f"{P}/jobs/test_prepare.py",
     "pipeline/records.py": f"{P}/shards/test_reader.py",
     # Rooms of one test file, through their command or their table.

@@ -82,3 +82,4 @@ def test_models_that_python_names(pretrained, monkeypatch):
             )
     monkeypatch.setenv("HOME", str(pretrained.parent))
     assert cloze.load(f"~/{pretrained.name}").loaded.source == str(pretrained)
+    assert "~nobody-of-this-name/x" in said_by(lambda: cloze.load("~nobody-of-this-name/x"))

@@ -323,3 +323,14 @@ def test_the_memory_of_a_job_has_room_for_the_workers_that_compile(monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "7")
     environment_module.bound_compile_workers(Environment(world_size=8))
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "7"
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    """As one of a number alone in a container; a folder named ~ below the working folder would be no cache."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/of/user")
+    assert environment_module.cache_folder() == Path("/of/user/.cache/cloze")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with pytest.raises(UserError, match="HOME: found none in the environment, .*set HOME or XDG_CACHE_HOME"):
+        environment_module.cache_folder()

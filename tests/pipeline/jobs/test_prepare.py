@@ -94,12 +94,14 @@ def test_several_lengths_from_one_tokenization(tmp_path):
     for lost, found in (
         ("train/shard-00000.arrow", "shard-00000.arrow: found no such shard"),
         ("tokenizer/vocab.txt", "vocab.txt: found no such file"),
-        ("manifest.json", r"not with more_lengths \[128\]; choose another --output or remove the folder"),
+        ("manifest.json", r"is complete, but .*length-128/manifest.json is gone; restore it, or remove"),
     ):
         moved = (tmp_path / "data/length-128" / lost).rename(tmp_path / "lost")
         with pytest.raises(UserError, match=found):
             prepare(config)
         moved.rename(tmp_path / "data/length-128" / lost)
+    with pytest.raises(UserError, match=r"not with more_lengths \[256\]; choose another --output or remove the folder"):
+        prepare(corpus.config(tmp_path, [path], more_lengths=[128, 256]))
 
 
 @pytest.mark.parametrize("objective", ["sentence_order", "full_sentences", "single_sentences"])

@@ -144,6 +144,13 @@ def test_patterns_name_what_those_of_the_standard_library_do(tree, monkeypatch):
         found("in/a.txt/*")
 
 
+def test_an_unknown_users_folder_is_a_name_as_others(tree, monkeypatch):
+    monkeypatch.setenv("HOME", str(tree))
+    assert found("~/in/b/d") == ["e.txt"]
+    with pytest.raises(UserError, match="~nobody-of-this-name/in"):
+        found("~nobody-of-this-name/in")
+
+
 def test_a_socket_is_no_file(tree, monkeypatch):
     monkeypatch.chdir(tree / "in")  # such names are short
     with socket.socket(socket.AF_UNIX) as made:

@@ -179,6 +179,21 @@ def test_tokens_beside_the_vocabulary_are_those_that_transformers_finds(tmp_path
     assert (mask in loaded.tokenize(mask)) == (form != "split")
 
 
+@pytest.mark.parametrize("ids", [(1, 0), (0, 0), (5, 6)])
+def test_added_tokens_whose_ids_the_library_does_not_give(tmp_path, ids):
+    """It numbers them anew in the order of the list: each would have another row of the model's embeddings."""
+    tokenizer = corpus.tokenizer()
+    tokenizer.backend.add_special_tokens(["[E1]", "[E2]"])
+    tokenizer.save(tmp_path)
+    path, first = tmp_path / "tokenizer.json", tokenizer.vocab_size
+    content = json.loads(path.read_text())
+    for token, number in zip(content["added_tokens"][-2:], ids, strict=True):
+        token["id"] = first + number
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"tokenizer.json: found \d+ as the id of '\[E\d\]' in added_tokens, expected"):
+        Tokenizer.from_folder(tmp_path)
+
+
 @pytest.mark.parametrize("added", [True, False, None])
 @pytest.mark.parametrize("in_file", [True, False])
 def test_a_space_before_a_text_is_as_the_configuration_says(tmp_path, in_file, added):
