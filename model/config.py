@@ -318,83 +318,105 @@ class BertConfig:
                 f"model.pad_token_id: found {self.pad_token_id}, expected less than "
                 f"model.vocab_size = {self.vocab_size}"
             )
-        self._refuse_combinations()
+        self._check_positions()
+        self._check_layer_groups()
+        self._check_relative_positions()
+        self._check_convolution()
+        self._check_layers()
+        self._check_embeddings()
+        if self.parametrization == "mup":
+            self._check_mup()
 
-    def _refuse_combinations(self) -> None:
-        positions = self.position_embedding
+    def _check_positions(self) -> None:
+        if self.position_embedding == "rotary" and self.head_size % 2:
+            raise ModelError(
+                "model.position_embedding: rotary needs an even head size; change hidden_size or num_attention_heads"
+            )
+        if self.position_embedding in SINUSOIDAL and self.embedding_width % 2:
+            raise ModelError("model.position_embedding: sinusoids need an even hidden_size (or embedding_size)")
+        if self.family in AFTER_PADDING and self.position_embedding != "learned":
+            raise ModelError(f"model.family: {self.family} needs position_embedding: learned")
+
+    def _check_layer_groups(self) -> None:
+        if self.num_layer_groups is None:
+            return
+        if self.num_layer_groups > self.num_hidden_layers:
+            raise ModelError("model.num_layer_groups: must be at most num_hidden_layers")
+        if self.local_attention_window > 0 or not self.first_attention_norm:
+            raise ModelError(
+                "model.num_layer_groups: shared layers need local_attention_window: 0 and first_attention_norm: true"
+            )
+
+    def _check_relative_positions(self) -> None:
+        if self.relative_position_buckets % 4:
+            raise ModelError(
+                "model.relative_position_buckets: must be 0, or a multiple of 4, half of it for each direction"
+            )
+        if self.relative_terms and self.position_embedding in ("rotary", "alibi"):
+            raise ModelError(
+                "model.relative_attention: needs position_embedding learned, sinusoidal, scaled_sinusoidal or none"
+            )
+        if self.relative_terms and self.num_key_value_heads is not None:
+            raise ModelError("model.relative_attention: needs num_key_value_heads: null")
+        if self.relative_buckets and not 2 <= self.relative_buckets < 2 * (self.relative_distances - 1):
+            raise ModelError(
+                "model.relative_buckets: must be at least 2, and half of them less than relative_distances - 1"
+            )
+
+    def _check_convolution(self) -> None:
+        if not self.convolution_size:
+            return
+        if self.convolution_size % 2 == 0:
+            raise ModelError("model.convolution_size: must be 0 or odd")
+        if self.norm_position != "post" or self.is_decoder or self.num_layer_groups is not None:
+            raise ModelError(
+                "model.convolution_size: needs norm_position: post, is_decoder: false and num_layer_groups: null"
+            )
+
+    def _check_layers(self) -> None:
+        if self.add_cross_attention and not self.is_decoder:
+            raise ModelError("model.add_cross_attention: true needs is_decoder: true")
+        if self.shifted_predictions and self.is_decoder:
+            raise ModelError("model.shifted_predictions: true needs is_decoder: false")
+        if not self.first_attention_norm and self.norm_position != "pre":
+            raise ModelError("model.first_attention_norm: false needs norm_position: pre")
+        if not self.gate_bias and not (self.gated_feed_forward and self.linear_bias):
+            raise ModelError("model.gate_bias: false needs gated_feed_forward: true and linear_bias: true")
+        if self.local_attention_window % 2:
+            raise ModelError("model.local_attention_window: an odd window has no middle, give an even one")
+
+    def _check_embeddings(self) -> None:
         narrow = self.embedding_width != self.hidden_size
-        refused = {
-            "position_embedding: rotary needs an even head size; change hidden_size or num_attention_heads": (
-                positions == "rotary" and self.head_size % 2
-            ),
-            "position_embedding: sinusoids need an even hidden_size (or embedding_size)": (
-                positions in SINUSOIDAL and self.embedding_width % 2
-            ),
-            f"family: {self.family} needs position_embedding: learned": (
-                self.family in AFTER_PADDING and positions != "learned"
-            ),
-            "num_layer_groups: must be at most num_hidden_layers": self.num_distinct_layers > self.num_hidden_layers,
-            "num_layer_groups: shared layers need local_attention_window: 0 and first_attention_norm: true": (
-                self.num_layer_groups is not None and (self.local_attention_window > 0 or not self.first_attention_norm)
-            ),
-            "relative_position_buckets: must be 0, or a multiple of 4, half of it for each direction": (
-                self.relative_position_buckets % 4
-            ),
-            "relative_attention: needs position_embedding learned, sinusoidal, scaled_sinusoidal or none": (
-                self.relative_terms and positions in ("rotary", "alibi")
-            ),
-            "relative_attention: needs num_key_value_heads: null": (
-                self.relative_terms and self.num_key_value_heads is not None
-            ),
-            "relative_buckets: must be at least 2, and half of them less than relative_distances - 1": (
-                self.relative_buckets and not 2 <= self.relative_buckets < 2 * (self.relative_distances - 1)
-            ),
-            "convolution_size: must be 0 or odd": self.convolution_size and self.convolution_size % 2 == 0,
-            "convolution_size: needs norm_position: post, is_decoder: false and num_layer_groups: null": (
-                self.convolution_size
-                and (self.norm_position != "post" or self.is_decoder or self.num_layer_groups is not None)
-            ),
-            "add_cross_attention: true needs is_decoder: true": self.add_cross_attention and not self.is_decoder,
-            "shifted_predictions: true needs is_decoder: false": self.shifted_predictions and self.is_decoder,
-            "first_attention_norm: false needs norm_position: pre": (
-                not self.first_attention_norm and self.norm_position != "pre"
-            ),
-            "gate_bias: false needs gated_feed_forward: true and linear_bias: true": (
-                not self.gate_bias and not (self.gated_feed_forward and self.linear_bias)
-            ),
-            "local_attention_window: an odd window has no middle, give an even one": self.local_attention_window % 2,
-            "position_initializer_range: only learned positions have weights to draw": (
-                self.position_initializer_range is not None and positions != "learned"
-            ),
-            "mlm_head: linear has no map from hidden_size to embedding_size; leave embedding_size out": (
-                self.mlm_head == "linear" and narrow
-            ),
-            "mlm_head: deberta reads the word embeddings; leave embedding_size and tie_word_embeddings out": (
-                self.mlm_head == "deberta" and (narrow or not self.tie_word_embeddings)
-            ),
-            "segment_padding_index: must be below type_vocab_size": (
-                self.segment_padding_index is not None and not 0 <= self.segment_padding_index < self.type_vocab_size
-            ),
-        } | self._refused_with_mup()
-        for reason, broken in refused.items():
-            if broken:
-                raise ModelError(f"model.{reason}")
+        if self.position_initializer_range is not None and self.position_embedding != "learned":
+            raise ModelError("model.position_initializer_range: only learned positions have weights to draw")
+        if self.mlm_head == "linear" and narrow:
+            raise ModelError(
+                "model.mlm_head: linear has no map from hidden_size to embedding_size; leave embedding_size out"
+            )
+        if self.mlm_head == "deberta" and (narrow or not self.tie_word_embeddings):
+            raise ModelError(
+                "model.mlm_head: deberta reads the word embeddings; leave embedding_size and tie_word_embeddings out"
+            )
+        if self.segment_padding_index is not None and not 0 <= self.segment_padding_index < self.type_vocab_size:
+            raise ModelError("model.segment_padding_index: must be below type_vocab_size")
 
-    def _refused_with_mup(self) -> dict[str, bool]:
-        if self.parametrization == "standard":
-            return {}
-        return {
-            f"base_hidden_size: must be a multiple of the head size {self.head_size}, since wider models have more "
-            "heads and not larger ones": bool(self.base_hidden_size % self.head_size),
-            "parametrization: mup has initial weights of its own; leave initialization out": (
-                self.initialization != "bert"
-            ),
-            "parametrization: mup scales the scores of the vocabulary in the norm before them; give an mlm_head other "
-            "than linear": self.mlm_head == "linear",
-            "parametrization: mup needs embeddings of the model's width; leave embedding_size out": (
-                self.embedding_width != self.hidden_size
-            ),
-        }
+    def _check_mup(self) -> None:
+        if self.base_hidden_size % self.head_size:
+            raise ModelError(
+                f"model.base_hidden_size: must be a multiple of the head size {self.head_size}, since wider models "
+                "have more heads and not larger ones"
+            )
+        if self.initialization != "bert":
+            raise ModelError("model.parametrization: mup has initial weights of its own; leave initialization out")
+        if self.mlm_head == "linear":
+            raise ModelError(
+                "model.parametrization: mup scales the scores of the vocabulary in the norm before them; give an "
+                "mlm_head other than linear"
+            )
+        if self.embedding_width != self.hidden_size:
+            raise ModelError(
+                "model.parametrization: mup needs embeddings of the model's width; leave embedding_size out"
+            )
 
     @property
     def base_shape(self) -> BertConfig:

@@ -13,11 +13,6 @@ _LENGTH = bounds(at_least=8, at_most=1 << 15)
 PAIR_OBJECTIVES = ("next_sentence", "sentence_order", "given_pairs")
 
 
-def _require(valid: bool, name: str, found: object, expected: str) -> None:
-    if not valid:
-        raise UserError(f"{name}: found {found!r}, expected {expected}")
-
-
 _WORD = re.compile(r"[^\W_]+([-'’.]+[^\W_]+)*[-'’.]*|[\W_]*")  # only letters and digits, or only punctuation
 
 
@@ -46,9 +41,11 @@ class SourceConfig:
     """Handling of PDF, Office files, images and the like: stop with an error, or skip them and say which."""
 
     def __post_init__(self) -> None:
-        # null is the id that a document has by its text
-        other = "another field than text_field, or null for the hash of the text"
-        _require(self.id_field != self.text_field, "source.id_field", self.id_field, other)
+        if self.id_field == self.text_field:
+            raise UserError(
+                f"source.id_field: found {self.id_field!r}, expected another field than text_field, or null for the "
+                "hash of the text"
+            )
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,8 @@ class MixtureSource:
 
     def __post_init__(self) -> None:
         check_bounds("mixture", self)
-        _require(bool(self.input), "mixture.input", self.input, "at least one file, folder or glob")
+        if not self.input:
+            raise UserError(f"mixture.input: found {self.input!r}, expected at least one file, folder or glob")
 
 
 @dataclass(frozen=True)
@@ -111,23 +109,19 @@ class VocabularyConfig:
     def __post_init__(self) -> None:
         check_bounds("vocabulary", self)
         roles = ["pad", "unknown", "classification", "separator", "mask"]
-        _require(
-            sorted(self.special_order) == sorted(roles),
-            "vocabulary.special_order",
-            self.special_order,
-            f"each of {', '.join(roles)} once",
-        )
-        names = list(self.special_tokens.values())
-        _require(len(set(names)) == 5, "vocabulary: special tokens", names, "five different names")
-        for role, name in self.special_tokens.items():
-            special = not is_word(name) and name.isprintable() and " " not in name
-            _require(
-                special,
-                f"vocabulary.{role}_token",
-                name,
-                "a name that no text has as a word: letters or digits "
-                "with marks around them, such as [MASK] or <mask>, without white space",
+        if sorted(self.special_order) != sorted(roles):
+            raise UserError(
+                f"vocabulary.special_order: found {self.special_order!r}, expected each of {', '.join(roles)} once"
             )
+        names = list(self.special_tokens.values())
+        if len(set(names)) < len(names):
+            raise UserError(f"vocabulary: special tokens: found {names!r}, expected five different names")
+        for role, name in self.special_tokens.items():
+            if is_word(name) or not name.isprintable() or " " in name:
+                raise UserError(
+                    f"vocabulary.{role}_token: found {name!r}, expected a name that no text has as a word: letters or "
+                    "digits with marks around them, such as [MASK] or <mask>, without white space"
+                )
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -160,21 +154,19 @@ class SamplesConfig:
     def __post_init__(self) -> None:
         check_bounds("samples", self)
         within = self.objective == "full_sentences" and not self.cross_documents
-        _require(
-            within or self.single_share == 0,
-            "samples.single_share",
-            self.single_share,
-            "0, unless objective is full_sentences and cross_documents is false",
-        )
+        if self.single_share and not within:
+            raise UserError(
+                f"samples.single_share: found {self.single_share!r}, expected 0, unless objective is full_sentences "
+                "and cross_documents is false"
+            )
         draws = self.objective in PAIR_OBJECTIVES and (self.objective != "given_pairs" or self.random_share > 0)
         draws = draws or 0 < self.single_share < 1
-        _require(
-            self.pair_sets == 1 or draws,
-            "samples.pair_sets",
-            self.pair_sets,
-            f"1: {self.objective} draws no cuts or partners, so that all sets would have the same samples; for "
-            "more masks raise mask_sets, or draw them at load time (masking.mode dynamic)",
-        )
+        if self.pair_sets != 1 and not draws:
+            raise UserError(
+                f"samples.pair_sets: found {self.pair_sets!r}, expected 1: {self.objective} draws no cuts or partners, "
+                "so that all sets would have the same samples; for more masks raise mask_sets, or draw them at load "
+                "time (masking.mode dynamic)"
+            )
 
 
 @dataclass(frozen=True)
@@ -206,14 +198,11 @@ class MaskingConfig:
 
     def __post_init__(self) -> None:
         check_bounds("masking", self)
-        _require(
-            self.mask_share + self.random_share <= 1 + 1e-9,
-            "masking.mask_share + masking.random_share",
-            self.mask_share + self.random_share,
-            "at most 1",
-        )
-        spans_by_count = self.strategy != "span" or self.selection == "count"
-        _require(spans_by_count, "masking.selection", self.selection, "count, with strategy span")
+        replaced = self.mask_share + self.random_share
+        if replaced > 1 + 1e-9:
+            raise UserError(f"masking.mask_share + masking.random_share: found {replaced!r}, expected at most 1")
+        if self.strategy == "span" and self.selection != "count":
+            raise UserError(f"masking.selection: found {self.selection!r}, expected count, with strategy span")
 
 
 @dataclass(frozen=True)
@@ -292,18 +281,21 @@ class PrepareConfig:
 
     def __post_init__(self) -> None:
         check_bounds("", self)
-        lengths = self.lengths
-        _require(len(set(lengths)) == len(lengths), "more_lengths", self.more_lengths, "each length once")
-        add = self.vocabulary.add
-        _require(add >= 1 if self.extend else add == 0, "vocabulary.add", add, "at least 1 with extend, else 0")
-        if self.executor == "dask":
-            _require(bool(self.scheduler), "scheduler", self.scheduler, "an address, with executor dask")
-        else:
-            _require(self.scheduler is None, "scheduler", self.scheduler, "null, unless executor is dask")
-        _require(not (self.input and self.mixture), "input", self.input, "nothing beside mixture")
+        if len(set(self.lengths)) < len(self.lengths):
+            raise UserError(f"more_lengths: found {self.more_lengths!r}, expected each length once")
+        add, extends = self.vocabulary.add, bool(self.extend)
+        if (extends and add < 1) or (not extends and add != 0):
+            raise UserError(f"vocabulary.add: found {add!r}, expected at least 1 with extend, else 0")
+        if self.executor == "dask" and not self.scheduler:
+            raise UserError(f"scheduler: found {self.scheduler!r}, expected an address, with executor dask")
+        if self.executor != "dask" and self.scheduler is not None:
+            raise UserError(f"scheduler: found {self.scheduler!r}, expected null, unless executor is dask")
+        if self.input and self.mixture:
+            raise UserError(f"input: found {self.input!r}, expected nothing beside mixture")
         if self.samples.objective == "given_pairs":
             formats = {part.source.format for part in self.all_sources}
-            _require(formats <= {"pairs"}, "source.format", sorted(formats), "pairs, with objective given_pairs")
+            if not formats <= {"pairs"}:
+                raise UserError(f"source.format: found {sorted(formats)!r}, expected pairs, with objective given_pairs")
 
     @property
     def lengths(self) -> list[int]:

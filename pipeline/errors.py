@@ -11,13 +11,6 @@ class UserError(ValueError):
     """
 
 
-def refuse(*rules: tuple[object, str]) -> None:
-    """Raise UserError with the line of the first of these rules whose condition is true."""
-    for condition, line in rules:
-        if condition:
-            raise UserError(line)
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown word: the known one that is most like it; empty if none is."""
     near = difflib.get_close_matches(word, known, 1)

@@ -15,7 +15,7 @@ from cloze.launch.config.tasks import Task
 from cloze.launch.config.training import AUTO, BATCH, FINETUNING, Rates, TrainConfig
 from cloze.model.config import Pooling
 from cloze.pipeline.bounds import MOST_PROCESSES, SEED, bounds, check_bounds
-from cloze.pipeline.errors import UserError, refuse
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
 _LONG_TEXT = 512  # 128 + 382 and two special tokens: Sun et al. 2019, arXiv 1905.05583, section 5.3
@@ -43,17 +43,13 @@ class EmbeddingConfig:
 
     def __post_init__(self) -> None:
         check_bounds("embedding", self)
-        refuse(
-            (
-                any(size < 1 for size in self.dimensions) or len(set(self.dimensions)) < len(self.dimensions),
+        if any(size < 1 for size in self.dimensions) or len(set(self.dimensions)) < len(self.dimensions):
+            raise UserError(
                 f"embedding.dimensions: found {', '.join(map(str, self.dimensions))}, expected sizes of at least 1, "
-                "each once",
-            ),
-            (
-                len(self.scored_columns) not in (0, 2),
-                f"embedding.scored_columns: found {', '.join(self.scored_columns)}, expected two columns",
-            ),
-        )
+                "each once"
+            )
+        if len(self.scored_columns) not in (0, 2):
+            raise UserError(f"embedding.scored_columns: found {', '.join(self.scored_columns)}, expected two columns")
 
 
 @dataclass(frozen=True)
@@ -218,53 +214,57 @@ class FinetuneConfig(RunConfig, HubConfig):
 
     def __post_init__(self) -> None:
         check_bounds("", self)
-        stage = self.zero.stage
-        of_freeze = f"freeze {self.freeze}" if self.freeze != "none" else f"zero.stage {stage}"
-        refuse(
-            (
-                not re.fullmatch("none|encoder|below_[0-9]{1,9}", self.freeze),
-                f"freeze: found {self.freeze!r}, expected none, encoder or below_N, such as below_2",
-            ),
-            (
-                self.unfreeze_every_epochs is not None and (self.freeze != "none" or stage),
-                f"unfreeze_every_epochs: found {of_freeze}, expected freeze none and zero.stage 0, where what learns "
-                "may change from step to step",
-            ),
-            *(
-                (
-                    self.unfreeze_every_epochs is not None and found,
-                    f"unfreeze_every_epochs: found optimizer.{field} {value}, expected {other}: it counts steps of all "
-                    "layers together",
-                )
-                for found, field, value, other in (
-                    (self.optimizer.name == "stable_adamw", "name", "stable_adamw", "another, such as adamw"),
-                    (self.optimizer.implementation == "deepspeed", "implementation", "deepspeed", "torch"),
-                )
-            ),
-            (
-                self.freeze == "encoder" and stage == 3,
-                "freeze: found encoder at zero.stage 3, expected stage 0 to 2: what learns is too small to be "
-                "partitioned",
-            ),
-            (
-                self.evaluation.samples is not None,
-                "evaluation.samples: found a number, expected null: all of the validation file is measured",
-            ),
-            *(
-                (
-                    (found := getattr(getattr(self, section), name)) != usual,
-                    f"{section}.{name}: found {found}, expected {'null' if usual is None else usual}: it is for "
-                    "pretraining",
-                )
-                for section, name, usual in _OF_PRETRAINING
-            ),
-            (
-                self.processes != 1 and (self.seeds > 1 or self.grid),
+        self._check_freezing()
+        self._check_unused()
+        if self.processes != 1 and (self.seeds > 1 or self.grid):
+            raise UserError(
                 f"processes: found {self.processes} with seeds or grid, expected 1: a sweep starts a run of one "
-                "process on each GPU",
-            ),
-        )
+                "process on each GPU"
+            )
         check_sections(self)
+        self._check_steps()
+
+    def _check_freezing(self) -> None:
+        """What is trained has to fit the optimizer and what zero partitions."""
+        stage, optimizer = self.zero.stage, self.optimizer
+        if not re.fullmatch("none|encoder|below_[0-9]{1,9}", self.freeze):
+            raise UserError(f"freeze: found {self.freeze!r}, expected none, encoder or below_N, such as below_2")
+        if self.unfreeze_every_epochs is not None:
+            if self.freeze != "none" or stage:
+                found = f"freeze {self.freeze}" if self.freeze != "none" else f"zero.stage {stage}"
+                raise UserError(
+                    f"unfreeze_every_epochs: found {found}, expected freeze none and zero.stage 0, where what learns "
+                    "may change from step to step"
+                )
+            for name, refused, others in (
+                ("name", "stable_adamw", "another, such as adamw"),
+                ("implementation", "deepspeed", "torch"),
+            ):
+                if getattr(optimizer, name) == refused:
+                    raise UserError(
+                        f"unfreeze_every_epochs: found optimizer.{name} {refused}, expected {others}: it counts steps "
+                        "of all layers together"
+                    )
+        if self.freeze == "encoder" and stage == 3:
+            raise UserError(
+                "freeze: found encoder at zero.stage 3, expected stage 0 to 2: what learns is too small to be "
+                "partitioned"
+            )
+
+    def _check_unused(self) -> None:
+        """Fields of shared sections that fine-tuning does not read have the values that have no effect."""
+        if self.evaluation.samples is not None:
+            raise UserError("evaluation.samples: found a number, expected null: all of the validation file is measured")
+        for section, name, usual in _OF_PRETRAINING:
+            found = getattr(getattr(self, section), name)
+            if found != usual:
+                raise UserError(
+                    f"{section}.{name}: found {found}, expected {'null' if usual is None else usual}: it is for "
+                    "pretraining"
+                )
+
+    def _check_steps(self) -> None:
+        """The steps of the run and between evaluations are each given by one field."""
         if self.train.max_steps is not None:  # else the steps are not counted yet
             check_warmup(self)
         elif self.epochs is None:

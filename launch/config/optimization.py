@@ -5,7 +5,7 @@ from typing import Literal
 
 from cloze.launch.config.changes_at_resume import FIXED
 from cloze.pipeline.bounds import POSITIVE_SHARE, SHARE, bounds, check_bounds
-from cloze.pipeline.errors import refuse
+from cloze.pipeline.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -49,36 +49,28 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         check_bounds("optimizer", self)
         ratios, other = self.trust_ratio_bounds, f"with optimizer.name {self.name}"
-        refuse(
-            (
-                len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas),
-                f"optimizer.betas: found {self.betas}, expected two numbers, both 0 <= beta < 1",
-            ),
-            (
-                ratios is not None and (len(ratios) != 2 or not 0 <= ratios[0] <= ratios[1]),
-                f"optimizer.trust_ratio_bounds: found {ratios}, expected two numbers, the least first",
-            ),
-            (
-                self.implementation == "deepspeed" and self.name != "adamw",
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"optimizer.betas: found {self.betas}, expected two numbers, both 0 <= beta < 1")
+        if ratios is not None and (len(ratios) != 2 or not 0 <= ratios[0] <= ratios[1]):
+            raise UserError(f"optimizer.trust_ratio_bounds: found {ratios}, expected two numbers, the least first")
+        if self.implementation == "deepspeed" and self.name != "adamw":
+            raise UserError(
                 f"optimizer.implementation: found deepspeed {other}, expected torch: of DeepSpeed's kernels only "
-                "adamw's are used",
-            ),
-            *(
-                (
-                    self.name != "muon" and given != default,
-                    f"optimizer.{name}: found {given} {other}, expected {default}: only muon orthogonalizes matrices",
+                "adamw's are used"
+            )
+        for name, given, default in (
+            ("matrices", self.matrices, "whole"),
+            ("matrix_decay", self.matrix_decay, "plain"),
+        ):
+            if self.name != "muon" and given != default:
+                raise UserError(
+                    f"optimizer.{name}: found {given} {other}, expected {default}: only muon orthogonalizes matrices"
                 )
-                for name, given, default in (
-                    ("matrices", self.matrices, "whole"),
-                    ("matrix_decay", self.matrix_decay, "plain"),
-                )
-            ),
-            (
-                not self.bias_correction and self.name not in ("adamw", "lamb"),
+        if not self.bias_correction and self.name not in ("adamw", "lamb"):
+            raise UserError(
                 f"optimizer.bias_correction: found false {other}, expected true; only adamw and lamb have a form "
-                "without",
-            ),
-        )
+                "without"
+            )
 
     @property
     def whole_tensors(self) -> bool:
@@ -121,18 +113,13 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         check_bounds("schedule", self)
-        counted = self.warmup_tokens is not None
-        refuse(
-            (
-                counted and self.name not in ("constant", "wsd", "poly_nvidia"),
+        if self.warmup_tokens is not None and self.name not in ("constant", "wsd", "poly_nvidia"):
+            raise UserError(
                 f"schedule.warmup_tokens: found {self.warmup_tokens} with schedule.name {self.name}, expected null: it "
-                "starts at the step where the warmup ends; give warmup_steps, or use constant, wsd or poly_nvidia",
-            ),
-            (
-                counted and self.warmup_steps is not None,
-                "schedule.warmup_tokens: found beside schedule.warmup_steps, expected one of them",
-            ),
-        )
+                "starts at the step where the warmup ends; give warmup_steps, or use constant, wsd or poly_nvidia"
+            )
+        if self.warmup_tokens is not None and self.warmup_steps is not None:
+            raise UserError("schedule.warmup_tokens: found beside schedule.warmup_steps, expected one of them")
 
     def warmup_in(self, steps: float) -> int:
         """Warmup in steps (with a time budget: seconds) of a run of this length; 0 with warmup_tokens."""

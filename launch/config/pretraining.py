@@ -21,7 +21,7 @@ from cloze.launch.config.sections import (
 from cloze.launch.config.training import TrainConfig
 from cloze.model.config import BertConfig
 from cloze.pipeline.bounds import MOST_PROCESSES, POSITIVE_SHARE, SEED, bounds, check_bounds
-from cloze.pipeline.errors import UserError, refuse
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 
 
@@ -122,37 +122,13 @@ class PretrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         check_bounds("", self)
-        refuse(
-            (
-                self.init_optimizer and self.init_from is None,
-                "init_optimizer: found true without init_from, expected the run whose moments to take; give "
-                "--init_from RUN, or for random weights --init_from null --init_optimizer false",
-            ),
-            (
-                self.init_layers is not None and self.init_from is None,
-                "init_layers: found them without init_from, expected the model whose layers to take",
-            ),
-            (
-                self.init_layers is not None and self.init_optimizer,
-                "init_layers: found them with init_optimizer, expected weights alone",
-            ),
-            (
-                self.init_layers is not None and len(self.init_layers) != self.model.num_hidden_layers,
-                f"init_layers: found {len(self.init_layers or ())}, expected one for each of model.num_hidden_layers = "
-                f"{self.model.num_hidden_layers}",
-            ),
-            (
-                self.init_word_vectors and self.init_from,
-                f"init_word_vectors: found {self.init_word_vectors} with init_from = {self.init_from}, which has word "
-                "embeddings of its own, expected one of the two; leave the other out",
-            ),
-            (
-                self.ema.tail_share is not None and self.train.time_budget_hours is not None,
+        self._check_initial_weights()
+        if self.ema.tail_share is not None and self.train.time_budget_hours is not None:
+            raise UserError(
                 f"ema.tail_share: found {self.ema.tail_share} with train.time_budget_hours, expected null: the length "
-                "of such a run is not known in steps; give ema.decay",
-            ),
-            *self._rules_of_masking(),
-        )
+                "of such a run is not known in steps; give ema.decay"
+            )
+        self._check_masking()
         for name, size in self.train.batch_sizes.items():
             if self.data_streams is not None and (self.data_streams < 1 or size % self.data_streams):
                 raise UserError(
@@ -161,6 +137,50 @@ class PretrainConfig(RunConfig):
                 )
         check_sections(self)
         check_warmup(self)
+        self._check_data()
+
+    def _check_initial_weights(self) -> None:
+        if self.init_optimizer and self.init_from is None:
+            raise UserError(
+                "init_optimizer: found true without init_from, expected the run whose moments to take; give "
+                "--init_from RUN, or for random weights --init_from null --init_optimizer false"
+            )
+        if self.init_layers is not None:
+            if self.init_from is None:
+                raise UserError("init_layers: found them without init_from, expected the model whose layers to take")
+            if self.init_optimizer:
+                raise UserError("init_layers: found them with init_optimizer, expected weights alone")
+            if len(self.init_layers) != self.model.num_hidden_layers:
+                raise UserError(
+                    f"init_layers: found {len(self.init_layers)}, expected one for each of model.num_hidden_layers = "
+                    f"{self.model.num_hidden_layers}"
+                )
+        if self.init_word_vectors and self.init_from:
+            raise UserError(
+                f"init_word_vectors: found {self.init_word_vectors} with init_from = {self.init_from}, which has word "
+                "embeddings of its own, expected one of the two; leave the other out"
+            )
+
+    def _check_masking(self) -> None:
+        """What is predicted when has to fit the rest of the run."""
+        masking = self.masking
+        if self.train.time_budget_hours is not None or self.train.batch_changes:
+            why = "how many samples it has is not known beforehand"
+            within = "in a run with a time budget or batches of several sizes"
+            for phase in masking.phases:
+                if phase.until_share is not None:
+                    raise UserError(
+                        f"masking.phases: found until_share {phase.until_share} {within}, expected until_tokens: {why}"
+                    )
+            if masking.final_rate not in (None, masking.rate):
+                raise UserError(f"masking.final_rate: found {masking.final_rate} {within}, expected null: {why}")
+        if masking.next_tokens_until and not self.train.causal_share and self.evaluation.patience is not None:
+            raise UserError(
+                f"evaluation.patience: found {self.evaluation.patience} with masking.next_tokens_until, expected null: "
+                "masked tokens are measured, which get no better before they begin"
+            )
+
+    def _check_data(self) -> None:
         own = set()
         if isinstance(self.data, MixtureConfig):
             self.data.check()
@@ -175,32 +195,6 @@ class PretrainConfig(RunConfig):
             )
         if both := sorted(own & self.evaluation.sets.keys()):
             raise UserError(f"evaluation.sets: found {both[0]}, expected a name that no source of data has")
-
-    def _rules_of_masking(self) -> list[tuple[object, str]]:
-        """What is predicted when has to fit the rest of the run."""
-        shares = [phase.until_share for phase in self.masking.phases if phase.until_share is not None]
-        changes = self.masking.final_rate not in (None, self.masking.rate)
-        unknown = self.train.time_budget_hours is not None or self.train.batch_changes
-        why = (
-            "in a run with a time budget or batches of several sizes, expected {}: how many samples it has is not "
-            "known beforehand"
-        )
-        until, causal = self.masking.next_tokens_until, self.train.causal_share
-        return [
-            (
-                shares and unknown,
-                f"masking.phases: found until_share {[*shares, None][0]} {why.format('until_tokens')}",
-            ),
-            (
-                changes and unknown,
-                f"masking.final_rate: found {self.masking.final_rate} {why.format('null')}",
-            ),
-            (
-                until and not causal and self.evaluation.patience is not None,
-                f"evaluation.patience: found {self.evaluation.patience} with masking.next_tokens_until, expected null: "
-                "masked tokens are measured, which get no better before they begin",
-            ),
-        ]
 
     @property
     def streams(self) -> int:

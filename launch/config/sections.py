@@ -6,7 +6,7 @@ from typing import Literal
 from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.config.training import check_ends
 from cloze.pipeline.bounds import MOST_SECONDS, POSITIVE_SHARE, bounds, check_bounds
-from cloze.pipeline.errors import UserError, refuse
+from cloze.pipeline.errors import UserError
 
 # Seconds. A lease lasts a fifth longer, and others wait half an hour for rank 0 (launch/system/distributed.py).
 _LONGEST_PATIENCE = 1200
@@ -103,21 +103,15 @@ class MonitorConfig:
     def __post_init__(self) -> None:
         check_bounds("monitor", self)
         steps = self.profile_steps
-        refuse(
-            (
-                len(set(self.trackers)) < len(self.trackers),
-                f"monitor.trackers: found {self.trackers}, expected each at most once",
-            ),
-            (
-                self.hang_seconds <= self.heartbeat_seconds,
+        if len(set(self.trackers)) < len(self.trackers):
+            raise UserError(f"monitor.trackers: found {self.trackers}, expected each at most once")
+        if self.hang_seconds <= self.heartbeat_seconds:
+            raise UserError(
                 f"monitor.hang_seconds: found {self.hang_seconds}, expected more than monitor.heartbeat_seconds = "
-                f"{self.heartbeat_seconds}",
-            ),
-            (
-                steps and not (len(steps) == 2 and 0 <= steps[0] <= steps[1]),
-                f"monitor.profile_steps: found {steps}, expected the first and the last step",
-            ),
-        )
+                f"{self.heartbeat_seconds}"
+            )
+        if steps and not (len(steps) == 2 and 0 <= steps[0] <= steps[1]):
+            raise UserError(f"monitor.profile_steps: found {steps}, expected the first and the last step")
 
 
 @dataclass(frozen=True)
@@ -215,16 +209,10 @@ class MaskingConfig:
 
     def __post_init__(self) -> None:
         check_bounds("masking", self)
-        refuse(
-            (
-                self.phases and self.rate is not None,
-                f"masking.phases: found them with masking.rate {self.rate}, expected one of the two",
-            ),
-            (
-                self.final_rate is not None and self.rate is None,
-                f"masking.final_rate: found {self.final_rate} without masking.rate, expected both",
-            ),
-        )
+        if self.phases and self.rate is not None:
+            raise UserError(f"masking.phases: found them with masking.rate {self.rate}, expected one of the two")
+        if self.final_rate is not None and self.rate is None:
+            raise UserError(f"masking.final_rate: found {self.final_rate} without masking.rate, expected both")
         for phase in self.phases:
             check_bounds("masking.phases", phase)
         for kind, other in (("until_tokens", "until_share"), ("until_share", "until_tokens")):

@@ -9,7 +9,7 @@ from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from cloze.launch.config.changes_at_resume import FREE
 from cloze.pipeline.bounds import MOST, MOST_SECONDS, bounds, check_bounds
-from cloze.pipeline.errors import UserError, refuse
+from cloze.pipeline.errors import UserError
 
 Train = TypeVar("Train", bound="TrainConfig")
 _WHOLE = 1e-6  # share of a step by which causal_share may miss a whole number of samples: 0.333333 is a third
@@ -138,34 +138,38 @@ class TrainConfig:
         check_ends("train.batch_phases", [*(phase.until_tokens for phase in self.batch_phases), None])
         for phase in self.batch_phases:
             check_bounds("train.batch_phases", phase)
-        initial, grows = self.initial_global_batch_size, self.initial_global_batch_size is not None
-        refuse(
-            (
-                self.tf32 and self.precision != "fp32",
+        if self.tf32 and self.precision != "fp32":
+            raise UserError(
                 f"train.tf32: found true with train.precision {self.precision}, expected false: its products have 16 "
-                "bits; use --train.precision fp32 with it",
-            ),
-            (
-                grows != (self.batch_warmup_tokens > 0),
+                "bits; use --train.precision fp32 with it"
+            )
+        self._check_growth()
+        self._check_causal_share()
+
+    def _check_growth(self) -> None:
+        initial, grows = self.initial_global_batch_size, self.initial_global_batch_size is not None
+        if grows != (self.batch_warmup_tokens > 0):
+            raise UserError(
                 f"train.initial_global_batch_size, train.batch_warmup_tokens: found {initial} and "
-                f"{self.batch_warmup_tokens}, expected both or none",
-            ),
-            (
-                grows and self.batch_phases,
+                f"{self.batch_warmup_tokens}, expected both or none"
+            )
+        if grows and self.batch_phases:
+            raise UserError(
                 f"train.batch_phases: found them with train.initial_global_batch_size {initial}, expected one of the "
-                "two",
-            ),
-            (
-                self.batch_increment is not None and not grows,
+                "two"
+            )
+        if self.batch_increment is not None and not grows:
+            raise UserError(
                 f"train.batch_increment: found {self.batch_increment} without train.initial_global_batch_size, "
-                "expected null: the batch does not grow",
-            ),
-            (
-                self.increment is not None and (self.growth < 0 or self.growth % self.increment),
+                "expected null: the batch does not grow"
+            )
+        if self.increment is not None and (self.growth < 0 or self.growth % self.increment):
+            raise UserError(
                 f"train.batch_increment: found {self.increment}, expected a divisor of the growth from "
-                f"train.initial_global_batch_size = {initial} to train.global_batch_size = {self.global_batch_size}",
-            ),
-        )
+                f"train.initial_global_batch_size = {initial} to train.global_batch_size = {self.global_batch_size}"
+            )
+
+    def _check_causal_share(self) -> None:
         for name, size in self.batch_sizes.items():
             exact = abs(self.causal_share * size - self._causal(size)) <= _WHOLE * size
             if self.causal_share and not (exact and 0 < self._causal(size) < size):

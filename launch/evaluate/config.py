@@ -10,7 +10,7 @@ from cloze.launch.config.model import ModelConfig
 from cloze.launch.parsing.fields import shown
 from cloze.launch.system.pictures import check_ending
 from cloze.pipeline.bounds import bounds, check_bounds
-from cloze.pipeline.errors import refuse
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import is_same_file
 
 _FOR_SUITES = {
@@ -71,36 +71,31 @@ class EvaluateConfig(ModelConfig):
     def __post_init__(self) -> None:
         check_bounds("", self)
         check_ending("picture", self.picture)
+        if not self.data:
+            raise UserError("data: found none, expected the texts of the suite; give --data FOLDER")
+        if self.json and Path(self.json).exists() and any(is_same_file(self.json, each) for each in self._texts()):
+            raise UserError(
+                f"json: found {self.json}, the file of the texts, which it would replace, expected another name"
+            )
+        if self.every_checkpoint and (self.step is not None or self.json or self.picture):
+            raise UserError(
+                "every_checkpoint: found true with step, json or picture, expected it alone: results are written to "
+                "RUN/evaluate-SUITE"
+            )
         usual = {each.name: each.default for each in fields(self)}
-        refuse(
-            (not self.data, "data: found none, expected the texts of the suite; give --data FOLDER"),
-            (
-                self.json and Path(self.json).exists() and any(is_same_file(self.json, each) for each in self._texts()),
-                f"json: found {self.json}, the file of the texts, which it would replace, expected another name",
-            ),
-            (
-                self.every_checkpoint and (self.step is not None or self.json or self.picture),
-                "every_checkpoint: found true with step, json or picture, expected it alone: results are "
-                "written to RUN/evaluate-SUITE",
-            ),
-            *(
-                (
-                    self.suite not in suites and getattr(self, name) != usual[name],
-                    f"{name}: found {shown(getattr(self, name))} with suite {self.suite}, expected none: it is for "
-                    f"{' and '.join(suites)}",
-                )
-                for suites, names in _FOR_SUITES.items()
-                for name in names
-            ),
-            (
-                self.suite == "glue" and self.output is None,
-                "output: found none with suite glue, expected a folder for the fine-tuning runs",
-            ),
-            (
-                self.score == "causal" and self.masked,
-                f"score: found causal with masked {self.masked}, expected pseudo: nothing is masked for a causal score",
-            ),
-        )
+        for suites, names in _FOR_SUITES.items():
+            for name in names:
+                if self.suite not in suites and getattr(self, name) != usual[name]:
+                    raise UserError(
+                        f"{name}: found {shown(getattr(self, name))} with suite {self.suite}, expected none: it is for "
+                        f"{' and '.join(suites)}"
+                    )
+        if self.suite == "glue" and self.output is None:
+            raise UserError("output: found none with suite glue, expected a folder for the fine-tuning runs")
+        if self.score == "causal" and self.masked:
+            raise UserError(
+                f"score: found causal with masked {self.masked}, expected pseudo: nothing is masked for a causal score"
+            )
 
     def _texts(self) -> Iterator[str]:
         """The files that `data` may stand for."""

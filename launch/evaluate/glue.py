@@ -18,7 +18,7 @@ from cloze.launch.run.sweep_run import Run, fault_in_runs
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment import visible_gpus
 from cloze.model.huggingface import load_pretrained
-from cloze.pipeline.errors import UserError, refuse
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
 
@@ -91,18 +91,16 @@ def fine_tune(
     }
     for (_, task), own in configs.items():
         metric = TASKS[task].metrics[0]
-        refuse(
-            (
-                own.grid,
+        if own.grid:
+            raise UserError(
                 f"finetune_config: found grid {', '.join(own.grid)} in {config.finetune_config}, expected none: means "
-                "are over seeds of one setting, which cloze finetune --grid finds",
-            ),
-            (
-                own.evaluation.metric not in (AUTO, metric, f"validation/{metric}"),
+                "are over seeds of one setting, which cloze finetune --grid finds"
+            )
+        if own.evaluation.metric not in (AUTO, metric, f"validation/{metric}"):
+            raise UserError(
                 f"finetune_config: found evaluation.metric {own.evaluation.metric} in {config.finetune_config}, "
-                f"expected auto: {task} is measured by {metric}",
-            ),
-        )
+                f"expected auto: {task} is measured by {metric}"
+            )
     runs_of = {each: list(checked_runs(own)) for each, own in configs.items()}
     planned = {each: written(Path(configs[each].output), of_task) for each, of_task in runs_of.items()}
     steps = sorted({str(own.model_step) for of_task in runs_of.values() for _, own in of_task if own.model_step})

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from cloze.launch.config.model import ModelConfig
 from cloze.launch.predict.operation import Operation, Row, shown
-from cloze.pipeline.errors import refuse
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import is_same_file
 
 
@@ -42,35 +42,29 @@ class Input(ModelConfig, Operation):
 
     def __post_init__(self) -> None:
         super().__post_init__()  # the operation's, which comes last among the bases
-        refuse(
-            (
-                self.text and self.file,
-                f"file: found {self.file} beside texts on the command line, expected one of them",
-            ),
-            (
-                self.second_text is not None and not self.text,
+        if self.text and self.file:
+            raise UserError(f"file: found {self.file} beside texts on the command line, expected one of them")
+        if self.second_text is not None and not self.text:
+            raise UserError(
                 f"{self.second}: found {shown(self.second_text)} without texts on the command line, expected none: the "
-                "rows of a file or of standard input bring theirs, behind a tab or in a column",
-            ),
-            (
-                self.text_columns and self.file in (None, "-"),
+                "rows of a file or of standard input bring theirs, behind a tab or in a column"
+            )
+        if self.text_columns and self.file in (None, "-"):
+            raise UserError(
                 f"text_columns: found {', '.join(self.text_columns)} without a table, expected none; name the table "
-                "with --file",
-            ),
-            (
-                self.lines is not None and self.text,
+                "with --file"
+            )
+        if self.lines is not None and self.text:
+            raise UserError(
                 f"lines: found {self.lines} with texts on the command line, expected none: it is the format of a file "
-                "or of standard input",
-            ),
-            (
-                self.output and self.file and is_same_file(self.output, self.file),
-                f"output: found {self.output}, the file of the texts, which it would replace, expected another name",
-            ),
-            (
-                self.output and not self.output.endswith(self.outputs),
-                f"output: found {self.output}, expected a name that ends in {', '.join(self.outputs)}",
-            ),
-        )
+                "or of standard input"
+            )
+        if self.output and self.file and is_same_file(self.output, self.file):
+            raise UserError(
+                f"output: found {self.output}, the file of the texts, which it would replace, expected another name"
+            )
+        if self.output and not self.output.endswith(self.outputs):
+            raise UserError(f"output: found {self.output}, expected a name that ends in {', '.join(self.outputs)}")
 
     def given(self) -> Iterator[Row]:
         """The texts of the command line."""

@@ -22,7 +22,7 @@ from cloze.launch.training.objective import TrainingObjective
 from cloze.model.config import BertConfig, VectorPooling
 from cloze.model.sentence_vectors import POOLINGS, SentenceEncoder, SentenceOutput
 from cloze.pipeline import ragged
-from cloze.pipeline.errors import UserError, refuse
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -292,31 +292,27 @@ class Embedding(Kind):
     def check(self, config: FinetuneConfig, task: Task) -> None:
         """Raise UserError for settings by which a headless encoder has nothing to train, or no vector."""
         found, batch = f"with the task {config.task}, expected", config.train.global_batch_size
-        refuse(
-            (
-                config.pooling == "pooler",
-                f"pooling: found pooler {found} one of {', '.join(POOLINGS)}: sentence-transformers has no pooler",
-            ),
-            (
-                config.freeze in ("encoder", "below_0"),
+        if config.pooling == "pooler":
+            raise UserError(
+                f"pooling: found pooler {found} one of {', '.join(POOLINGS)}: sentence-transformers has no pooler"
+            )
+        if config.freeze in ("encoder", "below_0"):
+            raise UserError(
                 f"freeze: found {config.freeze} {found} none or below_1 and more: there is no head that could learn "
-                "instead",
-            ),
-            (
-                config.unfreeze_every_epochs is not None,
-                f"unfreeze_every_epochs: found {config.unfreeze_every_epochs or 0:g} {found} null: there is no head "
-                "that learns at first",
-            ),
-            (
-                len(config.label_columns) > 1,
-                f"label_columns: found {', '.join(config.label_columns)} {found} one: that of the scores",
-            ),
-            (
-                batch < 2,
+                "instead"
+            )
+        if config.unfreeze_every_epochs is not None:
+            raise UserError(
+                f"unfreeze_every_epochs: found {config.unfreeze_every_epochs:g} {found} null: there is no head that "
+                "learns at first"
+            )
+        if len(config.label_columns) > 1:
+            raise UserError(f"label_columns: found {', '.join(config.label_columns)} {found} one: that of the scores")
+        if batch < 2:
+            raise UserError(
                 f"train.global_batch_size: found {batch} {found} at least 2: the other rows of a batch are what a row "
-                "is distinguished from",
-            ),
-        )
+                "is distinguished from"
+            )
 
     def check_model(self, config: FinetuneConfig, shape: BertConfig) -> None:
         """Raise UserError for sizes not below that of the model's vectors, and for dropout pairs without dropout."""
