@@ -1,4 +1,4 @@
-"""Reads YAML and JSON that others wrote, with bounds on depth and on what aliases expand to."""
+"""Reads YAML and JSON that others wrote, with bounds on depth and on what aliases expand to; writes YAML to match."""
 
 import json
 import re
@@ -25,13 +25,24 @@ _OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 # Far above any field's number and below what no float holds, of which Python can't make one (308 decimal digits).
 _MANY_DIGITS = re.compile(r"[-+]?[0-9][xb]?[0-9a-fA-F_]{256,}")
+_Events: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Dumper(yaml.SafeDumper):
+    """A class of its own, since `yaml.SafeDumper` is that of the user's program too."""
+
+
 # A text that YAML 1.2 reads as a number, as 1e-3, and PyYAML's writer, which knows YAML 1.1, leaves without quotes.
-yaml.SafeDumper.add_implicit_resolver(
+_Dumper.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?([0-9][0-9_]*\.?|\.[0-9])[0-9_]*[eE][-+]?[0-9]+$"),
     list("-+.0123456789"),
 )
-_Events: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def dump_yaml(value: object, **options: Any) -> str:
+    """As `yaml.safe_dump`, with quotes around each text that would be read as a number."""
+    return str(yaml.dump(value, Dumper=_Dumper, **options))
 
 
 def load_yaml(text: str, load: Callable[[str], object] = yaml.safe_load, *, name: str = "configuration") -> object:

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import yaml
-
 from cloze.launch.config.training import AUTO
 from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.finetune.sweep import checked_runs, configured
@@ -21,6 +19,7 @@ from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
+from cloze.pipeline.untrusted import dump_yaml
 
 # GLUE's tasks by their names in `cloze finetune`; folders have these names or those of GLUE's archive (SST-2 is sst2).
 _NAMES = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
@@ -125,7 +124,7 @@ def _random_weights(folder: Path, output: Path) -> list[str]:
         UserError: the runs there have another shape.
     """
     shape = runs.model_config(folder) if runs.is_pretraining(folder) else load_pretrained(runs.model_folder(folder))[0]
-    path, text = output / "shape.yaml", yaml.safe_dump(asdict(shape))
+    path, text = output / "shape.yaml", dump_yaml(asdict(shape))
     if path.is_file() and runs.read_fields(path) != asdict(shape):
         raise UserError(f"output: found {path} of another model, expected that of {folder}; choose another --output")
     output.mkdir(parents=True, exist_ok=True)

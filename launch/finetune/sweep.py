@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import yaml
-
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.finetune.job import read_job
 from cloze.launch.parsing import parse
@@ -19,6 +17,7 @@ from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.environment import visible_gpus
 from cloze.launch.system.pictures import check_library
 from cloze.launch.training.shortening import shorten
+from cloze.pipeline.untrusted import dump_yaml
 
 # Fields that a grid may not set: they differ between runs anyway, or would make results incomparable.
 _NO_SETTINGS = (
@@ -61,7 +60,7 @@ def checked_runs(config: FinetuneConfig) -> Iterator[tuple[Run, FinetuneConfig]]
     Raises:
         UserError: a setting or a file is wrong, or a folder holds another run.
     """
-    folder, base = Path(config.output), yaml.safe_dump(asdict(replace(config, seeds=1, grid=[])))
+    folder, base = Path(config.output), dump_yaml(asdict(replace(config, seeds=1, grid=[])))
     parsed: list[tuple[dict[str, str], FinetuneConfig]] = []
     steps: dict[str, int | None] = {}  # the checkpoint of each model: the newest one may change
     for settings in combinations(config.grid, _NO_SETTINGS):

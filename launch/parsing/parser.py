@@ -24,7 +24,7 @@ from cloze.launch.parsing.fields import Described, describe, nulls
 from cloze.launch.parsing.given import Complete, Given, chunks, names_in_file, value_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import describe as cannot_be_read
-from cloze.pipeline.untrusted import check_readable, load_yaml
+from cloze.pipeline.untrusted import check_readable, dump_yaml, load_yaml
 from cloze.version import PACKAGE
 
 Config = TypeVar("Config")
@@ -43,6 +43,7 @@ def _load(load: Callable[[str], object], text: str) -> object:
 
 
 jsonargparse.set_loader("yaml", partial(_load, jsonargparse.get_loader("yaml")), (yaml.YAMLError,))
+jsonargparse.set_dumper("yaml", partial(dump_yaml, allow_unicode=True, sort_keys=False))  # the library's options
 # A text in the place of a number or a boolean is read once more, without the loader.
 _TYPE_HINTS.basic_json_or_yaml_load = partial(_load, _TYPE_HINTS.basic_json_or_yaml_load)
 

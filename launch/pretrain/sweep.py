@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import yaml
-
 from cloze.launch.checkpoint import damage_by_sizes
 from cloze.launch.config import PretrainConfig, SweepConfig
 from cloze.launch.engine.config import deepspeed_config
@@ -33,7 +31,7 @@ from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.stores.places import is_url
-from cloze.pipeline.untrusted import fields_if_readable
+from cloze.pipeline.untrusted import dump_yaml, fields_if_readable
 
 _SPEED = "speed/tokens_per_second"
 # Fields that a grid may not set: they differ between runs anyway, or would make results incomparable.
@@ -211,5 +209,5 @@ def _read(settings: dict[str, str], base: Fields, model: BertConfig) -> Pretrain
         base = {name: value for name, value in base.items() if name != "model"}
         given = {name: value for name, value in asdict(model).items() if value != getattr(BertConfig(), name)}
         words += [word for name, value in given.items() for word in (f"--model.{name}", json.dumps(value))]
-    words = ["--config", yaml.safe_dump(base), *words]
+    words = ["--config", dump_yaml(base), *words]
     return parse("pretrain", PretrainConfig, words, configs="pretrain", complete=complete)

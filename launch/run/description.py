@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-import yaml
-
 from cloze.launch.config import RunConfig
 from cloze.launch.run.as_written import AS_WRITTEN, HASHES, SEALED, check_sealed, own_tokenizer, write_seal
 from cloze.launch.run.runs import (
@@ -27,7 +25,7 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import clear, publish_json, publish_text, readable_errors, sha256_of
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
-from cloze.pipeline.untrusted import fields_if_readable
+from cloze.pipeline.untrusted import dump_yaml, fields_if_readable
 
 
 def write_description(
@@ -69,7 +67,7 @@ def write_description(
     publish_json(folder / DATA, facts)
     # The file that marks the folder as a run comes after the files that a resume compares; after an interruption the
     # next start writes the rest.
-    publish_text(folder / CONFIG, yaml.safe_dump(asdict(config), sort_keys=False))
+    publish_text(folder / CONFIG, dump_yaml(asdict(config), sort_keys=False))
     publish_json(folder / DEEPSPEED, deepspeed)
     sealed = sealed if goes_on else _save_folders(folder, saves, earlier)
     starts: Fields = {STARTS: num_starts(folder) + 1, SEALED: sealed}

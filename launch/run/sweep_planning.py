@@ -9,13 +9,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
-
 from cloze.launch.config import RunConfig, TrainConfig
 from cloze.launch.run import runs
 from cloze.launch.run.sweep_run import Run
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text
+from cloze.pipeline.untrusted import dump_yaml
 
 AnyRun = TypeVar("AnyRun", bound=Run)
 _MOST_SETTINGS = 10_000  # of a grid: far above what anybody runs, and checked before the list fills the memory
@@ -103,7 +102,7 @@ def written(sweep: Path, planned: Iterable[tuple[AnyRun, RunConfig]]) -> list[An
     names: dict[str, str] = {}
     checked: list[AnyRun] = []
     for run, config in planned:
-        settings = yaml.safe_dump(asdict(config) | {"output": None})
+        settings = dump_yaml(asdict(config) | {"output": None})
         if (same := names.setdefault(settings, run.name)) != run.name:
             raise UserError(
                 f"grid: found {same} and {run.name} with the same settings, expected others; leave one of them out"
@@ -116,7 +115,7 @@ def written(sweep: Path, planned: Iterable[tuple[AnyRun, RunConfig]]) -> list[An
                 "let one of them be a sweep of its own"
             )
         taken |= own
-        texts[path] = yaml.safe_dump(asdict(config), sort_keys=False)
+        texts[path] = dump_yaml(asdict(config), sort_keys=False)
         checked.append(run)
     for path, text in texts.items():
         publish_text(path, text)

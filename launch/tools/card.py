@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-import yaml
-
 from cloze.launch.config import DataSource
 from cloze.launch.pretrained.cards import card_metadata
 from cloze.launch.pretrained.loading import load_settings, load_truncation, load_vectors
@@ -20,7 +18,7 @@ from cloze.model.huggingface import load_head, load_note, load_pretrained
 from cloze.model.problems import PROBLEMS
 from cloze.model.tasks import saved_class
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.untrusted import is_number
+from cloze.pipeline.untrusted import dump_yaml, is_number
 
 # Our class -> the hub's name of its task, and the Auto class of transformers.
 _TASKS = {
@@ -97,7 +95,7 @@ def card(run: Path, folder: Path, name: str, said: str) -> str:
         del head["pipeline_tag"]
     parts = [
         "---",
-        yaml.safe_dump(head, sort_keys=False).strip(),
+        dump_yaml(head, sort_keys=False).strip(),
         "---",
         f"# {name}",
         "",
@@ -215,7 +213,7 @@ def _training(run: Path) -> str:
             f"{run / runs.CONFIG}: found sections that no run has ({error}), expected those that the run wrote; "
             "restore the file"
         ) from error
-    return "\n".join([markdown(("", ""), rows), "```yaml", yaml.safe_dump(recipe, sort_keys=False).strip(), "```"])
+    return "\n".join([markdown(("", ""), rows), "```yaml", dump_yaml(recipe, sort_keys=False).strip(), "```"])
 
 
 def _without_paths(value: object) -> object:

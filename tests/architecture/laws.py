@@ -356,7 +356,8 @@ def pickles_as_weights_only(sources: Sources) -> list[str]:
 
 
 def no_shell_no_eval_no_unsafe_yaml(sources: Sources) -> list[str]:
-    names = ("eval", "exec", "os.system", "os.popen", "yaml.load")
+    """`yaml.safe_dump` leaves texts such as 1e-3 without quotes (`dump_yaml` in pipeline/untrusted.py)."""
+    names = ("eval", "exec", "os.system", "os.popen", "yaml.load", "yaml.safe_dump")
     return [
         f"{path}:{call.lineno}"
         for path, call, name in calls(sources)
@@ -614,6 +615,7 @@ LAWS: dict[Law, tuple[tuple[str, str], ...]] = {
         ("launch/run/planted.py", "import subprocess\nsubprocess.run('ls', shell=True)"),
         ("pipeline/planted.py", "import yaml\nyaml.load('a')"),
         ("pipeline/planted.py", "from yaml import load as read\nread('a')"),
+        ("launch/run/planted.py", "import yaml\nyaml.safe_dump({'a': '1e-3'})"),
         ("launch/run/planted.py", "import os as system\nsystem.system('ls')"),
         ("launch/run/planted.py", "from os import system\nsystem('ls')"),
         ("launch/run/planted.py", "import builtins\nbuiltins.eval('1')"),

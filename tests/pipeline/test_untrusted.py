@@ -17,7 +17,15 @@ from cloze.launch.run.metrics_file import metrics_of, read_metrics
 from cloze.launch.run.status_file import read_status
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import StorePath
-from cloze.pipeline.untrusted import check_readable, is_number, load_json, load_yaml, read_json
+from cloze.pipeline.untrusted import check_readable, dump_yaml, is_number, load_json, load_yaml, read_json
+
+
+def test_yaml_is_written_with_quotes_by_our_dumper_alone():
+    """A program that imports Cloze writes its own YAML as before."""
+    texts = {"rate": "1e-3", "width": 0.5, "name": "é"}
+    assert dump_yaml(texts) == "name: \"\\xE9\"\nrate: '1e-3'\nwidth: 0.5\n"
+    assert dump_yaml(texts, allow_unicode=True, sort_keys=False) == "rate: '1e-3'\nwidth: 0.5\nname: é\n"
+    assert yaml.safe_dump({"rate": "1e-3"}) == "rate: 1e-3\n"
 
 
 @pytest.mark.parametrize(
