@@ -6,8 +6,10 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import jsonargparse.typing
 import pytest
 import yaml
+from jsonargparse import _typehints as typehints
 
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
@@ -205,6 +207,32 @@ def test_the_time_to_read_sections_in_a_list_is_proportional_to_their_number(tmp
 
     seconds(1)  # whose imports and defaults are read once
     assert seconds(300) / seconds(75) < 7  # 4 if it is proportional, 12 before
+
+
+def test_the_library_uses_what_is_replaced_in_it(tmp_path, monkeypatch):
+    """Names that are not public, which a new version may leave unread."""
+    (tmp_path / "sources.yaml").write_text("- input: [a]\n- input: [b]\n")
+    words = ["--config", str(tmp_path / "c.yaml"), "--mixture", str(tmp_path / "sources.yaml"), "--output", "o"]
+    (tmp_path / "c.yaml").write_text("masking: {rate: '0.25'}\n")
+    replaced = {"deepcopy": typehints, "basic_json_or_yaml_load": typehints, "read_text": jsonargparse.typing.Path}
+    given = {name: [] for name in replaced}
+
+    def recorded(name):
+        function = getattr(replaced[name], name)
+
+        def call(*arguments):
+            given[name].append(arguments[0])
+            return function(*arguments)
+
+        return call
+
+    for name, owner in replaced.items():
+        monkeypatch.setattr(owner, name, recorded(name))
+    config = parse("prepare", words)
+    assert config.masking.rate == 0.25 and [source.input for source in config.mixture] == [["a"], ["b"]]
+    assert any({"prev_val", "orig_val"} <= value.keys() for value in given["deepcopy"])
+    assert "0.25" in given["basic_json_or_yaml_load"]
+    assert str(tmp_path / "sources.yaml") in [path.absolute for path in given["read_text"]]
 
 
 @pytest.mark.parametrize(
