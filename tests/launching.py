@@ -228,7 +228,7 @@ def curve(output: Path) -> list[dict]:
 
 def weights(output: Path, step: int | Literal["best"] | None = None) -> dict[str, torch.Tensor]:
     """fp32 weights of a run's checkpoint."""
-    return read_weights(output, step)[1]
+    return read_weights(output, step, print)[1]
 
 
 def assert_same_weights(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], tolerance: float = 0.0) -> None:

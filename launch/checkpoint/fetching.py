@@ -96,7 +96,8 @@ def fetch_run(
     place: StorePath,
     step: int | Literal["best"] | None = None,
     count: int = 1,
-    warn: Callable[[str], None] = print,
+    *,
+    warn: Callable[[str], None],
     folder: Path | None = None,
 ) -> Path:
     """Download checkpoints of a run, or the model of a complete fine-tuning run, into a local folder with the layout of

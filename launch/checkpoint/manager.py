@@ -71,7 +71,7 @@ class CheckpointManager:
         device: torch.device,
         *,
         keep_last: int = 2,
-        warn: Callable[[str], None] = print,
+        warn: Callable[[str], None],
         run: CheckpointManager | None = None,
     ) -> None:
         """run: for the checkpoints of another run, from which this run starts: those of this run, beside which
@@ -469,7 +469,7 @@ def steps_in(checkpoints: Path) -> list[int]:
 
 
 def read_weights(
-    run: Path, step: int | Literal["best"] | None = None, warn: Callable[[str], None] = print, *, ema: bool = False
+    run: Path, step: int | Literal["best"] | None, warn: Callable[[str], None], *, ema: bool = False
 ) -> tuple[int, dict[str, torch.Tensor]]:
     """Step and whole fp32 weights of a run's checkpoint, of any ZeRO stage.
 

@@ -83,8 +83,8 @@ class StoredCheckpoints(CheckpointManager):
         device: torch.device,
         *,
         keep_last: int = 2,
-        warn: Callable[[str], None] = print,
-        say: Callable[[str], None] = print,
+        warn: Callable[[str], None],
+        say: Callable[[str], None],
         stage: int | None = None,
     ) -> None:
         super().__init__(folder, environment, device, keep_last=keep_last, warn=warn)

@@ -32,7 +32,7 @@ def fetched_run(url: str, step: int | Literal["best"] | None = None, count: int 
     """A temporary folder, removed with this process, with checkpoints of a run in an object store; fetched once,
     arguments as of `checkpoint.fetch_run`.
     """
-    return checkpoint_room().fetch_run(to_place(url), step, count, Console().warn)
+    return checkpoint_room().fetch_run(to_place(url), step, count, warn=Console().warn)
 
 
 def checkpoint_room() -> ModuleType:

@@ -142,7 +142,7 @@ def test_whole_tensors_at_another_stage(data, tmp_path):
         forget_after(changed, steps)
     assert_same_curve(tmp_path / "two", changed, 1e-4)
     for ema in (False, True):
-        left, right = (read_weights(run, ema=ema)[1] for run in (tmp_path / "two", changed))
+        left, right = (read_weights(run, None, print, ema=ema)[1] for run in (tmp_path / "two", changed))
         assert distance(left, right) <= 1e-3
 
 

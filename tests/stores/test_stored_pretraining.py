@@ -115,9 +115,9 @@ def test_killed_in_an_upload_and_gone_on_with_from_empty_disks(
     assert_nothing_but_what_counts(output)
     assert_no_secrets(output, printed)
     assert_one_curve(output, tmp_path / "curves", STEPS)
-    local = fetch_run(to_place(output))
+    local = fetch_run(to_place(output), warn=print)
     assert_same_weights(weights(local), weights(undisturbed))
-    assert_same_weights(*(read_weights(run, ema=True)[1] for run in (local, undisturbed)))
+    assert_same_weights(*(read_weights(run, None, print, ema=True)[1] for run in (local, undisturbed)))
 
 
 def test_a_refused_delete_is_a_warning(data, machines, bucket, proxy):
@@ -157,7 +157,7 @@ def test_503s_and_cut_connections_are_no_harm(data, undisturbed, machines, bucke
     proxy.fault = lambda request: None
     assert committed(output) == [12, 16]
     assert_nothing_but_what_counts(output)
-    assert_same_weights(weights(fetch_run(to_place(output))), weights(undisturbed))
+    assert_same_weights(weights(fetch_run(to_place(output), warn=print)), weights(undisturbed))
 
 
 SHORT = ("--train.max_steps", "12", "--checkpoint.every_steps", "3")
@@ -218,7 +218,7 @@ def test_a_run_that_can_not_hold_its_lease_saves_and_ends(data, undisturbed, mac
     printed = finish_all(start_on(two, data, output, *run))
     assert f"step {last} is on the scratch of 2 machines" in printed and "watching" not in printed
     assert [line["step"] for line in read_log(output) if "train/loss" in line] == list(range(1, STEPS + 1))
-    assert_same_weights(weights(fetch_run(to_place(output))), weights(undisturbed))
+    assert_same_weights(weights(fetch_run(to_place(output), warn=print)), weights(undisturbed))
 
 
 @pytest.mark.slow
@@ -281,7 +281,7 @@ def test_a_store_that_is_away_for_a_whole_minute(data, machines, bucket, proxy):
     assert_nothing_but_what_counts(output)
     folder = machines(1)[0].folder / "undisturbed"
     train(data, folder, *run, processes=2)
-    assert_same_weights(weights(fetch_run(to_place(output))), weights(folder))
+    assert_same_weights(weights(fetch_run(to_place(output), warn=print)), weights(folder))
 
 
 def test_the_newest_checkpoint_wins_where_uploads_lag(data, machines, bucket, proxy, capsys):
@@ -345,7 +345,7 @@ def test_two_machines_go_on_from_their_scratch_if_both_have_it(data, undisturbed
     assert "scratch" not in printed and f"resumed from step {newest} of" in printed
     assert_nothing_but_what_counts(output)
     assert_one_curve(output, machines(1)[0].folder / "curves", STEPS)
-    assert_same_weights(weights(fetch_run(to_place(output))), weights(undisturbed))
+    assert_same_weights(weights(fetch_run(to_place(output), warn=print)), weights(undisturbed))
 
 
 @pytest.mark.slow  # importing both libraries takes longer than the runs
@@ -428,7 +428,7 @@ def test_moments_of_another_number_of_processes_are_converted_on_each_machine(da
         printed = finish_all(start_on(two, data, output, *moments, source))
         assert f"step 4 of {source} was saved by another number of processes: converting it" in printed
         assert "taken, of 4 steps" in printed
-        assert_same_weights(weights(fetch_run(to_place(output))), weights(tmp_path / "shared"))
+        assert_same_weights(weights(fetch_run(to_place(output), warn=print)), weights(tmp_path / "shared"))
         assert not [path for machine in two for path in machine.folder.rglob("step-*")]
 
 
@@ -503,6 +503,6 @@ def test_damage_is_passed_over_by_all_and_one_process_goes_on(data, machines, bu
     assert "resumed from step 12 of 16" in printed
     folder = machine.folder / "undisturbed"
     train(data, folder, *no_dropout, "--train.max_steps", "16", processes=2)
-    local = fetch_run(to_place(output))
+    local = fetch_run(to_place(output), warn=print)
     assert_same_weights(weights(local), weights(folder), 1e-5)
-    assert_same_weights(*(read_weights(run, ema=True)[1] for run in (local, folder)), 1e-5)
+    assert_same_weights(*(read_weights(run, None, print, ema=True)[1] for run in (local, folder)), 1e-5)

@@ -216,8 +216,8 @@ def test_what_cannot_be_removed_does_not_keep_a_checkpoint_from_being_written(fo
 
 def test_conversions_of_another_run_lie_with_the_new_one(folder, tmp_path):
     """The other run may be training, and removes what it takes for leftovers; or lie in a read-only folder."""
-    new = CheckpointManager(tmp_path / "new", Environment(), torch.device("cpu"))
-    checkpoints = CheckpointManager(folder, Environment(), torch.device("cpu"), run=new)
+    new = CheckpointManager(tmp_path / "new", Environment(), torch.device("cpu"), warn=print)
+    checkpoints = CheckpointManager(folder, Environment(), torch.device("cpu"), warn=print, run=new)
     assert checkpoints._universal(3) == tmp_path / "new" / "step-00000003.universal.tmp"
 
 
@@ -230,7 +230,7 @@ def test_there_is_room_for_a_conversion_before_it_begins(folder, tmp_path, monke
 
 def test_a_conversion_that_fails_on_rank_0_fails_on_all(folder, monkeypatch):
     monkeypatch.setattr(distributed, "reduce_sum", torch.ones_like)  # what rank 0 adds
-    checkpoints = CheckpointManager(folder, Environment(rank=1, world_size=2), torch.device("cpu"))
+    checkpoints = CheckpointManager(folder, Environment(rank=1, world_size=2), torch.device("cpu"), warn=print)
     with pytest.raises(UserError, match="found a process that could not convert a checkpoint"):
         checkpoints.convert(4)
 

@@ -113,11 +113,11 @@ def test_the_best_checkpoint_stays_and_patience_ends_the_run(tmp_path):
     best = min(losses, key=losses.get)
     last = max(losses)
     assert 0 < best < last and last == best + 18, losses
-    manager = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu"))
+    manager = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu"), warn=print)
     assert manager.steps() == [best, last]
     state = read_state(run / "checkpoints" / f"step-{last:08d}")
     assert (state["best_step"], state["best_value"]) == (best, losses[best])
-    best_weights, newest = read_weights(run, "best"), read_weights(run)
+    best_weights, newest = read_weights(run, "best", print), read_weights(run, None, print)
     assert (best_weights[0], newest[0]) == (best, last)
     assert not torch.equal(best_weights[1]["bert.embeddings.word.weight"], newest[1]["bert.embeddings.word.weight"])
     again = train(data, run, *arguments, processes=2)

@@ -36,7 +36,7 @@ def data(tmp_path_factory):
 
 
 def averaged(run, step=None) -> dict[str, torch.Tensor]:
-    return read_weights(run, step, ema=True)[1]
+    return read_weights(run, step, print, ema=True)[1]
 
 
 def expected_average(run, steps: int, decay: float | None) -> dict[str, torch.Tensor]:
