@@ -20,11 +20,12 @@ from cloze.launch.engine.engine import Engine
 from cloze.launch.pretrain.init_vocabulary import OF_TOKENS, NewVocabulary, new_vocabulary
 from cloze.launch.pretrain.shapes import OF_VOCABULARY, check_shape, check_source
 from cloze.launch.pretrained.loaded import check_vocabulary
+from cloze.launch.pretrained.origin import check_tokenizer
 from cloze.launch.run import as_written, runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, ModelError
-from cloze.model.huggingface import check_sizes, load_pretrained
+from cloze.model.huggingface import check_finite, check_sizes, load_pretrained
 from cloze.model.weight_files import hash_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -48,8 +49,8 @@ BASE_FIELDS = ("model.base_hidden_size", "model.base_num_layers")
 
 
 @dataclass(frozen=True)
-class Source:
-    """The source of the weights."""
+class InitialWeights:
+    """The weights of the model that a run starts from, and what it is."""
 
     path: Path
     config: BertConfig
@@ -96,7 +97,9 @@ def bring_source(place: StorePath, checkpoints: CheckpointManager, warn: Callabl
     return folder
 
 
-def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoints: CheckpointManager) -> Source:
+def read_source(
+    config: PretrainConfig, path: Path, manifest: Manifest, checkpoints: CheckpointManager
+) -> InitialWeights:
     """Configuration and fp32 weights of the source, under our names. Collective.
 
     Args:
@@ -104,17 +107,18 @@ def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoi
         checkpoints: checkpoints of the source, if it is a run.
 
     Raises:
-        UserError: it is neither a run nor a model folder, or its vocabulary or shape differs from the new run's.
+        UserError: it is neither a run nor a model folder, or damaged, or its vocabulary or shape differs from the new
+            run's.
     """
     name = config.init_from or str(path)
     check_source(path)
-    of_run = (path / runs.CONFIG).is_file()
-    newest = checkpoints.agree_on_latest() if of_run else None
+    newest = checkpoints.agree_on_latest() if runs.is_pretraining(path) else None
     # By one rank, also since the source may still be training: all must take the same step.
-    content = read_once(partial(_read, path, of_run, newest, checkpoints.warn), path, checkpoints.device)
-    weights = content["weights"]
-    source = Source(path, BertConfig(**content["shape"]), weights, content["step"], name, hash=hash_of(weights))
-    old = Tokenizer.from_folder(as_written.own_tokenizer(path) if of_run else path)
+    content = read_once(partial(_read, path, newest, checkpoints.warn), path, checkpoints.device)
+    shape, weights, folder = BertConfig(**content["shape"]), content["weights"], runs.model_folder(path)
+    source = InitialWeights(folder, shape, weights, content["step"], name, hash=hash_of(weights))
+    old = Tokenizer.from_folder(as_written.tokenizer_folder(path))
+    check_tokenizer(old, folder)
     if old.fingerprint != manifest.tokenizer_fingerprint:
         source = _with_vocabulary(config, source, old, Tokenizer.from_folder(manifest.folder / runs.TOKENIZER))
     if config.init_layers is not None:
@@ -123,24 +127,27 @@ def read_source(config: PretrainConfig, path: Path, manifest: Manifest, checkpoi
     return for_student(source, config.model)
 
 
-def _read(path: Path, of_run: bool, newest: int | None, warn: Callable[[str], None]) -> Fields:
-    """Shape, fp32 weights and step of a source.
+def _read(path: Path, newest: int | None, warn: Callable[[str], None]) -> Fields:
+    """Shape, fp32 weights and step of a source, those that its objective added included.
 
     Raises:
         UserError: it is damaged, or another kind of model.
     """
-    if of_run:
-        step, weights = read_weights(path, newest, warn)
-        return {"shape": asdict(runs.model_config(path)), "weights": weights, "step": step}
     try:
-        shape, weights = load_pretrained(path)
+        if runs.is_pretraining(path):
+            step, weights = read_weights(path, newest, warn)
+            shape = runs.model_config(path)
+            check_finite(weights, f"step {step} of {path}")
+        else:
+            as_written.check_model(path)
+            step, (shape, weights) = None, load_pretrained(runs.model_folder(path))
         check_sizes(shape, weights, str(path))
     except ModelError as error:
         raise UserError(str(error)) from error
-    return {"shape": asdict(shape), "weights": weights, "step": None}
+    return {"shape": asdict(shape), "weights": weights, "step": step}
 
 
-def _with_vocabulary(config: PretrainConfig, source: Source, old: Tokenizer, new: Tokenizer) -> Source:
+def _with_vocabulary(config: PretrainConfig, source: InitialWeights, old: Tokenizer, new: Tokenizer) -> InitialWeights:
     """The source for a run with the tokenizer `new`."""
     vocabulary = new_vocabulary(old, new, config.init_vocabulary)
     if config.init_optimizer:
@@ -152,7 +159,7 @@ def _with_vocabulary(config: PretrainConfig, source: Source, old: Tokenizer, new
     return replace(source, vocabulary=vocabulary)
 
 
-def _of_layers(source: Source, layers: list[int]) -> Source:
+def _of_layers(source: InitialWeights, layers: list[int]) -> InitialWeights:
     """The source with only these of its layers, in this order."""
     count = source.config.num_hidden_layers
     if wrong := [layer for layer in layers if not 0 <= layer < count]:
@@ -169,7 +176,7 @@ def _of_layers(source: Source, layers: list[int]) -> Source:
     return replace(source, config=replace(source.config, num_hidden_layers=len(layers)), weights=weights)
 
 
-def for_student(source: Source, shape: BertConfig) -> Source:
+def for_student(source: InitialWeights, shape: BertConfig) -> InitialWeights:
     """The source with what a shape of another family lacks put elsewhere or left out: the vector of the first segment,
     which all tokens of a text have, is added to the positions'; a pooler of another activation is not taken.
     """
@@ -181,7 +188,7 @@ def for_student(source: Source, shape: BertConfig) -> Source:
     return replace(source, weights=weights)
 
 
-def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
+def take_weights(model: nn.Module, source: InitialWeights) -> list[tuple[str, str]]:
     """Copy the source's weights into a newly initialized model; returns rows of a table about what was copied.
 
     Heads and a pooler that the source lacks keep their initial weights.
@@ -224,7 +231,7 @@ def take_weights(model: nn.Module, source: Source) -> list[tuple[str, str]]:
     return rows
 
 
-def check_optimizer(config: PretrainConfig, source: Source) -> int:
+def check_optimizer(config: PretrainConfig, source: InitialWeights) -> int:
     """The step of the source's optimizer states.
 
     Raises:
@@ -246,7 +253,7 @@ def check_optimizer(config: PretrainConfig, source: Source) -> int:
     return source.step
 
 
-def _check_parameters(model: nn.Module, source: Source) -> None:
+def _check_parameters(model: nn.Module, source: InitialWeights) -> None:
     """Raise UserError unless the source's checkpoint has moments for the model's parameters."""
     for name, parameter in model.named_parameters():
         saved = source.weights.get(name)

@@ -196,7 +196,8 @@ class Pretraining(Recipe):
         source, output = self._start.source.path if self._start else None, Path(self.config.output)
         kept = as_written.seal_of(output / runs.ORIGIN) is not None or not (output / runs.SOFTWARE).is_file()
         if source is None and self.config.init_from and kept:
-            source = local_description(self.config.init_from)  # of a run that goes on, whose folder was removed
+            # of a run that goes on, whose folder was removed
+            source = runs.model_folder(local_description(self.config.init_from))
         if source is not None:
             pairs = any(manifest.objective in PAIR_OBJECTIVES for manifest in self.data.manifests)
             segments = self.config.model.type_vocab_size > 1

@@ -84,7 +84,7 @@ def source_shape(folder: Path, layers: list[int] | None) -> BertConfig:
         UserError, ModelError: it is neither, or another kind of model.
     """
     check_source(folder)
-    shape = runs.model_config(folder) if (folder / runs.CONFIG).is_file() else read_shape(folder)
+    shape = runs.model_config(folder) if runs.is_pretraining(folder) else read_shape(runs.model_folder(folder))
     if layers is not None and shape.num_layer_groups is not None:
         raise UserError(
             f"init_layers: found {layers} with {folder}, whose layers share weights (num_layer_groups = "

@@ -23,7 +23,7 @@ from cloze.model.config import BertConfig, check_kinds
 from cloze.model.config_files import read_object
 from cloze.model.huggingface import check_finite, check_sizes, load_note
 from cloze.model.tasks import BertForReplacedTokenDetection, saved_class
-from cloze.model.weight_names import architecture_of
+from cloze.model.weight_names import StateDict, architecture_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.loading.collate import concatenated
@@ -49,12 +49,9 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     as_written.check_model(folder)
     tokenizer = Tokenizer.from_folder(as_written.tokenizer_folder(folder))
     if runs.is_pretraining(folder):
-        last, weights = read_run_weights(folder, step, Console().warn)
+        last, config, weights = read_run(folder, step, Console().warn)
         detects = architecture_of(weights) == BertForReplacedTokenDetection.__name__
-        config, said = runs.model_config(folder), f"step {last} of {folder}"
-        check_sizes(config, weights, said)
         model = (BertForReplacedTokenDetection if detects else BertForPreTraining)(config)
-        check_finite(weights, said)
         model.load_state_dict(weights)
         length = runs.trained_length(folder)
         check_tokenizer(tokenizer, folder)
@@ -182,9 +179,24 @@ def _checked_finite(loaded: LoadedModel) -> LoadedModel:
     return loaded
 
 
+def read_run(
+    run: Path, step: int | Literal["best"] | None, warn: Callable[[str], None]
+) -> tuple[int, BertConfig, StateDict]:
+    """Step, shape and weights of a pretraining run's checkpoint, as `read_run_weights`.
+
+    Raises:
+        UserError, ModelError: there is no such checkpoint, or its weights are damaged, of another shape or not finite.
+    """
+    last, weights = read_run_weights(run, step, warn)
+    shape, said = runs.model_config(run), f"step {last} of {run}"
+    check_sizes(shape, weights, said)
+    check_finite(weights, said)
+    return last, shape, weights
+
+
 def read_run_weights(
     run: Path, step: int | Literal["best"] | None, warn: Callable[[str], None]
-) -> tuple[int, dict[str, torch.Tensor]]:
+) -> tuple[int, StateDict]:
     """As `checkpoint.read_weights`, for programs that have not prepared the environment for DeepSpeed."""
     last, weights = checkpoint_room().read_weights(run, step, warn)
     return last, _of_model(weights)
@@ -198,7 +210,7 @@ def read_run_average(
     *,
     part: str,
     ema: bool,
-) -> tuple[list[int], dict[str, torch.Tensor]]:
+) -> tuple[list[int], StateDict]:
     """As `checkpoint.read_average`, for programs that have not prepared the environment for DeepSpeed.
 
     Args:
@@ -210,6 +222,6 @@ def read_run_average(
     )
 
 
-def _of_model(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _of_model(weights: StateDict) -> StateDict:
     """The weights of BERT and its heads, without parameters that an objective added."""
     return {name: value for name, value in weights.items() if name.startswith(_PARTS)}

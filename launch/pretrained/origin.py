@@ -108,17 +108,27 @@ def check_vocab_txt(tokenizer: Tokenizer, folder: Path) -> None:
         )
 
 
+def trained_fingerprint(folder: Path) -> object:
+    """Fingerprint of the tokenizer that a run of pretraining, or a model folder that was made here, was trained with;
+    None: unknown.
+
+    Raises:
+        UserError, ModelError: the file that says it is missing or damaged.
+    """
+    if (folder / _CONFIG).is_file():
+        return load_note(folder, FINGERPRINT)
+    return runs.read_fields(folder / runs.DATA).get(FINGERPRINT)
+
+
 def check_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Raise UserError unless the tokenizer of a run of pretraining, or of a model folder that was made here, is the one
     that it was trained with: its files may have been edited or exchanged since, by which the same words have other ids.
     """
-    restored = "restore its files"
-    if (folder / _CONFIG).is_file():
-        expected = load_note(folder, FINGERPRINT)
-        restored += f", or remove {FINGERPRINT} from {_CONFIG} if they are meant"
-    else:
-        expected = runs.read_fields(folder / runs.DATA).get(FINGERPRINT)
+    expected = trained_fingerprint(folder)
     if expected not in (None, tokenizer.fingerprint):
+        restored = "restore its files"
+        if (folder / _CONFIG).is_file():
+            restored += f", or remove {FINGERPRINT} from {_CONFIG} if they are meant"
         raise UserError(
             f"{tokenizer.folder}: found a tokenizer with fingerprint {tokenizer.fingerprint[:12]}, expected "
             f"{expected!s:.12}, the one that {folder} was trained with; {restored}"

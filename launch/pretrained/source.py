@@ -10,13 +10,13 @@ from cloze.launch.parsing import parse
 from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.hub import fetch_model
 from cloze.launch.pretrained.loaded import check_vocabulary
-from cloze.launch.pretrained.loading import load_settings, load_vectors, read_run_weights
+from cloze.launch.pretrained.loading import load_truncation, load_vectors, read_run
+from cloze.launch.pretrained.origin import check_tokenizer, trained_fingerprint
 from cloze.launch.pretrained.precheck import check_model, named_shape
 from cloze.launch.run import as_written, runs
 from cloze.launch.system.console import Console
-from cloze.launch.texts.settings import Truncation
 from cloze.model.config import BertConfig, VectorPooling
-from cloze.model.config_files import FINGERPRINT, OWN_MODEL_TYPE
+from cloze.model.config_files import OWN_MODEL_TYPE
 from cloze.model.huggingface import load_architecture, load_head, load_note, load_pretrained
 from cloze.model.problems import HeadConfig
 from cloze.model.weight_files import hash_of
@@ -60,44 +60,22 @@ def find_source(config: FinetuneConfig) -> Source:
     """Read `--model` and `--tokenizer`.
 
     Raises:
-        UserError: there is no such model, or it was trained with another tokenizer.
+        UserError, ModelError: there is no such model, it is damaged, or it was trained with another tokenizer.
     """
     check_model(config)
-    described, architecture, step, length, vectors = named_shape(config.model), None, None, None, None
-    stored = fetched_run(config.model, config.model_step) if is_url(config.model) else Path(config.model)
-    path = described or stored
-    if config.model_step is not None and not runs.is_pretraining(path):
+    shape = named_shape(config.model)
+    path = fetched_run(config.model, config.model_step) if is_url(config.model) else shape or Path(config.model)
+    of_run = runs.is_pretraining(path)
+    if config.model_step is not None and not of_run:
         raise UserError(
             f"model_step: found {config.model_step} with {config.model}, expected null: it is for a run of pretraining"
         )
-    if described is not None:
-        return _from_shape(config, path)
-    if runs.is_pretraining(path):
-        shape, head = runs.model_config(path), None
-        (step, weights), length = read_run_weights(path, config.model_step, Console().warn), runs.trained_length(path)
-        own_tokenizer, expected = as_written.own_tokenizer(path), runs.read_fields(path / runs.DATA).get(FINGERPRINT)
-    else:
-        as_written.check_model(path)
-        path = runs.model_folder(path) if path.is_dir() else fetch_model(config.model, config)
-        shape, weights = load_pretrained(path)
-        head, own_tokenizer, expected = load_head(path), path, load_note(path, FINGERPRINT)
-        if load_note(path, "architectures"):  # old BERT folders do not name a class
-            architecture = load_architecture(path)
-        if truncation := load_settings(path, Truncation):
-            length = truncation.max_length
-        vectors = load_vectors(path)
-    tokenizer = Tokenizer.from_folder(config.tokenizer or own_tokenizer)
-    has_own = holds_tokenizer(own_tokenizer)
-    if expected is None and config.tokenizer and has_own:
-        expected = Tokenizer.from_folder(own_tokenizer).fingerprint
-    if expected is not None and tokenizer.fingerprint != expected:
-        raise UserError(
-            f"tokenizer: found one with fingerprint {tokenizer.fingerprint[:12]} in {tokenizer.folder}, "
-            f"expected {expected!s:.12}, the one that {path} was trained with; leave --tokenizer out"
-        )
-    check_vocabulary(tokenizer, shape, path)
-    pooling = vectors.pooling if vectors else None
-    return Source(shape, weights, head, tokenizer, architecture, step, length, pooling, path)
+    if shape is not None:
+        return _from_shape(config, shape)
+    if of_run:
+        return _from_run(config, path)
+    as_written.check_model(path)
+    return _from_folder(config, runs.model_folder(path) if path.is_dir() else fetch_model(config.model, config))
 
 
 def _from_shape(config: FinetuneConfig, path: Path) -> Source:
@@ -117,6 +95,58 @@ def _from_shape(config: FinetuneConfig, path: Path) -> Source:
     )
     check_vocabulary(tokenizer, shape, path)
     return Source(shape, {}, None, tokenizer)
+
+
+def _from_run(config: FinetuneConfig, run: Path) -> Source:
+    step, shape, weights = read_run(run, config.model_step, Console().warn)
+    length, tokenizer = runs.trained_length(run), _tokenizer(config, as_written.own_tokenizer(run), run)
+    check_vocabulary(tokenizer, shape, run)
+    return Source(shape, weights, None, tokenizer, step=step, trained_length=length, folder=run)
+
+
+def _from_folder(config: FinetuneConfig, folder: Path) -> Source:
+    shape, weights = load_pretrained(folder)
+    head = load_head(folder)
+    # old BERT folders do not name a class
+    architecture = load_architecture(folder) if load_note(folder, "architectures") else None
+    truncation, vectors = load_truncation(folder, shape), load_vectors(folder)
+    tokenizer = _tokenizer(config, folder, folder)
+    check_vocabulary(tokenizer, shape, folder)
+    return Source(
+        shape,
+        weights,
+        head,
+        tokenizer,
+        architecture,
+        trained_length=truncation.max_length if truncation else None,
+        pooling=vectors.pooling if vectors else None,
+        folder=folder,
+    )
+
+
+def _tokenizer(config: FinetuneConfig, own: Path, model: Path) -> Tokenizer:
+    """The tokenizer of `--tokenizer`, else the model's.
+
+    Args:
+        own: folder of the model's tokenizer.
+        model: the run of pretraining or the model folder.
+
+    Raises:
+        UserError: the model was trained with another one.
+    """
+    tokenizer = Tokenizer.from_folder(config.tokenizer or own)
+    if config.tokenizer is None:
+        check_tokenizer(tokenizer, model)
+        return tokenizer
+    expected = trained_fingerprint(model)
+    if expected is None and holds_tokenizer(own):
+        expected = Tokenizer.from_folder(own).fingerprint
+    if expected not in (None, tokenizer.fingerprint):
+        raise UserError(
+            f"tokenizer: found one with fingerprint {tokenizer.fingerprint[:12]} in {tokenizer.folder}, "
+            f"expected {expected!s:.12}, the one that {model} was trained with; leave --tokenizer out"
+        )
+    return tokenizer
 
 
 def warn_of_own_format(folder: Path, console: Console) -> None:

@@ -18,6 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from cloze.launch.cli import main
 from cloze.launch.predict.predictor import Predictor
 from cloze.model.families import BY_TYPE
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.byte_level import byte_tokenizer, save_as_eurobert
 from tests.forked import ForkedRun
 from tests.launching import finish, kill_at, pretrain_arguments, resume
@@ -133,8 +134,8 @@ def test_a_family_goes_through_the_chain_and_stays_itself(family, tmp_path):
         **{"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.special_tokens.pad, **fields}
     )
     kind(config).save_pretrained(tmp_path / "source")
-    add_strange_fields(tmp_path / "source")
     files = write_strange_tokenizer(tmp_path / "source", tokenizer.names)
+    add_strange_fields(tmp_path / "source", Tokenizer.from_folder(tmp_path / "source").fingerprint)
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     run, out = tmp_path / "run", tmp_path / "out"
     words = ["prepare", "--input", str(tmp_path / "text.jsonl"), "--tokenizer", str(tmp_path / "source")]

@@ -144,10 +144,15 @@ def pretraining_model(config: BertConfig = TINY, **arguments) -> BertForPreTrain
     return scramble(BertForPreTraining(config, **arguments))
 
 
-def add_strange_fields(folder: Path) -> dict[str, object]:
-    """Put fields into config.json that nothing here knows, and leave out one with its default; returns all."""
+def add_strange_fields(folder: Path, fingerprint: str = "old") -> dict[str, object]:
+    """Put fields into config.json that nothing here knows, and leave out one with its default; returns all but the
+    notes of an earlier training.
+
+    Args:
+        fingerprint: of the tokenizer, in these notes.
+    """
     path = folder / "config.json"
     values = json.loads(path.read_text()) | {"of_another_tool": {"deep": [1, None]}, "bos_token_id": 7, "_note": "é"}
     values.pop("initializer_range", None)
-    path.write_text(json.dumps(values | {"cloze_truncation": {"max_length": 9}, "tokenizer_fingerprint": "old"}))
+    path.write_text(json.dumps(values | {"cloze_truncation": {"max_length": 9}, "tokenizer_fingerprint": fingerprint}))
     return values

@@ -5,23 +5,28 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
 import transformers
+import yaml
 
 from cloze.launch.checkpoint import CheckpointManager
 from cloze.launch.cli import main
 from cloze.launch.config import PretrainConfig
+from cloze.launch.pretrain import init_from
 from cloze.launch.pretrain.first_model import check_word_vectors
-from cloze.launch.pretrain.init_from import Source, for_student, take_weights
+from cloze.launch.pretrain.init_from import InitialWeights, for_student, take_weights
 from cloze.launch.pretrain.shapes import check_shape
+from cloze.launch.run.as_written import hashes_of_model
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
-from cloze.model.config_files import config_from_huggingface
-from cloze.model.huggingface import load_pretrained
+from cloze.model.config_files import FINGERPRINT, config_from_huggingface
+from cloze.model.huggingface import load_pretrained, save_pretrained
 from cloze.model.weight_files import hash_of
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.forked import ForkedRun
 from tests.launching import (
     NO_DROPOUT,
@@ -189,7 +194,7 @@ def test_a_hugging_face_bert_is_trained_on(long, tmp_path):
     for path in (long / "tokenizer").iterdir():
         shutil.copy(path, folder)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "of_another_tool": 1}')
-    described = add_strange_fields(folder)
+    described = add_strange_fields(folder, Tokenizer.from_folder(folder).fingerprint)
     output = train(long, tmp_path / "run", *STILL, "--init_from", str(folder))
     rows = table(output)
     assert set(rows["initialized"].split(", ")) == {
@@ -230,6 +235,52 @@ def test_a_hugging_face_bert_is_trained_on(long, tmp_path):
         output = train(long, tmp_path / "other", *STILL, "--init_from", str(folder), *overrides, status=2)
         line = output.splitlines()[-1]
         assert line.startswith("error: ") and expected in line and "building" not in output
+
+
+SHAPE = BertConfig(
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=32,
+)
+
+
+def test_a_fine_tuned_model_is_trained_on_with_its_own_tokenizer(long, tmp_path):
+    """Named by its run; with two words exchanged since, each of them would begin with the other's vector."""
+    model, run = scramble(BertForPreTraining(SHAPE)), tmp_path / "tuned"
+    note = {FINGERPRINT: Tokenizer.from_folder(long / "tokenizer").fingerprint}
+    save_pretrained(run / "model", SHAPE, model.state_dict(), long / "tokenizer", notes=note)
+    (run / "config.yaml").write_text("train_file: train.tsv\n")
+    (run / "results.json").write_text(json.dumps({"model_hashes": hashes_of_model(run)}))
+    train(long, tmp_path / "next", *STILL, "--init_from", str(run))
+    assert_same_weights(weights(tmp_path / "next"), model.state_dict())
+    assert json.loads((tmp_path / "next/origin/config.json").read_text())[FINGERPRINT] == note[FINGERPRINT]
+
+    path = run / "model/tokenizer.json"
+    content = json.loads(path.read_text())
+    words = content["model"]["vocab"]
+    words["w1"], words["w2"] = words["w2"], words["w1"]
+    path.write_text(json.dumps(content))
+    for source, expected in (
+        (run, f"{path}: found another file, expected it as the run has written it"),
+        (run / "model", f"{run / 'model'}: found a tokenizer with fingerprint"),
+    ):
+        transplant = ("--init_vocabulary", "transplant", "--init_from", str(source))
+        output = train(long, tmp_path / "other", *STILL, *transplant, status=2)
+        assert output.splitlines()[-1].startswith(f"error: {expected}") and "building" not in output
+
+
+def test_a_checkpoint_with_a_nan_is_not_trained_on(tmp_path, monkeypatch):
+    content = BertForPreTraining(SHAPE).state_dict()
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": asdict(SHAPE)}))
+    monkeypatch.setattr(init_from, "read_weights", lambda *_: (7, content))
+    read = init_from._read(tmp_path, 7, print)
+    assert read["step"] == 7 and read["weights"].keys() == content.keys() and BertConfig(**read["shape"]) == SHAPE
+    content["masked_lm.dense.bias"][0] = float("nan")
+    with pytest.raises(UserError, match=f"step 7 of {tmp_path}: found masked_lm.dense.bias with numbers that are not"):
+        init_from._read(tmp_path, 7, print)
 
 
 BY_MUP = ("--model.parametrization", "mup", "--model.base_hidden_size", "16", "--model.base_num_layers", "1")
@@ -298,7 +349,9 @@ def test_vectors_that_cannot_be_taken_are_refused_in_one_line(short, first, tmp_
 def test_a_distilbert_takes_the_layers_of_a_bert(tmp_path):
     """All of them, so that both compute the same for a text, of which each token is in the first segment."""
     teacher, student = (scramble(BertForPreTraining(tiny(kind))).eval() for kind in ("bert", "distilbert"))
-    source = for_student(Source(tmp_path, teacher.config, teacher.state_dict(), None, "teacher"), student.config)
+    source = for_student(
+        InitialWeights(tmp_path, teacher.config, teacher.state_dict(), None, "teacher"), student.config
+    )
     rows = dict(take_weights(student, source))
     assert rows["initialized"] == "bert.pooler.dense.weight, bert.pooler.dense.bias" and "left out" not in rows
     ids = torch.randint(5, 64, (3, 20))

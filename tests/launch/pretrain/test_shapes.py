@@ -133,3 +133,16 @@ def test_a_run_of_ours_is_a_source(data, source, tmp_path):
     assert replace(parse("pretrain", words(data, source)).model, vocab_size=64) == shape
     with pytest.raises(UserError, match="model.num_hidden_layers: found 4, expected 2"):
         check_inputs(parse("pretrain", words(data, source, "--model", "mini")))
+
+
+def test_a_fine_tuned_model_is_a_source_by_its_run(data, source):
+    run = source.parent / "tuned"
+    run.mkdir()
+    source.rename(run / "model")
+    (run / "config.yaml").write_text("train_file: train.tsv\n")
+    config = parse("pretrain", words(data, run))
+    assert taken(config.model) == SHAPE
+    check_inputs(config)
+    (run / "model" / "config.json").unlink()
+    with pytest.raises(UserError, match="found a run of `cloze finetune` without its model"):
+        parse("pretrain", words(data, run))
