@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from cloze.launch.checkpoint import damage
-from cloze.launch.checkpoint.state import STATE, TrainState, write_state
+from cloze.launch.checkpoint.state import STATE, TrainState, damage, write_state
 from cloze.launch.texts.tables import read_table
 from cloze.pipeline import readers
 from cloze.pipeline.config import InspectConfig, PrepareConfig, SourceConfig

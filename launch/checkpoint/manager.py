@@ -28,7 +28,16 @@ from cloze.launch.checkpoint.deepspeed_files import (
     written_by,
 )
 from cloze.launch.checkpoint.shared_reading import read_once
-from cloze.launch.checkpoint.state import STATE, TrainState, damage, read_state, sharding_stage, write_state
+from cloze.launch.checkpoint.state import (
+    STATE,
+    TrainState,
+    checkpoint_steps,
+    damage,
+    read_state,
+    sharding_stage,
+    steps_in,
+    write_state,
+)
 from cloze.launch.checkpoint.weight_averages import whole_average
 from cloze.launch.checkpoint.writing import BackgroundWriter
 from cloze.launch.engine.content import OtherContent, check_tensor, of_file
@@ -36,7 +45,6 @@ from cloze.launch.engine.engine import Engine
 from cloze.launch.run.runs import CHECKPOINTS, CONFIG, RUN, check_own, step_name
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment
-from cloze.pipeline.bounds import whole_number
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import clear, readable_errors, sync_folder
@@ -460,14 +468,6 @@ def _set_rng_state(state: Fields, device: torch.device) -> None:
             raise OtherContent(f"{name} is no random state ({error!s:.60})") from error
 
 
-def steps_in(checkpoints: Path) -> list[int]:
-    """Steps of the published checkpoints in a folder, ascending, damaged ones included; empty if there is no folder."""
-    if not checkpoints.is_dir():
-        return []
-    names = (path.name.removeprefix("step-") for path in checkpoints.glob("step-*") if path.is_dir())
-    return sorted(step for name in names if (step := whole_number(name)) is not None)
-
-
 def read_weights(
     run: Path, step: int | Literal["best"] | None, warn: Callable[[str], None], *, ema: bool = False
 ) -> tuple[int, dict[str, torch.Tensor]]:
@@ -502,19 +502,6 @@ def read_weights(
     with known_content(manager.path(step)):
         weights = whole_weights(manager.path(step))
         return step, whole_average(manager.path(step), weights) if ema else weights
-
-
-def checkpoint_steps(run: Path) -> list[int]:
-    """Steps of a run's published checkpoints, ascending, damaged ones included."""
-    return steps_in(run / CHECKPOINTS)
-
-
-def damage_by_sizes(run: Path) -> dict[int, str | None]:
-    """Why each of a run's published checkpoints, by its step, is damaged, as far as sizes of files say so; None: it
-    has all files.
-    """
-    folder = run / CHECKPOINTS
-    return {step: damage(folder / step_name(step), sizes_only=True) for step in steps_in(folder)}
 
 
 def read_average(

@@ -1,12 +1,14 @@
-"""A checkpoint's state.json (step, samples, tokens, hashes of configuration and data) and checksums.json."""
+"""A checkpoint's state.json (step, samples, tokens, hashes of configuration and data) and checksums.json, and which
+checkpoints a run has; without torch.
+"""
 
 import hashlib
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from cloze.launch.run.runs import RUN
-from cloze.pipeline.bounds import MOST_COUNT
+from cloze.launch.run.runs import CHECKPOINTS, RUN, step_name
+from cloze.pipeline.bounds import MOST_COUNT, whole_number
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_json, sha256_of
 from cloze.pipeline.untrusted import is_number, read_json
@@ -81,6 +83,27 @@ _RANGES = {
     "data_streams": (1, MOST_COUNT),
 }
 _NEEDED = ("step", "world_size", "zero_stage")
+
+
+def steps_in(checkpoints: Path) -> list[int]:
+    """Steps of the published checkpoints in a folder, ascending, damaged ones included; empty if there is no folder."""
+    if not checkpoints.is_dir():
+        return []
+    names = (path.name.removeprefix("step-") for path in checkpoints.glob("step-*") if path.is_dir())
+    return sorted(step for name in names if (step := whole_number(name)) is not None)
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """Steps of a run's published checkpoints, ascending, damaged ones included."""
+    return steps_in(run / CHECKPOINTS)
+
+
+def damage_by_sizes(run: Path) -> dict[int, str | None]:
+    """Why each of a run's published checkpoints, by its step, is damaged, as far as sizes of files say so; None: it
+    has all files.
+    """
+    folder = run / CHECKPOINTS
+    return {step: damage(folder / step_name(step), sizes_only=True) for step in steps_in(folder)}
 
 
 def damage(folder: Path, *, sizes_only: bool = False) -> str | None:

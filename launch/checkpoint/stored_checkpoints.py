@@ -30,8 +30,8 @@ from cloze.launch.checkpoint.fetching import (
     step_place,
 )
 from cloze.launch.checkpoint.local_checkpoints import ATTEMPT, WHOLE, Found, found_on, take_shared, whole_on_all
-from cloze.launch.checkpoint.manager import CheckpointManager, steps_in
-from cloze.launch.checkpoint.state import hash_of_files, read_state, saved_alike, write_state
+from cloze.launch.checkpoint.manager import CheckpointManager
+from cloze.launch.checkpoint.state import hash_of_files, read_state, saved_alike, steps_in, write_state
 from cloze.launch.checkpoint.transfer import Damaged, StoreThread, fetch, upload
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run.commits import Commit, TakenOver, is_first

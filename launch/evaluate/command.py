@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from cloze.launch.checkpoint.state import CHECKSUMS, checkpoint_steps
 from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.evaluate.likelihood import ScoringProgress
 from cloze.launch.evaluate.lines import read_lines, score_lines
@@ -15,11 +16,12 @@ from cloze.launch.evaluate.pairs import accuracies, read_pairs, score_pairs
 from cloze.launch.evaluate.report import draw, is_result, print_result, print_tasks, scalars
 from cloze.launch.predict.blanks import Score
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.pretrained.finding import checkpoint_room, model_path
+from cloze.launch.pretrained.finding import model_path
 from cloze.launch.run import runs
 from cloze.launch.run.board import board_in
 from cloze.launch.system.console import Console, clock, doing
 from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
+from cloze.launch.system.environment import importing_deepspeed
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_json, sha256_of
@@ -56,8 +58,8 @@ def evaluate(config: EvaluateConfig) -> int:
 def _fine_tune(config: EvaluateConfig, folder: Path, step: int | Literal["best"] | None, console: Console) -> int:
     if step == "best":
         raise UserError("step: found best with suite glue, expected a number or null")
-    checkpoint_room()  # DeepSpeed, which runs are planned with, prepared
-    from cloze.launch.evaluate import glue
+    with importing_deepspeed():
+        from cloze.launch.evaluate import glue
 
     result = glue.fine_tune(folder, step, glue.find_tasks(Path(config.data), console.warn), config, console)
     if result is None:
@@ -131,7 +133,7 @@ def _every_checkpoint(
     settings = {name: getattr(config, name) for name in ("precision", "every_nth", "max_length")}
     settings["rest_of_word"] = config.hidden == "rest_of_word"
     settings["data"] = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
-    for step in checkpoint_room().checkpoint_steps(run):
+    for step in checkpoint_steps(run):
         path, checkpoint = folder / _result_name(step), _checkpoint_hash(run, step)
         saved = _saved(path, config.suite, settings)
         if saved is not None and saved.get("checkpoint") == checkpoint:
@@ -139,7 +141,7 @@ def _every_checkpoint(
         try:
             predictor = Predictor.from_folder(run, step)
         except (UserError, OSError):
-            if step in checkpoint_room().checkpoint_steps(run):
+            if step in checkpoint_steps(run):
                 raise
             console.warn(f"{run}: the checkpoint of step {step} has been removed by the run since; skipped")
             continue
@@ -161,7 +163,7 @@ def _checkpoint_hash(run: Path, step: int) -> str | None:
     """SHA-256 of the file that lists the hashes of a checkpoint's files; None: it has been removed. A run that goes on
     from an earlier step writes others at the same steps.
     """
-    path = run / runs.CHECKPOINTS / runs.step_name(step) / checkpoint_room().CHECKSUMS
+    path = run / runs.CHECKPOINTS / runs.step_name(step) / CHECKSUMS
     return sha256_of(path) if path.is_file() else None
 
 

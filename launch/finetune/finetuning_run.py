@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cloze.launch.checkpoint import CheckpointManager, TrainState
+from cloze.launch.checkpoint.manager import CheckpointManager
+from cloze.launch.checkpoint.state import TrainState
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.finetune.examples.base import ExampleStream

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cloze.launch.checkpoint import CheckpointManager, TrainState
+from cloze.launch.checkpoint.manager import CheckpointManager
+from cloze.launch.checkpoint.state import TrainState
 from cloze.launch.config import PretrainConfig
 from cloze.launch.config.training import AUTO
 from cloze.launch.engine.engine import Engine

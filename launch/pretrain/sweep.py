@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from cloze.launch.checkpoint import damage_by_sizes
+from cloze.launch.checkpoint.state import damage_by_sizes
 from cloze.launch.config import PretrainConfig, SweepConfig
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.parsing import parse

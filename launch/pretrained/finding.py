@@ -1,16 +1,14 @@
-"""Finds the folder of a model that is named by a path, a hub name or a URL; imports torch for a URL only."""
+"""Finds the folder of a model that is named by a path, a hub name or a URL; imports no torch."""
 
 import functools
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Literal
 
+from cloze.launch.checkpoint.fetching import fetch_run
 from cloze.launch.config.model import ModelConfig
 from cloze.launch.pretrained.hub import fetch_model, is_name
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import fewer_imports, prepare_deepspeed, read_environment
-from cloze.pipeline.stores.places import is_url, to_place
+from cloze.pipeline.stores.places import StorePath, is_url, to_place
 
 
 def model_path(config: ModelConfig, step: int | Literal["best"] | None = None) -> Path:
@@ -30,16 +28,8 @@ def model_path(config: ModelConfig, step: int | Literal["best"] | None = None) -
 @functools.cache
 def fetched_run(url: str, step: int | Literal["best"] | None = None, count: int = 1) -> Path:
     """A temporary folder, removed with this process, with checkpoints of a run in an object store; fetched once,
-    arguments as of `checkpoint.fetch_run`.
+    arguments as of `fetch_run`.
     """
-    return checkpoint_room().fetch_run(to_place(url), step, count, warn=Console().warn)
-
-
-def checkpoint_room() -> ModuleType:
-    """The module launch/checkpoint, imported lazily since it imports DeepSpeed, which takes a second."""
-    if "deepspeed" not in sys.modules:
-        prepare_deepspeed(read_environment())  # must be set before DeepSpeed is imported
-    with fewer_imports():
-        from cloze.launch import checkpoint
-
-    return checkpoint
+    place = to_place(url)
+    assert isinstance(place, StorePath), "of a URL"
+    return fetch_run(place, step, count, Console().warn)

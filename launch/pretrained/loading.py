@@ -9,13 +9,14 @@ from typing import Literal, TypeVar
 import numpy as np
 import torch
 
-from cloze.launch.pretrained.finding import checkpoint_room, fetched_run
+from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.pretrained.origin import check_tokenizer
 from cloze.launch.pretrained.sentence_transformers import read_max_length, read_pooling
 from cloze.launch.run import as_written, runs
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import to_device
+from cloze.launch.system.environment import importing_deepspeed
 from cloze.launch.texts.settings import ANSWERING, TRUNCATION, VECTORS, Answering, Truncation, Vectors
 from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.model.bert import BertForPreTraining
@@ -197,8 +198,10 @@ def read_run(
 def read_run_weights(
     run: Path, step: int | Literal["best"] | None, warn: Callable[[str], None]
 ) -> tuple[int, StateDict]:
-    """As `checkpoint.read_weights`, for programs that have not prepared the environment for DeepSpeed."""
-    last, weights = checkpoint_room().read_weights(run, step, warn)
+    """As `checkpoint.manager.read_weights`, for programs that have not prepared the environment for DeepSpeed."""
+    with importing_deepspeed():
+        from cloze.launch.checkpoint.manager import read_weights
+    last, weights = read_weights(run, step, warn)
     return last, _of_model(weights)
 
 
@@ -211,12 +214,14 @@ def read_run_average(
     part: str,
     ema: bool,
 ) -> tuple[list[int], StateDict]:
-    """As `checkpoint.read_average`, for programs that have not prepared the environment for DeepSpeed.
+    """As `checkpoint.manager.read_average`, for programs that have not prepared the environment for DeepSpeed.
 
     Args:
         part: prefix of the parameters of a submodel, such as ELECTRA's generator.
     """
-    steps, weights = checkpoint_room().read_average(run, count, step, warn, ema=ema)
+    with importing_deepspeed():
+        from cloze.launch.checkpoint.manager import read_average
+    steps, weights = read_average(run, count, step, warn, ema=ema)
     return steps, _of_model(
         {name.removeprefix(part): value for name, value in weights.items() if name.startswith(part)}
     )

@@ -386,6 +386,17 @@ def fewer_imports() -> Iterator[None]:
             del sys.modules[name]
 
 
+@contextlib.contextmanager
+def importing_deepspeed() -> Iterator[None]:
+    """Context for the import, inside a function, of what imports DeepSpeed, which takes a second; a program that began
+    without it is prepared first.
+    """
+    if "deepspeed" not in sys.modules:
+        prepare_deepspeed(read_environment())
+    with fewer_imports():
+        yield
+
+
 def _tuned_by_user() -> bool:
     """Whether the C library's heap has settings of the user."""
     return any(name.startswith("MALLOC_") for name in os.environ)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from cloze.launch.checkpoint import TrainState
+from cloze.launch.checkpoint.state import TrainState
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Outcome
 from cloze.launch.run.preemption import StopRequest

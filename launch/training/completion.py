@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import TypeVar
 
-from cloze.launch.checkpoint import TrainState
+from cloze.launch.checkpoint.state import TrainState
 from cloze.launch.config import EvaluationConfig, RunConfig, TrainConfig
 from cloze.launch.config.training import AUTO
 from cloze.pipeline.errors import UserError

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from cloze.launch.checkpoint import TrainState
+from cloze.launch.checkpoint.state import TrainState
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Outcome
 from cloze.launch.run.metrics import MetricsWriter

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from cloze.launch.checkpoint import CheckpointManager
+from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Engine, Outcome
 from cloze.launch.system.devices import to_device

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from cloze.launch.checkpoint import CheckpointManager
+from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.config import RunConfig
 from cloze.launch.run import as_written, runs
 from cloze.launch.run.description import describe_again, description_of

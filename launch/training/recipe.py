@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
-from cloze.launch.checkpoint import CheckpointManager, TrainState
+from cloze.launch.checkpoint.manager import CheckpointManager
+from cloze.launch.checkpoint.state import TrainState
 from cloze.launch.config import EmaConfig, RunConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs

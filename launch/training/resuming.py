@@ -5,8 +5,10 @@ from pathlib import Path
 
 import torch
 
-from cloze.launch.checkpoint import CheckpointManager, StoredCheckpoints, TrainState, known_content
-from cloze.launch.checkpoint.state import saved_alike
+from cloze.launch.checkpoint.deepspeed_files import known_content
+from cloze.launch.checkpoint.manager import CheckpointManager
+from cloze.launch.checkpoint.state import TrainState, saved_alike
+from cloze.launch.checkpoint.stored_checkpoints import StoredCheckpoints
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.content import OtherContent, described, has_values
 from cloze.launch.engine.engine import Engine

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from cloze.launch.checkpoint import CheckpointManager
+from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run.metrics import MetricsWriter

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from cloze.launch.checkpoint import TrainState
+from cloze.launch.checkpoint.state import TrainState
 from cloze.launch.training.metric_sums import MetricWindow
 from cloze.pipeline.errors import UserError
 

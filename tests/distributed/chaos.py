@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cloze.launch.checkpoint import CHECKSUMS, damage
+from cloze.launch.checkpoint.state import CHECKSUMS, damage
 from cloze.launch.system.endings import EXIT_REQUEUE
 from tests.forked import ForkedRun
 from tests.launching import (

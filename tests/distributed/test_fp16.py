@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloze.launch.checkpoint import load_pickled
+from cloze.launch.checkpoint.deepspeed_files import load_pickled
 from tests.forked import ForkedRun
 from tests.fp16_on_cpu import fp16_main
 from tests.launching import assert_same_weights, curve, finish, pretrain_arguments, weights

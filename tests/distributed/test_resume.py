@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cloze.launch.checkpoint import CHECKSUMS
+from cloze.launch.checkpoint.state import CHECKSUMS
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.pretrain.data import check_manifest

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from cloze.launch.checkpoint import CheckpointManager
+from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.system.environment import Environment
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig

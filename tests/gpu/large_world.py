@@ -159,7 +159,7 @@ def _names(engine, rank: int) -> list[str]:
     """Files that a rank writes: DeepSpeed decides who writes which when an engine is made."""
     from deepspeed.utils import groups
 
-    from cloze.launch.checkpoint import CheckpointManager
+    from cloze.launch.checkpoint.manager import CheckpointManager
 
     engine.save_non_zero_checkpoint = False
     with mock.patch.object(groups, "_get_sequence_data_parallel_rank", lambda: rank):
@@ -178,7 +178,7 @@ def _files(engine, rank: int) -> dict[str, int]:
     from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
     from torch.utils._pytree import tree_leaves
 
-    from cloze.launch.checkpoint import CheckpointManager
+    from cloze.launch.checkpoint.manager import CheckpointManager
 
     files = {CheckpointManager._rank_file(rank): 0}  # random state and sums of the window: some kilobytes
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 import yaml
 
-from cloze.launch.checkpoint import CheckpointManager
 from cloze.launch.checkpoint.deepspeed_files import MODEL_FILE
+from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.cli import main
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system import endings

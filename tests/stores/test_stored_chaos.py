@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cloze.launch.checkpoint import fetch_run
-from cloze.launch.checkpoint.fetching import read_index
+from cloze.launch.checkpoint.fetching import fetch_run, read_index
 from cloze.launch.run.commits import Commit, read_commits
 from cloze.pipeline.stores.places import to_place
 from tests.forked import GRACE_SECONDS, ForkedRun

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
-from cloze.launch.checkpoint import CHECKSUMS, CheckpointManager, load_pickled
-from cloze.launch.checkpoint.state import STATE, hash_of_files
+from cloze.launch.checkpoint.deepspeed_files import load_pickled
+from cloze.launch.checkpoint.manager import CheckpointManager
+from cloze.launch.checkpoint.state import CHECKSUMS, STATE, hash_of_files
 from cloze.launch.system.environment import Environment
 from cloze.pipeline.storage import sha256_of
 

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from cloze.launch.checkpoint import ALLOWED_CLASSES, load_pickled
-from cloze.launch.checkpoint.deepspeed_files import MODEL_FILE, known_content, whole_weights
+from cloze.launch.checkpoint.deepspeed_files import (
+    ALLOWED_CLASSES,
+    MODEL_FILE,
+    known_content,
+    load_pickled,
+    whole_weights,
+)
 from cloze.launch.checkpoint.weight_averages import average_content, average_file, whole_average
 from cloze.launch.engine.content import OtherContent
 from cloze.pipeline.errors import UserError

@@ -10,9 +10,9 @@ import torch
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 
-from cloze.launch.checkpoint import CHECKSUMS, CheckpointManager
 from cloze.launch.checkpoint.converting import convert_to_universal
-from cloze.launch.checkpoint.state import read_state
+from cloze.launch.checkpoint.manager import CheckpointManager
+from cloze.launch.checkpoint.state import CHECKSUMS, read_state
 from cloze.launch.engine.repairs import check_steps, kept_hyper_parameters, padding_can_be_loaded
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment

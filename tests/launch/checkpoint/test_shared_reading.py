@@ -9,7 +9,8 @@ import pytest
 import torch
 from deepspeed.runtime.fp16.loss_scaler import LossScaler
 
-from cloze.launch.checkpoint import load_pickled, shared_reading
+from cloze.launch.checkpoint import shared_reading
+from cloze.launch.checkpoint.deepspeed_files import load_pickled
 from cloze.launch.checkpoint.shared_reading import read_once
 from cloze.launch.system import distributed
 from cloze.pipeline.errors import UserError

@@ -1,10 +1,12 @@
 """What a checkpoint says of itself, and what is not believed."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from cloze.launch.checkpoint import CHECKSUMS
+from cloze.launch.checkpoint.state import CHECKSUMS
 from cloze.pipeline.storage import sha256_of
 from tests.launch.checkpoint.small_checkpoints import manager, publish
 
@@ -65,3 +67,11 @@ def test_a_state_of_another_kind_is_damage(tmp_path, name, value):
     assert manager(tmp_path, warnings).latest() == 1
     (warning,) = warnings
     assert f"damaged (state.json: {name} is '{str(value)[:60]}')" in warning
+
+
+def test_what_finds_and_fetches_checkpoints_imports_no_torch():
+    code = (
+        "import sys; from cloze.launch.checkpoint import fetching, state; from cloze.launch.pretrained import finding; "
+        "assert 'torch' not in sys.modules and 'deepspeed' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

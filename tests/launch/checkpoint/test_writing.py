@@ -15,7 +15,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cloze.launch.checkpoint import CHECKSUMS, load_pickled, writing
+from cloze.launch.checkpoint import writing
+from cloze.launch.checkpoint.deepspeed_files import load_pickled
+from cloze.launch.checkpoint.state import CHECKSUMS
 from cloze.launch.checkpoint.writing import BackgroundWriter, ContentOnHost, write_hashed
 from cloze.launch.cli import main
 from cloze.pipeline.errors import UserError

@@ -12,7 +12,7 @@ import torch
 import transformers
 import yaml
 
-from cloze.launch.checkpoint import CheckpointManager
+from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.cli import main
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain import init_from

@@ -33,7 +33,7 @@ from tests.launching import (
 from tests.synthetic import make_shards
 
 with fewer_imports():
-    from cloze.launch.checkpoint import damage
+    from cloze.launch.checkpoint.state import damage
 
 
 @pytest.fixture(scope="module")

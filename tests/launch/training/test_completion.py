@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cloze.launch.checkpoint import CheckpointManager, TrainState, read_state, read_weights
+from cloze.launch.checkpoint.manager import CheckpointManager, read_weights
+from cloze.launch.checkpoint.state import TrainState, read_state
 from cloze.launch.config import EvaluationConfig, TrainConfig
 from cloze.launch.system.environment import Environment
 from cloze.launch.training.completion import completion, evaluated

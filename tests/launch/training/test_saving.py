@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cloze.launch.checkpoint import TrainState
 from cloze.launch.checkpoint import writing as files
+from cloze.launch.checkpoint.state import TrainState
 from cloze.launch.cli import main
 from cloze.launch.config import CheckpointConfig, PretrainConfig
 from cloze.launch.run.metrics_file import read_metrics

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cloze.launch.checkpoint import TrainState
+from cloze.launch.checkpoint.state import TrainState
 from cloze.launch.training.metric_sums import MetricWindow
 from cloze.launch.training.skipped_steps import SkippedTooOften, TrainProgress
 

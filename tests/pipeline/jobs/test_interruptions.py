@@ -377,7 +377,7 @@ def test_other_content_with_the_old_size_and_time_of_change_is_noticed(tmp_path,
     path = tmp_path / "in/a.txt"
     path.parent.mkdir()
     path.write_text("the first text\n")
-    real = preparing._open_work
+    real = preparing.open_work
 
     def change(*given):
         old = path.stat()
@@ -387,7 +387,7 @@ def test_other_content_with_the_old_size_and_time_of_change_is_noticed(tmp_path,
         assert (path.stat().st_size, path.stat().st_mtime_ns) == (old.st_size, old.st_mtime_ns)
         return real(*given)
 
-    monkeypatch.setattr(preparing, "_open_work", change)
+    monkeypatch.setattr(preparing, "open_work", change)
     with pytest.raises(UserError, match="a.txt: changed while it was read"):
         prepare(corpus.config(tmp_path, [path], output=str(tmp_path / "data")))
 
