@@ -21,6 +21,12 @@ from torch import Tensor
 from cloze.launch.checkpoint.deepspeed_files import fragment_address, load_own, module_of
 from cloze.launch.checkpoint.state import read_state, sharding_stage
 from cloze.launch.engine.content import (
+    FLAT,
+    FLAT_OF_STAGE_3,
+    PARTITION,
+    SHAPES,
+    STATES,
+    STATES_OF_STAGE_3,
     OtherContent,
     check_names,
     check_tensor,
@@ -37,9 +43,8 @@ from cloze.pipeline.storage import clear, inside
 
 # Files that are read or written at a time: more than one, since a file on a network is waited for.
 _THREADS = 8
-# Of the parts of a rank, what is no longer needed beside them: keys of DeepSpeed's files (checkpoint/constants.py).
-_STATES, _FLAT, _ADDRESSES = "base_optimizer_state", "single_partition_of_fp32_groups", "param_slice_mappings"
-_STATES_OF_STAGE_3, _FLAT_OF_STAGE_3 = "optimizer_state_dict", "fp32_flat_groups"
+# Of a rank's part: where the parameters lie in its flat weights (a key of DeepSpeed's, checkpoint/constants.py).
+_ADDRESSES = "param_slice_mappings"
 # States of the only optimizers that DeepSpeed divides here.
 _ADAM = ("step", "exp_avg", "exp_avg_sq")
 
@@ -126,17 +131,17 @@ def _rank_of(path: Path) -> int:
 def _partition_in(path: Path) -> Fields:
     """A rank's part of the optimizer."""
     with of_file(str(path)):
-        return fields_in(load_own(path, in_memory=False).get("optimizer_state_dict"), "optimizer_state_dict")
+        return fields_in(load_own(path, in_memory=False).get(PARTITION), PARTITION)
 
 
 def _shapes_of_stage_3(model: Fields) -> list[dict[str, torch.Size]]:
     """The shapes of the parameters of each group, by their names."""
-    groups = model.get("param_shapes")
-    groups = list_in(groups, "param_shapes", len(groups) if isinstance(groups, list) else 0)
+    groups = model.get(SHAPES)
+    groups = list_in(groups, SHAPES, len(groups) if isinstance(groups, list) else 0)
     for group in groups:
-        for name, shape in fields_in(group, "param_shapes").items():
+        for name, shape in fields_in(group, SHAPES).items():
             if not isinstance(name, str) or not isinstance(shape, torch.Size):
-                raise OtherContent(f"param_shapes has {name!r:.60}: {described(shape)}, expected a shape by its name")
+                raise OtherContent(f"{SHAPES} has {name!r:.60}: {described(shape)}, expected a shape by its name")
     return list(groups)
 
 
@@ -151,7 +156,7 @@ def _check_sizes(wholes: dict[str, _Whole], weights: dict[str, Tensor]) -> None:
 
 def _flat_groups(content: Fields, flat_key: str, states_key: str) -> Iterator[tuple[int, Fields, Tensor]]:
     """Number, states and weights of each flat group of a rank; its states are those of Adam."""
-    fields_in(content, "optimizer_state_dict", (flat_key, states_key))
+    fields_in(content, PARTITION, (flat_key, states_key))
     flats = content[flat_key]
     flats = list_in(flats, flat_key, len(flats) if isinstance(flats, list) else 0)
     optimizer = fields_in(content[states_key], states_key, ("state", "param_groups"))
@@ -173,7 +178,7 @@ def _flat_groups(content: Fields, flat_key: str, states_key: str) -> Iterator[tu
 
 def _parts(content: Fields) -> Iterator[tuple[str, Any, dict[str, Tensor]]]:
     """Name, step and parts (N,) of a rank's parameters at stages 1 and 2: fragments of flat groups."""
-    groups = list(_flat_groups(content, _FLAT, _STATES))
+    groups = list(_flat_groups(content, FLAT, STATES))
     all_addresses = list_in(content.get(_ADDRESSES), _ADDRESSES, len(groups))
     for (number, states, flat), addresses in zip(groups, all_addresses, strict=True):
         whole = _of_elements(states, flat)
@@ -192,8 +197,8 @@ def _parts_of_stage_3(
     content: Fields, groups: Sequence[dict[str, torch.Size]], rank: int, ranks: int
 ) -> Iterator[tuple[str, Any, dict[str, Tensor]]]:
     """The same at stage 3, which divides each parameter into equal parts, the last ones with padding."""
-    flat_groups = list(_flat_groups(content, _FLAT_OF_STAGE_3, _STATES_OF_STAGE_3))
-    list_in(flat_groups, _FLAT_OF_STAGE_3, len(groups))
+    flat_groups = list(_flat_groups(content, FLAT_OF_STAGE_3, STATES_OF_STAGE_3))
+    list_in(flat_groups, FLAT_OF_STAGE_3, len(groups))
     for (_, states, flat), shapes in zip(flat_groups, groups, strict=True):
         whole = _of_elements(states, flat)
         start = 0
@@ -227,8 +232,8 @@ def _write(folder: Path, whole: _Whole, multiple: int | None) -> None:
 
 def _common(content: Fields, is_stage_3: bool) -> Fields:
     """What a rank's file says of all ranks: settings of the optimizer and the scale of the loss."""
-    key = _STATES_OF_STAGE_3 if is_stage_3 else _STATES
-    common = {name: value for name, value in content.items() if name not in (key, _FLAT, _ADDRESSES, _FLAT_OF_STAGE_3)}
+    key = STATES_OF_STAGE_3 if is_stage_3 else STATES
+    common = {name: value for name, value in content.items() if name not in (key, FLAT, _ADDRESSES, FLAT_OF_STAGE_3)}
     groups = content[key]["param_groups"]
     steps = {number: {"step": state.get("step")} for number, state in content[key]["state"].items()}
     return common | {"param_groups": groups} | ({key: {"state": steps, "param_groups": groups}} if is_stage_3 else {})

@@ -12,6 +12,12 @@ from deepspeed.runtime.fp16.loss_scaler import LossScalerBase
 from torch import Tensor
 
 from cloze.launch.engine.content import (
+    FLAT,
+    FLAT_OF_STAGE_3,
+    PARTITION,
+    SHAPES,
+    STATES,
+    STATES_OF_STAGE_3,
     OtherContent,
     check_groups,
     check_like,
@@ -43,15 +49,13 @@ class CheckpointFiles(CheckpointEngine):
         super().__init__()
         self.name = "cloze"
         self._submit, self._read = submit, read
-        self.content: Content = {}
-        """Of the file that was read last."""
 
     def create(self, info: object) -> None:
         """Does nothing: there is nothing to prepare."""
 
     def save(self, state_dict: Content, path: str) -> None:
         assert self._submit is not None, "made for reading"
-        partition = state_dict.get("optimizer_state_dict")
+        partition = state_dict.get(PARTITION)
         if isinstance(partition, dict) and "partition_count" in partition:
             # BF16_Optimizer, which DeepSpeed uses for bf16 at stage 1, omits this entry, which DeepSpeed's own tools
             # need.
@@ -60,26 +64,24 @@ class CheckpointFiles(CheckpointEngine):
 
     def load(self, path: str, map_location: object = None) -> Content:
         assert self._read is not None, "made for writing"
-        self.content = self._read(path)
-        return self.content
+        return self._read(path)
 
     def commit(self, info: object) -> bool:
         return True
 
 
-# Keys of DeepSpeed's files (checkpoint/constants.py), and what of a partition its loaders look for.
+# Further keys of DeepSpeed's files, and what of a partition its loaders look for.
 _FOLDING = "folding"
-_STATES, _STATES_OF_STAGE_3 = "base_optimizer_state", "optimizer_state_dict"
-_FLAT, _FLAT_OF_STAGE_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
 _PADDINGS, _PARTITION_GROUPS = "param_alignment_paddings", "ds_zero_partition_groups"
 _SETTINGS = ("dynamic_loss_scale", "overflow", "clip_grad")
 _COUNTS = ("dp_world_size", "mp_world_size", "global_steps", "skipped_steps")
 
 
 @contextlib.contextmanager
-def loading(engine: deepspeed.DeepSpeedEngine, folder: Path, read: Read, steps: int) -> Iterator[CheckpointFiles]:
+def loading(engine: deepspeed.DeepSpeedEngine, folder: Path, read: Read, steps: int) -> Iterator[Content]:
     """Context in which DeepSpeed loads a checkpoint: what it is given was checked, and so is what it has made of files
-    of any number of processes, which it reads itself.
+    of any number of processes, which it reads itself. Yields what will be the content of the model's file, once that
+    was read; at stages 1 to 3, where DeepSpeed takes all of it, nothing.
 
     Args:
         steps: that the optimizer has made.
@@ -88,20 +90,24 @@ def loading(engine: deepspeed.DeepSpeedEngine, folder: Path, read: Read, steps: 
         OtherContent: the files hold what this engine would not write.
     """
 
+    model_file: Content = {}
+
     def read_checked(path: str) -> Content:
         content = read(path)
         with of_file(path):
             _check_loaded(engine, content, path, steps)
+        if not engine.zero_optimization():  # where no other file is read
+            model_file.update(content)
         return content
 
     models = engine._get_all_ckpt_names(str(folder.parent), folder.name)
     if len(models) != 1:
         raise OtherContent(f"it has {len(models)} files of the model, expected one")
-    engine.checkpoint_engine = files = CheckpointFiles(read=read_checked)
+    engine.checkpoint_engine = CheckpointFiles(read=read_checked)
     converted = engine.load_universal_checkpoint()
     if converted:
         _check_converted(engine, folder, read)
-    yield files
+    yield model_file
     if converted:
         _check_states(engine, steps)
 
@@ -113,7 +119,7 @@ def _check_loaded(engine: deepspeed.DeepSpeedEngine, content: Content, path: str
     if path.endswith("_model_states.pt"):
         _check_model(engine, content)
     else:
-        partition = fields_in(content.get("optimizer_state_dict"), "optimizer_state_dict")
+        partition = fields_in(content.get(PARTITION), PARTITION)
         _check_partition(engine, partition, steps)
 
 
@@ -130,8 +136,8 @@ def _check_model(engine: deepspeed.DeepSpeedEngine, content: Content) -> None:
         processes = engine.dp_world_size
         count_in(content["dp_world_size"], "dp_world_size", processes, processes)
     if engine.load_universal_checkpoint() and engine.zero_optimization_stage() == 3:
-        found = content.get("param_shapes")
-        shapes = {name: shape for group in found or () for name, shape in fields_in(group, "param_shapes").items()}
+        found = content.get(SHAPES)
+        shapes = {name: shape for group in found or () for name, shape in fields_in(group, SHAPES).items()}
         for name, parameter in engine.module.named_parameters():
             if parameter.requires_grad and shapes.get(name) != parameter.ds_shape:
                 raise OtherContent(f"{name} has the shape {shapes.get(name)}, expected {parameter.ds_shape}")
@@ -145,9 +151,9 @@ def _check_converted(engine: deepspeed.DeepSpeedEngine, folder: Path, read: Read
     """Check what a checkpoint in the form for any number of processes says of all of them."""
     found, own = read(str(folder / "zero" / "optimizer_state.pt")), engine.optimizer.state_dict()
     _check_settings(found, own)
-    of_stage_3 = _FLAT_OF_STAGE_3 in own
-    groups = (fields_in(found.get(_STATES_OF_STAGE_3), _STATES_OF_STAGE_3) if of_stage_3 else found).get("param_groups")
-    own_groups = own[_STATES_OF_STAGE_3 if of_stage_3 else _STATES]["param_groups"]
+    of_stage_3 = FLAT_OF_STAGE_3 in own
+    groups = (fields_in(found.get(STATES_OF_STAGE_3), STATES_OF_STAGE_3) if of_stage_3 else found).get("param_groups")
+    own_groups = own[STATES_OF_STAGE_3 if of_stage_3 else STATES]["param_groups"]
     check_groups(groups, "param_groups", own_groups, places=False)  # those of other numbers of processes are others
 
 
@@ -172,10 +178,10 @@ def _check_settings(found: Content, own: Content) -> None:
 def _check_partition(engine: deepspeed.DeepSpeedEngine, found: Content, steps: int) -> None:
     partitioned, optimizer = engine.optimizer, base_optimizer(engine)
     own: Content = partitioned.state_dict()
-    of_stage_3 = _FLAT_OF_STAGE_3 in own
-    states, flat = (_STATES_OF_STAGE_3, _FLAT_OF_STAGE_3) if of_stage_3 else (_STATES, _FLAT)
+    of_stage_3 = FLAT_OF_STAGE_3 in own
+    states, flat = (STATES_OF_STAGE_3, FLAT_OF_STAGE_3) if of_stage_3 else (STATES, FLAT)
     read = ("loss_scaler", "dynamic_loss_scale", "overflow") if of_stage_3 else ()
-    fields_in(found, "optimizer_state_dict", (states, flat, *read))
+    fields_in(found, PARTITION, (states, flat, *read))
     _check_settings(found, own)
     if _PADDINGS in found and _PADDINGS in own:
         check_like(found[_PADDINGS], _PADDINGS, own[_PADDINGS])

@@ -16,6 +16,12 @@ from torch import Tensor
 
 from cloze.pipeline.bounds import MOST_COUNT
 
+# Keys of DeepSpeed's files (checkpoint/constants.py): in the model's, at stage 3, the shapes of the parameters; in a
+# rank's its part of the optimizer, and in that the states and the flat fp32 weights, which have other keys at stage 3.
+SHAPES, PARTITION = "param_shapes", "optimizer_state_dict"
+STATES, FLAT = "base_optimizer_state", "single_partition_of_fp32_groups"
+STATES_OF_STAGE_3, FLAT_OF_STAGE_3 = "optimizer_state_dict", "fp32_flat_groups"
+
 
 class OtherContent(Exception):
     """A file of a checkpoint holds what no run of this kind writes."""

@@ -189,7 +189,7 @@ class Engine:
             OtherContent: they hold what this engine would not write.
             UserError: the optimizer states are of other steps.
         """
-        with loading(self._deepspeed, folder, read, optimizer_steps) as files:
+        with loading(self._deepspeed, folder, read, optimizer_steps) as model_file:
             with (
                 kept_hyper_parameters(self._deepspeed),
                 padding_can_be_loaded(self._deepspeed),
@@ -201,7 +201,7 @@ class Engine:
                 if path is not None and self.sharding_stage == 0:
                     groups = parameter_groups(self.model, self._config.optimizer)
                     optimizer = base_optimizer(self._deepspeed)
-                    load_states(optimizer, self.model, groups, files.content, folder, read, optimizer_steps)
+                    load_states(optimizer, self.model, groups, model_file, folder, read, optimizer_steps)
             check_steps(self._deepspeed, optimizer_steps)
         return path is not None
 
