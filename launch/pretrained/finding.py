@@ -32,4 +32,4 @@ def fetched_run(url: str, step: int | Literal["best"] | None = None, count: int 
     """
     place = to_place(url)
     assert isinstance(place, StorePath), "of a URL"
-    return fetch_run(place, step, count, Console().warn)
+    return fetch_run(place, step, count, warn=Console().warn)
