@@ -2,13 +2,16 @@
 
 import contextlib
 import hashlib
+import importlib.util
 import io
+import os
 import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import deepspeed
@@ -16,6 +19,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.git_version_info import accelerator_name, installed_ops
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from deepspeed.ops.op_builder.builder import OpBuilder
 
 from cloze.launch.engine.optimizers.groups import Group
 from cloze.launch.system.console import doing
@@ -41,7 +45,9 @@ def compiled_adam(groups: list[Group], on_cpu: bool, **constants: Any) -> torch.
         else (FusedAdam, "fused_adam", "nvcc of the CUDA version that torch has")
     )
 
-    def build() -> torch.optim.Optimizer:
+    def build(library: Path | None = None) -> torch.optim.Optimizer:
+        if library is not None:
+            OpBuilder._loaded_ops[operation] = imported(operation, library)  # which DeepSpeed then does not compile
         with contextlib.redirect_stdout(io.StringIO()):  # the compiler's commands
             optimizer: torch.optim.Optimizer = kind(groups, **constants)
         return optimizer
@@ -60,47 +66,73 @@ def compiled_adam(groups: list[Group], on_cpu: bool, **constants: Any) -> torch.
         ) from error
 
 
-def compiled_once(name: str, load: Callable[[], Loaded]) -> Loaded:
-    """Call `load`, which loads an extension through torch.utils.cpp_extension and compiles it where it is not yet: in
-    one process, while the others of this user wait.
+def compiled_once(name: str, load: Callable[[Path | None], Loaded]) -> Loaded:
+    """Load an extension that torch.utils.cpp_extension compiles; compile it first where it is not yet, in one process,
+    while the others of this user wait.
 
     torch's own lock is a file, which stays when its process is killed; every later start then waits for ever. Here the
     lock ends with its process, and what was compiled gets its name when it is whole: the compilers of a killed process
-    may still write.
+    may still write. What is whole is loaded without torch, which would need ninja, and compile again in place wherever
+    another version of ninja, or another variable, makes other commands.
 
     Args:
         name: of the folder, and for the line that says what takes so long.
+        load: loads the library that is given; None: through torch, which compiles it.
 
     Raises:
         UserError: the folder of compiled extensions can't be written or locked, or what is in it can't be loaded.
     """
     folder = extensions_folder() / f"cloze-{name}-{_digest_of_machine()}"
+    whole = folder / "compiled"
+    if os.path.lexists(whole):
+        return _loaded(whole, load)
     with readable_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    whole = folder / "compiled"
     with _held(folder / "cloze.lock"):
+        if os.path.lexists(whole):  # meanwhile
+            return _loaded(whole, load)
         for left in folder.glob(f"{ASIDE}*"):
             clear(left, ignore_errors=True)  # compilers that still write there have their files again in an instant
-        for lock in whole.glob("*/lock"):
-            lock.unlink()  # torch's, of a process that was killed while it loaded
-        if whole.is_dir():
-            try:
-                with extensions_in(whole):
-                    return load()
-            except Exception as error:
-                raise UserError(
-                    f"{whole}: can't be loaded ({reason_of(error)}); remove it, and it is compiled again"
-                ) from error
         with readable_errors(folder):
             aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=folder))
         with doing() as tell, extensions_in(aside):
             tell(lambda: f"compiling {name} for this machine, once: one to two minutes")
-            loaded = load()
+            loaded = load(None)
         with readable_errors(folder):
             for file in filter(Path.is_file, aside.rglob("*")):
                 sync_file(file)
             aside.rename(whole)
         return loaded
+
+
+def _loaded(whole: Path, load: Callable[[Path | None], Loaded]) -> Loaded:
+    """What `load` makes of the library in a folder of a compiled extension.
+
+    Raises:
+        UserError: there is none that can be loaded.
+    """
+    libraries = list(whole.glob("*/*.so"))
+    try:
+        if len(libraries) != 1:
+            raise FileNotFoundError(f"found {len(libraries)} libraries, expected one")
+        return load(libraries[0])
+    except Exception as error:
+        raise UserError(
+            f"{whole}: can't be loaded ({reason_of(error)}); remove it, and it is compiled again"
+        ) from error
+
+
+def imported(name: str, library: Path) -> ModuleType:
+    """The module of a compiled library.
+
+    Raises:
+        ImportError: it is none of this name.
+    """
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None and spec.loader is not None, "a name with the suffix of a library"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @contextlib.contextmanager
@@ -115,8 +147,10 @@ def _held(path: Path) -> Iterator[None]:
 
 
 def _digest_of_machine() -> str:
-    """What a compiled extension depends on beside its sources: versions, where they are installed, and the processor,
-    for which g++ compiles (-march=native): machines of several kinds share a home.
+    """What a compiled extension depends on beside its sources: versions, where they are installed, the processor, for
+    which g++ compiles (-march=native), and the GPUs, for which nvcc does: machines of several kinds share a home.
     """
-    parts = (sys.prefix, torch.__version__, deepspeed.__version__, platform.machine(), processor_features())
+    versions = (sys.prefix, platform.python_version(), torch.__version__, deepspeed.__version__)
+    gpus = {torch.cuda.get_device_capability(number) for number in range(torch.cuda.device_count())}
+    parts = (*versions, platform.machine(), processor_features(), *map(str, sorted(gpus)))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

@@ -13,7 +13,7 @@ from torch.utils import cpp_extension
 
 from cloze.launch.config import OptimizerConfig
 from cloze.launch.engine.optimizers import build_optimizer, deepspeed_adam
-from cloze.launch.engine.optimizers.deepspeed_adam import compiled_once
+from cloze.launch.engine.optimizers.deepspeed_adam import compiled_once, imported
 from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
 from tests.launching import children, finish
@@ -36,7 +36,11 @@ os.execvp("g++", ["g++", *sys.argv[1:]])
 
 def load_tiny(command: list[str]) -> int:
     """Load a module that C++ defines, and print its docstring."""
-    print("loaded", compiled_once("tiny", lambda: cpp_extension.load("tiny", command).__doc__))
+
+    def load(library: Path | None) -> str:
+        return (cpp_extension.load("tiny", command) if library is None else imported("tiny", library)).__doc__
+
+    print("loaded", compiled_once("tiny", load))
     return 0
 
 
@@ -95,18 +99,23 @@ def test_killed_while_it_compiles(machine):
     assert [path.name for path in Path(machine.variables["TORCH_EXTENSIONS_DIR"]).glob("*/*/*/lock")] == []
 
 
-def test_killed_while_it_loads(machine, tmp_path):
-    """The lock that torch leaves in what is whole already."""
+def test_what_is_whole_is_loaded_without_ninja_or_a_compiler(machine, tmp_path):
+    """torch would compile in place there: with another version of ninja, other flags, or beside a lock that is left."""
     finish(machine.start())
     (compiled,) = (tmp_path / "extensions").glob("*/compiled/tiny")
     (compiled / "lock").touch()
+    machine.variables = machine.variables | {"CXX": shutil.which("false"), "CXXFLAGS": "-O1", "PATH": str(tmp_path)}
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in compiled.iterdir())
     assert "loaded whole" in finish(machine.start()) and machine.compilations() == 1
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in compiled.iterdir()) == before
 
 
 def test_what_cannot_be_loaded_is_named(machine, tmp_path):
     finish(machine.start())
     (library,) = (tmp_path / "extensions").glob("*/compiled/tiny/tiny.so")
     library.write_bytes(b"")
+    assert f"{library.parents[1]}: can't be loaded" in finish(machine.start(), None)
+    library.unlink()
     assert f"{library.parents[1]}: can't be loaded" in finish(machine.start(), None)
     shutil.rmtree(library.parents[1])
     assert "loaded whole" in finish(machine.start()) and machine.compilations() == 2
