@@ -3,6 +3,7 @@
 import glob
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ _FOR_SUITES = {
     ("blimp", "lines"): ("every_checkpoint", "precision", "every_nth", "score", "masked"),
     ("glue",): ("seeds", "random_weights", "finetune_config", "output"),
 }
+_NAMES_OF_TEXTS = {"blimp": "*.jsonl", "lines": "*", "glue": "*.tsv"}
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class EvaluateConfig(ModelConfig):
             raise UserError(
                 f"json: found {self.json}, the file of the texts, which it would replace, expected another name"
             )
+        if self.json and self._would_be_text(Path(self.json)):
+            raise UserError(
+                f"json: found {self.json} in the folder of the texts, whose next evaluation would read it as one, "
+                "expected a name elsewhere"
+            )
         if self.every_checkpoint and (self.step is not None or self.json or self.picture):
             raise UserError(
                 "every_checkpoint: found true with step, json or picture, expected it alone: results are written to "
@@ -100,8 +107,14 @@ class EvaluateConfig(ModelConfig):
     def _texts(self) -> Iterator[str]:
         """The files that `data` may stand for."""
         yield self.data
-        inside = f"{glob.escape(self.data)}/**/{'*.jsonl' if self.suite == 'blimp' else '*'}"
+        inside = f"{glob.escape(self.data)}/**/{_NAMES_OF_TEXTS[self.suite]}"
         yield from glob.iglob(inside if Path(self.data).is_dir() else self.data, recursive=True)
+
+    def _would_be_text(self, path: Path) -> bool:
+        """Whether a file of this name would be one of the texts in the folder that `data` is."""
+        folder = Path(self.data)
+        inside = folder.is_dir() and path.resolve().is_relative_to(folder.resolve())
+        return inside and fnmatch(path.name, _NAMES_OF_TEXTS[self.suite])
 
     @property
     def hidden(self) -> Literal["token", "rest_of_word", "later"]:

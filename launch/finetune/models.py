@@ -99,10 +99,15 @@ def freeze(model: BertPreTrained, what: str) -> None:
     top = 0 if what == "encoder" else int(what.removeprefix("below_"))
     if top > len(layers):
         raise UserError(f"freeze: found {what}, expected at most below_{len(layers)}, the model's layers")
-    for module in (*below, *layers[: len(layers) - top]):
+    above = _final_norm(model) if top == 0 else []
+    for module in (*below, *layers[: len(layers) - top], *above):
         module.requires_grad_(False)
-    if top == 0 and (norm := getattr(model.bert.encoder, "final_norm", None)) is not None:
-        norm.requires_grad_(False)
+
+
+def _final_norm(model: BertPreTrained) -> list[nn.Module]:
+    """What stands above the highest layer, in models that have it."""
+    norm = getattr(model.bert.encoder, "final_norm", None)
+    return [] if norm is None else [norm]
 
 
 def _below_layers(model: BertPreTrained) -> list[nn.Module]:
@@ -124,7 +129,9 @@ def unfreezing(stream: Iterator[RankBatch], model: BertPreTrained, step: int, st
     """The same batches. Before each, layers are unfrozen from the top: none at first, one more every `steps_each`
     steps, the embeddings last (Howard and Ruder 2018, section 3.3). A function of the step only.
     """
-    parts = [*([layer] for layer in reversed(model.bert.encoder.layers)), _below_layers(model)]
+    layers: list[list[nn.Module]] = [[layer] for layer in reversed(model.bert.encoder.layers)]
+    layers[0] += _final_norm(model)
+    parts = [*layers, _below_layers(model)]
     for number, batch in enumerate(stream, step):
         for place, part in enumerate(parts):
             for module in part:

@@ -104,7 +104,7 @@ def ranked(
                 else 1 + np.count_nonzero(row > row[place]) + np.count_nonzero(row[:place] == row[place])
                 for place in right[query]
             ]
-            found.append(Ranked(np.array(ranks), int(row.argmax())))
+            found.append(Ranked(np.array(ranks), int(np.nan_to_num(row, nan=-np.inf).argmax())))
     return found
 
 

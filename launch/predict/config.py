@@ -59,7 +59,8 @@ class Input(ModelConfig, Operation):
                 f"lines: found {self.lines} with texts on the command line, expected none: it is the format of a file "
                 "or of standard input"
             )
-        if self.output and self.file and is_same_file(self.output, self.file):
+        source = "/dev/stdin" if self.file == "-" or not (self.file or self.text) else self.file
+        if self.output and source and is_same_file(self.output, source):
             raise UserError(
                 f"output: found {self.output}, the file of the texts, which it would replace, expected another name"
             )

@@ -8,13 +8,11 @@ import torch
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples, remarks
-from cloze.launch.finetune.examples.predicted import Answer
+from cloze.launch.finetune.examples.predicted import Answer, AnswerInCharacters
 from cloze.launch.finetune.kind import Kind, Read
 from cloze.launch.finetune.squad import (
     Question,
     best_threshold,
-    normalized_characters,
-    normalized_words,
     read_squad,
     squad_metrics,
     squad_scores,
@@ -60,7 +58,8 @@ class AnswerExamples(Examples):
     def __init__(self, path: str, config: FinetuneConfig, tokenizer: Tokenizer, version_2: bool) -> None:
         self._contexts, self._questions, self.labelled = read_squad(path)
         self._longest_answer, self._version_2 = config.max_answer_tokens, version_2
-        self._units = normalized_characters if config.answer_units == "characters" else normalized_words
+        self.kind = AnswerInCharacters if config.answer_units == "characters" else Answer
+        self._units = self.kind.units
         self.measured = (
             f"f1 ({config.answer_units} in common with the nearest right answer, mean over questions, in "
             "percent), exact_match (the same)"

@@ -6,7 +6,7 @@ kind.
 
 from collections import Counter
 
-from cloze.launch.finetune.squad import exact_match, normalized_words
+from cloze.launch.finetune.squad import exact_match, normalized_characters, normalized_words
 from cloze.launch.system.console import markdown
 from cloze.pipeline.fields import Fields
 
@@ -169,10 +169,19 @@ class Tags(Prediction):
 class Answer(Prediction):
     """An answer (empty for none), of which several may be right. Error: the probability of a wrong answer."""
 
+    units = staticmethod(normalized_words)
+    """What answers are compared by."""
+
     @classmethod
     def error_size(cls, each: Fields) -> float | None:
-        right = any(exact_match(each["prediction"], text, normalized_words) for text in each["label"] or [""])
+        right = any(exact_match(each["prediction"], text, cls.units) for text in each["label"] or [""])
         return None if right else each["probability"]
+
+
+class AnswerInCharacters(Answer):
+    """The same for languages that are written without spaces."""
+
+    units = staticmethod(normalized_characters)
 
 
 class Ranks(Prediction):

@@ -199,6 +199,22 @@ def test_what_cannot_be_measured_is_said_in_one_line(model, run, tmp_path, capsy
             ["m", "--suite", "lines", "--data", str(tmp_path / "*/a.*"), "--json", str(tmp_path / "broken/a.jsonl")],
             "a.jsonl, the file of the texts, which it would replace",
         ),
+        (
+            [
+                "m",
+                "--suite",
+                "lines",
+                "--data",
+                str(tmp_path / "broken"),
+                "--json",
+                str(tmp_path / "empty/../broken/new"),
+            ],
+            "/new in the folder of the texts, whose next evaluation would read it as one",
+        ),
+        (  # what is in the folders of tasks and is no table may be replaced
+            ["m", "--suite", "glue", "--data", str(tmp_path), "--json", str(tmp_path / "broken/a.jsonl")],
+            "output: found none with suite glue",
+        ),
     ):
         assert main(["evaluate", *arguments]) == 2
         error = capsys.readouterr().err

@@ -130,3 +130,15 @@ def test_more_classes_than_can_be_read_are_not_drawn(tmp_path):
     names = [str(number) for number in range(101)]
     error_analysis.draw_confusion(Confusion(Counter(zip(names, names, strict=True)), names), "", tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
+
+
+def test_answers_are_right_by_what_the_run_compares_them_by():
+    """Marks between Chinese words are none of an answer, and an English article is a part of one."""
+    for units, prediction, wrong in (
+        (predicted.Answer, "the cat", None),
+        (predicted.Answer, "《三国》", 0.5),
+        (predicted.AnswerInCharacters, "《三国》", None),
+        (predicted.AnswerInCharacters, "the cat", 0.5),
+    ):
+        label = "三国" if "三国" in prediction else "cat"
+        assert units.error_size({"prediction": prediction, "label": [label], "probability": 0.5}) == wrong

@@ -162,3 +162,8 @@ def test_what_is_frozen_has_no_backward(kind):
     freeze(model, "encoder")
     learning = {name.split(".")[1] for name, each in model.bert.named_parameters("bert") if each.requires_grad}
     assert learning <= {"pooler"}
+    model = BertForSequenceClassification(tiny(kind), HeadConfig(("a", "b"), pooling="mean"))
+    for learns, _ in enumerate(unfreezing(iter([None] * (len(layers) + 2)), model, step=0, steps_each=1)):
+        learning = {name for name, each in model.bert.encoder.named_parameters() if each.requires_grad}
+        assert bool(learning) == (learns > 0), "at first only the head"
+        assert all(each.requires_grad for each in model.bert.parameters()) == (learns > len(layers))

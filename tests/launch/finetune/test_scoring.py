@@ -31,6 +31,9 @@ def test_vectors_that_are_no_numbers_find_nothing():
     """NaN is neither above nor below: as the first of all a run that has diverged would have been the best."""
     (found,) = scoring.ranked(np.full((1, 2), np.nan), np.ones((30, 2)), np.array([-1]), [np.array([0])])
     assert scoring.measure_ranks([found.ranks])["recall_at_10"] == 0.0
+    documents = np.array([[np.nan, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    (found,) = scoring.ranked(np.array([[1.0, 0.0]]), documents, np.array([-1]), [np.array([2])])
+    assert found.nearest == 2 and found.ranks.tolist() == [1]
 
 
 def test_every_metric_of_a_task_is_a_measure():

@@ -265,6 +265,16 @@ def test_results_do_not_replace_the_texts(folders, tmp_path, capsys, monkeypatch
         assert "new.csv, the file of the texts, which it would replace" in line
     line = refused(capsys, "classify", folders / "classifier", "--file", "linked.csv", "--output", "new.csv")
     assert "new.csv, the file of the texts, which it would replace" in line
+    with open("new.csv") as texts:
+        stdin = os.dup(0)
+        os.dup2(texts.fileno(), 0)
+        try:
+            for file in ((), ("--file", "-")):
+                line = refused(capsys, "classify", folders / "classifier", *file, "--output", "new.csv")
+                assert "new.csv, the file of the texts, which it would replace" in line
+        finally:
+            os.dup2(stdin, 0)
+            os.close(stdin)
     assert main(["evaluate", "m", "--suite", "lines", "--data", "new.csv", "--json", f"{tmp_path}/new.csv"]) == 2
     assert "json: found" in capsys.readouterr().err
     assert (tmp_path / "new.csv").read_text().split() == ["review", "the", "sky"]
