@@ -213,14 +213,14 @@ def prepare(model: Path, output: Path, ways: list[str]) -> Path:
     """
     import yaml
 
-    from cloze.launch.run import as_written, runs
+    from cloze.launch.run import integrity, runs
     from cloze.model.huggingface import load_pretrained
 
     start = output / "start"
     start.mkdir(parents=True, exist_ok=True)
     if not (start / "shape.yaml").exists():
         shutil.copytree(
-            as_written.tokenizer_folder(model),
+            integrity.tokenizer_folder(model),
             start / "tokenizer",
             dirs_exist_ok=True,
             ignore=shutil.ignore_patterns("*.safetensors", "config.json"),

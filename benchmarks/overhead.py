@@ -156,7 +156,7 @@ def plain_loop(config, opened, environment, device, turns) -> None:
 def our_loop(config, opened, environment, device, turns) -> None:
     """What `cloze pretrain` does when all is prepared."""
     from cloze.launch.pretrain.inputs import RunInputs
-    from cloze.launch.pretrain.objectives.making import make_objective
+    from cloze.launch.pretrain.objectives.factory import make_objective
     from cloze.launch.pretrain.pretraining_run import Pretraining
     from cloze.launch.run.heartbeat import Heartbeat
     from cloze.launch.run.preemption import StopRequest

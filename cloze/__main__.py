@@ -5,8 +5,8 @@ import sys
 
 
 def main() -> int:
-    """Import and run the command line; a signal that comes meanwhile waits until `launch/system/ranks.py` takes it
-    (`hear_stops`): Python's own answer to Ctrl-C is a traceback.
+    """Import and run the command line; a signal that comes meanwhile waits until `launch/system/local_launcher.py`
+    takes it (`hear_stops`): Python's own answer to Ctrl-C is a traceback.
 
     Returns:
         The exit status.

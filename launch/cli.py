@@ -8,7 +8,6 @@ from functools import partial
 
 from cloze.launch.commands import COMMANDS, explain, help_topic, load, parse, split_command, usage, with_operation
 from cloze.launch.run.preemption import Starting
-from cloze.launch.system.endings import Ending
 from cloze.launch.system.environment import (
     end_with_parent,
     fewer_imports,
@@ -16,7 +15,8 @@ from cloze.launch.system.environment import (
     protect_process,
     read_environment,
 )
-from cloze.launch.system.ranks import hear_stops, run_ranks
+from cloze.launch.system.exit_status import Ending
+from cloze.launch.system.local_launcher import hear_stops, run_ranks
 from cloze.pipeline.errors import UserError
 from cloze.version import __version__
 

@@ -27,7 +27,7 @@ from cloze.launch.system.environment import child_variables, fewer_imports
 from tests.parallel import PRELOADED
 
 with fewer_imports():
-    from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
+    from cloze.launch.system.exit_status import EXIT_COMPLETE, EXIT_REQUEUE
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(PRELOADED)

@@ -55,7 +55,7 @@ ATOMS = (
     ),
     *('"\\ud83d\\ude00"', '"\\ud83d"', "\ufeff", '"text": "b"', '"te\\u0078t": "q"', "\u2028", "\x0b", "\x00", '"\\x"'),
 )
-# Of the last line of a message; a name of 5,000 letters is cut where it is printed (`endings`).
+# Of the last line of a message; a name of 5,000 letters is cut where it is printed (`exit_status`).
 Reading = tuple[str, Callable[[], object]]
 
 

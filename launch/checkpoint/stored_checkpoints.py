@@ -36,7 +36,7 @@ from cloze.launch.checkpoint.transfer import Damaged, StoreThread, fetch, upload
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run.commits import Commit, TakenOver, is_first
 from cloze.launch.run.runs import step_name
-from cloze.launch.run.store_waits import Patience, StoreAway
+from cloze.launch.run.store_retries import Patience, StoreAway
 from cloze.launch.run.stored_run import StoredRun, refuse_checkpoints
 from cloze.launch.system import distributed
 from cloze.launch.system.environment import Environment

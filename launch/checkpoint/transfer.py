@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from cloze.launch.run.store_waits import Patience
+from cloze.launch.run.store_retries import Patience
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of, write_at
 from cloze.pipeline.stores.places import StorePath

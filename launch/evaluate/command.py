@@ -18,10 +18,10 @@ from cloze.launch.predict.blanks import Score
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.finding import model_path
 from cloze.launch.run import runs
-from cloze.launch.run.board import board_in
+from cloze.launch.run.tensorboard_files import board_in
 from cloze.launch.system.console import Console, clock, doing
-from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.environment import importing_deepspeed
+from cloze.launch.system.exit_status import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_json, sha256_of

@@ -8,7 +8,7 @@ from cloze.launch.config.training import AUTO
 from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.finetune.sweep import checked_runs, configured
 from cloze.launch.finetune.tasks import TASKS
-from cloze.launch.run import as_written, runs
+from cloze.launch.run import integrity, runs
 from cloze.launch.run.sweep_planning import written
 from cloze.launch.run.sweep_pool import run_all
 from cloze.launch.run.sweep_results import statistics_of
@@ -129,7 +129,7 @@ def _random_weights(folder: Path, output: Path) -> list[str]:
         raise UserError(f"output: found {path} of another model, expected that of {folder}; choose another --output")
     output.mkdir(parents=True, exist_ok=True)
     publish_text(path, text)
-    return ["--model", str(path), "--tokenizer", str(as_written.tokenizer_folder(folder))]
+    return ["--model", str(path), "--tokenizer", str(integrity.tokenizer_folder(folder))]
 
 
 def _summary(task: str, planned: list[Run]) -> Fields:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from cloze.launch.finetune.examples.base import Examples
-from cloze.launch.finetune.examples.predicted import MOST_CLASSES, Confusion
+from cloze.launch.finetune.examples.prediction_errors import MOST_CLASSES, Confusion
 from cloze.launch.system.console import figure, markdown
 from cloze.launch.system.pictures import new_figure, save
 from cloze.pipeline.fields import Fields
@@ -17,7 +17,7 @@ _LONGEST = 300  # number of characters of a text that are shown
 
 def tables(examples: Examples, predictions: list[Fields]) -> dict[str, str]:
     """Tables in Markdown by name: `worst`, and the confusion tables of the kind of prediction."""
-    confusions = examples.kind.confusions(predictions)
+    confusions = examples.errors.confusions(predictions)
     if worst := _worst(examples, predictions):
         confusions["worst"] = worst
     return confusions
@@ -34,7 +34,7 @@ def _worst(examples: Examples, predictions: list[Fields]) -> str:
     wrong = [
         (badness, number)
         for number, prediction in enumerate(predictions)
-        if (badness := examples.kind.error_size(prediction)) is not None
+        if (badness := examples.errors.error_size(prediction)) is not None
     ]
     wrong.sort(key=lambda pair: (-pair[0], pair[1]))
     rows = []

@@ -25,11 +25,11 @@ from cloze.launch.finetune.models import head_options
 from cloze.launch.pretrained.loading import cut_alike
 from cloze.launch.pretrained.origin import read_origin, tokenizer_for_export
 from cloze.launch.pretrained.source import warn_of_own_format
-from cloze.launch.run import as_written, runs
+from cloze.launch.run import integrity, runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.run.store_waits import Patience
+from cloze.launch.run.store_retries import Patience
 from cloze.launch.run.stored_run import StoredRun
 from cloze.launch.run.sweep_run import TEST_HASHES, no_better
 from cloze.launch.system import distributed
@@ -77,7 +77,7 @@ class Evaluation:
         predictions = self._examples.predictions(self._outputs)
         for name, table in error_analysis.tables(self._examples, predictions).items():
             metrics.text(f"validation/{name}", step, table)
-        if scores := self._examples.kind.binary_scores(predictions):
+        if scores := self._examples.errors.binary_scores(predictions):
             name, labels, probabilities = scores
             metrics.precision_recall(f"validation/precision and recall of {name}", step, labels, probabilities)
 
@@ -151,7 +151,7 @@ def report(job: Job, model_step: int | None, loop: Loop, process: Process, stop:
         "metric": config.evaluation.metric,
         "majority": job.validation.majority(),
         TEST_HASHES: job.test_hashes,
-        runs.MODEL_HASHES: as_written.hashes_of_model(output) if environment.is_main else {},
+        runs.MODEL_HASHES: integrity.hashes_of_model(output) if environment.is_main else {},
     }
     for split, examples in (("validation", job.validation), *((f"test/{each.name}", each) for each in job.test)):
         if distributed.on_any_rank(stop.wanted, device):
@@ -244,7 +244,7 @@ def _write_predictions(folder: Path, name: str, examples: Examples, outputs: np.
         publish_text(folder / f"{name}-mistakes.md", error_analysis.page(examples, predictions))
         if can_draw():
             drawn: set[str] = set()
-            for title, matrix in examples.kind.matrices(predictions).items():
+            for title, matrix in examples.errors.matrices(predictions).items():
                 file = re.sub(r"[^\w.-]", "_", title.replace(" ", "-", 1))
                 while file in drawn:  # of a column whose name differs in such characters alone
                     file += "_"

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from cloze.launch.parsing.fields import Described, describe, shown
-from cloze.launch.parsing.given import chunks, value_of
+from cloze.launch.parsing.value_origins import chunks, value_of
 from cloze.pipeline.errors import UserError, did_you_mean
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.untrusted import check_readable, load_yaml

@@ -21,7 +21,7 @@ import yaml
 
 from cloze.launch.parsing.error_messages import check_file, explain
 from cloze.launch.parsing.fields import Described, describe, nulls
-from cloze.launch.parsing.given import Complete, Given, chunks, names_in_file, value_of
+from cloze.launch.parsing.value_origins import Complete, Given, chunks, names_in_file, value_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import describe as cannot_be_read
 from cloze.pipeline.untrusted import check_readable, dump_yaml, load_yaml

@@ -13,7 +13,7 @@ from cloze.launch.predict.output import print_results, write_results
 from cloze.launch.predict.rows import read_rows
 from cloze.launch.pretrained.finding import model_path
 from cloze.launch.pretrained.loaded import LoadedModel
-from cloze.launch.run import as_written, runs
+from cloze.launch.run import integrity, runs
 from cloze.launch.system.console import Console
 from cloze.launch.texts.encoding import Encoding, TextEncoder
 from cloze.launch.texts.settings import TRUNCATION, Truncation, words_in
@@ -98,7 +98,7 @@ def tokenize(config: TokenizeConfig) -> int:
         The exit status.
     """
     folder = model_path(config)
-    tokenizer = Tokenizer.from_folder(as_written.tokenizer_folder(folder))
+    tokenizer = Tokenizer.from_folder(integrity.tokenizer_folder(folder))
     described = runs.model_folder(folder) / "config.json"
     notes = runs.read_fields(described) if described.exists() else {}
     encoder = whole_encoder(tokenizer, words_in(notes.get(TRUNCATION)))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.objectives import Objective
-from cloze.launch.pretrain.objectives.making import make_objective
+from cloze.launch.pretrain.objectives.factory import make_objective
 from cloze.launch.system.console import Console
 from cloze.model.bert import BertPreTrained
 from cloze.model.encoder import Attention, Encoder

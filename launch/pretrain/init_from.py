@@ -24,7 +24,7 @@ from cloze.launch.pretrain.init_vocabulary import OF_TOKENS, NewVocabulary, new_
 from cloze.launch.pretrain.shapes import OF_VOCABULARY, check_shape, check_source
 from cloze.launch.pretrained.loaded import check_vocabulary
 from cloze.launch.pretrained.origin import check_tokenizer
-from cloze.launch.run import as_written, runs
+from cloze.launch.run import integrity, runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, ModelError
@@ -120,7 +120,7 @@ def read_source(
     content = read_once(partial(_read, path, newest, checkpoints.warn), path, checkpoints.device)
     shape, weights, folder = BertConfig(**content["shape"]), content["weights"], runs.model_folder(path)
     source = InitialWeights(folder, shape, weights, content["step"], name, hash=hash_of(weights))
-    old = Tokenizer.from_folder(as_written.tokenizer_folder(path))
+    old = Tokenizer.from_folder(integrity.tokenizer_folder(path))
     check_tokenizer(old, folder)
     if old.fingerprint != manifest.tokenizer_fingerprint:
         source = _with_vocabulary(config, source, old, Tokenizer.from_folder(manifest.folder / runs.TOKENIZER))
@@ -142,7 +142,7 @@ def _read(path: Path, newest: int | None, warn: Callable[[str], None]) -> Fields
             shape = runs.model_config(path)
             check_finite(weights, f"step {step} of {path}")
         else:
-            as_written.check_model(path)
+            integrity.check_model(path)
             step, (shape, weights) = None, load_pretrained(runs.model_folder(path))
         check_sizes(shape, weights, str(path))
     except ModelError as error:

@@ -24,8 +24,8 @@ from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import to_device
-from cloze.launch.system.endings import out_of_memory
 from cloze.launch.system.environment import Environment, processes_on_this_machine
+from cloze.launch.system.exit_status import out_of_memory
 from cloze.launch.system.memory import GIB, available_bytes, peak_bytes, resident_bytes
 from cloze.launch.training.objective import ModelOutput
 from cloze.model.config import BertConfig

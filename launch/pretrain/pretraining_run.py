@@ -32,7 +32,7 @@ from cloze.launch.pretrain.shapes import local_description
 from cloze.launch.pretrain.source_statistics import Sources
 from cloze.launch.pretrain.validation import make_show, open_validation, validation_sets
 from cloze.launch.pretrained.origin import keep_origin
-from cloze.launch.run import as_written, runs
+from cloze.launch.run import integrity, runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import data_sheet_of, take_flash_attention_3
@@ -195,7 +195,7 @@ class Pretraining(Recipe):
 
     def save_origin(self, folder: Path) -> None:
         source, output = self._start.source.path if self._start else None, Path(self.config.output)
-        kept = as_written.seal_of(output / runs.ORIGIN) is not None or not (output / runs.SOFTWARE).is_file()
+        kept = integrity.seal_of(output / runs.ORIGIN) is not None or not (output / runs.SOFTWARE).is_file()
         if source is None and self.config.init_from and kept:
             # of a run that goes on, whose folder was removed
             source = runs.model_folder(local_description(self.config.init_from))

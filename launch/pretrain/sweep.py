@@ -15,7 +15,7 @@ from cloze.launch.parsing import parse
 from cloze.launch.pretrain.inputs import open_inputs
 from cloze.launch.pretrain.precheck import check_inputs
 from cloze.launch.pretrain.shapes import complete
-from cloze.launch.run.as_written import own_tokenizer
+from cloze.launch.run.integrity import own_tokenizer
 from cloze.launch.run.metrics_file import is_evaluation, iterate_metrics
 from cloze.launch.run.resume_check import check_folder
 from cloze.launch.run.runs import CHECKPOINTS, FIRST_WEIGHTS, METRICS, SOFTWARE, TOKENIZER, flatten
@@ -24,8 +24,8 @@ from cloze.launch.run.sweep_planning import arguments_of, combinations, command_
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweep_run import Lost, Results, Run
 from cloze.launch.system.console import Console
-from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.environment import Environment, visible_gpus
+from cloze.launch.system.exit_status import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.pictures import check_library
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError

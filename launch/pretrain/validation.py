@@ -11,7 +11,7 @@ from cloze.launch.pretrain.data import TrainingData, check_alike, check_manifest
 from cloze.launch.pretrain.sample_predictions import SamplePredictions
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
-from cloze.launch.system.own_classes import own_class
+from cloze.launch.system.plugins import own_class
 from cloze.launch.training.callbacks import Callback
 from cloze.launch.training.completion import with_metric
 from cloze.launch.training.evaluation import ValidationSet

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from cloze.launch.config.model import HubConfig
-from cloze.launch.pretrained.cards import CARD
+from cloze.launch.pretrained.card_examples import CARD
 from cloze.launch.pretrained.sentence_transformers import LENGTH, MODULE_CONFIGS, MODULES, SETTINGS
 from cloze.model.config_files import SLOW_TOKENIZER_FILES, TOKENIZER_FILES
 from cloze.pipeline.errors import UserError

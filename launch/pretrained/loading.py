@@ -13,7 +13,7 @@ from cloze.launch.pretrained.finding import fetched_run
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.pretrained.origin import check_tokenizer
 from cloze.launch.pretrained.sentence_transformers import read_max_length, read_pooling
-from cloze.launch.run import as_written, runs
+from cloze.launch.run import integrity, runs
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import to_device
 from cloze.launch.system.environment import importing_deepspeed
@@ -47,8 +47,8 @@ def load_model(folder: str | Path, step: int | Literal["best"] | None = None) ->
     _check_step(step)
     folder = fetched_run(folder, step) if is_url(folder) else Path(folder)
     runs.check_holds_model(folder)
-    as_written.check_model(folder)
-    tokenizer = Tokenizer.from_folder(as_written.tokenizer_folder(folder))
+    integrity.check_model(folder)
+    tokenizer = Tokenizer.from_folder(integrity.tokenizer_folder(folder))
     if runs.is_pretraining(folder):
         last, config, weights = read_run(folder, step, Console().warn)
         detects = architecture_of(weights) == BertForReplacedTokenDetection.__name__

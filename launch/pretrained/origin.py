@@ -5,7 +5,7 @@ here, and the tokenizer's files, if its tokenizer is still that one.
 import shutil
 from pathlib import Path
 
-from cloze.launch.run import as_written, runs
+from cloze.launch.run import integrity, runs
 from cloze.model.config_files import (
     FINGERPRINT,
     SLOW_TOKENIZER_FILES,
@@ -56,9 +56,9 @@ def origin_of(run: Path) -> Path | None:
         UserError: a file there is not as the run has written it.
     """
     folder = run / runs.ORIGIN
-    if not folder.is_dir() and as_written.seal_of(folder) is None:
+    if not folder.is_dir() and integrity.seal_of(folder) is None:
         return None
-    as_written.check_sealed(folder)
+    integrity.check_sealed(folder)
     return folder
 
 
@@ -80,7 +80,7 @@ def tokenizer_for_export(run: Path) -> Path:
     """
     origin = origin_of(run)
     of_origin = origin is not None and holds_tokenizer(origin)
-    folder = origin if origin and of_origin else as_written.own_tokenizer(run)
+    folder = origin if origin and of_origin else integrity.own_tokenizer(run)
     if (run / runs.DATA).is_file():
         tokenizer = Tokenizer.from_folder(folder)
         check_tokenizer(tokenizer, run)

@@ -7,7 +7,7 @@ from cloze.launch.config.model import ModelConfig
 from cloze.launch.parsing import shipped
 from cloze.launch.pretrained.finding import model_path
 from cloze.launch.pretrained.hub import is_name
-from cloze.launch.run import as_written, runs
+from cloze.launch.run import integrity, runs
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import is_url
 from cloze.pipeline.tokenization.tokenizer import holds_tokenizer
@@ -56,7 +56,7 @@ def check_tokenizer(config: ModelConfig) -> None:
     if is_url(config.model):
         return
     folder = model_path(config)
-    if not holds_tokenizer(as_written.tokenizer_folder(folder)):
+    if not holds_tokenizer(integrity.tokenizer_folder(folder)):
         found = "no tokenizer in the folder" if folder.is_dir() else "no folder"
         raise UserError(
             f"model: found {found} {folder}, expected the folder of a tokenizer, which `cloze vocab` makes, of a "

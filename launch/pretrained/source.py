@@ -13,7 +13,7 @@ from cloze.launch.pretrained.loaded import check_vocabulary
 from cloze.launch.pretrained.loading import load_truncation, load_vectors, read_run
 from cloze.launch.pretrained.origin import check_tokenizer, trained_fingerprint
 from cloze.launch.pretrained.precheck import check_model, named_shape
-from cloze.launch.run import as_written, runs
+from cloze.launch.run import integrity, runs
 from cloze.launch.system.console import Console
 from cloze.model.config import BertConfig, VectorPooling
 from cloze.model.config_files import OWN_MODEL_TYPE
@@ -74,7 +74,7 @@ def find_source(config: FinetuneConfig) -> Source:
         return _from_shape(config, shape)
     if of_run:
         return _from_run(config, path)
-    as_written.check_model(path)
+    integrity.check_model(path)
     return _from_folder(config, runs.model_folder(path) if path.is_dir() else fetch_model(config.model, config))
 
 
@@ -99,7 +99,7 @@ def _from_shape(config: FinetuneConfig, path: Path) -> Source:
 
 def _from_run(config: FinetuneConfig, run: Path) -> Source:
     step, shape, weights = read_run(run, config.model_step, Console().warn)
-    length, tokenizer = runs.trained_length(run), _tokenizer(config, as_written.own_tokenizer(run), run)
+    length, tokenizer = runs.trained_length(run), _tokenizer(config, integrity.own_tokenizer(run), run)
     check_vocabulary(tokenizer, shape, run)
     return Source(shape, weights, None, tokenizer, step=step, trained_length=length, folder=run)
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cloze.launch.config import RunConfig
-from cloze.launch.run.as_written import AS_WRITTEN, HASHES, SEALED, check_sealed, own_tokenizer, write_seal
+from cloze.launch.run.integrity import AS_WRITTEN, HASHES, SEALED, check_sealed, own_tokenizer, write_seal
 from cloze.launch.run.runs import (
     CONFIG,
     DATA,

@@ -17,9 +17,9 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from cloze.launch.run.board import report_no_writer
 from cloze.launch.run.metrics_file import BUFFER_BYTES, is_evaluation, is_kept, parsed_lines
 from cloze.launch.run.runs import METRICS
+from cloze.launch.run.tensorboard_files import report_no_writer
 from cloze.launch.run.trackers import TRACKERS, Tracking, tracked
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError

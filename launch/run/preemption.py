@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
-from cloze.launch.system.endings import EXIT_REQUEUE, STOP_SIGNALS
 from cloze.launch.system.environment import has_lost_launcher
+from cloze.launch.system.exit_status import EXIT_REQUEUE, STOP_SIGNALS
 
 # Ctrl-C reaches a worker twice, from the terminal and from torchrun: signals within this time are one request.
 ONE_REQUEST_SECONDS = 2.0

@@ -24,8 +24,8 @@ from cloze.launch.config import RunConfig
 from cloze.launch.run import runs
 from cloze.launch.run.commits import CommitLog
 from cloze.launch.run.metrics_file import good_lines
-from cloze.launch.run.ownership import LEASE, held, locked
-from cloze.launch.run.store_waits import Patience, StoreAway, reading
+from cloze.launch.run.run_locks import LEASE, held, locked
+from cloze.launch.run.store_retries import Patience, StoreAway, reading
 from cloze.launch.run.uploaded_logs import (
     LOG,
     Arrived,
@@ -45,7 +45,7 @@ from cloze.pipeline.stores.places import StorePath, is_url, to_output
 from cloze.pipeline.stores.temporary_folders import show_as
 
 # Seconds that the end of a run waits for the store to take the remaining data. An error is reported after that, and
-# before other processes report theirs (SAID_SECONDS in launch/system/endings.py).
+# before other processes report theirs (SAID_SECONDS in launch/system/exit_status.py).
 _LEAVE_SECONDS, _FAILED_SECONDS = 60.0, 4.0
 _PIECE_BYTES = 64 << 20  # of an object, in memory at once
 COMMITS = "commits.json"

@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 
 from cloze.launch.run.metrics_file import newest_metrics
-from cloze.launch.run.ownership import in_use
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.run_locks import in_use
 from cloze.launch.run.sweep_run import Run, last_line, shown
 from cloze.launch.system.console import Console, doing, figure
 from cloze.launch.system.environment import child_variables

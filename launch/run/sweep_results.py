@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.run import runs
-from cloze.launch.run.ownership import locked
+from cloze.launch.run.run_locks import locked
 from cloze.launch.run.status_file import recording_failure, set_status
 from cloze.launch.run.sweep_pictures import DrawnSetting, draw_sweep
 from cloze.launch.run.sweep_planning import named

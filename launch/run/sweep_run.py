@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloze.launch.config.metrics import lower_is_better
-from cloze.launch.run import as_written, runs
+from cloze.launch.run import integrity, runs
 from cloze.launch.run.resume_check import MEASURES
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system.console import figure
@@ -109,7 +109,7 @@ class Run:
         end.
         """
         made = self.folder / runs.CONFIG
-        if as_written.is_lost(made):  # `fault_in_runs` says what to do
+        if integrity.is_lost(made):  # `fault_in_runs` says what to do
             return True
         fields = runs.fields_of(self.folder)
         return all(fields.get(name) == self.fields[name] for name in _ENDS if name in self.fields)
@@ -117,7 +117,7 @@ class Run:
     def measured_otherwise(self) -> str | None:
         """One line if a run that has ended was measured by other settings than are planned; else None."""
         path = self.folder / runs.CONFIG
-        if not self.fields or as_written.is_lost(path):
+        if not self.fields or integrity.is_lost(path):
             return None
         made = runs.fields_of(self.folder)
         for name in sorted(made.keys() | self.fields.keys()):
@@ -131,7 +131,7 @@ class Run:
 
     def lost_model(self) -> Lost | None:
         """What of its model a complete run has lost, by a look at sizes; None: nothing."""
-        path = as_written.lost_of_model(self.folder) if self.complete else None
+        path = integrity.lost_of_model(self.folder) if self.complete else None
         return path if path is None else Lost(_as_written(path))
 
     def lost_curve(self) -> Lost | None:
@@ -186,7 +186,7 @@ def fault_in_runs(planned: Sequence[Run]) -> str | None:
             advice = lost.advice or "the same command writes it again"
             return f"{lost.what}: something was removed meanwhile; {advice}"
         for path in (run.folder / runs.CONFIG, run.folder / runs.DATA):
-            if as_written.is_lost(path):
+            if integrity.is_lost(path):
                 return f"{_as_written(path)}: something was removed meanwhile; {run.repeating}"
         read = runs.read_fields(run.folder / runs.DATA)
         for name, expected in run.facts.items():
@@ -205,7 +205,7 @@ def fault_in_runs(planned: Sequence[Run]) -> str | None:
 
 
 def _as_written(lost: Path) -> str:
-    return f"{lost}: found {as_written.found_at(lost)}, expected it as the run has written it"
+    return f"{lost}: found {integrity.found_at(lost)}, expected it as the run has written it"
 
 
 def last_line(log: Path) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cloze.launch.run.metrics_file import good_lines, is_evaluation, kept_lines, lines_of
 from cloze.launch.run.runs import HEARTBEATS, METRICS, STATUS, TRACKING, heartbeat_name
-from cloze.launch.run.store_waits import reading
+from cloze.launch.run.store_retries import reading
 from cloze.pipeline.bounds import MOST, whole_number
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields

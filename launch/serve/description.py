@@ -12,7 +12,7 @@ from cloze.launch.predict.blanks import FillMask
 from cloze.launch.predict.labels import Classify
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.predict.tags import TagWords
-from cloze.launch.pretrained.cards import Example, card_examples, row_examples
+from cloze.launch.pretrained.card_examples import Example, card_examples, row_examples
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.run import runs
 from cloze.pipeline.fields import Fields

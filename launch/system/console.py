@@ -92,7 +92,7 @@ class Output(RichConsole):
         super().__init__(width=None if sys.stdout.isatty() else 140, highlight=False)
 
     def on_broken_pipe(self) -> None:
-        raise  # handled in launch/system/endings.py; rich would end the process
+        raise  # handled in launch/system/exit_status.py; rich would end the process
 
 
 class Console:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from cloze.launch.config import DataSource
-from cloze.launch.pretrained.cards import card_metadata
+from cloze.launch.pretrained.card_examples import card_metadata
 from cloze.launch.pretrained.loading import load_settings, load_truncation, load_vectors
 from cloze.launch.pretrained.sentence_transformers import MODULES, read_max_length, write_length, write_modules
 from cloze.launch.run import runs

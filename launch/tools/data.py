@@ -12,7 +12,7 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from cloze.launch.run.board import board_in
+from cloze.launch.run.tensorboard_files import board_in
 from cloze.launch.system.console import Console, Output, markdown
 from cloze.pipeline.config import InspectConfig, PrepareConfig, VerifyConfig
 from cloze.pipeline.errors import UserError

@@ -12,7 +12,7 @@ from cloze.launch.pretrained.hub import check_push, push_model
 from cloze.launch.pretrained.loading import cut_alike, read_run_average
 from cloze.launch.pretrained.origin import check_tokenizer, read_origin, tokenizer_for_export
 from cloze.launch.pretrained.source import warn_of_own_format
-from cloze.launch.run import as_written, runs
+from cloze.launch.run import integrity, runs
 from cloze.launch.system.console import Console
 from cloze.launch.texts.settings import TRUNCATION, Truncation, described
 from cloze.launch.tools.card import card, write_pooling
@@ -125,7 +125,7 @@ def _generator_config(run: Path) -> BertConfig:
 
 def _copy_model(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:
     """Copy the model folder of a fine-tuning run, or the folder `run`; returns a description of it."""
-    as_written.check_model(run)
+    integrity.check_model(run)
     source = runs.model_folder(run)
     if not (source / "config.json").is_file():
         raise UserError(

@@ -18,7 +18,7 @@ from cloze.launch.run.status_file import SILENT_SECONDS, read_status
 from cloze.launch.run.stored_run import fetch_objects
 from cloze.launch.run.uploaded_logs import LogReader, fetch_heartbeats
 from cloze.launch.system.console import Console, clock
-from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE, EXIT_USER_ERROR
+from cloze.launch.system.exit_status import EXIT_COMPLETE, EXIT_REQUEUE, EXIT_USER_ERROR
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_json, readable_errors

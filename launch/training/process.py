@@ -10,13 +10,13 @@ import torch
 
 from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.config import RunConfig
-from cloze.launch.run import as_written, runs
+from cloze.launch.run import integrity, runs
 from cloze.launch.run.description import describe_again, description_of
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
-from cloze.launch.run.ownership import locked
 from cloze.launch.run.preemption import STOPPING, StopRequest
 from cloze.launch.run.resume_check import check_folder
+from cloze.launch.run.run_locks import locked
 from cloze.launch.run.status_file import recording_failure, set_status
 from cloze.launch.run.stored_run import StoredRun
 from cloze.launch.run.trackers import check_installed
@@ -198,12 +198,12 @@ def _look(output: Path, record: Record, checkpoints: CheckpointManager, process:
     stored, warn = process.stored, process.console.warn
     looks: list[Callable[[], None]] = [
         record.describe_again,
-        partial(as_written.check_there, output),
+        partial(integrity.check_there, output),
         record.metrics.check_there,
         checkpoints.check_last,
     ]
     if record.complete:
-        looks.append(partial(as_written.check_results, output))
+        looks.append(partial(integrity.check_results, output))
     if stored:
         looks.append(partial(stored.check_there, record.complete))
     there = True

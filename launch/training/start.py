@@ -19,8 +19,8 @@ from cloze.launch.run.resume_check import run_hash, saved_facts
 from cloze.launch.run.stored_run import open_stored_run
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import peak_flops
-from cloze.launch.system.endings import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.environment import Environment
+from cloze.launch.system.exit_status import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.training.callbacks import Callback, StopOnRequest
 from cloze.launch.training.curves import Curves
 from cloze.launch.training.evaluation import Evaluations

@@ -41,11 +41,12 @@ LATE_IMPORTS = {
 # Files that import modules by names that are values; elsewhere the name is a literal.
 IMPORTS_BY_VALUE = {
     "pipeline/references.py": "tables name functions and classes, whose modules are imported when they are used",
-    "launch/system/own_classes.py": "users name classes of their own",
+    "launch/system/plugins.py": "users name classes of their own",
 }
 # Files that import a module by a literal name, since nothing in it is used, or it may be missing.
 IMPORTS_BY_LITERAL = {
     "launch/engine/repairs.py": "other versions of DeepSpeed lack the module",
+    "launch/engine/optimizers/deepspeed_adam.py": "the library of a kernel that was compiled on this machine",
     "pipeline/jobs/executors.py": "a worker imports what its tasks need, and uses nothing itself",
 }
 IMPORTERS = {
@@ -62,13 +63,13 @@ IMPORTERS = {
 PRINTERS = {
     "launch/cli.py": "help and version",
     "launch/commands.py": "a script of completion",
-    "launch/system/endings.py": "the one line of an error",
+    "launch/system/exit_status.py": "the one line of an error",
     "launch/predict/command.py": "the vectors of a word, one JSON line each",
     "launch/predict/output.py": "results, one JSON line each or as a table",
     "launch/pretrain/command.py": "the configuration of DeepSpeed as JSON",
     "launch/run/heartbeat.py": "warnings of a thread, on every rank",
     "launch/system/console.py": "what every other file prints with",
-    "launch/system/ranks.py": "the parent of several processes, before any of them has a console",
+    "launch/system/local_launcher.py": "the parent of several processes, before any of them has a console",
     "launch/tools/data.py": "what was prepared, inspected and verified",
 }
 # Exceptions that say nothing of field, value and remedy, which a user would see as a traceback.

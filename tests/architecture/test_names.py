@@ -28,7 +28,7 @@ TESTED_IN = {
     "launch/pretrain/pretraining_run.py": "tests/distributed/test_resume.py",
     "launch/pretrain/first_model.py": "tests/distributed/test_exactness.py",
     "launch/pretrain/validation.py": f"{L}/pretrain/test_data.py",
-    "launch/training/callbacks.py": f"{L}/system/test_own_classes.py",
+    "launch/training/callbacks.py": f"{L}/system/test_plugins.py",
     "launch/training/evaluation.py": f"{L}/pretrain/test_data.py",
     "launch/training/objective.py": "tests/distributed/test_exactness.py",
     "launch/training/loop.py": "tests/distributed/test_resume.py",

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from cloze.launch.checkpoint.state import CHECKSUMS, damage
-from cloze.launch.system.endings import EXIT_REQUEUE
+from cloze.launch.system.exit_status import EXIT_REQUEUE
 from tests.forked import ForkedRun
 from tests.launching import (
     PATIENCE_SECONDS,

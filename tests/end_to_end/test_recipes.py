@@ -9,7 +9,7 @@ import torch
 from cloze.launch.commands import parse
 from cloze.launch.config import BatchArithmetic
 from cloze.launch.pretrain.device_defaults import crowded
-from cloze.launch.pretrain.objectives.making import make_objective
+from cloze.launch.pretrain.objectives.factory import make_objective
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.system.data_sheets import named_sheet
 from cloze.model.flops import TokenCounts

@@ -170,7 +170,7 @@ def loop_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
     from cloze.launch.engine.config import deepspeed_config
     from cloze.launch.engine.engine import Engine
     from cloze.launch.pretrain.first_model import build_model
-    from cloze.launch.pretrain.objectives.making import make_objective
+    from cloze.launch.pretrain.objectives.factory import make_objective
     from cloze.launch.system.environment import read_environment
     from cloze.launch.training.callbacks import RunView
     from cloze.launch.training.loop import Loop

@@ -18,7 +18,7 @@ from cloze.launch.checkpoint.deepspeed_files import MODEL_FILE
 from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.cli import main
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.system import endings
+from cloze.launch.system import exit_status
 from cloze.launch.system.environment import Environment, child_variables
 from cloze.launch.training import loop
 from cloze.pipeline.errors import UserError
@@ -229,7 +229,7 @@ def test_a_finished_run_is_repeated_by_its_own_configuration(data, finished, tmp
 
 def patient_main(command: list[str]) -> int:
     """The command, whose other ranks wait for rank 0, which is at most so much slower."""
-    endings.SAID_SECONDS = 120
+    exit_status.SAID_SECONDS = 120
     return main(command)
 
 
@@ -286,7 +286,7 @@ def test_settings_that_deepspeed_reads_are_let_through(data, tmp_path):
 def rank_1_ends(command: list[str]) -> int:
     """The command, which one process leaves in the middle of training with a message of its own. The other is deaf
     to the signal by which the launcher ends it then, so that it comes to its line."""
-    make_step, endings.SAID_SECONDS = loop.Loop.step, 2.0
+    make_step, exit_status.SAID_SECONDS = loop.Loop.step, 2.0
     StopRequest.__exit__ = lambda self, *exception: setattr(self, "_ignored_until", time.monotonic() + 60)
 
     def leaves(self, *arguments):

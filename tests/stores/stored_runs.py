@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from cloze.launch.cli import main
-from cloze.launch.run import store_waits
+from cloze.launch.run import store_retries
 from cloze.launch.run.commits import read_commits
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.runs import STATUS
@@ -38,7 +38,7 @@ def changed_main(command: list[str], quick: bool = True, step_seconds: float = 0
         leases.SECONDS = 2.0
         clients.RETRIES, clients.RETRY_SECONDS = 3, 2.0
         clients._FIRST_WAIT, clients._LONGEST_WAIT = 0.02, 0.2
-        store_waits._REST_SECONDS = 0.2
+        store_retries._REST_SECONDS = 0.2
     make_step = loop.Loop.step
 
     def slowed(self, *arguments):

@@ -17,11 +17,11 @@ from cloze.launch.run.commits import is_first
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.preemption import Starting
 from cloze.launch.run.runs import METRICS
-from cloze.launch.run.store_waits import Patience
+from cloze.launch.run.store_retries import Patience
 from cloze.launch.run.stored_run import open_stored_run, scratch_of
 from cloze.launch.system.console import Console
-from cloze.launch.system.endings import SAID_SECONDS
 from cloze.launch.system.environment import Environment
+from cloze.launch.system.exit_status import SAID_SECONDS
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.places import to_place

@@ -12,7 +12,7 @@ from cloze.launch.checkpoint import transfer
 from cloze.launch.checkpoint.fetching import INDEX, read_index
 from cloze.launch.checkpoint.transfer import Damaged, fetch, parts_of, upload
 from cloze.launch.run.commits import Commit
-from cloze.launch.run.store_waits import Patience
+from cloze.launch.run.store_retries import Patience
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import to_place
 

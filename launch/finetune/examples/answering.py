@@ -8,7 +8,7 @@ import torch
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples, remarks
-from cloze.launch.finetune.examples.predicted import Answer, AnswerInCharacters
+from cloze.launch.finetune.examples.prediction_errors import AnswerErrors, CharacterAnswerErrors
 from cloze.launch.finetune.kind import Kind, Read
 from cloze.launch.finetune.squad import (
     Question,
@@ -53,13 +53,13 @@ class AnswerExamples(Examples):
     in the one window where it counts. A question that may have no answer has every window's [CLS] for it.
     """
 
-    width, by_token, kind = 2, True, Answer
+    width, by_token, errors = 2, True, AnswerErrors
 
     def __init__(self, path: str, config: FinetuneConfig, tokenizer: Tokenizer, version_2: bool) -> None:
         self._contexts, self._questions, self.labelled = read_squad(path)
         self._longest_answer, self._version_2 = config.max_answer_tokens, version_2
-        self.kind = AnswerInCharacters if config.answer_units == "characters" else Answer
-        self._units = self.kind.units
+        self.errors = CharacterAnswerErrors if config.answer_units == "characters" else AnswerErrors
+        self._units = self.errors.units
         self.measured = (
             f"f1 ({config.answer_units} in common with the nearest right answer, mean over questions, in "
             "percent), exact_match (the same)"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloze.launch.finetune.examples.predicted import Prediction
+from cloze.launch.finetune.examples.prediction_errors import PredictionErrors
 from cloze.launch.system import distributed
 from cloze.launch.system.devices import to_device
 from cloze.launch.texts.encoding import spelled_specials
@@ -56,8 +56,8 @@ class Examples(ABC):
     """The model's types of segments A and B."""
     _sequences: Sequences
     """The sequences of all units."""
-    kind: type[Prediction]
-    """The kind of its predictions."""
+    errors: type[PredictionErrors]
+    """How its predictions are wrong."""
     facts: str
     """A line about them for the table at the start."""
     measured: str

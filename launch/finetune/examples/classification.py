@@ -15,13 +15,13 @@ from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune import scoring
 from cloze.launch.finetune.examples.base import Examples, remarks
-from cloze.launch.finetune.examples.predicted import (
-    ClassOfEachColumn,
-    Labels,
-    Number,
+from cloze.launch.finetune.examples.prediction_errors import (
+    ClassErrors,
+    ColumnErrors,
+    LabelErrors,
+    NumberErrors,
     NumberOfEachColumn,
-    OneClass,
-    Prediction,
+    PredictionErrors,
 )
 from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
 from cloze.launch.texts.labels import looking_alike
@@ -234,7 +234,7 @@ class ClassExamples(TextExamples):
 
     several_columns = False
 
-    kind = OneClass
+    errors = ClassErrors
 
     @property
     def averaged(self) -> Mapping[str, str]:  # type: ignore[override]  # depends on the labels
@@ -276,7 +276,7 @@ class ClassExamples(TextExamples):
 class ColumnExamples(TextExamples):
     """A class in each of several columns of labels, each with a softmax of its own."""
 
-    kind = ClassOfEachColumn
+    errors = ColumnErrors
     averaged: Mapping[str, str] = {"accuracy_mean": "mean over columns"}
 
     @staticmethod
@@ -325,7 +325,7 @@ class _OfNumbers(TextExamples):
 class LabelExamples(_OfNumbers):
     """Independent labels: a column with a list of them, or a column of 0 and 1 for each."""
 
-    kind, numbers_from = Labels, 2  # a column of 0 and 1 for each label
+    errors, numbers_from = LabelErrors, 2  # a column of 0 and 1 for each label
     averaged: Mapping[str, str] = {
         "f1_micro": "over all labels together",
         "f1_macro": "mean over labels",
@@ -372,8 +372,8 @@ class NumberExamples(_OfNumbers):
     numbers_from = 1
 
     @property
-    def kind(self) -> type[Prediction]:  # type: ignore[override]  # depends on the columns
-        return NumberOfEachColumn if len(self._columns) > 1 else Number
+    def errors(self) -> type[PredictionErrors]:  # type: ignore[override]  # depends on the columns
+        return NumberOfEachColumn if len(self._columns) > 1 else NumberErrors
 
     @property
     def averaged(self) -> Mapping[str, str]:  # type: ignore[override]

@@ -13,7 +13,7 @@ from cloze.launch.finetune import scoring
 from cloze.launch.finetune.contrastive import ContrastiveObjective
 from cloze.launch.finetune.examples.base import Examples, remarks
 from cloze.launch.finetune.examples.classification import number_in, predicted
-from cloze.launch.finetune.examples.predicted import Ranks
+from cloze.launch.finetune.examples.prediction_errors import RankErrors
 from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read, check_roles
 from cloze.launch.texts.sequences import Cut, Sequences, build_sequences
 from cloze.launch.texts.settings import VECTORS, Truncation, Vectors, normalized
@@ -150,7 +150,7 @@ class VectorExamples(Examples):
     """
 
     labelled = True
-    kind = Ranks
+    errors = RankErrors
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples, remarks
 from cloze.launch.finetune.examples.classification import unknown_label
-from cloze.launch.finetune.examples.predicted import Tags
+from cloze.launch.finetune.examples.prediction_errors import TagErrors
 from cloze.launch.finetune.kind import Kind, Read
 from cloze.launch.finetune.schemes import OUTSIDE, PREFIXES, split_tag, to_iob2
 from cloze.launch.texts.encoding import characters
@@ -176,7 +176,7 @@ class TagExamples(Examples):
         by_character: whether the words of the training file are single characters, between which texts have no space.
     """
 
-    kind, by_token = Tags, True
+    errors, by_token = TagErrors, True
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from cloze.launch.engine.optimizers import build_optimizer, matrix_rows, paramet
 from cloze.launch.engine.summing import BUCKET_BYTES, buckets_of
 from cloze.launch.pretrain.micro_batch_size import MASKED_MARGIN, SPARE_SHARE
 from cloze.launch.pretrain.objectives import Objective
-from cloze.launch.pretrain.objectives.making import make_objective
+from cloze.launch.pretrain.objectives.factory import make_objective
 from cloze.launch.system.memory import GIB
 from cloze.launch.tools.planning import assumptions
 from cloze.launch.tools.planning.assumptions import (

@@ -8,8 +8,8 @@ from sklearn.metrics import confusion_matrix
 
 from cloze.launch.finetune import error_analysis
 from cloze.launch.finetune.error_analysis import tables
-from cloze.launch.finetune.examples import predicted
-from cloze.launch.finetune.examples.predicted import Confusion
+from cloze.launch.finetune.examples import prediction_errors
+from cloze.launch.finetune.examples.prediction_errors import Confusion
 from tests.launch.finetune.running import cells
 
 
@@ -56,11 +56,11 @@ def entries(kind: str) -> list[dict]:
 
 
 KINDS = {
-    "columns": predicted.ClassOfEachColumn,
-    "labels": predicted.Labels,
-    "numbers": predicted.Number,
-    "tags": predicted.Tags,
-    "answers": predicted.Answer,
+    "columns": prediction_errors.ColumnErrors,
+    "labels": prediction_errors.LabelErrors,
+    "numbers": prediction_errors.NumberErrors,
+    "tags": prediction_errors.TagErrors,
+    "answers": prediction_errors.AnswerErrors,
 }
 
 
@@ -68,7 +68,7 @@ class Texts:
     """Of examples, what the tables need."""
 
     def __init__(self, kind) -> None:
-        self.kind = kind
+        self.errors = kind
 
     def text(self, number: int) -> str:
         return f"the | text\n{number}"
@@ -135,10 +135,10 @@ def test_more_classes_than_can_be_read_are_not_drawn(tmp_path):
 def test_answers_are_right_by_what_the_run_compares_them_by():
     """Marks between Chinese words are none of an answer, and an English article is a part of one."""
     for units, prediction, wrong in (
-        (predicted.Answer, "the cat", None),
-        (predicted.Answer, "《三国》", 0.5),
-        (predicted.AnswerInCharacters, "《三国》", None),
-        (predicted.AnswerInCharacters, "the cat", 0.5),
+        (prediction_errors.AnswerErrors, "the cat", None),
+        (prediction_errors.AnswerErrors, "《三国》", 0.5),
+        (prediction_errors.CharacterAnswerErrors, "《三国》", None),
+        (prediction_errors.CharacterAnswerErrors, "the cat", 0.5),
     ):
         label = "三国" if "三国" in prediction else "cat"
         assert units.error_size({"prediction": prediction, "label": [label], "probability": 0.5}) == wrong

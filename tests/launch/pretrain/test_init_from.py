@@ -19,7 +19,7 @@ from cloze.launch.pretrain import init_from
 from cloze.launch.pretrain.first_model import check_word_vectors
 from cloze.launch.pretrain.init_from import InitialWeights, for_student, take_weights
 from cloze.launch.pretrain.shapes import check_shape
-from cloze.launch.run.as_written import hashes_of_model
+from cloze.launch.run.integrity import hashes_of_model
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.config_files import FINGERPRINT, config_from_huggingface

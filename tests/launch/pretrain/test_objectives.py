@@ -15,7 +15,7 @@ import transformers
 from cloze.launch.cli import main
 from cloze.launch.config import BatchArithmetic, PretrainConfig, TrainConfig
 from cloze.launch.predict.default_operation import operation_for
-from cloze.launch.pretrain.objectives.making import make_objective
+from cloze.launch.pretrain.objectives.factory import make_objective
 from cloze.launch.pretrain.objectives.masked import is_real
 from cloze.launch.pretrain.objectives.replaced_tokens import generator_config
 from cloze.launch.pretrain.objectives.span_boundary import spans

@@ -8,7 +8,7 @@ import torch
 from cloze.launch.config import OptimizerConfig, PretrainConfig
 from cloze.launch.engine.optimizers import build_optimizer
 from cloze.launch.pretrain.first_model import build_model
-from cloze.launch.pretrain.objectives.making import make_objective
+from cloze.launch.pretrain.objectives.factory import make_objective
 from cloze.launch.pretrain.objectives.table import OBJECTIVES
 from cloze.model.families import BY_TYPE, family_of
 from cloze.model.tasks import BertForMaskedLM

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from cloze.launch.config import PretrainConfig
-from cloze.launch.run import as_written, runs
+from cloze.launch.run import integrity, runs
 from cloze.launch.run.description import describe_again, description_of, write_description
 from cloze.pipeline.errors import UserError
 from tests.launch.tiny_models import tokenizer
@@ -54,13 +54,13 @@ def test_a_start_with_other_weights_before_the_first_checkpoint_keeps_their_orig
 
     for run, text in (("1", "first"), ("1", "edited"), ("2", "second")):
         write_description(tmp_path, PretrainConfig("d", str(tmp_path)), {}, save(text), {}, run, f"weights {run}", True)
-        as_written.check_sealed(tmp_path / runs.ORIGIN)
+        integrity.check_sealed(tmp_path / runs.ORIGIN)
         assert (tmp_path / runs.ORIGIN / "config.json").read_text() == text
     write_description(tmp_path, PretrainConfig("d", str(tmp_path)), {}, save("third"), {}, "2")
     assert json.loads((tmp_path / runs.SOFTWARE).read_text())["first_weights"] == "weights 2"
     os.truncate(tmp_path / runs.ORIGIN / "config.json", 1 << 40)  # holes, whose hash would take an hour
     with pytest.raises(UserError, match="origin/config.json: found 1,099,511,627,776 bytes, expected at most"):
-        as_written.check_sealed(tmp_path / runs.ORIGIN)
+        integrity.check_sealed(tmp_path / runs.ORIGIN)
 
 
 @pytest.mark.parametrize("name", [runs.DATA, runs.CONFIG, runs.SOFTWARE, "tokenizer/tokenizer.json"])
@@ -73,7 +73,7 @@ def test_what_a_run_has_lost_is_written_again_or_said(tmp_path, name, change):
 
     def look():
         describe_again(tmp_path, description, said.append)
-        as_written.check_there(tmp_path)
+        integrity.check_there(tmp_path)
 
     look()
     before = (tmp_path / name).read_bytes()

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from cloze.launch.run import as_written, runs
-from cloze.launch.run.ownership import in_use
+from cloze.launch.run import integrity, runs
+from cloze.launch.run.run_locks import in_use
 from cloze.launch.run.sweep_pool import run_all
 from cloze.launch.run.sweep_run import fault_in_runs
 from cloze.launch.system.console import Console
@@ -78,7 +78,7 @@ def test_a_run_whose_model_was_cut_is_run_again(tmp_path, capsys, lost):
         exec(completing(each.folder))  # noqa: S102
         save_file({"weight": np.zeros(9)}, each.folder / "model/model.safetensors")
         results = json.loads((each.folder / runs.RESULTS).read_text())
-        hashes = {runs.MODEL_HASHES: as_written.hashes_of_model(each.folder)}
+        hashes = {runs.MODEL_HASHES: integrity.hashes_of_model(each.folder)}
         (each.folder / runs.RESULTS).write_text(json.dumps(results | hashes))
     assert run.measured
     path = run.folder / "model" / lost

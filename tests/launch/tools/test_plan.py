@@ -11,7 +11,7 @@ import transformers
 from cloze.launch import cli, commands
 from cloze.launch.config import EmaConfig, PretrainConfig, TrainConfig, ZeroConfig
 from cloze.launch.pretrain.micro_batch_size import SPARE_SHARE
-from cloze.launch.pretrain.objectives.making import make_objective
+from cloze.launch.pretrain.objectives.factory import make_objective
 from cloze.launch.pretrained.loading import load_model
 from cloze.launch.system import devices
 from cloze.launch.tools import plan

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cloze.launch.run.ownership import in_use, locked
+from cloze.launch.run.run_locks import in_use, locked
 from cloze.launch.run.runs import LOCK
 from cloze.pipeline.config import SourceConfig, VerifyConfig
 from cloze.pipeline.errors import UserError

@@ -9,7 +9,7 @@ from cloze.launch.config.metrics import first_measure
 from cloze.launch.pretrain.objectives.masked import MaskedAndNextTokens, MaskedTokens
 from cloze.launch.pretrain.objectives.objective import Objective
 from cloze.launch.pretrain.objectives.table import OBJECTIVES
-from cloze.launch.system.own_classes import make, own_class
+from cloze.launch.system.plugins import make, own_class
 from cloze.pipeline.errors import UserError
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from cloze.launch.pretrained.cards import Example, card_examples, row_examples
+from cloze.launch.pretrained.card_examples import Example, card_examples, row_examples
 
 WIDGET = """---
 license: mit

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Literal
 
-from cloze.launch.system.endings import EXIT_REQUEUE, STOP_SIGNALS
 from cloze.launch.system.environment import child_variables, end_with, visible_gpus
+from cloze.launch.system.exit_status import EXIT_REQUEUE, STOP_SIGNALS
 
 # Seconds between two checks whether a process has ended, as in torchrun.
 _LOOK_SECONDS = 0.1

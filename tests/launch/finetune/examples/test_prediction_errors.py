@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import multilabel_confusion_matrix
 
 from cloze.launch.finetune.error_analysis import tables
-from cloze.launch.finetune.examples import predicted
+from cloze.launch.finetune.examples import prediction_errors
 from tests.launch.finetune.test_error_analysis import Texts, cells
 
 
@@ -22,7 +22,7 @@ def test_independent_labels_are_counted_as_sklearn_does():
         {"place": "p", "label": named(a), "prediction": named(b), "probabilities": dict.fromkeys(names, 0.5)}
         for a, b in zip(true, guessed, strict=True)
     ]
-    _, *rows = cells(tables(Texts(predicted.Labels), predictions)["confusion"])
+    _, *rows = cells(tables(Texts(prediction_errors.LabelErrors), predictions)["confusion"])
     expected = {
         name: [matrix[1, 1], matrix[1, 0], matrix[0, 1], matrix[0, 0]]
         for name, matrix in zip(names, multilabel_confusion_matrix(true, guessed), strict=True)
@@ -38,7 +38,7 @@ def test_of_very_many_classes_the_pairs_that_are_confused_most():
     predictions = [
         {"place": "p", "label": true, "prediction": guessed, "probabilities": chances} for true, guessed in pairs
     ]
-    assert cells(tables(Texts(predicted.OneClass), predictions)["confusion"])[1] == ["7", "9", "3"]
+    assert cells(tables(Texts(prediction_errors.ClassErrors), predictions)["confusion"])[1] == ["7", "9", "3"]
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_of_very_many_classes_the_pairs_that_are_confused_most():
 )
 def test_an_answer_that_counts_as_right_is_no_mistake(answer, right, size):
     """By the official script: articles, case and punctuation don't count."""
-    assert predicted.Answer.error_size({"prediction": answer, "label": right, "probability": 0.9}) == size
+    assert prediction_errors.AnswerErrors.error_size({"prediction": answer, "label": right, "probability": 0.9}) == size

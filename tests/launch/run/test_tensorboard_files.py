@@ -4,7 +4,7 @@ import resource
 from pathlib import Path
 
 from cloze.launch import cli
-from cloze.launch.run.board import board_in
+from cloze.launch.run.tensorboard_files import board_in
 from tests.forked import ForkedRun
 from tests.launching import finish
 

@@ -3,7 +3,7 @@
 from cloze.launch.commands import COMMANDS
 from cloze.launch.config import PretrainConfig
 from cloze.launch.parsing import Given, parse
-from cloze.launch.parsing.given import chunks, names_in_file
+from cloze.launch.parsing.value_origins import chunks, names_in_file
 
 
 def test_the_words_of_a_command_line_by_option():

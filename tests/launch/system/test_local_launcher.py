@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cloze.launch.cli import main
-from cloze.launch.run.ownership import in_use
-from cloze.launch.system import ranks
+from cloze.launch.run.run_locks import in_use
+from cloze.launch.system import local_launcher
 from cloze.launch.system.environment import fewer_imports
 from tests.forked import ForkedRun
 from tests.launching import (
@@ -178,7 +178,7 @@ def test_the_status_is_that_of_the_first_that_failed(monkeypatch, tmp_path, ends
         + "".join(f"if os.environ['RANK'] == '{rank}':\n    {end or 'pass'}\n" for rank, end in enumerate(ends))
     )
     monkeypatch.chdir(tmp_path)  # where `-m cloze` finds it first
-    assert ranks.run_ranks("pretrain", [], 2) == status
+    assert local_launcher.run_ranks("pretrain", [], 2) == status
 
 
 STOPPABLE = """

@@ -1,4 +1,4 @@
-"""Kinds of predictions: their errors, their confusions, and the tables that show both.
+"""Errors of predictions by kind: their confusions, and the tables that show both.
 
 A prediction is an object of a file of predictions, with `prediction`, `label` if it is known, and further entries by
 kind.
@@ -39,8 +39,8 @@ class Confusion:
         return markdown(["true \\ predicted", *self.labels], rows)
 
 
-class Prediction:
-    """A kind of prediction. By default it has no confusion tables."""
+class PredictionErrors:
+    """How predictions of a kind are wrong. By default they have no confusion tables."""
 
     @classmethod
     def error_size(cls, each: Fields) -> float | None:
@@ -63,7 +63,7 @@ class Prediction:
         return None
 
 
-class OneClass(Prediction):
+class ClassErrors(PredictionErrors):
     """One of several classes with the probability of each. Error: 1 - probability of the true class."""
 
     @classmethod
@@ -87,7 +87,7 @@ class OneClass(Prediction):
         )
 
 
-class ClassOfEachColumn(Prediction):
+class ColumnErrors(PredictionErrors):
     """A class in each of several columns. Error: the largest of the columns."""
 
     @classmethod
@@ -106,7 +106,7 @@ class ClassOfEachColumn(Prediction):
         }
 
 
-class Labels(Prediction):
+class LabelErrors(PredictionErrors):
     """Independent labels. Error: the largest error of a probability."""
 
     @classmethod
@@ -130,7 +130,7 @@ class Labels(Prediction):
         return {"confusion": markdown(header, [[name, *map(str, counts)] for name, counts in rows])}
 
 
-class Number(Prediction):
+class NumberErrors(PredictionErrors):
     """A number. Error: its distance to the true one."""
 
     @classmethod
@@ -138,7 +138,7 @@ class Number(Prediction):
         return abs(each["label"] - each["prediction"]) or None
 
 
-class NumberOfEachColumn(Prediction):
+class NumberOfEachColumn(PredictionErrors):
     """Several numbers. Error: the largest of them."""
 
     @classmethod
@@ -146,7 +146,7 @@ class NumberOfEachColumn(Prediction):
         return max(abs(value - each["prediction"][column]) for column, value in each["label"].items()) or None
 
 
-class Tags(Prediction):
+class TagErrors(PredictionErrors):
     """A tag per word with its probability. Error: the highest probability of a wrong tag."""
 
     @classmethod
@@ -166,7 +166,7 @@ class Tags(Prediction):
         return {"confusion": Confusion(counts, sorted({name for pair in counts for name in pair}))}
 
 
-class Answer(Prediction):
+class AnswerErrors(PredictionErrors):
     """An answer (empty for none), of which several may be right. Error: the probability of a wrong answer."""
 
     units = staticmethod(normalized_words)
@@ -178,13 +178,13 @@ class Answer(Prediction):
         return None if right else each["probability"]
 
 
-class AnswerInCharacters(Answer):
+class CharacterAnswerErrors(AnswerErrors):
     """The same for languages that are written without spaces."""
 
     units = staticmethod(normalized_characters)
 
 
-class Ranks(Prediction):
+class RankErrors(PredictionErrors):
     """Ranks by vectors. Error: the distance of a rank to the right one."""
 
     @classmethod

@@ -3,7 +3,7 @@
 import pytest
 
 from cloze.launch.config import PretrainConfig
-from cloze.launch.run import as_written, runs
+from cloze.launch.run import integrity, runs
 from cloze.launch.run.description import write_description
 from cloze.pipeline.errors import UserError
 from tests.launch.tiny_models import tokenizer
@@ -15,14 +15,14 @@ def test_what_goes_out_with_a_model_is_as_the_run_has_written_it(tmp_path, name)
     ours = tokenizer()
     config, facts = PretrainConfig(data="d", output=str(tmp_path)), {"tokenizer_fingerprint": ours.fingerprint}
     write_description(tmp_path, config, facts, {runs.TOKENIZER: ours.save}, {})
-    path = as_written.own_tokenizer(tmp_path) / name
+    path = integrity.own_tokenizer(tmp_path) / name
     before = path.read_bytes() if path.exists() else None
     path.write_bytes((before or b"{}") + b"\n")
     with pytest.raises(UserError, match=f"{name}: found another file, expected it as the run has written it; restore"):
-        as_written.own_tokenizer(tmp_path)
+        integrity.own_tokenizer(tmp_path)
     if before is not None:
         path.unlink()
         with pytest.raises(UserError, match="found no (such file|tokenizer.json), expected it as the run has written"):
-            as_written.own_tokenizer(tmp_path)
+            integrity.own_tokenizer(tmp_path)
         path.write_bytes(before)
-        assert as_written.own_tokenizer(tmp_path) == path.parent
+        assert integrity.own_tokenizer(tmp_path) == path.parent

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from cloze.launch.config import CheckpointConfig
-from cloze.launch.run import store_waits
-from cloze.launch.run.store_waits import Patience, StoreAway
+from cloze.launch.run import store_retries
+from cloze.launch.run.store_retries import Patience, StoreAway
 from cloze.pipeline.errors import UserError
 
 
@@ -26,7 +26,7 @@ def failing(answers):
 
 def test_the_time_is_counted_from_the_first_failure(monkeypatch):
     """A slow upload that fails is tried again; a store that is silent for so long is given up."""
-    monkeypatch.setattr(store_waits, "_REST_SECONDS", 0.01)
+    monkeypatch.setattr(store_retries, "_REST_SECONDS", 0.01)
     warned = []
     wait = Patience(0.2, warned.append, threading.Event())
     assert wait(failing([0.4, 0.0, 0.0])) == "sent"

@@ -3,7 +3,7 @@
 import signal
 import time
 
-from cloze.launch.run.ownership import in_use
+from cloze.launch.run.run_locks import in_use
 from tests.forked import ForkedRun
 from tests.launching import finish, pretrain_arguments, step_of, train
 from tests.synthetic import make_shards

@@ -13,7 +13,7 @@ import torch
 
 from cloze.launch.cli import main
 from cloze.launch.system import distributed
-from cloze.launch.system.endings import Ending
+from cloze.launch.system.exit_status import Ending
 from cloze.pipeline.errors import UserError
 from tests.launching import ROOT, finish, start
 
