@@ -42,11 +42,11 @@ LATE_IMPORTS = {
 IMPORTS_BY_VALUE = {
     "pipeline/references.py": "tables name functions and classes, whose modules are imported when they are used",
     "launch/system/plugins.py": "users name classes of their own",
+    "launch/engine/optimizers/deepspeed_adam.py": "the library of a kernel is compiled on this machine",
 }
 # Files that import a module by a literal name, since nothing in it is used, or it may be missing.
 IMPORTS_BY_LITERAL = {
     "launch/engine/repairs.py": "other versions of DeepSpeed lack the module",
-    "launch/engine/optimizers/deepspeed_adam.py": "the library of a kernel that was compiled on this machine",
     "pipeline/jobs/executors.py": "a worker imports what its tasks need, and uses nothing itself",
 }
 IMPORTERS = {
