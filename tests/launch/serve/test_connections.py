@@ -82,3 +82,32 @@ def test_a_body_in_small_chunks_is_parsed_in_the_time_of_its_kind(monkeypatch, c
         return found
 
     assert asyncio.run(feed()) == slow
+
+
+def test_an_ordinary_request_in_the_lane_waits_for_one_turn(monkeypatch):
+    """Behind forty connections that send short lines without end it waited for a turn of each, again and again."""
+    monkeypatch.setattr(connections, "_REST", 0)
+    order: list[str] = []
+
+    class Connection:
+        def __init__(self, name: str, needs: int) -> None:
+            self.name, self.needs, self.slices, self.loop = name, needs, 0, asyncio.get_running_loop()
+
+        def take_turn(self) -> None:
+            self.slices += 1
+            order.append(self.name)
+            if self.slices < self.needs:
+                lane.join(self, 0)
+            if len(order) == 45:
+                lane.join(Connection("ordinary", 1), 0)
+
+    async def run() -> None:
+        for number in range(40):
+            lane.join(Connection(f"long {number}", 3), 0)
+        while len(order) < 121:
+            await asyncio.sleep(0)
+
+    lane = connections._Lane()
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert order.index("ordinary") == 45
+    assert order[:40] == [f"long {number}" for number in range(40)] and len(set(order)) == 41
