@@ -88,7 +88,7 @@ class Regression(Problem):
         return {None: scores}
 
 
-class Score(Problem):
+class BoundedScore(Problem):
     """One number that is read through a sigmoid, as in transformers where nothing is said of a single label (a
     cross-encoder's).
     """
@@ -138,7 +138,7 @@ PROBLEMS: dict[str, Problem] = {
     "single_label": OneClass(),
     "multi_label": IndependentLabels(),
     "regression": Regression(),
-    "score": Score(),
+    "score": BoundedScore(),
     "columns": ClassOfEachColumn(),
 }
 

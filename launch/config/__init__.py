@@ -17,9 +17,9 @@ from cloze.launch.config.sections import (
     CheckpointConfig,
     EmaConfig,
     EvaluationConfig,
-    MaskingConfig,
     MaskingPhase,
     MonitorConfig,
+    PretrainMaskingConfig,
     ZeroConfig,
 )
 from cloze.launch.config.training import BatchArithmetic, TrainConfig
@@ -38,7 +38,7 @@ __all__ = [
     "ExportConfig",
     "FinetuneConfig",
     "LossScaleConfig",
-    "MaskingConfig",
+    "PretrainMaskingConfig",
     "MaskingPhase",
     "MixtureConfig",
     "MonitorConfig",

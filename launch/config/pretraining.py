@@ -14,8 +14,8 @@ from cloze.launch.config.sections import (
     DataCacheConfig,
     EmaConfig,
     EvaluationConfig,
-    MaskingConfig,
     MonitorConfig,
+    PretrainMaskingConfig,
     ZeroConfig,
 )
 from cloze.launch.config.training import TrainConfig
@@ -98,7 +98,7 @@ class PretrainConfig(RunConfig):
     """Dotted names of your own classes that are called during the run (docs/python.md)."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """Steps, batch sizes, learning rate and precision."""
-    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    masking: PretrainMaskingConfig = field(default_factory=PretrainMaskingConfig)
     """What is predicted when: next tokens first, if wished; masking rate and strategy, for shards whose masks are drawn
     at load time."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

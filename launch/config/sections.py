@@ -187,7 +187,7 @@ class MaskingPhase:
 
 
 @dataclass(frozen=True)
-class MaskingConfig:
+class PretrainMaskingConfig:
     """What is predicted during a run: the masking rate, for shards whose masks are drawn at load time; next tokens."""
 
     rate: float | None = field(default=None, metadata=POSITIVE_SHARE)

@@ -348,7 +348,7 @@ def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
         ends = [
             data.position(phase.until_tokens or 0) if phase.until_share is None else round(phase.until_share * end)
             for phase in chosen.phases[:-1]
-        ]  # each phase has one of the two: MaskingConfig
+        ]  # each phase has one of the two: PretrainMaskingConfig
         rate = RatePhases(tuple(phase.rate for phase in chosen.phases), tuple(ends))
     elif chosen.rate is not None:
         rate = RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)

@@ -553,6 +553,19 @@ def functions_fit_a_screen(sources: Sources) -> list[str]:
     ]
 
 
+def classes_have_names_of_their_own(sources: Sources) -> list[str]:
+    """Who looks for a class by its name finds one. A name that begins with an underscore is its file's own."""
+    found: dict[str, str] = {}
+    return [
+        f"{path}:{node.lineno} {node.name} is a class of {found[node.name]} too"
+        for path, tree in sources.items()
+        for node in nodes(tree)
+        if isinstance(node, ast.ClassDef)
+        and not node.name.startswith("_")
+        and found.setdefault(node.name, path) != path
+    ]
+
+
 Law = Callable[[Sources], list[str]]
 # Each law with a file and a source that break it.
 LAWS: dict[Law, tuple[tuple[str, str], ...]] = {
@@ -688,5 +701,6 @@ LAWS: dict[Law, tuple[tuple[str, str], ...]] = {
         ("launch/run/planted.py", "if True:\n    import cloze.pipeline.errors"),
     ),
     no_pandas: (("pipeline/planted.py", "import pyarrow\npyarrow.uint16().to_pandas_dtype()"),),
+    classes_have_names_of_their_own: (("pipeline/planted.py", "class BertConfig:\n    pass"),),
     functions_fit_a_screen: (("model/planted.py", "def f():\n" + "    pass\n" * (LONGEST_FUNCTION + 1)),),
 }

@@ -493,7 +493,7 @@ def unknown_label(place: str, label: str, labels: tuple[str, ...], fix: str = FI
     return UserError(f"{place}: found the label {label!r}, expected one of {len(labels)}: {shown}; {fix}")
 
 
-class Texts(Kind):
+class TextClassification(Kind):
     """A class, a number, labels or a class of each column for a text or a pair of texts.
 
     Args:
@@ -573,7 +573,7 @@ class Texts(Kind):
         return BertForSequenceClassification, head, examples(train), lambda path: examples(table(path))
 
 
-CLASSIFICATION = Texts(ClassExamples, "labels")
-REGRESSION = Texts(NumberExamples)
-MULTI_LABEL = Texts(LabelExamples, "labels")
-LABEL_COLUMNS = Texts(ColumnExamples)
+CLASSIFICATION = TextClassification(ClassExamples, "labels")
+REGRESSION = TextClassification(NumberExamples)
+MULTI_LABEL = TextClassification(LabelExamples, "labels")
+LABEL_COLUMNS = TextClassification(ColumnExamples)

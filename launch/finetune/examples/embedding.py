@@ -283,7 +283,7 @@ class HeldOutPairs(VectorExamples):
         return described
 
 
-class Embedding(Kind):
+class TextEmbedding(Kind):
     """Nothing but vectors of texts, which are alike where the texts are."""
 
     fields, saved_as = ("pooling", "embedding", *TABLE_FIELDS), "BertModel"  # a bare encoder, for other libraries
@@ -375,4 +375,4 @@ class Embedding(Kind):
         return super().notes(config, task, train) | {VECTORS: asdict(vectors)}
 
 
-EMBEDDING = Embedding()
+EMBEDDING = TextEmbedding()

@@ -9,7 +9,7 @@ import pytest
 
 from cloze.launch.commands import COMMANDS
 from cloze.launch.config import TrainConfig
-from cloze.launch.config.sections import MaskingConfig, MaskingPhase
+from cloze.launch.config.sections import MaskingPhase, PretrainMaskingConfig
 from cloze.launch.config.training import BatchPhase
 from cloze.launch.parsing.fields import describe
 from cloze.pipeline.bounds import Bounds, bounds_of
@@ -25,7 +25,7 @@ VALUES = {"global_batch_size": 8, "until_tokens": 5, "rate": 0.5, "input": ["a"]
 # Items of lists, which their section checks.
 CHECKED_BY = {
     BatchPhase: lambda phase: TrainConfig(batch_phases=[phase]),
-    MaskingPhase: lambda phase: MaskingConfig(phases=[phase]),
+    MaskingPhase: lambda phase: PretrainMaskingConfig(phases=[phase]),
 }
 
 
