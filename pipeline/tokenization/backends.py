@@ -31,13 +31,14 @@ _USUAL_NAMES = {  # tried in turn if no configuration names the token
 }
 # Classes of transformers that read a vocab.txt as BertTokenizer does, whatever special tokens they name; each may have
 # a twin whose name ends in Fast. Others, such as BertJapaneseTokenizer, EsmTokenizer and BertweetTokenizer, cut texts
-# otherwise, and TokenizersBackend needs a tokenizer.json.
+# otherwise.
 _OF_VOCAB_TXT = {
     *("BertTokenizer", "BertTokenizerLegacy", "ConvBertTokenizer", "DistilBertTokenizer", "DPRContextEncoderTokenizer"),
     *("DPRQuestionEncoderTokenizer", "DPRReaderTokenizer", "ElectraTokenizer", "FunnelTokenizer", "LayoutLMTokenizer"),
     *("LayoutLMv2Tokenizer", "LxmertTokenizer", "MobileBertTokenizer", "MPNetTokenizer", "RealmTokenizer"),
     *("RetriBertTokenizer", "SplinterTokenizer", "SqueezeBertTokenizer"),
 }
+_OF_TOKENIZER_JSON = "PreTrainedTokenizerFast", "TokenizersBackend"  # these use that file as it is, and need it
 _OTHER_NAMES = {"classification": "bos_token", "separator": "eos_token"}  # of tokenizers made after decoders'
 
 
@@ -117,7 +118,12 @@ def from_vocab_txt(path: Path, config: Fields) -> tokenizers.Tokenizer:
     """
     check_readable(path)
     named = named_class(path.parent, config)
-    if named and named.removesuffix("Fast") not in _OF_VOCAB_TXT:
+    if named in _OF_TOKENIZER_JSON:  # as `cloze vocab` writes both files
+        model = fields_if_readable(path.parent / "tokenizer.json").get("model")
+        as_bert = isinstance(model, dict) and model.get("type") == "WordPiece"
+    else:
+        as_bert = named is None or named.removesuffix("Fast") in _OF_VOCAB_TXT
+    if not as_bert:
         raise UserError(
             f"{path}: found the tokenizer_class {named:.60}, which does not read a vocab.txt as BERT's does, expected "
             "BertTokenizer or a tokenizer.json; transformers writes one where it can: "
@@ -163,7 +169,7 @@ def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
                 "its vocabulary and the tokens before it have it; correct it"
             )
     # transformers uses only the file
-    if config.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+    if config.get("tokenizer_class") not in _OF_TOKENIZER_JSON:
         _normalize_as_described(backend, config)
         _add_space_as_described(backend, config)
     return backend

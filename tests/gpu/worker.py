@@ -413,7 +413,7 @@ def copied(case: Copied) -> dict:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from cloze.launch.checkpoint.writing import NumbersOnHost
+    from cloze.launch.checkpoint.writing import ContentOnHost
     from tests.gpu.fake_cuda import LOG, watch
 
     with FakeTensorMode(allow_non_fake_inputs=True), watch():
@@ -421,7 +421,7 @@ def copied(case: Copied) -> dict:
         content["tied"] = content["0"].view(10, 100)
         LOG.clear()
         LOG.listening = True
-        copy = NumbersOnHost(content)
+        copy = ContentOnHost(content)
         waits, before = dict(LOG.waits), len(LOG.events)
         taken = copy.take()
         LOG.listening = False

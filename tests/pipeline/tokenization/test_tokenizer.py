@@ -21,6 +21,7 @@ from cloze.pipeline.readers import plan, read
 from cloze.pipeline.tokenization.backends import wordpiece_backend
 from cloze.pipeline.tokenization.sentences import SPLITTERS
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
+from tests.byte_level import byte_tokenizer
 from tests.pipeline import corpus
 from tests.pipeline.families import family
 
@@ -359,6 +360,14 @@ def test_a_vocab_txt_of_a_class_that_reads_it_otherwise(tmp_path, file, named):
             Tokenizer.from_folder(path)
     (tmp_path / file).write_text(json.dumps({"tokenizer_class": "ElectraTokenizerFast"}), encoding="utf-8")
     assert Tokenizer.from_folder(tmp_path).encode("the") == [5]
+
+
+def test_the_vocab_txt_of_our_own_folder_is_read_where_it_is_a_wordpiece(tmp_path):
+    corpus.tokenizer().save(tmp_path / "words")
+    assert Tokenizer.from_folder(tmp_path / "words/vocab.txt").encode("Mr.") == corpus.tokenizer().encode("Mr.")
+    byte_tokenizer(corpus.documents(3)).save(tmp_path / "bytes")
+    with pytest.raises(UserError, match="vocab.txt: found the tokenizer_class PreTrainedTokenizerFast, which"):
+        Tokenizer.from_folder(tmp_path / "bytes/vocab.txt")
 
 
 def test_a_cased_vocab_txt_keeps_case(tmp_path):
