@@ -31,6 +31,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 MINUTES, QUICK_MINUTES = 45, 8
 SHOWN_LINES = 12  # of what a failed part printed
+_REHEARSAL_TIMES = 5  # a part's seconds, which are a GPU's: a CPU beside other work took longer
 
 
 @dataclass(frozen=True)
@@ -369,7 +370,7 @@ def _chosen(arguments: argparse.Namespace, gpus: int) -> Iterator[tuple[str, int
             continue
         if arguments.rehearse:
             if part.rehearsal:
-                yield name, part.seconds, part.rehearsal
+                yield name, _REHEARSAL_TIMES * part.seconds, part.rehearsal
         elif gpus >= part.gpus and not arguments.quick:
             yield name, part.seconds, part.command
         elif gpus >= part.gpus and part.quick:
