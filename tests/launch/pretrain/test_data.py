@@ -12,14 +12,13 @@ import yaml
 
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
-from cloze.launch.config import DataPhase, DataSource, MaskingConfig, MaskingPhase, MixtureConfig
+from cloze.launch.config import DataPhase, DataSource, MaskingPhase, MixtureConfig, PretrainMaskingConfig
 from cloze.launch.pretrain.data import TrainingData, batch_warmup, open_data, run_masking
 from cloze.launch.pretrain.micro_batch_size import probe_batches
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.tools.plan import make_estimator
 from cloze.model.bert import BertForPreTraining
-from cloze.pipeline.config import MaskingConfig as PreparedMasking
-from cloze.pipeline.config import SamplesConfig
+from cloze.pipeline.config import MaskingConfig, SamplesConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.loading.batches import evaluation_batches
@@ -124,7 +123,7 @@ def test_sentences_and_documents_of_one_text_are_trained_in_one_run(tmp_path):
                 corpus.config(tmp_path, text, max_length=64),
                 output=str(tmp_path / name),
                 samples=SamplesConfig(objective=objective),
-                masking=PreparedMasking(mode="dynamic"),
+                masking=MaskingConfig(mode="dynamic"),
             )
         )
     separators = {
@@ -415,12 +414,12 @@ def test_tokens_become_positions_by_the_phases_means(data):
 
 def test_masking_by_phase_and_what_the_probe_counts(data):
     """`micro_batch_size: auto` tried with the manifest's rate, whatever the run's was."""
-    phases = MaskingConfig(phases=[MaskingPhase(0.4, until_tokens=500), MaskingPhase(0.1)])
+    phases = PretrainMaskingConfig(phases=[MaskingPhase(0.4, until_tokens=500), MaskingPhase(0.1)])
     config, made = opened(data, str(data / "web"), masking=phases)
     masking = run_masking(config, made)
     assert masking.rate == RatePhases((0.4, 0.1), (made.position(500),))
     assert made.most_masked(masking) == 0.4
-    shares = MaskingConfig(phases=[MaskingPhase(0.2, until_share=0.25), MaskingPhase(0.3)])
+    shares = PretrainMaskingConfig(phases=[MaskingPhase(0.2, until_share=0.25), MaskingPhase(0.3)])
     config, made = opened(data, str(data / "web"), masking=shares)
     end = config.train.max_steps * config.train.global_batch_size
     assert run_masking(config, made).rate.ends == (end // 4,)
@@ -445,4 +444,4 @@ def test_validation_has_a_rate_of_its_own(data, tmp_path):
     )
     assert "evaluation.masking_rate: found 0.5 with shards" in output and "hold their masks" in output
     with pytest.raises(UserError, match="expected above 0, up to 1"):
-        MaskingConfig(phases=[MaskingPhase(1.5)])
+        PretrainMaskingConfig(phases=[MaskingPhase(1.5)])
