@@ -59,6 +59,11 @@ class Input(ModelConfig, Operation):
                 f"lines: found {self.lines} with texts on the command line, expected none: it is the format of a file "
                 "or of standard input"
             )
+        if self.format and self.output:
+            raise UserError(
+                f"format: found {self.format} beside output {self.output}, expected null: it is the format in which "
+                "results are printed; leave --format out"
+            )
         source = "/dev/stdin" if self.file == "-" or not (self.file or self.text) else self.file
         if self.output and source and is_same_file(self.output, source):
             raise UserError(

@@ -228,6 +228,12 @@ class FeaturesConfig(Features, PairInput):
     """Image file (*.png, *.pdf, *.svg) for the attention heads of the single text that is given."""
 
     def __post_init__(self) -> None:
+        beside = {"word": self.word, "layer": None if self.layer == -1 else self.layer, "format": self.format}
+        if self.attention and (without_effect := [name for name, value in beside.items() if value is not None]):
+            raise UserError(
+                f"{without_effect[0]}: found {beside[without_effect[0]]!r} beside attention, expected none: all layers "
+                "are drawn, and nothing is printed"
+            )
         if self.output and (self.word or self.attention):
             raise UserError(
                 f"output: found {self.output} with {'word' if self.word else 'attention'}, expected null: "

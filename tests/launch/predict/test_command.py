@@ -87,6 +87,13 @@ def test_a_picture_of_every_head(folders, capsys, tmp_path):
     assert "expected a picture" in error and not (tmp_path / "heads.doc").exists()
     error = error_of(capsys, "predict", "features", folders / "pretrained", "a", "i", "--attention", path)
     assert "found 2 texts, expected one" in error
+    drawn = ("predict", "features", folders / "pretrained", "a", "--attention", path)
+    assert "layer: found 0 beside attention" in error_of(capsys, *drawn, "--layer", "0")
+    assert "format: found 'json' beside attention" in error_of(capsys, *drawn, "--format", "json")
+    assert "word: found 'a' beside attention" in error_of(capsys, *drawn, "--word", "a")
+    written = ("--format", "table", "--output", tmp_path / "a.jsonl")
+    error = error_of(capsys, "predict", "embed", folders / "pretrained", "a", *written)
+    assert "format: found table beside output" in error and not (tmp_path / "a.jsonl").exists()
 
 
 def test_a_picture_of_vectors_coloured_by_a_column(folders, capsys, tmp_path, monkeypatch):
