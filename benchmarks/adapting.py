@@ -125,7 +125,7 @@ COMPARED = (
 
 def import_once() -> None:
     """Import what the commands need, so that no fork does."""
-    from cloze.launch.system.environment import fewer_imports, prepare_process
+    from cloze.launch.system.environment.process import fewer_imports, prepare_process
 
     prepare_process()
     with fewer_imports():

@@ -57,7 +57,7 @@ from prepare import found_text
 from pretraining_curves import prepare_text
 from synthetic_batches import hardware
 
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKS = "<!-- compute-curve -->", "<!-- /compute-curve -->"
@@ -208,7 +208,7 @@ def recipe_of(budget: float, recipes: dict[float, Recipe]) -> Recipe:
 def cost_of(recipe: Recipe, data: Path) -> Cost:
     """What a recipe costs on prepared data."""
     from cloze.launch.commands import parse
-    from cloze.launch.system.environment import prepare_process
+    from cloze.launch.system.environment.process import prepare_process
 
     prepare_process()
     from cloze.launch.pretrain.data import run_masking

@@ -31,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cloze.launch.system.environment import child_variables  # noqa: E402
+from cloze.launch.system.environment.launchers import child_variables  # noqa: E402
 
 WAYS = {"random": "random weights", "pretrained": "pretrained", "transformers": "pretrained, by transformers"}
 BATCH = 32

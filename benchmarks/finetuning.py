@@ -129,7 +129,7 @@ class Turns:
 
 def run_cloze(folder: Path, settings: dict, turns: Turns) -> None:
     """The loop of `cloze finetune`, between whose steps `turns` stands."""
-    from cloze.launch.system.environment import prepare_process
+    from cloze.launch.system.environment.process import prepare_process
 
     environment = prepare_process()
     from cloze.launch.config import CheckpointConfig, EvaluationConfig, FinetuneConfig, TrainConfig

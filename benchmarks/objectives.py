@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from prepare import found_text  # noqa: E402
 
-from cloze.launch.system.environment import child_variables  # noqa: E402
+from cloze.launch.system.environment.launchers import child_variables  # noqa: E402
 
 MARKS = "<!-- objectives -->", "<!-- /objectives -->"
 BATCH, LENGTH, SEED = 64, 64, 42
@@ -199,7 +199,7 @@ def command(name: str, size: Size, output: Path) -> list[str]:
 def steps_for(words: list[str], flops: float) -> tuple[int, float]:
     """The steps that take so many FLOPs, at least one, and the tokens of a step; by the first batches of the run."""
     from cloze.launch.commands import parse
-    from cloze.launch.system.environment import prepare_process
+    from cloze.launch.system.environment.process import prepare_process
 
     prepare_process()
     from cloze.launch.pretrain.data import run_masking

@@ -75,7 +75,7 @@ class Turns:
 
 def worker(name: str, data: Path, output: Path, threads: int, store: str | None) -> None:
     """Train as this contender does, in turns."""
-    from cloze.launch.system.environment import prepare_process, protect_process
+    from cloze.launch.system.environment.process import prepare_process, protect_process
 
     protect_process()
     environment = prepare_process()

@@ -24,7 +24,7 @@ from loading import make_shards
 
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.runs import fields_of
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 
 LOG_EVERY = 4
 

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from cloze.launch import cli  # noqa: E402
-from cloze.launch.system.environment import prepare_deepspeed, read_environment  # noqa: E402
+from cloze.launch.system.environment.launchers import read_environment  # noqa: E402
+from cloze.launch.system.environment.process import prepare_deepspeed  # noqa: E402
 from cloze.launch.tools.planning.assumptions import MASKED_SHARE  # noqa: E402
 
 RECIPES = (

@@ -31,7 +31,7 @@ from prepare import found_text
 from synthetic_batches import hardware
 from training_step import KEEP_PAGES
 
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 from cloze.pipeline.loading.order import choose_streams
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,7 +69,7 @@ def prepare_text(texts: str | None, folder: Path, config: str = "books-modern") 
 def start_model(data: Path, folder: Path) -> None:
     """The weights that all begin with, as a folder that both libraries read."""
     from cloze.launch.commands import parse
-    from cloze.launch.system.environment import prepare_process
+    from cloze.launch.system.environment.process import prepare_process
 
     prepare_process()
     from cloze.launch.pretrain.data import check_manifest

@@ -26,7 +26,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights

@@ -106,7 +106,7 @@ def worker(name: str, workload: str, device: str, threads: int) -> None:
 
     library, options, _ = contenders(device)[name]
     if options.get("keep_pages"):
-        from cloze.launch.system.environment import bound_primitive_caches, keep_freed_pages
+        from cloze.launch.system.environment.process import bound_primitive_caches, keep_freed_pages
 
         keep_freed_pages()
         bound_primitive_caches()

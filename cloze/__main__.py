@@ -12,7 +12,7 @@ def main() -> int:
         The exit status.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
-    from cloze.launch.system.environment import open_standard_streams, read_and_write_utf8
+    from cloze.launch.system.environment.process import open_standard_streams, read_and_write_utf8
 
     open_standard_streams()
     read_and_write_utf8()

@@ -8,13 +8,9 @@ from functools import partial
 
 from cloze.launch.commands import COMMANDS, explain, help_topic, load, parse, split_command, usage, with_operation
 from cloze.launch.run.preemption import Starting
-from cloze.launch.system.environment import (
-    end_with_parent,
-    fewer_imports,
-    prepare_process,
-    protect_process,
-    read_environment,
-)
+from cloze.launch.system.environment.launchers import read_environment
+from cloze.launch.system.environment.parents import end_with_parent
+from cloze.launch.system.environment.process import fewer_imports, prepare_process, protect_process
 from cloze.launch.system.exit_status import Ending
 from cloze.launch.system.local_launcher import hear_stops, run_ranks
 from cloze.pipeline.errors import UserError

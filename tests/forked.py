@@ -23,7 +23,8 @@ from multiprocessing.connection import Connection, arbitrary_address
 from unittest import mock
 
 from cloze.launch import cli
-from cloze.launch.system.environment import child_variables, fewer_imports
+from cloze.launch.system.environment.launchers import child_variables
+from cloze.launch.system.environment.process import fewer_imports
 from tests.parallel import PRELOADED
 
 with fewer_imports():

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from cloze.launch import cli
-from cloze.launch.system.environment import prepare_deepspeed, read_environment
+from cloze.launch.system.environment.launchers import read_environment
+from cloze.launch.system.environment.process import prepare_deepspeed
 
 
 def fp16_main(command: list[str], main: Callable[[list[str]], int] = cli.main) -> int:

@@ -18,7 +18,8 @@ import torch
 from cloze.launch import cli
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.runs import METRICS
-from cloze.launch.system.environment import child_variables, fewer_imports
+from cloze.launch.system.environment.launchers import child_variables
+from cloze.launch.system.environment.process import fewer_imports
 from tests.forked import ForkedRun
 from tests.slowed import slow_from
 

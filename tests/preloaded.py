@@ -8,7 +8,7 @@ import pytest  # noqa: F401
 
 import tests.forked  # noqa: F401
 from cloze.launch.commands import parse
-from cloze.launch.system.environment import fewer_imports
+from cloze.launch.system.environment.process import fewer_imports
 
 LATER = (
     "matplotlib.backends.backend_agg",  # which draws the confusions of a fine-tuning

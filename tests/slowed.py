@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from cloze.launch import cli
-from cloze.launch.system.environment import fewer_imports
+from cloze.launch.system.environment.process import fewer_imports
 
 with fewer_imports():
     from cloze.launch.training import loop

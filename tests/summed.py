@@ -36,7 +36,8 @@ class Variant:
 def joined():
     """This process as the rank that its environment says, with what begins a sum noted: elements of each."""
     from cloze.launch.system import distributed
-    from cloze.launch.system.environment import prepare_deepspeed, read_environment
+    from cloze.launch.system.environment.launchers import read_environment
+    from cloze.launch.system.environment.process import prepare_deepspeed
 
     torch.set_num_threads(1)
     environment = read_environment()

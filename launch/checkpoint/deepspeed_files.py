@@ -21,7 +21,7 @@ from cloze.launch.checkpoint.state import read_state, sharding_stage
 from cloze.launch.checkpoint.writing import replace_tensors
 from cloze.launch.engine.content import OtherContent, described, fields_in, has_values, of_file
 from cloze.launch.run.runs import RUN
-from cloze.launch.system.environment import forbid_pickled_code
+from cloze.launch.system.environment.process import forbid_pickled_code
 from cloze.model.weight_files import has_compressed_records
 from cloze.pipeline.errors import UserError, reason_of
 from cloze.pipeline.fields import Fields

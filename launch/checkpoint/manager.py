@@ -44,7 +44,7 @@ from cloze.launch.engine.content import OtherContent, check_tensor, of_file
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run.runs import CHECKPOINTS, CONFIG, RUN, check_own, step_name
 from cloze.launch.system import distributed
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import clear, readable_errors, sync_folder

@@ -39,7 +39,7 @@ from cloze.launch.run.runs import step_name
 from cloze.launch.run.store_retries import Patience, StoreAway
 from cloze.launch.run.stored_run import StoredRun, refuse_checkpoints
 from cloze.launch.system import distributed
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import clear, readable_errors, sha256_of

@@ -20,7 +20,7 @@ from cloze.launch.pretrained.finding import model_path
 from cloze.launch.run import runs
 from cloze.launch.run.tensorboard_files import board_in
 from cloze.launch.system.console import Console, clock, doing
-from cloze.launch.system.environment import importing_deepspeed
+from cloze.launch.system.environment.process import importing_deepspeed
 from cloze.launch.system.exit_status import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields

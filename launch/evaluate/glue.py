@@ -14,7 +14,7 @@ from cloze.launch.run.sweep_pool import run_all
 from cloze.launch.run.sweep_results import statistics_of
 from cloze.launch.run.sweep_run import Run, fault_in_runs
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import visible_gpus
+from cloze.launch.system.environment.gpus import visible_gpus
 from cloze.model.huggingface import load_pretrained
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields

@@ -6,7 +6,7 @@ from cloze.launch.config import FinetuneConfig
 from cloze.launch.finetune import scoring
 from cloze.launch.finetune.finetuning_run import open_finetuning
 from cloze.launch.finetune.sweep import sweep
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.training.start import train
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import is_url

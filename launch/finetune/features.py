@@ -9,7 +9,7 @@ import torch
 from cloze.launch.finetune.examples.base import Examples, longest_first, rounds
 from cloze.launch.system import distributed
 from cloze.launch.system.devices import to_device
-from cloze.launch.system.environment import Environment, processes_on_this_machine
+from cloze.launch.system.environment.launchers import Environment, processes_on_this_machine
 from cloze.launch.system.memory import available_bytes
 from cloze.pipeline.errors import UserError
 

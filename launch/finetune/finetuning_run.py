@@ -22,7 +22,7 @@ from cloze.launch.pretrained.origin import keep_origin
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.training.evaluation import Measure
 from cloze.launch.training.loop import Loop
 from cloze.launch.training.objective import TrainingObjective

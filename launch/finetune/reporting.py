@@ -34,7 +34,7 @@ from cloze.launch.run.stored_run import StoredRun
 from cloze.launch.run.sweep_run import TEST_HASHES, no_better
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console, figure
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.system.pictures import can_draw
 from cloze.launch.training.loop import Loop
 from cloze.launch.training.process import Process

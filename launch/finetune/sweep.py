@@ -13,7 +13,7 @@ from cloze.launch.run.sweep_planning import arguments_of, combinations, command_
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweep_run import Run
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import visible_gpus
+from cloze.launch.system.environment.gpus import visible_gpus
 from cloze.launch.system.exit_status import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.pictures import check_library
 from cloze.launch.training.shortening import shorten

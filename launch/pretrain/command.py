@@ -8,7 +8,7 @@ from cloze.launch.config.training import AUTO
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.pretrain.pretraining_run import open_pretraining
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.training.start import train
 
 pretrain = partial(train, open_recipe=open_pretraining)

@@ -15,7 +15,8 @@ import torch
 from cloze.launch.config import MixtureConfig, PretrainConfig
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
-from cloze.launch.system.environment import Environment, cache_folder
+from cloze.launch.system.environment.folders import cache_folder
+from cloze.launch.system.environment.launchers import Environment
 from cloze.model.config import BertConfig
 from cloze.pipeline.config import PAIR_OBJECTIVES
 from cloze.pipeline.errors import UserError

@@ -24,7 +24,7 @@ from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import to_device
-from cloze.launch.system.environment import Environment, processes_on_this_machine
+from cloze.launch.system.environment.launchers import Environment, processes_on_this_machine
 from cloze.launch.system.exit_status import out_of_memory
 from cloze.launch.system.memory import GIB, available_bytes, peak_bytes, resident_bytes
 from cloze.launch.training.objective import ModelOutput
@@ -38,7 +38,7 @@ from cloze.pipeline.loading.streams import RunMasking
 # Share of memory kept free for what the probe does not measure: NCCL's buffers of later collectives (evaluation,
 # checkpoints), workspaces of kernels chosen for other shapes, other processes on the GPU. Fragmentation is small: a
 # simulation of torch's allocator with BERT-base's batches of changing lengths needed up to 37% more than one shape, but
-# within 1% of the tensors' size with expandable segments (system/environment.py).
+# within 1% of the tensors' size with expandable segments (launch/system/environment/process.py).
 SPARE_SHARE = 0.1
 # Masked tokens of the probe's sequences relative to the run's masking rate: some sequences have more than others.
 MASKED_MARGIN = 1.25

@@ -36,7 +36,7 @@ from cloze.launch.run import integrity, runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import data_sheet_of, take_flash_attention_3
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.training.evaluation import Measure, evaluate_sets
 from cloze.launch.training.process import Process
 from cloze.launch.training.recipe import Recipe

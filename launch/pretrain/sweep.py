@@ -24,7 +24,8 @@ from cloze.launch.run.sweep_planning import arguments_of, combinations, command_
 from cloze.launch.run.sweep_results import Sweep
 from cloze.launch.run.sweep_run import Lost, Results, Run
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import Environment, visible_gpus
+from cloze.launch.system.environment.gpus import visible_gpus
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.system.exit_status import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.system.pictures import check_library
 from cloze.model.config import BertConfig

@@ -6,7 +6,7 @@ Imports no torch, since the operations that refer to it are parsed without torch
 from typing import Any
 
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import device_type
+from cloze.launch.system.environment.gpus import device_type
 from cloze.launch.texts.encoding import TextEncoder
 from cloze.launch.texts.labels import looking_alike
 from cloze.launch.texts.settings import Answering, Truncation, Vectors

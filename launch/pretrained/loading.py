@@ -16,7 +16,7 @@ from cloze.launch.pretrained.sentence_transformers import read_max_length, read_
 from cloze.launch.run import integrity, runs
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import to_device
-from cloze.launch.system.environment import importing_deepspeed
+from cloze.launch.system.environment.process import importing_deepspeed
 from cloze.launch.texts.settings import ANSWERING, TRUNCATION, VECTORS, Answering, Truncation, Vectors
 from cloze.launch.texts.tables import COLUMNS, columns_of
 from cloze.model.bert import BertForPreTraining

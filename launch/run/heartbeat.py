@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cloze.launch.config import MonitorConfig
 from cloze.launch.run.runs import HEARTBEATS, heartbeat_name
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors

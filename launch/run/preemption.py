@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
-from cloze.launch.system.environment import has_lost_launcher
+from cloze.launch.system.environment.parents import has_lost_launcher
 from cloze.launch.system.exit_status import EXIT_REQUEUE, STOP_SIGNALS
 
 # Ctrl-C reaches a worker twice, from the terminal and from torchrun: signals within this time are one request.

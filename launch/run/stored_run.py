@@ -37,7 +37,8 @@ from cloze.launch.run.uploaded_logs import (
     send_rest,
 )
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import Environment, cache_folder
+from cloze.launch.system.environment.folders import cache_folder
+from cloze.launch.system.environment.launchers import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import clear, inside, readable_errors
 from cloze.pipeline.stores.leases import Lease

@@ -9,7 +9,7 @@ from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.run_locks import in_use
 from cloze.launch.run.sweep_run import Run, last_line, shown
 from cloze.launch.system.console import Console, doing, figure
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 from cloze.pipeline.errors import UserError
 
 _POLL_SECONDS = 0.2

@@ -16,7 +16,7 @@ from cloze.launch.serve.config import ServeConfig
 from cloze.launch.serve.connections import Listener, make_room_for_files, protocol
 from cloze.launch.serve.keys import read_keys
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import share_one_arena
+from cloze.launch.system.environment.process import share_one_arena
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 

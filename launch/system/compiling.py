@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from cloze.launch.system.environment import c_compiler, cuda_driver_folder
+from cloze.launch.system.environment.compilers import c_compiler, cuda_driver_folder
 from cloze.pipeline.errors import reason_of
 
 

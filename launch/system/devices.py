@@ -12,7 +12,7 @@ import torch
 import torch.nn.attention
 
 from cloze.launch.system.data_sheets import DataSheet, find_data_sheet, is_slice
-from cloze.launch.system.environment import cache_folder
+from cloze.launch.system.environment.folders import cache_folder
 from cloze.pipeline.errors import UserError, reason_of
 from cloze.pipeline.fields import MicroBatch
 from cloze.pipeline.storage import publish_json

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from cloze.launch.system.devices import work_on
-from cloze.launch.system.environment import Environment, device_index, device_type
+from cloze.launch.system.environment.gpus import device_index, device_type
+from cloze.launch.system.environment.launchers import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 

@@ -11,7 +11,7 @@ import time
 from types import ModuleType, TracebackType
 from typing import TextIO
 
-from cloze.launch.system.environment import Environment, read_environment
+from cloze.launch.system.environment.launchers import Environment, read_environment
 from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError, lacks_threads, reason_of
 from cloze.pipeline.storage import describe

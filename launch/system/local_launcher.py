@@ -12,7 +12,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Literal
 
-from cloze.launch.system.environment import child_variables, end_with, visible_gpus
+from cloze.launch.system.environment.gpus import visible_gpus
+from cloze.launch.system.environment.launchers import child_variables
+from cloze.launch.system.environment.parents import end_with
 from cloze.launch.system.exit_status import EXIT_REQUEUE, STOP_SIGNALS
 
 # Seconds between two checks whether a process has ended, as in torchrun.

@@ -17,7 +17,8 @@ from cloze.launch.config import DoctorConfig
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import work_on
-from cloze.launch.system.environment import Environment, prepare_deepspeed, read_environment
+from cloze.launch.system.environment.launchers import Environment, read_environment
+from cloze.launch.system.environment.process import prepare_deepspeed
 from cloze.launch.tools import doctor_checks
 from cloze.launch.tools.doctor_checks import Finding
 from cloze.pipeline.errors import UserError

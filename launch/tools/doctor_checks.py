@@ -28,7 +28,7 @@ from cloze.launch.system.devices import (
     keep_measured,
     measure_flops,
 )
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.system.memory import GIB, available_bytes
 from cloze.launch.tools.plan import make_estimator
 from cloze.launch.tools.planning.config import PlanConfig

@@ -13,7 +13,7 @@ from cloze.launch.config.training import divisors
 from cloze.launch.pretrain.data import open_data, run_masking
 from cloze.launch.pretrain.micro_batch_size import SPARE_SHARE
 from cloze.launch.system.console import Console, Tell, clock, doing
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.system.memory import GIB
 from cloze.launch.tools.planning import assumptions
 from cloze.launch.tools.planning.config import PlanConfig

@@ -16,7 +16,7 @@ from cloze.launch.run.metrics import tensorboard_command
 from cloze.launch.run.metrics_file import newest_metrics
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system.console import Console, clock
-from cloze.launch.system.environment import device_type
+from cloze.launch.system.environment.gpus import device_type
 from cloze.launch.system.local_launcher import Children, shell_status
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text, readable_errors

@@ -13,7 +13,7 @@ from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Engine, Outcome
 from cloze.launch.system.devices import to_device
 from cloze.launch.system.distributed import NumbersOnHost
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.training.callbacks import Callback, RunView
 from cloze.launch.training.completion import completion
 from cloze.launch.training.objective import ModelOutput, SourceSums, TrainingObjective, WholeBatchObjective

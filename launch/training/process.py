@@ -24,13 +24,9 @@ from cloze.launch.system import distributed
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import choose_kernels, device_name
 from cloze.launch.system.distributed import COLLECTIVE_SECONDS
-from cloze.launch.system.environment import (
-    Environment,
-    device_type,
-    job_end_time,
-    keep_products_deterministic,
-    record_collectives,
-)
+from cloze.launch.system.environment.gpus import device_type
+from cloze.launch.system.environment.launchers import Environment, job_end_time
+from cloze.launch.system.environment.process import keep_products_deterministic, record_collectives
 from cloze.launch.system.software import software
 from cloze.launch.training.completion import completion
 from cloze.launch.training.skipped_steps import TrainProgress

@@ -19,7 +19,7 @@ from cloze.launch.run.resume_check import run_hash, saved_facts
 from cloze.launch.run.stored_run import open_stored_run
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import peak_flops
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.system.exit_status import EXIT_COMPLETE, EXIT_REQUEUE
 from cloze.launch.training.callbacks import Callback, StopOnRequest
 from cloze.launch.training.curves import Curves

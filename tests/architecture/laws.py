@@ -27,7 +27,7 @@ LEVELS = (
 # Imports of our own inside functions, beside the table of commands, and why each must wait.
 LATE_IMPORTS = {
     ("cloze/__main__.py", "cloze.launch.cli"): "no signal may come before it waits",
-    ("cloze/__main__.py", "cloze.launch.system.environment"): "the same",
+    ("cloze/__main__.py", "cloze.launch.system.environment.process"): "the same",
     ("cloze/__init__.py", "cloze.launch.predict"): "workers and other floors import the package without torch",
     ("launch/predict/__init__.py", "cloze.launch.predict.predictor"): "the options of commands are read without torch",
     ("launch/predict/vectors.py", "cloze.model.sentence_vectors"): "the options of commands are read without torch",
@@ -311,12 +311,12 @@ def deepspeed_in_one_room(sources: Sources) -> list[str]:
     ]
 
 
-def environment_in_one_file(sources: Sources) -> list[str]:
+def environment_in_one_folder(sources: Sources) -> list[str]:
     names = {"os.environ", "os.getenv", "os.putenv"}
     return [
         f"{path} uses {found}"
         for path, tree in sources.items()
-        if path != "launch/system/environment.py"
+        if not path.startswith("launch/system/environment/")
         for found in (attributes(tree) | imports(tree)) & names
     ]
 
@@ -605,7 +605,7 @@ LAWS: dict[Law, tuple[tuple[str, str], ...]] = {
         ("launch/training/planted.py", "from deepspeed.utils import logger"),
         ("launch/checkpoint/planted.py", "import deepspeed"),
     ),
-    environment_in_one_file: (
+    environment_in_one_folder: (
         ("launch/system/planted.py", "import os\nos.environ['A'] = '1'"),
         ("launch/system/planted.py", "from os import environ"),
         ("launch/system/planted.py", "import os as system\nsystem.environ['A'] = '1'"),

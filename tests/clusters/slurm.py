@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 from tests.clusters.hosts import HOSTS, Unavailable, on, require, two_hosts
 from tests.launching import PATIENCE_SECONDS, ROOT
 

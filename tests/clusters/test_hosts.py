@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 from tests.clusters.hosts import HOSTS, on
 from tests.launching import PATIENCE_SECONDS, ROOT, assert_same_weights, curve, pretrain_command, train, weights
 

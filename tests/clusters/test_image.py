@@ -11,7 +11,7 @@ import subprocess
 import pytest
 import yaml
 
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 from tests.launching import ROOT
 
 TEXT = (ROOT / "Dockerfile").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cloze.launch.commands import parse
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 from tests.launching import ROOT
 
 CLUSTERS = ROOT / "launch" / "clusters"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cloze.launch.checkpoint.manager import CheckpointManager
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights

@@ -9,7 +9,8 @@ from pathlib import Path
 import yaml
 
 from cloze.launch.commands import parse
-from cloze.launch.system.environment import prepare_deepspeed, protect_process, read_environment
+from cloze.launch.system.environment.launchers import read_environment
+from cloze.launch.system.environment.process import prepare_deepspeed, protect_process
 
 
 def reduced(config, data: str, output: Path):

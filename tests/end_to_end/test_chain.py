@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoToke
 
 from cloze.launch.cli import main
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from tests.architecture.test_package import build, copy_of_repository
 

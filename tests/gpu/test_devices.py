@@ -9,7 +9,8 @@ import torch
 
 from cloze.launch.config import PretrainConfig, TrainConfig
 from cloze.launch.system import devices, distributed
-from cloze.launch.system.environment import Environment, record_collectives
+from cloze.launch.system.environment.launchers import Environment
+from cloze.launch.system.environment.process import record_collectives
 from cloze.pipeline.errors import UserError
 
 GPU = torch.device("cuda", 0)

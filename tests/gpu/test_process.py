@@ -9,7 +9,7 @@ import pytest
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.training import process
 from cloze.pipeline.errors import UserError
 

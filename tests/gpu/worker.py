@@ -77,7 +77,8 @@ def prepare(library: Path) -> None:
     from tests.gpu import fake_cuda
 
     fake_cuda.install(library)
-    from cloze.launch.system.environment import prepare_deepspeed, read_environment
+    from cloze.launch.system.environment.launchers import read_environment
+    from cloze.launch.system.environment.process import prepare_deepspeed
 
     prepare_deepspeed(read_environment())
     import deepspeed.runtime.zero.partitioned_param_coordinator as coordinator
@@ -171,7 +172,7 @@ def loop_of(config, world_size: int = WORLD_SIZE, mixed: bool = False):
     from cloze.launch.engine.engine import Engine
     from cloze.launch.pretrain.first_model import build_model
     from cloze.launch.pretrain.objectives.factory import make_objective
-    from cloze.launch.system.environment import read_environment
+    from cloze.launch.system.environment.launchers import read_environment
     from cloze.launch.training.callbacks import RunView
     from cloze.launch.training.loop import Loop
     from cloze.launch.training.metric_sums import MetricWindow

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cloze.launch.system.environment import read_and_write_utf8
+from cloze.launch.system.environment.process import read_and_write_utf8
 from tests.launch.errors import error_of
 from tests.launching import TINY
 
@@ -41,7 +41,7 @@ def test_a_locale_without_utf8_does_not_decide_what_is_read_and_printed(monkeypa
 def test_closed_streams_are_open_again_and_no_file_takes_their_place(tmp_path):
     """As behind `>&-`, and in daemons: a checkpoint would have the number of standard output."""
     program = (
-        "import sys; from cloze.launch.system.environment import open_standard_streams as again; again(); "
+        "import sys; from cloze.launch.system.environment.process import open_standard_streams as again; again(); "
         "print('said'); print('said', file=sys.stderr); assert not sys.stdin.read(); "
         "print(open(sys.argv[1], 'w').fileno() > 2, file=open(sys.argv[1] + '-2', 'w'))"
     )

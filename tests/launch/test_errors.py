@@ -19,7 +19,7 @@ from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.cli import main
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system import exit_status
-from cloze.launch.system.environment import Environment, child_variables
+from cloze.launch.system.environment.launchers import Environment, child_variables
 from cloze.launch.training import loop
 from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun

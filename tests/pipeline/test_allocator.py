@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from cloze.launch.system.environment import keep_freed_pages
+from cloze.launch.system.environment.process import keep_freed_pages
 from tests.forked import ForkedRun
 from tests.launching import finish
 
@@ -31,6 +31,6 @@ def test_freed_pages_are_kept_and_the_users_own_settings_win():
     done, count = finish(ForkedRun(["keep"], main=faults)).split()
     assert done == "1" and int(count) < 1000
     assert int(finish(ForkedRun(["leave"], main=faults)).split()[1]) > 1000
-    code = "from cloze.launch.system.environment import keep_freed_pages; print(int(keep_freed_pages()))"
+    code = "from cloze.launch.system.environment.process import keep_freed_pages; print(int(keep_freed_pages()))"
     given = os.environ | {"MALLOC_TRIM_THRESHOLD_": "1000000"}  # read when a process starts
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, env=given).stdout == b"0\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 from cloze.pipeline.stores.places import to_place
 from tests.pipeline import corpus
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.stores.clients import HubClient

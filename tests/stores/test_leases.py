@@ -11,7 +11,7 @@ import pytest
 
 from cloze.launch.run.stored_run import open_stored_run
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.leases import leased

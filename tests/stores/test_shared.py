@@ -9,7 +9,7 @@ import pytest
 
 from cloze.launch.commands import parse
 from cloze.launch.pretrain.data import open_data, read_once
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.stores import shared

@@ -19,7 +19,7 @@ from cloze.launch.checkpoint.state import hash_of_files, write_state
 from cloze.launch.checkpoint.stored_checkpoints import StoredCheckpoints, _Published
 from cloze.launch.run.commits import Commit, CommitLog
 from cloze.launch.system import distributed
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.places import StorePath, to_place
 

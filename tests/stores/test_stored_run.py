@@ -20,7 +20,7 @@ from cloze.launch.run.runs import METRICS
 from cloze.launch.run.store_retries import Patience
 from cloze.launch.run.stored_run import open_stored_run, scratch_of
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.system.exit_status import SAID_SECONDS
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores import clients, leases

@@ -24,7 +24,7 @@ from deepspeed.ops.op_builder.builder import OpBuilder
 from cloze.launch.engine.optimizers.groups import Group
 from cloze.launch.system.console import doing
 from cloze.launch.system.devices import processor_features
-from cloze.launch.system.environment import extensions_folder, extensions_in
+from cloze.launch.system.environment.folders import extensions_folder, extensions_in
 from cloze.pipeline.errors import UserError, reason_of
 from cloze.pipeline.storage import ASIDE, clear, holding, readable_errors, sync_file
 

@@ -7,7 +7,7 @@ import torch
 
 from cloze.launch.system import devices
 from cloze.launch.system.data_sheets import DataSheet, named_sheet
-from cloze.launch.system.environment import device_type
+from cloze.launch.system.environment.gpus import device_type
 from cloze.launch.system.memory import available_bytes, resident_bytes
 from cloze.launch.tools.planning.assumptions import BANDWIDTH, BEST_PRODUCT, FLASH, PCIE, SUSTAINED
 from cloze.launch.tools.planning.kernels import KernelRates, measured_kernels

@@ -9,7 +9,7 @@ import torch
 from cloze.launch.checkpoint.deepspeed_files import load_pickled
 from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.checkpoint.state import CHECKSUMS, STATE, hash_of_files
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.pipeline.storage import sha256_of
 
 

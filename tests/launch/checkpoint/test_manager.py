@@ -15,7 +15,7 @@ from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.checkpoint.state import CHECKSUMS, read_state
 from cloze.launch.engine.repairs import check_steps, kept_hyper_parameters, padding_can_be_loaded
 from cloze.launch.system import distributed
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
 from tests.launch.checkpoint.small_checkpoints import manager, publish

@@ -11,7 +11,7 @@ import torch
 
 from cloze.launch.cli import main
 from cloze.launch.run import runs
-from cloze.launch.system.environment import fewer_imports
+from cloze.launch.system.environment.process import fewer_imports
 
 with fewer_imports():
     from cloze.launch.finetune import reporting

@@ -21,7 +21,7 @@ from cloze.launch.finetune.tasks import find_task
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.pretrained.source import find_source
 from cloze.launch.run.metrics_file import read_metrics
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
 from tests.launch.finetune.examples.test_tagging import conll

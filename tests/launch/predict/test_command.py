@@ -14,7 +14,7 @@ import pytest
 from cloze.launch import cli
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 from tests.byte_level import byte_tokenizer
 from tests.launch.errors import error_of
 from tests.launch.predict.asking import lines

@@ -27,7 +27,7 @@ from cloze.launch.pretrain.micro_batch_size import (
 )
 from cloze.launch.pretrain.objectives.masked import MaskedTokens
 from cloze.launch.system.console import Console
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.system.memory import available_bytes, peak_bytes, resident_bytes
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError

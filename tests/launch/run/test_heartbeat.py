@@ -17,7 +17,7 @@ from cloze.launch.cli import main
 from cloze.launch.config import MonitorConfig
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.runs import HEARTBEATS
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.training import loop
 from tests.forked import ForkedRun
 from tests.launching import (

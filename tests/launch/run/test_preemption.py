@@ -8,7 +8,7 @@ import time
 
 from cloze.launch.run import preemption
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.system import environment
+from cloze.launch.system.environment import parents
 from tests.launching import ROOT
 
 # Locks a mutex twice: what a collective that never ends is to Python, C code that no signal interrupts.
@@ -46,9 +46,9 @@ def test_a_second_signal_ends_a_process_that_hangs():
 def test_a_launcher_that_is_gone_is_named(monkeypatch):
     """Its end comes as a SIGTERM, by the kernel or by a thread that looks."""
     assert preemption._cause(signal.SIGTERM) == "SIGTERM"
-    monkeypatch.setattr(environment, "_WATCHING", {"parent": os.getppid()})
+    monkeypatch.setattr(parents, "_WATCHING", {"parent": os.getppid()})
     assert preemption._cause(signal.SIGTERM) == "SIGTERM"
-    monkeypatch.setattr(environment, "_WATCHING", {"parent": os.getpid()})
+    monkeypatch.setattr(parents, "_WATCHING", {"parent": os.getpid()})
     assert preemption._cause(signal.SIGTERM).startswith("the launcher has ended")
     assert preemption._cause(signal.SIGUSR1) == "SIGUSR1"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 from cloze.launch import cli
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 from tests.forked import FORKSERVER
 from tests.launching import ROOT
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cloze.launch.system import compiling, environment
+from cloze.launch.system import compiling
+from cloze.launch.system.environment import compilers
 from cloze.launch.tools import doctor_checks
 
 GPU = torch.device("cuda", 0)
@@ -21,7 +22,7 @@ def machine(monkeypatch, tmp_path):
     for name in ("CC", "TRITON_LIBCUDA_PATH", "LD_LIBRARY_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(environment.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(compilers.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(compiling.sysconfig, "get_path", lambda name: tmp_path / name)
     monkeypatch.setattr(compiling.torch.version, "cuda", "13.0")
 
@@ -41,7 +42,7 @@ def without_triton(folder, monkeypatch):
 
 
 def without_compiler(folder, monkeypatch):
-    monkeypatch.setattr(environment.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compilers.shutil, "which", lambda name: None)
 
 
 def without_headers(folder, monkeypatch):
@@ -82,10 +83,10 @@ def test_a_machine_on_which_the_kernel_runs_lacks_nothing(machine, monkeypatch):
 
 
 def test_the_driver_is_looked_for_where_triton_looks(machine, monkeypatch):
-    assert environment.cuda_driver_folder() == str(machine)
+    assert compilers.cuda_driver_folder() == str(machine)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=""))
-    assert environment.cuda_driver_folder() is None
+    assert compilers.cuda_driver_folder() is None
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{machine}")
-    assert environment.cuda_driver_folder() == str(machine)
+    assert compilers.cuda_driver_folder() == str(machine)
     monkeypatch.setenv("TRITON_LIBCUDA_PATH", "/given")
-    assert environment.cuda_driver_folder() == "/given"
+    assert compilers.cuda_driver_folder() == "/given"

@@ -5,9 +5,10 @@ import os
 import pytest
 import torch
 
-from cloze.launch.system import environment as environment_module
 from cloze.launch.system.cores import usable_cores
-from cloze.launch.system.environment import Environment, prepare_deepspeed, protect_process
+from cloze.launch.system.environment import process
+from cloze.launch.system.environment.launchers import Environment
+from cloze.launch.system.environment.process import prepare_deepspeed, protect_process
 from tests.launch.system.test_memory import write
 
 
@@ -38,7 +39,7 @@ def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, known, files):
 )
 def test_threads_are_no_more_than_cores_unless_the_user_says_so(monkeypatch, given, processes, threads):
     """torch's own number here is 6, and the process may use 5 cores."""
-    monkeypatch.setattr(environment_module, "usable_cores", lambda: 5)
+    monkeypatch.setattr(process, "usable_cores", lambda: 5)
     monkeypatch.setattr(os, "environ", {"DS_ACCELERATOR": "cpu"} | ({"OMP_NUM_THREADS": given} if given else {}))
     before = torch.get_num_threads()
     try:

@@ -11,7 +11,8 @@ from cloze.launch.config import PretrainConfig, TrainConfig, ZeroConfig
 from cloze.launch.engine.building import build_deepspeed
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.system import distributed
-from cloze.launch.system.environment import prepare_deepspeed, read_environment
+from cloze.launch.system.environment.launchers import read_environment
+from cloze.launch.system.environment.process import prepare_deepspeed
 from tests.forked import ForkedRun
 from tests.launching import finish
 

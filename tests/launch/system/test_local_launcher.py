@@ -14,7 +14,7 @@ import pytest
 from cloze.launch.cli import main
 from cloze.launch.run.run_locks import in_use
 from cloze.launch.system import local_launcher
-from cloze.launch.system.environment import fewer_imports
+from cloze.launch.system.environment.process import fewer_imports
 from tests.forked import ForkedRun
 from tests.launching import (
     PATIENCE_SECONDS,

@@ -14,7 +14,7 @@ import torch
 from cloze.launch.config import PretrainConfig, TrainConfig
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.factory import make_objective
-from cloze.launch.system.environment import bound_primitive_caches, keep_freed_pages
+from cloze.launch.system.environment.process import bound_primitive_caches, keep_freed_pages
 from cloze.launch.system.memory import peak_bytes, resident_bytes
 from cloze.launch.tools.planning.estimate import Cluster, Estimator, Lengths
 from cloze.launch.tools.planning.kernels import KernelRates, measure_kernels

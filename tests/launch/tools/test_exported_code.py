@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import cloze
 from cloze.launch.cli import main
-from cloze.launch.system.environment import child_variables
+from cloze.launch.system.environment.launchers import child_variables
 from cloze.model import tasks
 from cloze.model.bert import BertForPreTraining, BertModel
 from cloze.model.config import BertConfig

@@ -8,7 +8,7 @@ import torch
 from cloze.launch.checkpoint.manager import CheckpointManager, read_weights
 from cloze.launch.checkpoint.state import TrainState, read_state
 from cloze.launch.config import EvaluationConfig, TrainConfig
-from cloze.launch.system.environment import Environment
+from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.training.completion import completion, evaluated
 from cloze.pipeline.errors import UserError
 from tests.launching import curve, train
