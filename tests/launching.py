@@ -24,7 +24,7 @@ from tests.forked import ForkedRun
 from tests.slowed import slow_from
 
 with fewer_imports():
-    from cloze.launch.checkpoint.manager import read_weights
+    from cloze.launch.checkpoint.weights import read_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 

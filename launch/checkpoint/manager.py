@@ -1,18 +1,18 @@
-"""The checkpoints folder of a run: publish, verify, find, load and delete checkpoints."""
+"""The checkpoints of a run that trains: save, publish, load, convert and delete them."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils import serialization
@@ -24,25 +24,22 @@ from cloze.launch.checkpoint.deepspeed_files import (
     load_own,
     load_pickled,
     plain_path,
-    whole_weights,
     written_by,
 )
+from cloze.launch.checkpoint.folder import CheckpointFolder
 from cloze.launch.checkpoint.shared_reading import read_once
 from cloze.launch.checkpoint.state import (
     STATE,
     TrainState,
-    checkpoint_steps,
     damage,
     read_state,
     sharding_stage,
-    steps_in,
     write_state,
 )
-from cloze.launch.checkpoint.weight_averages import whole_average
 from cloze.launch.checkpoint.writing import BackgroundWriter
 from cloze.launch.engine.content import OtherContent, check_tensor, of_file
 from cloze.launch.engine.engine import Engine
-from cloze.launch.run.runs import CHECKPOINTS, CONFIG, RUN, check_own, step_name
+from cloze.launch.run.runs import CONFIG, RUN
 from cloze.launch.system import distributed
 from cloze.launch.system.environment.launchers import Environment
 from cloze.pipeline.errors import UserError
@@ -69,8 +66,8 @@ class _Writing:
     """Whether it is only for a restart on the same machines."""
 
 
-class CheckpointManager:
-    """The checkpoints of one run, `FOLDER/step-00001000/`. Saving and loading are collective."""
+class CheckpointManager(CheckpointFolder):
+    """The checkpoints that a run saves and goes on from. Saving and loading are collective."""
 
     def __init__(
         self,
@@ -85,21 +82,14 @@ class CheckpointManager:
         """run: for the checkpoints of another run, from which this run starts: those of this run, beside which
         converted ones are stored until they are loaded; None: these are this run's own.
         """
-        self.folder = folder
+        super().__init__(folder, warn)
         self._for = run
         self.environment = environment
         self.device = device
         self.keep_last = keep_last
-        self.warn = warn
-        self._good: set[int] = set()  # steps that were verified or written by this process
-        self._damaged: set[int] = set()
         self._writing: _Writing | None = None
         self._best: set[int] = set()  # the step of the best evaluation by the newest checkpoint
         self._found: set[int] = set()  # steps of the checkpoints that were there when the run went on
-
-    def path(self, step: int) -> Path:
-        """Folder of the checkpoint of a step."""
-        return self.folder / step_name(step)
 
     @property
     def leads(self) -> bool:
@@ -114,25 +104,6 @@ class CheckpointManager:
     @staticmethod
     def _rank_file(rank: int) -> str:
         return f"rank-{rank:05d}.pt"
-
-    def steps(self) -> list[int]:
-        """Steps of the published checkpoints, ascending, damaged ones included."""
-        return steps_in(self.folder)
-
-    def _good_steps(self) -> Iterator[int]:
-        """Steps of the undamaged checkpoints, newest first; a damaged one is reported once and skipped."""
-        for step in reversed(self.steps()):
-            if step not in self._good | self._damaged:
-                problem = damage(self.path(step))
-                (self._damaged if problem else self._good).add(step)
-                if problem:
-                    self.warn(f"{self.path(step)}: damaged ({problem}); skipped")
-            if step in self._good:
-                yield step
-
-    def latest(self) -> int | None:
-        """Step of the newest undamaged checkpoint; damaged ones are reported and skipped."""
-        return next(self._good_steps(), None)
 
     def finish_replacements(self) -> None:
         """Complete replacements of checkpoints that were interrupted between the two renames: publish the new
@@ -347,7 +318,7 @@ class CheckpointManager:
         old = self.outlived(self.steps(), best)
         # Checkpoints from before a resume are verified here at the latest: a damaged one must not count among those
         # kept.
-        kept = islice(self._good_steps(), self.keep_last) if old else ()
+        kept = islice(self.good_steps(), self.keep_last) if old else ()
         for step in old.difference(kept) - self._damaged:
             # Renamed first: an interrupted removal must not leave a folder that looks like a checkpoint.
             doomed = self.path(step).with_name(self.path(step).name + ".tmp")
@@ -357,10 +328,6 @@ class CheckpointManager:
                 clear(doomed)
             except OSError as error:  # a file that is open over NFS, say; the next save tries again
                 self.warn(f"{doomed}: an old checkpoint could not be removed ({error.strerror})")
-
-    def state(self, step: int) -> Fields:
-        """Content of a checkpoint's state.json, including the facts given to `save`."""
-        return read_state(self.path(step))
 
     def is_elastic(self, step: int) -> bool:
         """Whether a checkpoint was saved at another world size, so that it must be converted."""
@@ -466,74 +433,3 @@ def _set_rng_state(state: Fields, device: torch.device) -> None:
                 torch.cuda.set_rng_state(state[name], device)
         except RuntimeError as error:  # torch knows which of the values are a generator's
             raise OtherContent(f"{name} is no random state ({error!s:.60})") from error
-
-
-def read_weights(
-    run: Path, step: int | Literal["best"] | None, warn: Callable[[str], None], *, ema: bool = False
-) -> tuple[int, dict[str, torch.Tensor]]:
-    """Step and whole fp32 weights of a run's checkpoint, of any ZeRO stage.
-
-    Args:
-        step: None: the newest good one; best: the one of the best evaluation, by the newest good one.
-        ema: whether to read their moving average instead.
-
-    Raises:
-        UserError: there is no such checkpoint, or it is damaged or another run's.
-    """
-    manager = CheckpointManager(run / CHECKPOINTS, Environment(), torch.device("cpu"), warn=warn)
-    wanted = step
-    if not isinstance(step, int):
-        step = manager.latest()
-        if step is None:
-            raise UserError(
-                f"{run}: found no good checkpoint under checkpoints/, expected a folder that `cloze "
-                "pretrain` wrote; train first, or give the run's folder"
-            )
-        if wanted == "best":
-            check_own(run, manager.path(step), newest := read_state(manager.path(step)))
-            step = newest["best_step"]
-    if step not in manager.steps() or (step not in manager._good and damage(manager.path(step))):
-        found = ", ".join(map(str, manager.steps())) or "none"
-        raise UserError(
-            f"{run}: no good checkpoint of step {step}; the run has {found}"
-            + ("; --evaluation.keep_best true keeps the best, until something removes it" if wanted == "best" else "")
-        )
-    check_own(run, manager.path(step), read_state(manager.path(step)))
-    with known_content(manager.path(step)):
-        weights = whole_weights(manager.path(step))
-        return step, whole_average(manager.path(step), weights) if ema else weights
-
-
-def read_average(
-    run: Path,
-    count: int,
-    step: int | Literal["best"] | None,
-    warn: Callable[[str], None],
-    *,
-    ema: bool,
-) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """Steps, ascending, and mean fp32 weights of the checkpoint that `step` names, as in `read_weights`, and of the
-    `count` - 1 before it. Buffers are averaged too; sums are computed in fp64.
-
-    Raises:
-        UserError: as `read_weights`, or the run has fewer checkpoints up to that step.
-    """
-    last, weights = read_weights(run, step, warn, ema=ema)
-    steps = [saved for saved in checkpoint_steps(run) if saved <= last][-count:]
-    if len(steps) < count:
-        raise UserError(
-            f"{run}: found {len(steps)} checkpoints up to step {last}, expected the {count} that are to be "
-            "averaged; train with a larger --checkpoint.keep_last, or average fewer"
-        )
-    shapes = {name: tensor.shape for name, tensor in weights.items()}
-    sums = {name: tensor.double() for name, tensor in weights.items()}
-    for earlier in steps[:-1]:
-        found = read_weights(run, earlier, warn, ema=ema)[1]
-        if {name: tensor.shape for name, tensor in found.items()} != shapes:
-            raise UserError(
-                f"{run}: found other weights in the checkpoint of step {earlier} than in that of step {last}, expected "
-                "those of one model; leave --average out"
-            )
-        for name, tensor in found.items():
-            sums[name] += tensor
-    return steps, {name: (total / count).to(weights[name].dtype) for name, total in sums.items()}

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cloze.launch.checkpoint.manager import read_weights
+from cloze.launch.checkpoint.weights import read_weights
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.engine.engine import Engine

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from cloze.launch.checkpoint.fetching import fetch_run
-from cloze.launch.checkpoint.manager import CheckpointManager, read_weights
+from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.checkpoint.shared_reading import read_once
 from cloze.launch.checkpoint.state import TrainState, checkpoint_steps
+from cloze.launch.checkpoint.weights import read_weights
 from cloze.launch.config import PretrainConfig
 from cloze.launch.config.changes_at_resume import FIXED, marked
 from cloze.launch.engine.engine import Engine

@@ -198,9 +198,9 @@ def read_run(
 def read_run_weights(
     run: Path, step: int | Literal["best"] | None, warn: Callable[[str], None]
 ) -> tuple[int, StateDict]:
-    """As `checkpoint.manager.read_weights`, for programs that have not prepared the environment for DeepSpeed."""
+    """As `checkpoint.weights.read_weights`, for programs that have not prepared the environment for DeepSpeed."""
     with importing_deepspeed():
-        from cloze.launch.checkpoint.manager import read_weights
+        from cloze.launch.checkpoint.weights import read_weights
     last, weights = read_weights(run, step, warn)
     return last, _of_model(weights)
 
@@ -214,13 +214,13 @@ def read_run_average(
     part: str,
     ema: bool,
 ) -> tuple[list[int], StateDict]:
-    """As `checkpoint.manager.read_average`, for programs that have not prepared the environment for DeepSpeed.
+    """As `checkpoint.weights.read_average`, for programs that have not prepared the environment for DeepSpeed.
 
     Args:
         part: prefix of the parameters of a submodel, such as ELECTRA's generator.
     """
     with importing_deepspeed():
-        from cloze.launch.checkpoint.manager import read_average
+        from cloze.launch.checkpoint.weights import read_average
     steps, weights = read_average(run, count, step, warn, ema=ema)
     return steps, _of_model(
         {name.removeprefix(part): value for name, value in weights.items() if name.startswith(part)}

@@ -49,7 +49,7 @@ def choose_kernels(device: torch.device, *, tf32: bool, deterministic: bool) -> 
     Args:
         tf32: whether fp32 matrix products round their inputs to TF32's 10 mantissa bits.
         deterministic: whether sums are computed in the same order each time. By default they are not in the backward
-            pass of flash attention, nor in cuBLAS with several streams (environment.keep_products_deterministic).
+            pass of flash attention, nor in cuBLAS with several streams (keep_products_deterministic).
     """
     if device.type != "cuda":
         return

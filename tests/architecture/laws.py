@@ -35,7 +35,7 @@ LATE_IMPORTS = {
         "launch/pretrain/objectives/__init__.py",
         "cloze.launch.pretrain.objectives.objective",
     ): "help reads the table alone",
-    ("launch/pretrained/loading.py", "cloze.launch.checkpoint.manager"): "a model's folder does not wait for DeepSpeed",
+    ("launch/pretrained/loading.py", "cloze.launch.checkpoint.weights"): "a model's folder does not wait for DeepSpeed",
     ("launch/evaluate/command.py", "cloze.launch.evaluate.glue"): "other suites do not wait for DeepSpeed",
 }
 # Files that import modules by names that are values; elsewhere the name is a literal.

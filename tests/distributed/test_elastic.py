@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from cloze.launch import cli
-from cloze.launch.checkpoint.manager import read_weights
+from cloze.launch.checkpoint.weights import read_weights
 from tests.engine_reports import compile_deepspeed_adam, resumes_main, told
 from tests.forked import ForkedRun
 from tests.launching import NO_DROPOUT, curve, finish, pretrain_arguments, train, weights

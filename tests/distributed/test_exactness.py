@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloze.launch.checkpoint.manager import read_weights
+from cloze.launch.checkpoint.weights import read_weights
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights

@@ -7,8 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from cloze.launch.checkpoint.manager import CheckpointManager
-from cloze.launch.system.environment.launchers import Environment
+from cloze.launch.checkpoint.folder import CheckpointFolder
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.initialization import init_weights
@@ -150,7 +149,7 @@ def test_too_many_in_a_row_end_the_run_with_the_last_good_state(data, tmp_path):
     assert "found 5 steps in a row whose loss or gradient are infinite or NaN" in line
     assert "the last being step 15, on samples 224 to" in line
     assert json.loads((run / "status.json").read_text())["state"] == "failed"
-    steps = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu"), warn=print).steps()
+    steps = CheckpointFolder(run / "checkpoints", print).steps()
     assert steps == [4, 8, 10], "the last good state, and none went since no later one had proven itself"
     # Without the poison the same run goes on from there, and loses nothing by what happened.
     train(data, run, *RUN, *overrides, processes=2)
@@ -175,7 +174,7 @@ def test_a_good_step_that_ran_before_the_skipped_one_was_looked_at_is_saved(data
     )
     output = finish(poisoned_run(data, run, 1, range(9, 10), *overrides), status=None)
     assert "found 1 steps in a row" in output and "the last being step 10," in output
-    steps = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu"), warn=print).steps()
+    steps = CheckpointFolder(run / "checkpoints", print).steps()
     assert steps == [4, 8, 11]
     assert "resumed from step 11" in train(data, run, *RUN, *overrides, processes=2)
     assert_same_weights(plain_loop(data, 13, {9}), weights(run), TOLERANCE)

@@ -15,11 +15,11 @@ import torch
 import yaml
 
 from cloze.launch.checkpoint.deepspeed_files import MODEL_FILE
-from cloze.launch.checkpoint.manager import CheckpointManager
+from cloze.launch.checkpoint.folder import CheckpointFolder
 from cloze.launch.cli import main
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system import exit_status
-from cloze.launch.system.environment.launchers import Environment, child_variables
+from cloze.launch.system.environment.launchers import child_variables
 from cloze.launch.training import loop
 from cloze.pipeline.errors import UserError
 from tests.forked import ForkedRun
@@ -326,7 +326,7 @@ def test_a_lost_model_does_not_push_out_the_good_checkpoints(data, tmp_path):
         status=2,
     )
     assert "20 steps in a row whose loss or gradient are infinite or NaN" in output.splitlines()[-1]
-    steps = CheckpointManager(tmp_path / "run" / "checkpoints", Environment(), torch.device("cpu"), warn=print).steps()
+    steps = CheckpointFolder(tmp_path / "run" / "checkpoints", print).steps()
     assert steps == [1, 2]
     good, lost = (weights(tmp_path / "run", step).values() for step in steps)
     assert all(value.abs().max() < 10 for value in good) and any(value.abs().max() > 1e20 for value in lost)

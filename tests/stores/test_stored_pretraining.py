@@ -16,7 +16,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cloze.launch.checkpoint.fetching import fetch_run, read_index
-from cloze.launch.checkpoint.manager import read_weights
+from cloze.launch.checkpoint.weights import read_weights
 from cloze.launch.cli import main
 from cloze.launch.run.commits import read_commits
 from cloze.launch.run.metrics_file import read_metrics

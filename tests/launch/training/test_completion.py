@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cloze.launch.checkpoint.manager import CheckpointManager, read_weights
+from cloze.launch.checkpoint.folder import CheckpointFolder
 from cloze.launch.checkpoint.state import TrainState, read_state
+from cloze.launch.checkpoint.weights import read_weights
 from cloze.launch.config import EvaluationConfig, TrainConfig
-from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.training.completion import completion, evaluated
 from cloze.pipeline.errors import UserError
 from tests.launching import curve, train
@@ -114,8 +114,8 @@ def test_the_best_checkpoint_stays_and_patience_ends_the_run(tmp_path):
     best = min(losses, key=losses.get)
     last = max(losses)
     assert 0 < best < last and last == best + 18, losses
-    manager = CheckpointManager(run / "checkpoints", Environment(), torch.device("cpu"), warn=print)
-    assert manager.steps() == [best, last]
+    checkpoints = CheckpointFolder(run / "checkpoints", print)
+    assert checkpoints.steps() == [best, last]
     state = read_state(run / "checkpoints" / f"step-{last:08d}")
     assert (state["best_step"], state["best_value"]) == (best, losses[best])
     best_weights, newest = read_weights(run, "best", print), read_weights(run, None, print)

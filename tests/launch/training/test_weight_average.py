@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from cloze.launch.checkpoint.manager import read_weights
+from cloze.launch.checkpoint.weights import read_weights
 from cloze.launch.cli import main
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.model.tasks import saved_class
