@@ -4,8 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One test more at once than there are cores, since many wait for processes of their own; not more than four.
-PROCESSES = $(shell $(PYTHON) -c "import os; print(min(os.cpu_count() + 1, 4))")
+# Twice as many tests at once as there are cores, since many wait for processes of their own; not more than four.
+PROCESSES = $(shell $(PYTHON) -c "import os; print(min(2 * os.cpu_count(), 4))")
 # They start hundreds of processes. Where the environment lets Python keep no compiled modules, as in images of containers,
 # each would compile thousands anew: 12 s of processor time instead of 5 for what tests/preloaded.py imports.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(PROCESSES)

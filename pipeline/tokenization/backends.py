@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 from collections.abc import Collection
 from operator import index, itemgetter
 from pathlib import Path
@@ -17,6 +18,7 @@ from cloze.pipeline.tokenization.growth import check_growth, check_template, wit
 from cloze.pipeline.untrusted import check_readable, fields_if_readable, load_json, read_json, unique_fields
 
 HUGGING_FACE_NAMES = dict(zip(ROLES, ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), strict=True))
+CONFIG = "config.json"  # of the model, which may lie beside its tokenizer
 ADDED_TOKENS = "added_tokens.json"  # of a tokenizer without tokenizer.json
 _EXTRA = "extra_special_tokens", "additional_special_tokens"  # of transformers 5, and of 4
 _OF_ADDED = ("content", "lstrip", "rstrip", "single_word", "normalized", "special")
@@ -39,6 +41,31 @@ _OF_VOCAB_TXT = {
     *("RetriBertTokenizer", "SplinterTokenizer", "SqueezeBertTokenizer"),
 }
 _OF_TOKENIZER_JSON = "PreTrainedTokenizerFast", "TokenizersBackend"  # these use that file as it is, and need it
+# Classes whose byte-level rule is made anew by `add_prefix_space`, whatever tokenizer.json has; with any other one the
+# file counts (AutoTokenizer of transformers 5, tried with all classes that it knows).
+_BYTE_LEVEL_CLASSES = {
+    *("BartTokenizer", "DebertaTokenizer", "GPT2Tokenizer", "LEDTokenizer", "LongformerTokenizer", "LukeTokenizer"),
+    "RobertaTokenizer",
+}
+# Classes that make their rule of `▁` anew, with the one that each has for `add_prefix_space: false` (the same source).
+_METASPACE_CLASSES = {
+    "AlbertTokenizer": "never",
+    "CamembertTokenizer": "never",
+    "DebertaV2Tokenizer": "first",
+    "XLMRobertaTokenizer": "never",
+}
+# The class of a model that names none, and None for models whose class uses the file, whatever they name.
+_CLASS_OF_MODEL = {
+    "albert": "AlbertTokenizer",
+    "bart": "BartTokenizer",
+    "camembert": "CamembertTokenizer",
+    "deberta": "DebertaTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
+    "longformer": "LongformerTokenizer",
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "modernbert": None,
+}
 _OTHER_NAMES = {"classification": "bos_token", "separator": "eos_token"}  # of tokenizers made after decoders'
 
 
@@ -106,7 +133,7 @@ def special_names(vocabulary: dict[str, int], config: Fields, of_bytes: bool = F
 
 def named_class(folder: Path, config: Fields) -> str | None:
     """The tokenizer's class, where AutoTokenizer looks for it: in its configuration, else in config.json."""
-    named = config.get("tokenizer_class") or fields_if_readable(folder / "config.json").get("tokenizer_class")
+    named = config.get("tokenizer_class") or fields_if_readable(folder / CONFIG).get("tokenizer_class")
     return named if isinstance(named, str) else None
 
 
@@ -163,15 +190,20 @@ def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
         check_growth(rules, [name for name in named if isinstance(name, str)], path)
     backend = tokenizers.Tokenizer.from_file(str(path))
     for token in content.get("added_tokens") or ():  # which the library numbers anew, in the order of the list
-        if (place := backend.token_to_id(token["content"])) != token["id"]:
+        place = backend.token_to_id(token["content"])
+        if place is None:
+            raise UserError(
+                f"{path}: found {token['content']!r} in added_tokens, of which the library makes no token, expected "
+                "the text of one; remove it"
+            )
+        if place != token["id"]:
             raise UserError(
                 f"{path}: found {token['id']} as the id of {token['content']!r} in added_tokens, expected {place}, as "
                 "its vocabulary and the tokens before it have it; correct it"
             )
-    # transformers uses only the file
-    if config.get("tokenizer_class") not in _OF_TOKENIZER_JSON:
+    if named_class(path.parent, config) not in _OF_TOKENIZER_JSON:  # of which transformers uses only the file
         _normalize_as_described(backend, config)
-        _add_space_as_described(backend, config)
+        _add_space_as_described(backend, path, config)
     return backend
 
 
@@ -260,29 +292,46 @@ def _normalize_as_described(backend: tokenizers.Tokenizer, config: Fields) -> No
         )
 
 
-def _add_space_as_described(backend: tokenizers.Tokenizer, config: Fields) -> None:
-    """Add a space before a text, or none, as the configuration says, which transformers' classes prefer to the file."""
+def _add_space_as_described(backend: tokenizers.Tokenizer, path: Path, config: Fields) -> None:
+    """Add a space before a text, or none, as the configuration says, where transformers prefers it to the file.
+
+    Raises:
+        UserError: the configuration says it of rules that transformers has and the file has not.
+    """
     added, rules = config.get(_PREFIX_SPACE), backend.pre_tokenizer
-    if added is None:
+    model = fields_if_readable(path.parent / CONFIG).get("model_type")
+    usual = _CLASS_OF_MODEL.get(model) if isinstance(model, str) else None
+    named = (named_class(path.parent, config) or usual or "").removesuffix("Fast")
+    if added is None or rules is None or (model in _CLASS_OF_MODEL and usual is None):
         return
-    if isinstance(rules, tokenizers.pre_tokenizers.ByteLevel):
+    if named in _BYTE_LEVEL_CLASSES and isinstance(rules, tokenizers.pre_tokenizers.ByteLevel):
         rules.add_prefix_space = added
-    elif isinstance(rules, tokenizers.pre_tokenizers.Metaspace) and added == (rules.prepend_scheme == "never"):
-        rules.prepend_scheme = "always" if added else "never"
+    if named in _METASPACE_CLASSES:
+        found = set(re.findall(r'"prepend_scheme":"(\w+)"', rules.__getstate__().decode()))
+        if found - {expected := "always" if added else _METASPACE_CLASSES[named]}:
+            raise UserError(
+                f"{path.parent}: found {_PREFIX_SPACE} {str(added).lower()} in tokenizer_config.json and the "
+                f"prepend_scheme {found.pop()} in {path.name}, expected {expected}, the rule that {named} of "
+                "transformers makes of it; correct the one that is wrong"
+            )
 
 
-def default_normalization(backend: tokenizers.Tokenizer, config: Fields) -> Fields:
-    """Settings of a BERT tokenizer missing in `config`, for which transformers' classes have other defaults."""
-    rules = backend.normalizer
-    if not isinstance(rules, tokenizers.normalizers.BertNormalizer):
-        return {}
-    usual = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
-    ours = {
-        "do_lower_case": rules.lowercase,
-        "strip_accents": rules.strip_accents,
-        "tokenize_chinese_chars": rules.handle_chinese_chars,
-    }
-    return {name: value for name, value in ours.items() if name not in config and value != usual[name]}
+def rules_to_describe(backend: tokenizers.Tokenizer, config: Fields) -> Fields:
+    """The rules of a tokenizer that a configuration, without the files beside it, would say otherwise: by what it has,
+    or, of a BERT tokenizer, by the defaults of transformers' classes for what it lacks.
+    """
+    rules, spaces = backend.normalizer, backend.pre_tokenizer
+    ours, usual = {}, {}
+    if isinstance(rules, tokenizers.normalizers.BertNormalizer):
+        usual = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+        ours = {
+            "do_lower_case": rules.lowercase,
+            "strip_accents": rules.strip_accents,
+            "tokenize_chinese_chars": rules.handle_chinese_chars,
+        }
+    if isinstance(spaces, tokenizers.pre_tokenizers.ByteLevel) and config.get(_PREFIX_SPACE) is not None:
+        ours[_PREFIX_SPACE] = spaces.add_prefix_space
+    return {name: value for name, value in ours.items() if config.get(name, usual.get(name)) != value}
 
 
 def wordpiece_backend(

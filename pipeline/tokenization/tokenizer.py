@@ -33,12 +33,12 @@ from cloze.pipeline.stores.places import Place, StorePath, to_place
 from cloze.pipeline.stores.reading import fetched
 from cloze.pipeline.tokenization.backends import (
     ADDED_TOKENS,
+    CONFIG,
     HUGGING_FACE_NAMES,
     add_listed_tokens,
     adds_space,
     byte_level,
     content_of,
-    default_normalization,
     from_tokenizer_json,
     from_vocab_txt,
     has_all_bytes,
@@ -47,6 +47,7 @@ from cloze.pipeline.tokenization.backends import (
     parts,
     put_around_texts,
     read_tokenizer_config,
+    rules_to_describe,
     space_begins_word,
     special_names,
     stand_around_texts,
@@ -61,7 +62,7 @@ _TABLE_LETTERS = 1 << 25  # the same for their characters, since noise has words
 _WORD_MODELS = {"WordPiece", "WordLevel"}
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # of a folder
 _READ = ("tokenizer.json", "vocab.txt")  # of which a folder needs one; the first is read
-FETCHED = (*FILES, "special_tokens_map.json", ADDED_TOKENS)  # of a folder in a store
+FETCHED = (*FILES, "special_tokens_map.json", ADDED_TOKENS, CONFIG)  # of a folder in a store
 _TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # the class of transformers that uses tokenizer.json as it is
 # BERT has segments: without this transformers omits token_type_ids.
 _MODEL_INPUT_NAMES = ["input_ids", "token_type_ids", "attention_mask"]
@@ -633,7 +634,7 @@ def described_in_copy(source: Tokenizer) -> bytes | None:
     described = path.read_bytes()
     config = load_json(described)
     names = special_names(source.backend.get_vocab(), config, byte_level(source.backend))
-    changed |= default_normalization(source.backend, config)
+    changed |= rules_to_describe(source.backend, config)
     # Names from special_tokens_map.json, which isn't copied.
     changed |= {HUGGING_FACE_NAMES[role]: name for role, name in source.names.items() if names[role] != name}
     return _in_json(config | changed) if changed else described

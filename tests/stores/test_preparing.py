@@ -130,6 +130,15 @@ def test_folders_that_were_made_in_a_stores_console(folder, put, bucket):
     ]
 
 
+def test_the_class_of_a_tokenizer_is_looked_for_in_the_models_configuration_too(folder, inputs):
+    """As in a folder on a disk: without it a Japanese model's vocab.txt would be read as BERT's."""
+    (to_place(inputs) / "japanese/vocab.txt").write("\n".join([*corpus.NAMES.values(), "the"]).encode())
+    (to_place(inputs) / "japanese/config.json").write(b'{"tokenizer_class": "BertJapaneseTokenizer"}')
+    for given in ("japanese", "japanese/vocab.txt"):
+        with pytest.raises(UserError, match="vocab.txt: found the tokenizer_class BertJapaneseTokenizer"):
+            Tokenizer.from_folder(f"{inputs}/{given}")
+
+
 @pytest.mark.parametrize("given", ["", "/tokenizer.json"])
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_damaged_tokenizer_is_named_by_its_url(folder, inputs, given, name):

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from cloze.launch.texts.encoding import TextEncoder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import ROLES
-from cloze.pipeline.tokenization.backends import wordpiece_backend
+from cloze.pipeline.tokenization.backends import HUGGING_FACE_NAMES, wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, copy_tokenizer
 from tests.byte_level import EURO_NAMES, byte_tokenizer, save_as_eurobert
 from tests.pipeline import corpus
@@ -194,27 +194,82 @@ def test_added_tokens_whose_ids_the_library_does_not_give(tmp_path, ids):
         Tokenizer.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("added", [True, False, None])
+# What is followed where the two files differ, for each class and type of model that may be named.
+FOLLOWED = {
+    ("RobertaTokenizer", None, None): "configuration",
+    ("LongformerTokenizerFast", None, "longformer"): "configuration",
+    (None, None, "roberta"): "configuration",
+    ("RobertaTokenizerFast", None, "modernbert"): "file",
+    (None, None, "modernbert"): "file",
+    ("JinaTokenizer", None, None): "file",
+    (None, "PreTrainedTokenizerFast", "roberta"): "file",
+    ("LlamaTokenizer", None, None): "file",
+}
+
+
+@pytest.mark.parametrize(("named", "followed"), FOLLOWED.items(), ids=map(str, FOLLOWED))
 @pytest.mark.parametrize("in_file", [True, False])
-def test_a_space_before_a_text_is_as_the_configuration_says(tmp_path, in_file, added):
-    """Whoever sets add_prefix_space edits tokenizer_config.json; transformers' RoBERTa reads it, not the other file."""
-    texts = ["new york sat", "the york new"] * 4
+def test_a_space_before_a_text_is_as_transformers_has_it(tmp_path, in_file, named, followed):
+    """Whoever sets add_prefix_space edits tokenizer_config.json, which some classes prefer to the other file."""
     names = dict(zip(ROLES, ("<pad>", "<unk>", "<s>", "</s>", "<mask>"), strict=True))
-    backend = byte_tokenizer(texts, names=names).backend
+    backend = byte_tokenizer(["new york sat", "the york new"] * 4, names=names).backend
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=in_file)
-    backend.save(str(tmp_path / "tokenizer.json"))
-    config = {"tokenizer_class": "RobertaTokenizer"} | ({} if added is None else {"add_prefix_space": added})
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    given = Tokenizer.from_folder(tmp_path)
-    if added is None:  # transformers 4 takes the file's
-        assert (backend.id_to_token(given.encode("york")[0]) == "Ġyork") == in_file
-    else:
-        theirs = AutoTokenizer.from_pretrained(tmp_path)
+    (folder := tmp_path / "given").mkdir()
+    backend.save(str(folder / "tokenizer.json"))
+    of_tokenizer, of_model, model = named
+    given = {HUGGING_FACE_NAMES[role]: name for role, name in names.items()} | {"add_prefix_space": not in_file}
+    given |= {"tokenizer_class": of_tokenizer} if of_tokenizer else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps(given))
+    described = {"tokenizer_class": of_model, "model_type": model}
+    if any(described.values()):
+        (folder / "config.json").write_text(json.dumps({name: value for name, value in described.items() if value}))
+    ours = Tokenizer.from_folder(folder)
+    assert ours.first_word_differs == (in_file if followed == "configuration" else not in_file)
+    copy_tokenizer(ours, tmp_path / "copy")  # which has no config.json
+    for same in (AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(tmp_path / "copy")):
         for text in ("york new york", " york", "http://york.new ", "sat"):
-            assert given.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
-    assert given.first_word_differs == (not (in_file if added is None else added))
+            assert ours.encode(text) == same(text, add_special_tokens=False)["input_ids"]
+    again = Tokenizer.from_folder(tmp_path / "copy")
+    assert again.encode("york new") == ours.encode("york new") and again.fingerprint == ours.fingerprint
+
+
+def test_a_rule_for_spaces_that_transformers_would_make_otherwise_is_refused(tmp_path):
+    backend = family("Unigram, no spaces cut").backend
+    for named, added, scheme, expected in (
+        ("DebertaV2Tokenizer", False, "always", "first"),
+        ("XLMRobertaTokenizerFast", False, "always", "never"),
+        ("AlbertTokenizer", True, "never", "always"),
+    ):
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme=scheme)])
+        backend.save(str(tmp_path / "tokenizer.json"))
+        given = {"tokenizer_class": named, "add_prefix_space": added}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(given))
+        with pytest.raises(UserError, match=f"prepend_scheme {scheme} in tokenizer.json, expected {expected}, the"):
+            Tokenizer.from_folder(tmp_path)
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(given | {"add_prefix_space": None}))
+        Tokenizer.from_folder(tmp_path)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    given = {HUGGING_FACE_NAMES[role]: name for role, name in corpus.NAMES.items()} | {"add_prefix_space": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(given | {"tokenizer_class": "DebertaV2Tokenizer"}))
+    ours, theirs = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("the cat sat", " cat", "cat"):
+        assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+def test_configurations_that_are_no_texts_or_rules(tmp_path):
+    family("Unigram, no spaces cut").backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": "yes"}')
     with pytest.raises(UserError, match="add_prefix_space: found 'yes', expected true or false"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_an_added_token_without_text(tmp_path):
+    backend = family("Unigram, no spaces cut").backend
+    content = json.loads(backend.to_str())
+    content["added_tokens"].append(content["added_tokens"][-1] | {"id": backend.get_vocab_size(), "content": ""})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="found '' in added_tokens, of which the library makes no token, .*; remove it"):
         Tokenizer.from_folder(tmp_path)
 
 
