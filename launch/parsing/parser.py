@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import jsonargparse
+import jsonargparse._actions
 import jsonargparse._typehints
 import jsonargparse.typing
 import yaml
@@ -29,6 +30,7 @@ from cloze.version import PACKAGE
 
 Config = TypeVar("Config")
 
+_ACTIONS: Any = jsonargparse._actions
 _TYPE_HINTS: Any = jsonargparse._typehints
 
 # `class_path: MODULE.NAME` stands for any section. A file of fields must not run the code of a module.
@@ -60,6 +62,22 @@ def _copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 _TYPE_HINTS.deepcopy = _copied
+
+
+def _of_classes(import_object: Callable[..., Any]) -> Callable[..., Any]:
+    """As `import_object`, which the library asks first for a section's value: `small.yaml` would be a class `yaml` that
+    it refuses to import, and not the file.
+    """
+
+    def imported(name: str, *arguments: Any) -> Any:
+        if Path(name).suffix in (".yaml", ".yml", ".json"):
+            raise ValueError(f"{name} names a file")
+        return import_object(name, *arguments)
+
+    return imported
+
+
+_ACTIONS.import_object = _of_classes(_ACTIONS.import_object)
 
 
 class _NotRead(Exception):

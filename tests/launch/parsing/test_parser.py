@@ -38,6 +38,18 @@ def test_single_fields_win_over_the_file_of_their_section():
         assert (model.hidden_size, model.num_hidden_layers) == (64, 2)
 
 
+@pytest.mark.parametrize("name", ["s.yaml", "./s.yaml", "s.of.yml", "s-1.yaml", "s.json"])
+def test_a_section_is_read_from_a_file_of_any_name(tmp_path, monkeypatch, name):
+    """Also of one that a dotted name of a class could have, from the command line and from another file."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text('{"hidden_size": 96}')
+    Path("c.yaml").write_text(f"model: {name}\noptimizer: o.yaml\n")
+    Path("o.yaml").write_text("weight_decay: 0.25\n")
+    for words in (["--model", name, "--optimizer", "o.yaml"], ["--config", "c.yaml"]):
+        config = parse("pretrain", ["--data", "d", "--output", "o", *words])
+        assert (config.model.hidden_size, config.optimizer.weight_decay) == (96, 0.25)
+
+
 @pytest.mark.parametrize("folder", ["mymodel", "x-shards"])
 def test_a_value_is_no_section_because_it_ends_like_one(folder):
     assert parse("pretrain", ["--config", "tiny", "--data", folder, "--output", folder]).output == folder
@@ -213,8 +225,14 @@ def test_the_library_uses_what_is_replaced_in_it(tmp_path, monkeypatch):
     """Names that are not public, which a new version may leave unread."""
     (tmp_path / "sources.yaml").write_text("- input: [a]\n- input: [b]\n")
     words = ["--config", str(tmp_path / "c.yaml"), "--mixture", str(tmp_path / "sources.yaml"), "--output", "o"]
-    (tmp_path / "c.yaml").write_text("masking: {rate: '0.25'}\n")
-    replaced = {"deepcopy": typehints, "basic_json_or_yaml_load": typehints, "read_text": jsonargparse.typing.Path}
+    (tmp_path / "c.yaml").write_text("masking: m.yaml\n")
+    (tmp_path / "m.yaml").write_text("rate: '0.25'\n")
+    replaced = {
+        "deepcopy": typehints,
+        "basic_json_or_yaml_load": typehints,
+        "import_object": jsonargparse._actions,
+        "read_text": jsonargparse.typing.Path,
+    }
     given = {name: [] for name in replaced}
 
     def recorded(name):
@@ -232,6 +250,7 @@ def test_the_library_uses_what_is_replaced_in_it(tmp_path, monkeypatch):
     assert config.masking.rate == 0.25 and [source.input for source in config.mixture] == [["a"], ["b"]]
     assert any({"prev_val", "orig_val"} <= value.keys() for value in given["deepcopy"])
     assert "0.25" in given["basic_json_or_yaml_load"]
+    assert "m.yaml" in given["import_object"]
     assert str(tmp_path / "sources.yaml") in [path.absolute for path in given["read_text"]]
 
 
