@@ -37,6 +37,9 @@ _PIECE_BYTES = 1 << 14
 _ACCEPTED_SHARE = 1 / 16
 # How much longer than a slice the lane waits after it: connections in the lane get a tenth of the time together.
 _REST = 9
+# So many turns for each connection in the lane, and the one that has waited longest is next, whatever it has had: not
+# measured; it bounds what a request of a few slices waits for newcomers, which come first.
+_ROUNDS = 4
 
 
 def make_room_for_files(config: ServeConfig) -> None:
@@ -86,12 +89,14 @@ class Holder(Protocol):
 
 class _Lane:
     """The connections whose bytes took longer to parse than their number allows: they are parsed in turn, a slice each,
-    in a tenth of the event loop's time. Who has had fewest slices is next: an ordinary request, for which a busy
-    machine has taken longer than usual, needs one, and does not wait for those that need hundreds.
+    in a tenth of the event loop's time. Whose request has had fewest slices is next: an ordinary one, for which a
+    busy machine has taken longer than usual, needs one, and does not wait for those that need hundreds; but none waits
+    for more than _ROUNDS turns of each.
     """
 
     def __init__(self) -> None:
-        self._turns: dict[_Bounded, None] = {}
+        self._turns: dict[_Bounded, int] = {}  # with the number of turns before it came, in the order of coming
+        self._count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._free_at = 0.0
 
@@ -100,7 +105,7 @@ class _Lane:
 
     def join(self, connection: _Bounded, excess: float) -> None:
         """Add a connection that took `excess` seconds more than it may; the lane rests for them too."""
-        self._turns[connection] = None
+        self._turns[connection] = self._count
         self._free_at = max(self._free_at, connection.loop.time()) + _REST * excess
         self._plan(connection.loop)
 
@@ -116,8 +121,12 @@ class _Lane:
         if self._free_at > loop.time():  # others have joined meanwhile
             self._plan(loop)
         elif self._turns:
-            connection = min(self._turns, key=lambda each: each.slices)  # of several the one that came first
+            first = next(iter(self._turns))
+            waits = self._count - self._turns[first] < _ROUNDS * len(self._turns)
+            # of several with as few the one that came first
+            connection = min(self._turns, key=lambda each: each.slices) if waits else first
             self.leave(connection)
+            self._count += 1
             self._free_at = loop.time() + _REST * _SLICE_SECONDS
             connection.take_turn()
             self._plan(loop)
@@ -147,7 +156,7 @@ class _Bounded(H11Protocol):
         self._credit = _SECONDS_A_REQUEST  # seconds that parsing may take, and what uvicorn does with each event
         self._charged = 0.0  # until when, on this thread's clock
         self._cut = False
-        self.slices = 0  # that the lane gave it
+        self.slices = 0  # that the lane gave its request
         self._next_event: Callable[[], Any] = self.conn.next_event
         self.conn.next_event = self._next_if_paid  # type: ignore[method-assign]
 
@@ -245,6 +254,7 @@ class _Bounded(H11Protocol):
 
     def on_response_complete(self) -> None:
         cycle = self.cycle
+        self.slices = 0
         self._earn(_SECONDS_A_REQUEST)
         super().on_response_complete()
         # a client that does not read the rest must not keep the connection open forever

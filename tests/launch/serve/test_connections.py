@@ -111,3 +111,76 @@ def test_an_ordinary_request_in_the_lane_waits_for_one_turn(monkeypatch):
     asyncio.run(asyncio.wait_for(run(), 10))
     assert order.index("ordinary") == 45
     assert order[:40] == [f"long {number}" for number in range(40)] and len(set(order)) == 41
+
+
+def test_a_request_of_several_turns_does_not_wait_for_all_newcomers(monkeypatch):
+    """Each turn brings another connection, which has had fewer."""
+    monkeypatch.setattr(connections, "_REST", 0)
+    order: list[str] = []
+
+    class Connection:
+        def __init__(self, name: str, needs: int) -> None:
+            self.name, self.needs, self.slices, self.loop = name, needs, 0, asyncio.get_running_loop()
+
+        def take_turn(self) -> None:
+            self.slices += 1
+            order.append(self.name)
+            if self.slices < self.needs:
+                lane.join(self, 0)
+            if self.name.startswith("new"):
+                lane.join(Connection(f"new {len(order)}", 1), 0)
+
+    async def run() -> None:
+        lane.join(Connection("honest", 3), 0)
+        for number in range(5):
+            lane.join(Connection(f"new {-number}", 1), 0)
+        while len(order) < 100:
+            await asyncio.sleep(0)
+
+    lane = connections._Lane()
+    asyncio.run(asyncio.wait_for(run(), 10))
+    turns = [place for place, name in enumerate(order) if name == "honest"]
+    assert len(turns) == 3 and turns[-1] <= 2 * 4 * 6 + 2, turns
+
+
+def test_a_connection_is_not_charged_for_its_earlier_requests(monkeypatch):
+    """That of a proxy waited 29 s behind ten newcomers, after one slow request of somebody."""
+    monkeypatch.setattr(connections, "_REST", 0)
+    clock = itertools.count(step=6e-6)
+    monkeypatch.setattr(connections.time, "thread_time", lambda: next(clock))
+    had: list[int] = []
+
+    async def app(scope, receive, send):
+        while (await receive())["more_body"]:
+            pass
+        had.append(scope["app"].slices)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async def answered() -> list[int]:
+        made = protocol(ServeConfig("model"))
+        connection = made(config=Config(app), server_state=ServerState(), app_state={})
+
+        async def with_connection(scope, receive, send):
+            await app({**scope, "app": connection}, receive, send)
+
+        connection.app = with_connection
+        transport = mock.Mock(spec=asyncio.Transport)
+        transport.is_closing.return_value = False
+        transport.get_extra_info.return_value = None
+        connection.connection_made(transport)
+        found = []
+        for number in range(2):
+            rest = chunked(b" " * 20_000)
+            while rest or len(had) == number:
+                if connection not in made.lane and rest:
+                    piece, rest = rest[: len(made.buffer)], rest[len(made.buffer) :]
+                    made.buffer[: len(piece)] = piece
+                    connection.buffer_updated(len(piece))
+                await asyncio.sleep(0)
+            found.append(connection.slices)
+        connection.connection_lost(None)
+        return found
+
+    after = asyncio.run(asyncio.wait_for(answered(), 30))
+    assert min(had) > 2 and after == [0, 0]
