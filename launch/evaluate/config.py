@@ -1,6 +1,7 @@
 """The fields of `cloze evaluate`."""
 
 import glob
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
@@ -12,6 +13,7 @@ from cloze.launch.parsing.fields import shown
 from cloze.launch.system.pictures import check_ending
 from cloze.pipeline.bounds import bounds, check_bounds
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.readers.finding import MAGIC, is_named
 from cloze.pipeline.storage import is_same_file
 
 _FOR_SUITES = {
@@ -21,6 +23,7 @@ _FOR_SUITES = {
     ("glue",): ("seeds", "random_weights", "finetune_config", "output"),
 }
 _NAMES_OF_TEXTS = {"blimp": "*.jsonl", "lines": "*", "glue": "*.tsv"}
+_NAMES_IN_TASKS = "train.tsv", "dev.tsv", "dev_matched.tsv"  # that are read
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,20 @@ class EvaluateConfig(ModelConfig):
         yield from glob.iglob(inside if Path(self.data).is_dir() else self.data, recursive=True)
 
     def _would_be_text(self, path: Path) -> bool:
-        """Whether a file of this name would be one of the texts in the folder that `data` is."""
-        folder = Path(self.data)
-        inside = folder.is_dir() and path.resolve().is_relative_to(folder.resolve())
-        return inside and fnmatch(path.name, _NAMES_OF_TEXTS[self.suite])
+        """Whether a file of this name would be one of the texts that `data`, a folder or a pattern, stands for."""
+        parts = Path(os.path.abspath(self.data)).parts
+        fixed = next((number for number, part in enumerate(parts) if MAGIC.search(part)), len(parts))
+        fixed = len(parts) if os.path.lexists(self.data) else fixed  # a name with letters of a glob
+        # realpath: Path.resolve raises RuntimeError for links in a circle.
+        folder, found = (Path(os.path.realpath(each)) for each in (Path(*parts[:fixed]), path))
+        if not folder.is_dir() or not found.is_relative_to(folder):
+            return False
+        below = found.relative_to(folder).parts
+        if self.suite == "lines":
+            return is_named([*parts[fixed:]], [*below]) and not any(part.startswith(".") for part in below)
+        if self.suite == "glue":
+            return len(below) == 2 and path.name in _NAMES_IN_TASKS
+        return len(below) == 1 and fnmatch(path.name, _NAMES_OF_TEXTS[self.suite])
 
     @property
     def hidden(self) -> Literal["token", "rest_of_word", "later"]:

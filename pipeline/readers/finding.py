@@ -24,7 +24,7 @@ from cloze.pipeline.stores.places import StorePath, is_url, to_place
 
 # tables that would otherwise be read as lines of text, with quotes, headers and other columns
 _TABLES = (".csv", ".tsv")
-_MAGIC = re.compile(r"[*?[]")
+MAGIC = re.compile(r"[*?[]")
 _NAMED = 3  # files of a kind that are named where they are counted
 _GLOBS = 6  # patterns that a line shows at most
 
@@ -166,7 +166,7 @@ def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, Objec
     skipped, and those in a written folder unless the entry names a place inside.
     """
     parts = entry.key.split("/")
-    fixed = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+    fixed = next((number for number, part in enumerate(parts) if MAGIC.search(part)), len(parts))
     if (info := entry.info()) is not None:  # also of a name with letters of a glob
         return {str(entry): info}
     folder = entry.at("/".join(parts[:fixed]))
@@ -181,19 +181,19 @@ def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, Objec
             (listed.size or entry.at(listed.key).info())  # not what marks a folder (`ObjectClient.objects`)
             and (hidden or not any(part.startswith(".") for part in below))
             and not url.startswith(tuple(aside))
-            and (not pattern or _names(pattern, below))
+            and (not pattern or is_named(pattern, below))
         ):
             files[url] = listed
     return files
 
 
-def _names(pattern: list[str], below: list[str]) -> bool:
+def is_named(pattern: list[str], below: list[str]) -> bool:
     """Whether a glob, part by part, matches an object or one of its parent folders; ** is any number of folders."""
     if not pattern:
         return True
     if pattern[0] == "**":
-        return any(_names(pattern[1:], below[count:]) for count in range(len(below)))
-    return bool(below) and fnmatch.fnmatchcase(below[0], pattern[0]) and _names(pattern[1:], below[1:])
+        return any(is_named(pattern[1:], below[count:]) for count in range(len(below)))
+    return bool(below) and fnmatch.fnmatchcase(below[0], pattern[0]) and is_named(pattern[1:], below[1:])
 
 
 def _real_path(path: str, real_folder: Callable[[str], str]) -> str:
@@ -351,7 +351,7 @@ def _matches(folder: Path, parts: tuple[str, ...], written: list[str]) -> Iterat
     elif parts[0] == "**":
         for place, _ in _walk(folder, written) if len(parts) > 1 else [(folder, [])]:
             yield from _matches(place, parts[1:], written)
-    elif _MAGIC.search(parts[0]):
+    elif MAGIC.search(parts[0]):
         hidden = parts[0].startswith(".")
         for name in sorted(os.listdir(folder)):
             place = folder / name
