@@ -243,8 +243,8 @@ def check_optimizer(config: PretrainConfig, source: InitialWeights) -> int:
     """
     if source.step is None:
         raise UserError(
-            f"init_optimizer: found true with init_from = {source.name}, a Hugging Face folder without "
-            "optimizer states, expected a run of `cloze pretrain`; use --init_optimizer false"
+            f"init_optimizer: found true with init_from = {source.name}, no run of `cloze pretrain`, expected one, "
+            "with whose optimizer states the new run can begin; use --init_optimizer false"
         )
     before, now = runs.fields_of(source.path), runs.flatten(asdict(config))
     for name in (*OPTIMIZER_FIELDS, *(BASE_FIELDS if config.model.parametrization != "standard" else ())):

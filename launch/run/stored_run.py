@@ -52,6 +52,7 @@ _PIECE_BYTES = 64 << 20  # of an object, in memory at once
 COMMITS = "commits.json"
 _ATTEMPT = "attempt"  # on scratch: the name of the start (attempt) that the folder belongs to
 _FOLDERS = (runs.ORIGIN, runs.TOKENIZER)
+_WEIGHTS = ".safetensors"  # how their files' names end
 _OWN = {*runs.DESCRIPTION, *_FOLDERS, runs.CHECKPOINTS, LOG, LEASE}
 
 
@@ -333,12 +334,14 @@ def fetch_objects(place: StorePath, names: Iterable[str], folder: Path) -> None:
 
 
 def fetch_description(place: StorePath, folder: Path) -> None:
-    """Copy a run's configurations, its tokenizer and what it keeps of the model that it began with into a folder.
+    """Copy a run's configurations, its tokenizer, what it keeps of the model that it began with and, of a complete
+    fine-tuning run, its model but for the weights into a folder.
 
     Raises:
         UserError: the store can't be used.
     """
-    fetch_objects(place, [*runs.DESCRIPTION, *(key for name in _FOLDERS for key in keys_below(place, name))], folder)
+    below = [key for name in (*_FOLDERS, runs.MODEL) for key in keys_below(place, name)]
+    fetch_objects(place, [*runs.DESCRIPTION, *(key for key in below if not key.endswith(_WEIGHTS))], folder)
 
 
 def keys_below(place: StorePath, folder: str) -> list[str]:

@@ -7,6 +7,10 @@ import json
 import pytest
 
 from cloze.launch.cli import main
+from cloze.launch.commands import parse
+from cloze.launch.pretrain.shapes import local_description
+from cloze.launch.run import runs
+from cloze.model.config_files import read_shape
 from cloze.pipeline.stores.places import to_place
 from tests.launch.finetune.running import arguments, finetune
 from tests.launch.finetune.small import make_model, sst2
@@ -68,3 +72,9 @@ def test_killed_on_two_machines_and_gone_on_with(task, bucket, tmp_path, capsys)
     assert len(lines) == 4 and lines[:2] == lines[2:]
     assert main(["status", output]) == 0
     assert "complete" in capsys.readouterr().out
+    # A pretraining goes on from it, and finds what it began with again.
+    shape = parse("pretrain", ["--data", "d", "--output", "o", "--init_from", output]).model
+    assert shape.hidden_size == read_shape(task[0]).hidden_size
+    described = runs.model_folder(local_description(output))
+    names = {path.name for path in (tmp_path / "local/model").iterdir()}
+    assert {path.name for path in described.iterdir()} == names - {"model.safetensors"}

@@ -229,7 +229,7 @@ def test_a_hugging_face_bert_is_trained_on(long, tmp_path):
 
     # And what does not fit says so, in one line.
     for overrides, expected in (
-        (("--init_optimizer", "true"), "a Hugging Face folder without optimizer states"),
+        (("--init_optimizer", "true"), "no run of `cloze pretrain`, expected one"),
         (("--model.hidden_act", "relu"), "model.hidden_act: found 'relu', expected 'gelu': that of init_from"),
     ):
         output = train(long, tmp_path / "other", *STILL, "--init_from", str(folder), *overrides, status=2)
