@@ -57,6 +57,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "Objectives and callbacks": (
         "cloze.launch.pretrain.objectives.objective:Objective",
         "cloze.launch.pretrain.objectives.objective:Term",
+        "cloze.launch.training.objective:WholeBatchObjective observe",
         "cloze.launch.training.callbacks:Callback",
         "cloze.launch.training.callbacks:RunView",
     ),

@@ -16,11 +16,12 @@ from torch.nn import functional
 
 from cloze.launch.config import EmbeddingConfig
 from cloze.launch.system import distributed
+from cloze.launch.training.objective import WholeBatchObjective
 from cloze.model.sentence_vectors import SentenceOutput
 from cloze.pipeline.fields import MicroBatch
 
 
-class ContrastiveObjective:
+class ContrastiveObjective(WholeBatchObjective):
     """Mean over the global batch's rows of the cross-entropy of each anchor's positive among all texts, summed over the
     sizes of the vectors (`contrastive_losses`).
 

@@ -1,7 +1,8 @@
 """The interface between the trainer and an objective."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -39,10 +40,12 @@ class TrainingObjective(Protocol):
         """Curves besides the loss by name, from the sums of several steps over all ranks."""
 
 
-@runtime_checkable
-class WholeBatchObjective(TrainingObjective, Protocol):
-    """An objective whose loss needs the outputs of the whole batch, such as a contrastive loss."""
+class WholeBatchObjective(ABC):
+    """A further base class of an objective whose loss needs the outputs of the whole batch, such as a contrastive loss.
+    The batch is computed twice then, unless a process has a single micro-batch.
+    """
 
+    @abstractmethod
     def observe(self, outputs: Sequence[ModelOutput], totals: torch.Tensor) -> None:
         """Take the outputs of all micro-batches of this rank, before the first backward. Collective.
 

@@ -38,7 +38,8 @@ class Objective(ABC):
 
     A subclass declares its TERMS and implements `terms` and `divisors`; it may have its own model (`build_model`).
     Terms and divisors must be sums over samples, independent of how the global batch is split into ranks and
-    micro-batches. Then the gradient is the same for any split.
+    micro-batches. Then the gradient is the same for any split. One whose loss needs the outputs of the whole batch is a
+    subclass of `cloze.launch.training.objective.WholeBatchObjective` too, and is shown them before the first backward.
 
     The constructor is called once in every process, before the process group exists, with the run's configuration, in
     which the model is complete, and with `objective_options` as keyword arguments. It raises UserError for wrong

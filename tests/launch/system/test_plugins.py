@@ -20,6 +20,7 @@ import torch
 
 from cloze.launch.pretrain.objectives import Objective, Term
 from cloze.launch.training.callbacks import Callback
+from cloze.launch.training.objective import WholeBatchObjective
 from cloze.model.bert import BertForPreTraining
 from cloze.pipeline.records import NO_LABEL
 
@@ -55,6 +56,16 @@ class Lengths(Objective):
         wanted = micro_batch["sequence_offsets"].diff() / 32
         return {"length": Term((output.attentions[0] - wanted).square()),
                 "mlm": Term(output.mlm_losses, output.mlm_correct)}
+
+    def observe(self):
+        raise AssertionError("a name that any class may have")
+
+
+class Shown(Lengths, WholeBatchObjective):
+    """Is shown the whole batch, of which its loss needs nothing."""
+
+    def observe(self, outputs, totals):
+        print("SHOWN", len(outputs), [output.mlm_losses.requires_grad for output in outputs][-1], len(totals))
 
 
 class Notes(Callback):
@@ -122,10 +133,12 @@ def test_an_own_objective_takes_the_same_step_for_any_split_and_is_watched(data,
         "2",
     )
     assert "NOTES ['start', 'log 1 True', 'log 2 True'] True own_of_mine.Lengths" in whole
-    train(
+    split = train(
         data,
         here / "split",
         *RUN,
+        "--objective",
+        "own_of_mine.Shown",
         "--train.max_steps",
         "2",
         "--train.micro_batch_size",
@@ -134,6 +147,7 @@ def test_an_own_objective_takes_the_same_step_for_any_split_and_is_watched(data,
         "3.0",
         processes=2,
     )
+    assert split.count("SHOWN 4 False 2") == 4, "the four micro-batches of each process, in each of two steps"
     assert_same_weights(weights(here / "whole"), weights(here / "split"), 1e-5)
     assert "length.weight" in weights(here / "whole")
     lines = read_metrics(here / "whole")
