@@ -13,7 +13,7 @@ from cloze.launch.parsing.fields import shown
 from cloze.launch.system.pictures import check_ending
 from cloze.pipeline.bounds import bounds, check_bounds
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.readers.finding import MAGIC, is_named
+from cloze.pipeline.patterns import MAGIC, is_named
 from cloze.pipeline.storage import is_same_file
 
 _FOR_SUITES = {

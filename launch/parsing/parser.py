@@ -65,14 +65,12 @@ _TYPE_HINTS.deepcopy = _copied
 
 
 def _of_classes(import_object: Callable[..., Any]) -> Callable[..., Any]:
-    """As `import_object`, which the library asks first for a section's value: `small.yaml` would be a class `yaml` that
-    it refuses to import, and not the file.
+    """As `import_object`, which the library asks first for a section's value; None for the name of a file: `small.yaml`
+    would be a class `yaml`, whose import is refused.
     """
 
-    def imported(name: str, *arguments: Any) -> Any:
-        if Path(name).suffix in (".yaml", ".yml", ".json"):
-            raise ValueError(f"{name} names a file")
-        return import_object(name, *arguments)
+    def imported(name: str) -> Any:
+        return None if Path(name).suffix in (".yaml", ".yml", ".json") else import_object(name)
 
     return imported
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.formats import FORMATS
+from cloze.pipeline.patterns import MAGIC, is_named
 from cloze.pipeline.readers import compression
 from cloze.pipeline.readers.binary import START_BYTES, kind_by_name, kind_of
 from cloze.pipeline.readers.columns import Rows
@@ -24,7 +25,6 @@ from cloze.pipeline.stores.places import StorePath, is_url, to_place
 
 # tables that would otherwise be read as lines of text, with quotes, headers and other columns
 _TABLES = (".csv", ".tsv")
-MAGIC = re.compile(r"[*?[]")
 _NAMED = 3  # files of a kind that are named where they are counted
 _GLOBS = 6  # patterns that a line shows at most
 
@@ -185,15 +185,6 @@ def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, Objec
         ):
             files[url] = listed
     return files
-
-
-def is_named(pattern: list[str], below: list[str]) -> bool:
-    """Whether a glob, part by part, matches an object or one of its parent folders; ** is any number of folders."""
-    if not pattern:
-        return True
-    if pattern[0] == "**":
-        return any(is_named(pattern[1:], below[count:]) for count in range(len(below)))
-    return bool(below) and fnmatch.fnmatchcase(below[0], pattern[0]) and is_named(pattern[1:], below[1:])
 
 
 def _real_path(path: str, real_folder: Callable[[str], str]) -> str:
