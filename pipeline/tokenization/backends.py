@@ -1,5 +1,6 @@
 """Tokenizers of the `tokenizers` library with the special tokens of BERT: built, read from files, saved."""
 
+import codecs
 import itertools
 import json
 import os
@@ -144,33 +145,41 @@ def from_vocab_txt(path: Path, config: Fields) -> tokenizers.Tokenizer:
         UserError: for a repeated token, and the vocab.txt of a class that reads it otherwise.
     """
     check_readable(path)
-    named = named_class(path.parent, config)
-    if named in _OF_TOKENIZER_JSON:  # as `cloze vocab` writes both files
-        model = fields_if_readable(path.parent / "tokenizer.json").get("model")
-        as_bert = isinstance(model, dict) and model.get("type") == "WordPiece"
-    else:
-        as_bert = named is None or named.removesuffix("Fast") in _OF_VOCAB_TXT
-    if not as_bert:
+    vocabulary = _tokens_of(path)
+    named, whole = named_class(path.parent, config), path.with_name("tokenizer.json")
+    if named in _OF_TOKENIZER_JSON and whole.is_file():  # as `cloze vocab` writes both files
+        backend = from_tokenizer_json(whole, config)
+        if isinstance(backend.model, tokenizers.models.WordPiece) and backend.get_vocab() == vocabulary:
+            return backend  # with rules that the other file does not have
+    if named is not None and named.removesuffix("Fast") not in _OF_VOCAB_TXT:
         raise UserError(
             f"{path}: found the tokenizer_class {named:.60}, which does not read a vocab.txt as BERT's does, expected "
             "BertTokenizer or a tokenizer.json; transformers writes one where it can: "
             "AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER); for texts that are cut into words already "
             "copy vocab.txt alone into a folder"
         )
-    tokens = path.read_text(encoding="utf-8").split("\n")
+    names = special_names(vocabulary, config)
+    specials = {*names.values(), *itertools.chain.from_iterable(_USUAL_NAMES.values())}
+    cased = any(token != token.lower() for token in vocabulary if token not in specials and not token.startswith("["))
+    backend = wordpiece_backend(vocabulary, names, lowercase=not cased, strip_accents=None)
+    _normalize_as_described(backend, config)
+    return backend
+
+
+def _tokens_of(path: Path) -> dict[str, int]:
+    """The ids of the tokens of a vocab.txt. Raises UserError for a repeated token and another encoding than UTF-8."""
+    content = path.read_bytes()
+    if content.startswith(codecs.BOM_UTF8) or b"\0" in content[:4]:
+        found = "a byte order mark" if content.startswith(codecs.BOM_UTF8) else "NUL bytes, as in UTF-16"
+        raise UserError(f"{path}: found {found}, expected UTF-8 without; convert it")
+    tokens = content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n").split("\n")
     if tokens and not tokens[-1]:
         tokens.pop()
-    tokens = [token.rstrip("\r") for token in tokens]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         twice = next(token for number, token in enumerate(tokens) if vocabulary[token] != number)
         raise UserError(f"{path}: found {twice!r} twice, expected each token once, one a line")
-    names = special_names(vocabulary, config)
-    specials = {*names.values(), *itertools.chain.from_iterable(_USUAL_NAMES.values())}
-    cased = any(token != token.lower() for token in tokens if token not in specials and not token.startswith("["))
-    backend = wordpiece_backend(vocabulary, names, lowercase=not cased, strip_accents=None)
-    _normalize_as_described(backend, config)
-    return backend
+    return vocabulary
 
 
 def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
@@ -299,8 +308,8 @@ def _add_space_as_described(backend: tokenizers.Tokenizer, path: Path, config: F
         UserError: the configuration says it of rules that transformers has and the file has not.
     """
     added, rules = config.get(_PREFIX_SPACE), backend.pre_tokenizer
-    model = fields_if_readable(path.parent / CONFIG).get("model_type")
-    usual = _CLASS_OF_MODEL.get(model) if isinstance(model, str) else None
+    model = str(fields_if_readable(path.parent / CONFIG).get("model_type"))
+    usual = _CLASS_OF_MODEL.get(model)
     named = (named_class(path.parent, config) or usual or "").removesuffix("Fast")
     if added is None or rules is None or (model in _CLASS_OF_MODEL and usual is None):
         return

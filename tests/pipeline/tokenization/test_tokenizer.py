@@ -370,6 +370,25 @@ def test_the_vocab_txt_of_our_own_folder_is_read_where_it_is_a_wordpiece(tmp_pat
         Tokenizer.from_folder(tmp_path / "bytes/vocab.txt")
 
 
+def test_a_vocab_txt_beside_its_tokenizer_json_has_the_same_rules(tmp_path):
+    """Those of accents stand in the other file alone."""
+    names = corpus.NAMES
+    listed = {token: number for number, token in enumerate([*names.values(), "café", "cafe"])}
+    Tokenizer(wordpiece_backend(listed, names, True, False), names).save(tmp_path)
+    whole, part = Tokenizer.from_folder(tmp_path), Tokenizer.from_folder(tmp_path / "vocab.txt")
+    assert part.encode("Café cafe") == whole.encode("Café cafe") == [5, 6] and part.fingerprint == whole.fingerprint
+    (tmp_path / "vocab.txt").write_text("\n".join([*names.values(), "cafe", "café"]) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match="vocab.txt: found the tokenizer_class"):
+        Tokenizer.from_folder(tmp_path / "vocab.txt")
+
+
+@pytest.mark.parametrize(("encoding", "found"), [("utf-8-sig", "a byte order mark"), ("utf-16-le", "NUL bytes")])
+def test_a_vocab_txt_in_another_encoding(tmp_path, encoding, found):
+    (tmp_path / "vocab.txt").write_text("\n".join([*corpus.NAMES.values(), "the"]) + "\n", encoding=encoding)
+    with pytest.raises(UserError, match=f"vocab.txt: found {found}.*convert it"):
+        Tokenizer.from_folder(tmp_path)
+
+
 def test_a_cased_vocab_txt_keeps_case(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*corpus.NAMES.values(), "The", "the"]) + "\n", encoding="utf-8")
     assert Tokenizer.from_folder(tmp_path).encode("The the") == [5, 6]
