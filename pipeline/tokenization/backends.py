@@ -316,8 +316,8 @@ def _add_space_as_described(backend: tokenizers.Tokenizer, path: Path, config: F
     if named in _BYTE_LEVEL_CLASSES and isinstance(rules, tokenizers.pre_tokenizers.ByteLevel):
         rules.add_prefix_space = added
     if named in _METASPACE_CLASSES:
-        found = set(re.findall(r'"prepend_scheme":"(\w+)"', rules.__getstate__().decode()))
-        if found - {expected := "always" if added else _METASPACE_CLASSES[named]}:
+        expected = "always" if added else _METASPACE_CLASSES[named]
+        if found := set(re.findall(r'"prepend_scheme":"(\w+)"', rules.__getstate__().decode())) - {expected}:
             raise UserError(
                 f"{path.parent}: found {_PREFIX_SPACE} {str(added).lower()} in tokenizer_config.json and the "
                 f"prepend_scheme {found.pop()} in {path.name}, expected {expected}, the rule that {named} of "

@@ -24,6 +24,7 @@ from deepspeed.ops.op_builder.builder import OpBuilder
 from cloze.launch.engine.optimizers.groups import Group
 from cloze.launch.system.console import doing
 from cloze.launch.system.devices import processor_features
+from cloze.launch.system.environment.compilers import cuda_architectures
 from cloze.launch.system.environment.folders import extensions_folder, extensions_in
 from cloze.pipeline.errors import UserError, reason_of
 from cloze.pipeline.storage import ASIDE, clear, holding, readable_errors, sync_file
@@ -152,5 +153,5 @@ def _digest_of_machine() -> str:
     """
     versions = (sys.prefix, platform.python_version(), torch.__version__, deepspeed.__version__)
     gpus = {torch.cuda.get_device_capability(number) for number in range(torch.cuda.device_count())}
-    parts = (*versions, platform.machine(), processor_features(), *map(str, sorted(gpus)))
+    parts = (*versions, platform.machine(), processor_features(), *map(str, sorted(gpus)), cuda_architectures())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

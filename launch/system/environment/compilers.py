@@ -20,6 +20,13 @@ def bound_compile_workers(environment: Environment) -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(workers))
 
 
+def cuda_architectures() -> str:
+    """The architectures of GPUs for which torch has nvcc compile, as the user has chosen them; empty: those of the GPUs
+    here.
+    """
+    return os.environ.get("TORCH_CUDA_ARCH_LIST", "")
+
+
 def c_compiler() -> str | None:
     """The C compiler that Triton would use (its runtime/build.py), or None."""
     return os.environ.get("CC") or next(filter(None, map(shutil.which, ("clang", "gcc", "cc"))), None)

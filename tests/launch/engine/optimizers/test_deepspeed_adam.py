@@ -63,13 +63,20 @@ def machine(tmp_path):
             compiler.write_text(COMPILER.format(python=sys.executable, calls=str(self.calls), seconds=seconds))
             compiler.chmod(0o700)
 
-        def start(self) -> ForkedRun:
-            return ForkedRun([str(tmp_path / "tiny.cpp")], main=load_tiny, **self.variables)
+        def start(self, **more: str) -> ForkedRun:
+            return ForkedRun([str(tmp_path / "tiny.cpp")], main=load_tiny, **self.variables, **more)
 
         def compilations(self) -> int:
             return self.calls.stat().st_size if self.calls.exists() else 0
 
     return Machine()
+
+
+def test_what_was_compiled_for_other_gpus_is_not_loaded(machine):
+    """Who had named the wrong ones had to find and remove the folder by hand."""
+    for architectures, compilations in (("7.0", 1), ("9.0", 2), ("7.0", 2)):
+        finish(machine.start(TORCH_CUDA_ARCH_LIST=architectures))
+        assert machine.compilations() == compilations
 
 
 def kill_but_compilers(run: ForkedRun) -> None:
