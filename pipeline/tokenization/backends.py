@@ -43,29 +43,33 @@ _OF_VOCAB_TXT = {
 }
 _OF_TOKENIZER_JSON = "PreTrainedTokenizerFast", "TokenizersBackend"  # these use that file as it is, and need it
 # Classes whose byte-level rule is made anew by `add_prefix_space`, whatever tokenizer.json has; with any other one the
-# file counts (AutoTokenizer of transformers 5, tried with all classes that it knows).
+# file counts (AutoTokenizer of transformers 5, which the tests ask).
 _BYTE_LEVEL_CLASSES = {
-    *("BartTokenizer", "DebertaTokenizer", "GPT2Tokenizer", "LEDTokenizer", "LongformerTokenizer", "LukeTokenizer"),
-    "RobertaTokenizer",
+    *("BartTokenizer", "BlenderbotTokenizer", "DebertaTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "LEDTokenizer"),
+    *("LayoutLMv3Tokenizer", "LongformerTokenizer", "LukeTokenizer", "MvpTokenizer", "RobertaTokenizer"),
+    "WhisperTokenizer",
 }
 # Classes that make their rule of `▁` anew, with the one that each has for `add_prefix_space: false` (the same source).
 _METASPACE_CLASSES = {
-    "AlbertTokenizer": "never",
-    "CamembertTokenizer": "never",
+    **dict.fromkeys(("AlbertTokenizer", "BarthezTokenizer", "BigBirdTokenizer", "CamembertTokenizer"), "never"),
+    **dict.fromkeys(("LayoutXLMTokenizer", "RemBertTokenizer", "XGLMTokenizer", "XLMRobertaTokenizer"), "never"),
     "DebertaV2Tokenizer": "first",
-    "XLMRobertaTokenizer": "never",
 }
-# The class of a model that names none, and None for models whose class uses the file, whatever they name.
+# The class of a model that names none, and None for models whose class uses the file, whatever they name: of models of
+# masked tokens those with one of the classes above.
 _CLASS_OF_MODEL = {
-    "albert": "AlbertTokenizer",
-    "bart": "BartTokenizer",
+    **dict.fromkeys(("albert", "yoso"), "AlbertTokenizer"),
+    **dict.fromkeys(("bart", "data2vec-text", "ibert", "longformer", "mra", "roberta"), "RobertaTokenizer"),
+    **dict.fromkeys(("gte", "jina_embeddings_v3", "xlm-roberta", "xmod"), "XLMRobertaTokenizer"),
+    **dict.fromkeys(("modernbert", "nystromformer", "xlm-roberta-xl")),
+    "big_bird": "BigBirdTokenizer",
     "camembert": "CamembertTokenizer",
     "deberta": "DebertaTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
-    "longformer": "LongformerTokenizer",
-    "roberta": "RobertaTokenizer",
-    "xlm-roberta": "XLMRobertaTokenizer",
-    "modernbert": None,
+    "luke": "LukeTokenizer",
+    "mvp": "MvpTokenizer",
+    "rembert": "RemBertTokenizer",
+    "roberta-prelayernorm": "RobertaTokenizer",
 }
 _OTHER_NAMES = {"classification": "bos_token", "separator": "eos_token"}  # of tokenizers made after decoders'
 

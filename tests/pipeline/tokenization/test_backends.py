@@ -7,10 +7,12 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
+from transformers.models.auto import modeling_auto, tokenization_auto
 
 from cloze.launch.texts.encoding import TextEncoder
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.records import ROLES
+from cloze.pipeline.tokenization import backends
 from cloze.pipeline.tokenization.backends import HUGGING_FACE_NAMES, wordpiece_backend
 from cloze.pipeline.tokenization.tokenizer import Tokenizer, copy_tokenizer
 from tests.byte_level import EURO_NAMES, byte_tokenizer, save_as_eurobert
@@ -231,6 +233,45 @@ def test_a_space_before_a_text_is_as_transformers_has_it(tmp_path, in_file, name
             assert ours.encode(text) == same(text, add_special_tokens=False)["input_ids"]
     again = Tokenizer.from_folder(tmp_path / "copy")
     assert again.encode("york new") == ours.encode("york new") and again.fingerprint == ours.fingerprint
+
+
+def test_classes_that_make_the_rule_of_spaces_anew_are_those_of_transformers(tmp_path):
+    """Of all that it knows, asked by folders whose two files differ; and the class of each model of masked tokens."""
+    of_models = {
+        model: name.removesuffix("Fast") for model, name in tokenization_auto.TOKENIZER_MAPPING_NAMES.items() if name
+    }
+    names = dict(zip(ROLES, ("<pad>", "<unk>", "<s>", "</s>", "<mask>"), strict=True))
+    bytes_alone = byte_tokenizer(["new york sat", "the york new"] * 4, names=names).backend
+    bytes_alone.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    spaces = family("Unigram, no spaces cut").backend
+    spaces.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    found: dict[str, dict[str, str]] = {"ByteLevel": {}, "Metaspace": {}}
+    for named in {*of_models.values(), "BartTokenizer", "LongformerTokenizer"}:
+        for rule, backend, roles in (("ByteLevel", bytes_alone, names), ("Metaspace", spaces, corpus.NAMES)):
+            backend.save(str(tmp_path / "tokenizer.json"))
+            given = {HUGGING_FACE_NAMES[role]: name for role, name in roles.items()}
+            given |= {"tokenizer_class": named, "add_prefix_space": False}
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(given))
+            try:
+                made = json.loads(AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer.to_str())["pre_tokenizer"]
+            except Exception:  # it needs other files or libraries
+                continue
+            parts = made.get("pretokenizers", [made])
+            if rule == "ByteLevel" and made["type"] == rule and not made["add_prefix_space"]:
+                found[rule][named] = ""
+            for part in parts if rule == "Metaspace" else ():
+                if part["type"] == rule and part["prepend_scheme"] != "always":
+                    found[rule][named] = part["prepend_scheme"]
+    assert set(found["ByteLevel"]) == backends._BYTE_LEVEL_CLASSES
+    # The tables have none of those of decoders and of speech.
+    decoders = {"CodeLlamaTokenizer", "LlamaTokenizer", "SeamlessM4TTokenizer"}
+    assert {name: scheme for name, scheme in found["Metaspace"].items() if name not in decoders} == (
+        backends._METASPACE_CLASSES
+    )
+    of_masked = {model: of_models.get(model) for model in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES}
+    known = backends._BYTE_LEVEL_CLASSES | backends._METASPACE_CLASSES.keys() | {"TokenizersBackend"}
+    expected = {model: named for model, named in of_masked.items() if named in known}
+    assert {model: named or "TokenizersBackend" for model, named in backends._CLASS_OF_MODEL.items()} == expected
 
 
 def test_a_rule_for_spaces_that_transformers_would_make_otherwise_is_refused(tmp_path):
