@@ -115,16 +115,17 @@ class EvaluateConfig(ModelConfig):
 
     def _would_be_text(self, path: Path) -> bool:
         """Whether a file of this name would be one of the texts that `data`, a folder or a pattern, stands for."""
-        parts = Path(os.path.abspath(self.data)).parts
+        parts = Path(self.data).parts
         fixed = next((number for number, part in enumerate(parts) if MAGIC.search(part)), len(parts))
         fixed = len(parts) if os.path.lexists(self.data) else fixed  # a name with letters of a glob
         # realpath: Path.resolve raises RuntimeError for links in a circle.
         folder, found = (Path(os.path.realpath(each)) for each in (Path(*parts[:fixed]), path))
         if not folder.is_dir() or not found.is_relative_to(folder):
             return False
-        below = found.relative_to(folder).parts
+        pattern, below = [*parts[fixed:]], found.relative_to(folder).parts
         if self.suite == "lines":
-            return is_named([*parts[fixed:]], [*below]) and not any(part.startswith(".") for part in below)
+            hidden = any(part.startswith(".") for part in pattern)
+            return is_named(pattern, [*below]) and (hidden or not any(part.startswith(".") for part in below))
         if self.suite == "glue":
             return len(below) == 2 and path.name in _NAMES_IN_TASKS
         return len(below) == 1 and fnmatch(path.name, _NAMES_OF_TEXTS[self.suite])

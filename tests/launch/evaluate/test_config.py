@@ -17,7 +17,9 @@ from cloze.pipeline.errors import UserError
         ("lines", "texts/*", "texts/r.txt", True),
         ("lines", "texts/*.txt", "texts/r.json", False),
         ("lines", "te?ts/**/*.txt", "texts/sub/r.txt", True),
+        ("lines", "texts/.*", "texts/.r.txt", True),
         ("lines", "linked", "texts/r.txt", True),
+        ("lines", "below/../../texts", "texts/r.txt", True),
         ("lines", "texts", "loop/r.txt", False),
         ("blimp", "texts", "texts/r.jsonl", True),
         ("blimp", "texts", "texts/sub/r.jsonl", False),
@@ -27,8 +29,9 @@ from cloze.pipeline.errors import UserError
     ],
 )
 def test_a_result_does_not_become_a_text_of_the_next_evaluation(tmp_path, monkeypatch, suite, data, name, is_text):
-    monkeypatch.chdir(tmp_path)
-    Path("texts/sub").mkdir(parents=True)
+    (tmp_path / "exp[1]/texts/sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "exp[1]")
+    Path("below").symlink_to("texts/sub")
     Path("linked").symlink_to("texts")
     Path("loop").symlink_to("loop")
     of_suite = {"output": "o"} if suite == "glue" else {}
