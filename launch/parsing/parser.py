@@ -70,7 +70,8 @@ def _of_classes(import_object: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def imported(name: str) -> Any:
-        return None if Path(name).suffix in (".yaml", ".yml", ".json") else import_object(name)
+        named = Path(name)
+        return None if named.is_file() or named.suffix in (".yaml", ".yml", ".json") else import_object(name)
 
     return imported
 

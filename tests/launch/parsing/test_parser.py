@@ -38,14 +38,16 @@ def test_single_fields_win_over_the_file_of_their_section():
         assert (model.hidden_size, model.num_hidden_layers) == (64, 2)
 
 
-@pytest.mark.parametrize("name", ["s.yaml", "./s.yaml", "s.of.yml", "s-1.yaml", "s.json"])
+@pytest.mark.parametrize("name", ["s.yaml", "./s.yaml", "s.of.yml", "s-1.yaml", "s.json", "small.YAML", "base.v2"])
 def test_a_section_is_read_from_a_file_of_any_name(tmp_path, monkeypatch, name):
     """Also of one that a dotted name of a class could have, from the command line and from another file."""
     monkeypatch.chdir(tmp_path)
     Path(name).write_text('{"hidden_size": 96}')
-    Path("c.yaml").write_text(f"model: {name}\noptimizer: o.yaml\n")
     Path("o.yaml").write_text("weight_decay: 0.25\n")
-    for words in (["--model", name, "--optimizer", "o.yaml"], ["--config", "c.yaml"]):
+    Path("c.yaml").write_text(f"model: {name}\noptimizer: o.yaml\n")
+    (tmp_path / "elsewhere").mkdir()
+    for words in (["--model", name, "--optimizer", "o.yaml"], ["--config", "c.yaml"], ["--config", "../c.yaml"]):
+        monkeypatch.chdir(tmp_path / "elsewhere" if "../c.yaml" in words else tmp_path)
         config = parse("pretrain", ["--data", "d", "--output", "o", *words])
         assert (config.model.hidden_size, config.optimizer.weight_decay) == (96, 0.25)
 
