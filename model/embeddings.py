@@ -123,15 +123,19 @@ def rotary_tables(position_ids: Tensor, head_size: int, theta: float) -> tuple[T
     return angles.cos().unsqueeze(-2), angles.sin().unsqueeze(-2)
 
 
-def rotate_packed(packed: Tensor, num_rotated: int, tables: tuple[Tensor, Tensor]) -> Tensor:
+def rotate_packed(packed: Tensor, num_rotated: int, head_size: int, tables: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate the first `num_rotated` heads, those of queries and keys, of (..., heads * head size), pairing element i
     of a head with i + half its size. The products and their sum are rounded once, to the dtype of `packed`; so are the
-    gradients."""
+    gradients.
+
+    Args:
+        head_size: a number for a compiler; the tables' size would be an unknown one in all that follows.
+    """
     if _BLOCK_ELEMENTS[packed.is_cuda] and not torch.compiler.is_compiling():
         result: Tensor = _RotateInBlocks.apply(packed, num_rotated, *tables)
         return result
     cosine, sine = tables
-    heads = packed.unflatten(-1, (-1, cosine.shape[-1]))
+    heads = packed.unflatten(-1, (-1, head_size))
     rotated, value = heads[..., :num_rotated, :], heads[..., num_rotated:, :]
     first, second = rotated.chunk(2, dim=-1)
     rotated = (rotated * cosine + torch.cat((-second, first), dim=-1) * sine).to(packed.dtype)

@@ -96,7 +96,7 @@ class Attention(nn.Module):
             positions = self.relative(context.distances, self.qkv)
         packed = self.qkv(hidden)
         if rotary is not None:
-            packed = rotate_packed(packed, sum(self.num_heads[:2]), rotary)
+            packed = rotate_packed(packed, sum(self.num_heads[:2]), self.head_size, rotary)
         if layout.groups:
             groups = packed.split([group.num_tokens for group in layout.groups])
             seeds = [None if seed is None else seed + number for number in range(len(groups))]

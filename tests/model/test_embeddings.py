@@ -47,7 +47,7 @@ def test_scaled_sinusoids_have_one_learned_factor_that_starts_small_and_is_saved
 def test_rotation_keeps_lengths_and_makes_products_relative():
     generator = torch.Generator().manual_seed(0)
     packed = torch.randn(1, 3 * 8, generator=generator).expand(40, -1)
-    rotated = rotate_packed(packed, 2, rotary_tables(torch.arange(40), 8, 10_000.0))
+    rotated = rotate_packed(packed, 2, 8, rotary_tables(torch.arange(40), 8, 10_000.0))
     query, key, value = rotated.view(40, 3, 8).unbind(1)
     torch.testing.assert_close(query.norm(dim=1), packed[:, :8].norm(dim=1))
     torch.testing.assert_close(value, packed[:, 16:])
@@ -66,7 +66,7 @@ def test_rotation_and_its_gradient_are_a_complex_product(shape, dtype, monkeypat
     cosine, sine = rotary_tables(positions, 8, 10_000.0)
     turns = torch.complex(cosine, sine)[..., :4].to(torch.complex128)
     packed = torch.randn(*shape, 5 * 8).to(dtype).requires_grad_()
-    rotated = rotate_packed(packed, 4, (cosine, sine))
+    rotated = rotate_packed(packed, 4, cosine.shape[-1], (cosine, sine))
     rotated.backward(towards := torch.randn_like(rotated))
 
     def expected(of: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
