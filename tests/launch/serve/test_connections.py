@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import resource
 import socket
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -84,30 +85,37 @@ def test_a_body_in_small_chunks_is_parsed_in_the_time_of_its_kind(monkeypatch, c
     assert asyncio.run(feed()) == slow
 
 
+class Waiting:
+    """What the lane sees of a connection: one that needs so many turns."""
+
+    def __init__(self, lane: connections._Lane, name: str, needs: int, after: Callable[[str], None]) -> None:
+        self.lane, self.name, self.needs, self.after = lane, name, needs, after
+        self.slices, self.loop = 0, asyncio.get_running_loop()
+        lane.join(self, 0)
+
+    def take_turn(self) -> None:
+        self.slices += 1
+        if self.slices < self.needs:
+            self.lane.join(self, 0)
+        self.after(self.name)
+
+
 def test_an_ordinary_request_in_the_lane_waits_for_one_turn(monkeypatch):
     """Behind forty connections that send short lines without end it waited for a turn of each, again and again."""
     monkeypatch.setattr(connections, "_REST", 0)
-    order: list[str] = []
+    order, lane = [], connections._Lane()
 
-    class Connection:
-        def __init__(self, name: str, needs: int) -> None:
-            self.name, self.needs, self.slices, self.loop = name, needs, 0, asyncio.get_running_loop()
-
-        def take_turn(self) -> None:
-            self.slices += 1
-            order.append(self.name)
-            if self.slices < self.needs:
-                lane.join(self, 0)
-            if len(order) == 45:
-                lane.join(Connection("ordinary", 1), 0)
+    def after(name: str) -> None:
+        order.append(name)
+        if len(order) == 45:
+            Waiting(lane, "ordinary", 1, after)
 
     async def run() -> None:
         for number in range(40):
-            lane.join(Connection(f"long {number}", 3), 0)
+            Waiting(lane, f"long {number}", 3, after)
         while len(order) < 121:
             await asyncio.sleep(0)
 
-    lane = connections._Lane()
     asyncio.run(asyncio.wait_for(run(), 10))
     assert order.index("ordinary") == 45
     assert order[:40] == [f"long {number}" for number in range(40)] and len(set(order)) == 41
@@ -116,28 +124,20 @@ def test_an_ordinary_request_in_the_lane_waits_for_one_turn(monkeypatch):
 def test_a_request_of_several_turns_does_not_wait_for_all_newcomers(monkeypatch):
     """Each turn brings another connection, which has had fewer."""
     monkeypatch.setattr(connections, "_REST", 0)
-    order: list[str] = []
+    order, lane = [], connections._Lane()
 
-    class Connection:
-        def __init__(self, name: str, needs: int) -> None:
-            self.name, self.needs, self.slices, self.loop = name, needs, 0, asyncio.get_running_loop()
-
-        def take_turn(self) -> None:
-            self.slices += 1
-            order.append(self.name)
-            if self.slices < self.needs:
-                lane.join(self, 0)
-            if self.name.startswith("new"):
-                lane.join(Connection(f"new {len(order)}", 1), 0)
+    def after(name: str) -> None:
+        order.append(name)
+        if name == "new":
+            Waiting(lane, "new", 1, after)
 
     async def run() -> None:
-        lane.join(Connection("honest", 3), 0)
-        for number in range(5):
-            lane.join(Connection(f"new {-number}", 1), 0)
+        Waiting(lane, "honest", 3, after)
+        for _ in range(5):
+            Waiting(lane, "new", 1, after)
         while len(order) < 100:
             await asyncio.sleep(0)
 
-    lane = connections._Lane()
     asyncio.run(asyncio.wait_for(run(), 10))
     turns = [place for place, name in enumerate(order) if name == "honest"]
     assert len(turns) == 3 and turns[-1] <= 2 * 4 * 6 + 2, turns
