@@ -131,6 +131,11 @@ class EmbedConfig(Embed, PairInput):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ending("picture", self.picture)
+        if self.format and self.picture:
+            raise UserError(
+                f"format: found {self.format} beside picture, expected null: with it nothing is printed; leave "
+                "--format out"
+            )
         if self.colour_column and not self.picture:
             raise UserError(
                 f"colour_column: found {self.colour_column} without a picture, expected none; name the image with "

@@ -113,6 +113,7 @@ def test_a_picture_of_vectors_coloured_by_a_column(folders, capsys, tmp_path, mo
     embed = ("predict", "embed", folders / "pretrained", "cat", "sky")
     assert "found 2 texts, expected at least three" in error_of(capsys, *embed, "--picture", picture)
     assert "found kind without a table" in error_of(capsys, *embed, "--picture", picture, "--colour_column", "kind")
+    assert "format: found json beside picture" in error_of(capsys, *embed, "--picture", picture, "--format", "json")
     assert "found kind without a picture" in error_of(capsys, *embed, "--colour_column", "kind")
     monkeypatch.setattr("cloze.launch.system.pictures.find_spec", lambda name: None)
     monkeypatch.delattr("cloze.launch.predict.predictor.load_model")  # refused before the model is loaded
