@@ -25,7 +25,7 @@ PAGES = {
     "Pretrain": ["docs/training", "docs/monitoring", "docs/clusters", "docs/scaling"],
     "Use": ["docs/finetune", "docs/use", "docs/evaluate", "docs/python"],
     "Reference": ["docs/reference"],
-    "Figures": ["docs/performance", "docs/results", "docs/experiments"],
+    "Figures": ["docs/performance", "docs/robustness", "docs/results", "docs/experiments"],
     "Inside": ["docs/architecture", "docs/model", "CONTRIBUTING", "CHANGELOG"],
 }
 
