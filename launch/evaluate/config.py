@@ -1,11 +1,6 @@
 """The fields of `cloze evaluate`."""
 
-import glob
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from fnmatch import fnmatch
-from pathlib import Path
 from typing import Literal
 
 from cloze.launch.config.model import ModelConfig
@@ -13,8 +8,6 @@ from cloze.launch.parsing.fields import shown
 from cloze.launch.system.pictures import check_ending
 from cloze.pipeline.bounds import bounds, check_bounds
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.patterns import MAGIC, is_named
-from cloze.pipeline.storage import is_same_file
 
 _FOR_SUITES = {
     ("blimp",): ("picture",),
@@ -22,8 +15,6 @@ _FOR_SUITES = {
     ("blimp", "lines"): ("every_checkpoint", "precision", "every_nth", "score", "masked"),
     ("glue",): ("seeds", "random_weights", "finetune_config", "output"),
 }
-_NAMES_OF_TEXTS = {"blimp": "*.jsonl", "lines": "*", "glue": "*.tsv"}
-_NAMES_IN_TASKS = "train.tsv", "dev.tsv", "dev_matched.tsv"  # that are read
 
 
 @dataclass(frozen=True)
@@ -78,15 +69,6 @@ class EvaluateConfig(ModelConfig):
         check_ending("picture", self.picture)
         if not self.data:
             raise UserError("data: found none, expected the texts of the suite; give --data FOLDER")
-        if self.json and Path(self.json).exists() and any(is_same_file(self.json, each) for each in self._texts()):
-            raise UserError(
-                f"json: found {self.json}, the file of the texts, which it would replace, expected another name"
-            )
-        if self.json and self._would_be_text(Path(self.json)):
-            raise UserError(
-                f"json: found {self.json} in the folder of the texts, whose next evaluation would read it as one, "
-                "expected a name elsewhere"
-            )
         if self.every_checkpoint and (self.step is not None or self.json or self.picture):
             raise UserError(
                 "every_checkpoint: found true with step, json or picture, expected it alone: results are written to "
@@ -106,29 +88,6 @@ class EvaluateConfig(ModelConfig):
             raise UserError(
                 f"score: found causal with masked {self.masked}, expected pseudo: nothing is masked for a causal score"
             )
-
-    def _texts(self) -> Iterator[str]:
-        """The files that `data` may stand for."""
-        yield self.data
-        inside = f"{glob.escape(self.data)}/**/{_NAMES_OF_TEXTS[self.suite]}"
-        yield from glob.iglob(inside if Path(self.data).is_dir() else self.data, recursive=True)
-
-    def _would_be_text(self, path: Path) -> bool:
-        """Whether a file of this name would be one of the texts that `data`, a folder or a pattern, stands for."""
-        parts = Path(self.data).parts
-        fixed = next((number for number, part in enumerate(parts) if MAGIC.search(part)), len(parts))
-        fixed = len(parts) if os.path.lexists(self.data) else fixed  # a name with letters of a glob
-        # realpath: Path.resolve raises RuntimeError for links in a circle.
-        folder, found = (Path(os.path.realpath(each)) for each in (Path(*parts[:fixed]), path))
-        if not folder.is_dir() or not found.is_relative_to(folder):
-            return False
-        pattern, below = [*parts[fixed:]], found.relative_to(folder).parts
-        if self.suite == "lines":
-            hidden = any(part.startswith(".") for part in pattern)
-            return is_named(pattern, [*below]) and (hidden or not any(part.startswith(".") for part in below))
-        if self.suite == "glue":
-            return len(below) == 2 and path.name in _NAMES_IN_TASKS
-        return len(below) == 1 and fnmatch(path.name, _NAMES_OF_TEXTS[self.suite])
 
     @property
     def hidden(self) -> Literal["token", "rest_of_word", "later"]:

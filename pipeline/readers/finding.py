@@ -72,6 +72,18 @@ def find_files(
     return files
 
 
+def local_files(entry: str) -> list[str]:
+    """The files on this machine's disks that an entry stands for; none for a URL.
+
+    Raises:
+        UserError: a link there leads to nothing, or a folder can't be read.
+    """
+    if isinstance(to_place(entry), StorePath):
+        return []
+    with readable_errors(Path(entry)):
+        return [*_expand(entry, [])]
+
+
 def _paths(entries: list[str], written: list[str]) -> tuple[dict[str, str | None], dict[str, ObjectInfo]]:
     """The paths of the entries' files, with their real paths where known, and those of them that are in a store."""
     paths: dict[str, str | None] = {}

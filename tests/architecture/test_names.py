@@ -52,6 +52,7 @@ TESTED_IN = {
     # Rooms of one test file, through their command or their table.
     "launch/engine/checkpoint_files.py": f"{L}/checkpoint/test_writing.py",
     "launch/engine/fragments.py": "tests/distributed/test_elastic.py",
+    "launch/evaluate/config.py": f"{L}/evaluate/test_command.py",
     "launch/evaluate/report.py": f"{L}/evaluate/test_command.py",
     "launch/pretrain/objectives/distillation.py": f"{L}/pretrain/test_objectives.py",
 }
