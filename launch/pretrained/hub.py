@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cloze.launch.config.model import HubConfig
 from cloze.launch.pretrained.card_examples import CARD
-from cloze.launch.pretrained.sentence_transformers import LENGTH, MODULE_CONFIGS, MODULES, SETTINGS
+from cloze.launch.pretrained.sentence_transformers import LENGTH, LENGTHS, MODULE_CONFIGS, MODULES, SETTINGS
 from cloze.model.config_files import SLOW_TOKENIZER_FILES, TOKENIZER_FILES
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
@@ -28,7 +28,7 @@ _EXPORTED = (
     "onnx.json",
 )
 _FILES = ["config.json", _WEIGHTS, *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES, CARD]
-_FILES += [MODULES, LENGTH, SETTINGS, MODULE_CONFIGS]  # of sentence-transformers
+_FILES += [MODULES, *LENGTHS, SETTINGS, MODULE_CONFIGS]  # of sentence-transformers
 
 # Explanations of the hub library's errors; each class is a subclass of those after it.
 _REASONS = {

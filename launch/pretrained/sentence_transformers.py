@@ -14,7 +14,10 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.untrusted import read_json
 
 MODULES, LENGTH = "modules.json", "sentence_bert_config.json"
-SETTINGS = "config_sentence_transformers.json"  # prompts
+# The settings of a Transformer: of these names, which it had in old versions, the first one that is there counts.
+_FAMILIES = "bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"
+LENGTHS = [f"sentence_{family}_config.json" for family in _FAMILIES]
+SETTINGS = "config_sentence_transformers.json"  # of all modules together, such as prompts
 # Of the folders with the configuration of a module; its weights, as of a Dense, are not read.
 MODULE_CONFIGS = "[0-9]*/config.json"
 _MODES = {  # those that are computed here, with their fields before version 6
@@ -22,6 +25,16 @@ _MODES = {  # those that are computed here, with their fields before version 6
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
 }
+# Settings of a Transformer that are arguments of its parts, by their names in several versions.
+_ARGUMENTS = (
+    "model_args",
+    "model_kwargs",
+    "tokenizer_args",
+    "processor_kwargs",
+    "processing_kwargs",
+    "config_args",
+    "config_kwargs",
+)
 
 
 def write_modules(folder: Path, vectors: Vectors, width: int, max_length: int) -> None:
@@ -61,7 +74,14 @@ def read_pooling(folder: Path, warn: Callable[[str], None]) -> Vectors | None:
     if not all(isinstance(each, dict) and isinstance(each.get("type"), str) for each in modules):
         raise UserError(f"{folder / MODULES}: found no types of modules, expected them; fetch the model again")
     kinds = [each["type"].rpartition(".")[2] for each in modules]
+    if kinds[:1] == ["Transformer"] and modules[0].get("path"):
+        raise UserError(
+            f"{folder / MODULES}: found the Transformer in {modules[0]['path']!r:.60}, expected it in the folder "
+            "itself; save the model with a newer sentence-transformers"
+        )
     if not any("Pooling" in kind for kind in kinds):  # of a cross-encoder, which makes no vectors
+        if _read_transformer(folder)[1].get("module_output_name") == "sentence_embedding":
+            warn(_not_computed(folder / MODULES, "the model's own pooler"))
         return None
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
         warn(_not_computed(folder / MODULES, ", ".join(kinds)))
@@ -77,12 +97,14 @@ def read_pooling(folder: Path, warn: Callable[[str], None]) -> Vectors | None:
         shown = ", ".join(poolings) + (" without the prompt" if config.get("include_prompt") is False else "")
         warn(_not_computed(folder / path / "config.json", shown or "no pooling"))
         return None
-    _warn_of_texts(folder, warn)
+    _warn_of_others(folder, warn)
     return Vectors(poolings[0], normalize=kinds[2:] == ["Normalize"])  # type: ignore[arg-type]  # it is one of them
 
 
-def _warn_of_texts(folder: Path, warn: Callable[[str], None]) -> None:
-    """Warn of what sentence-transformers does to a text before its tokenizer, and Cloze does not."""
+def _warn_of_others(folder: Path, warn: Callable[[str], None]) -> None:
+    """Warn of what sentence-transformers does to a text before its tokenizer, to the arguments of its parts and to a
+    vector, and Cloze does not.
+    """
     settings = _read(folder / SETTINGS, dict) if (folder / SETTINGS).is_file() else {}
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts")
     if name and (prompt := prompts.get(name) if isinstance(prompts, dict) else name):
@@ -90,10 +112,21 @@ def _warn_of_texts(folder: Path, warn: Callable[[str], None]) -> None:
             f"{folder / SETTINGS}: found the default prompt {prompt!r:.60}, which sentence-transformers puts "
             "before each text and Cloze does not, nor what reads an export: write it there"
         )
-    if (folder / LENGTH).is_file() and _read(folder / LENGTH, dict).get("do_lower_case") is True:
+    if size := settings.get("truncate_dim"):
         warn(
-            f"{folder / LENGTH}: found do_lower_case true, by which sentence-transformers makes texts lower case "
+            f"{folder / SETTINGS}: found truncate_dim {size!r:.60}: of each vector sentence-transformers gives so many "
+            "numbers, the first ones, and Cloze and what reads an export all; --dimensions keeps some, made of length 1"
+        )
+    path, transformer = _read_transformer(folder)
+    if transformer.get("do_lower_case") is True:
+        warn(
+            f"{path}: found do_lower_case true, by which sentence-transformers makes texts lower case "
             "and Cloze does not: give them so"
+        )
+    if given := [name for name in _ARGUMENTS if transformer.get(name)]:
+        warn(
+            f"{path}: found {', '.join(given)}, by which sentence-transformers calls the model or its tokenizer "
+            "otherwise, and Cloze and what reads an export do not"
         )
 
 
@@ -103,19 +136,27 @@ def read_max_length(folder: Path) -> int | None:
     Raises:
         UserError: a file is damaged.
     """
-    fields = {LENGTH: "max_seq_length"}
-    if (folder / MODULES).is_file():  # since version 6
-        fields["tokenizer_config.json"] = "model_max_length"
-    for name, field in fields.items():
-        length = _read(folder / name, dict).get(field) if (folder / name).is_file() else None
-        if type(length) is int and length >= 3:  # a text has a token at least
-            return length
-        if length is not None and name == LENGTH:
-            raise UserError(
-                f"{folder / name}: {field}: found {length!r:.60}, expected a whole number of at least 3; fetch the "
-                "model again"
-            )
-    return None
+    path, transformer = _read_transformer(folder)
+    length = transformer.get("max_seq_length")
+    if length is not None and not _is_length(length):
+        raise UserError(
+            f"{path}: max_seq_length: found {length!r:.60}, expected a whole number of at least 3; fetch the model "
+            "again"
+        )
+    others = folder / "tokenizer_config.json"
+    if length is None and (folder / MODULES).is_file() and others.is_file():  # since version 6
+        length = _read(others, dict).get("model_max_length")
+    return length if _is_length(length) else None
+
+
+def _is_length(length: object) -> bool:
+    return type(length) is int and length >= 3  # a text has a token at least
+
+
+def _read_transformer(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The settings of a Transformer, and their file; without one, none."""
+    path = next((folder / name for name in LENGTHS if (folder / name).is_file()), folder / LENGTH)
+    return path, _read(path, dict) if path.is_file() else {}
 
 
 def _poolings(config: dict[str, Any]) -> list[str]:

@@ -83,6 +83,34 @@ def test_what_is_done_to_texts_there_and_not_here_is_said(tmp_path):
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 12, "do_lower_case": true}')
     read_pooling(tmp_path, found.append)
     assert "found do_lower_case true" in found[0]
+    (tmp_path / "config_sentence_transformers.json").write_text('{"truncate_dim": 8}')
+    arguments = {"processing_kwargs": {"text": {"max_length": 6}}, "model_kwargs": {}}
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(arguments))
+    read_pooling(tmp_path, found.append)
+    assert "found truncate_dim 8: " in found[1] and "found processing_kwargs, by which" in found[2]
+    assert len(found) == 3
+
+
+def test_a_folder_of_an_old_version_has_its_settings_under_the_family_s_name(tmp_path):
+    folder = saved(tmp_path, Pooling(WIDTH, pooling_mode="mean"))
+    (folder / "sentence_bert_config.json").unlink()
+    (folder / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 6, "do_lower_case": true}')
+    found: list[str] = []
+    assert read_pooling(folder, found.append) is not None
+    assert "sentence_xlm-roberta_config.json: found do_lower_case true" in found[0]
+    theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(Predictor.from_folder(folder).embed(TEXTS), theirs, atol=1e-5)
+
+
+def test_a_transformer_without_pooling_or_in_a_folder_of_its_own_is_not_taken_for_a_mean(tmp_path):
+    (tmp_path / "modules.json").write_text('[{"type": "Transformer", "path": ""}]')
+    found: list[str] = []
+    assert read_pooling(tmp_path, found.append) is None and not found, "a cross-encoder"
+    (tmp_path / "sentence_bert_config.json").write_text('{"module_output_name": "sentence_embedding"}')
+    assert read_pooling(tmp_path, found.append) is None and "found the model's own pooler, expected" in found[0]
+    (tmp_path / "modules.json").write_text('[{"type": "Transformer", "path": "0_Transformer"}]')
+    with pytest.raises(UserError, match="found the Transformer in '0_Transformer', expected it in the folder itself"):
+        read_pooling(tmp_path, found.append)
 
 
 @pytest.mark.parametrize(
