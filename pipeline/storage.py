@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.stores.leases import leased
@@ -231,6 +233,20 @@ def readable_errors(path: Place | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(describe(error, path)) from error
+
+
+@contextmanager
+def at_rest(file: IO[Any], path: Path | str) -> Iterator[None]:
+    """A context in which an open file is read to its end: UserError if it was written meanwhile, by its size and time.
+
+    Whoever puts another file in its place does no harm: the open one stays as it was. What is no regular file changes
+    as it is read.
+    """
+    before = os.fstat(file.fileno())
+    yield
+    now = os.fstat(file.fileno())
+    if stat.S_ISREG(now.st_mode) and (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise UserError(f"{path}: changed while it was read, expected a file at rest; run the same command again")
 
 
 def describe(error: OSError, path: Place | str) -> str:

@@ -15,7 +15,7 @@ from cloze.launch.system.console import Console
 from cloze.launch.texts import tables
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import check_replaceable, readable_errors
+from cloze.pipeline.storage import at_rest, check_replaceable, readable_errors
 from cloze.pipeline.untrusted import check_regular, load_json, unique_fields
 
 _CONLL = (".conll", ".conllu", ".conll03", ".conll2003")
@@ -98,7 +98,7 @@ def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
             f"expected a table: {', '.join(tables.ENDINGS)}"
         )
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb") as file, at_rest(file, path):
             yield from _parse(file, config.file, config)
     except OSError as error:
         raise UserError(f"file: {config.file}: {error.strerror}; expected a file of texts") from error

@@ -22,7 +22,7 @@ from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.readers.files import ROWS_AT_ONCE
 from cloze.pipeline.readers.hub import saved_file, saved_rows
-from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.storage import at_rest, readable_errors
 from cloze.pipeline.untrusted import MOST_BYTES, load_json, unique_fields
 
 if TYPE_CHECKING:
@@ -240,7 +240,10 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
     """
     with readable_errors(path):
         try:
-            with (gzip.open if _is_gzip(path) else open)(path, "rt", encoding="utf-8-sig", newline=newline) as file:
+            with (
+                (gzip.open if _is_gzip(path) else open)(path, "rt", encoding="utf-8-sig", newline=newline) as file,
+                at_rest(file, path),
+            ):
                 packed = path.stat().st_size if _is_gzip(path) else math.inf
                 size, most = 0, max(_ALWAYS_READ, _MOST_UNPACKED * packed)
                 while line := file.readline(LONGEST_LINE):
@@ -379,7 +382,7 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[TableR
             raise UserError(f"{path}: can't be read as Parquet: {on_one_line(error)}") from error
 
     def values() -> Iterator[Fields]:
-        with readable(), file:
+        with readable(), file, open(path, "rb") as whole, at_rest(whole, path):
             for batch in file.iter_batches(ROWS_AT_ONCE):  # many may share one long text that is stored once
                 yield from batch.to_pylist()
 

@@ -142,6 +142,27 @@ def test_endings_in_capitals_are_those_in_small_letters(tmp_path, name):
         list(read_rows(ClassifyConfig("m", file=str(tmp_path / "A.CONLL"))))
 
 
+@pytest.mark.parametrize("name", ["p.txt", "p", "p.csv", "p.jsonl", "p.jsonl.gz", "p.parquet"])
+def test_a_file_that_is_written_while_it_is_read_gives_no_results(tmp_path, name):
+    """Cut at the end of a line, or the same bytes written again: what was read may be of two states."""
+    path, texts = tmp_path / name, [f"text {number}" for number in range(20_000)]
+    if name.endswith("parquet"):
+        pq.write_table(pa.table({"text": texts}), path)
+    else:
+        lines = [json.dumps({"text": text}) for text in texts] if "json" in name else ["text", *texts]
+        content = "".join(f"{line}\n" for line in lines).encode()
+        path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    rows = read_rows(ClassifyConfig("m", file=str(path)))
+    next(rows)
+    if name in ("p.txt", "p", "p.csv", "p.jsonl"):
+        os.truncate(path, path.read_bytes().rindex(b"\n", 0, -1) + 1)
+    else:
+        with open(path, "r+b") as file:
+            file.write(path.read_bytes()[:1])
+    with pytest.raises(UserError, match=f"{name}: changed while it was read, expected a file at rest"):
+        list(rows)
+
+
 @pytest.mark.parametrize("name", ["p.parquet", "p.csv", "p.tsv", "p.jsonl", "p.jsonl.gz"])
 def test_a_pipe_is_no_table(tmp_path, name):
     """Its reading waited for a writer without a word."""
