@@ -28,7 +28,7 @@ from cloze.pipeline.fields import Fields
 
 # The file that every rank reads whole at stages 0 to 2: the model, and at stage 0 the optimizer's states.
 MODEL_FILE = "mp_rank_00_model_states.pt"
-# In each file: the step and the run of the checkpoint that it belongs to.
+# In each file: the step and the run of the checkpoint that it belongs to, and its name there.
 _BELONGS = "belongs_to"
 
 # The classes besides tensors in DeepSpeed's files. A file with any other class is refused, by our loads and by
@@ -90,17 +90,17 @@ def load_pickled(path: str | Path | IO[bytes], *, in_memory: bool = True) -> Fie
         return content
 
 
-def written_by(step: int, run: object) -> Fields:
-    """What each file of a checkpoint holds beside its content: which checkpoint it belongs to."""
-    return {_BELONGS: {"step": step, RUN: run}}
+def written_by(step: int, run: object, name: str) -> Fields:
+    """What each file of a checkpoint holds beside its content: which checkpoint it belongs to, and as which file."""
+    return {_BELONGS: {"step": step, RUN: run, "file": name}}
 
 
 def load_own(path: Path, *, in_memory: bool = True) -> Fields:
     """As `load_pickled`, of a file in a checkpoint's folder.
 
     Raises:
-        UserError: as `load_pickled`; or it belongs to another checkpoint, which hashes that were written anew do not
-            show. Files of earlier versions do not say it.
+        UserError: as `load_pickled`; or it belongs to another checkpoint, or is that of another process, which hashes
+            that were written anew do not show. Files of earlier versions do not say it.
     """
     content = load_pickled(path, in_memory=in_memory)
     if _BELONGS in content:
@@ -111,6 +111,8 @@ def load_own(path: Path, *, in_memory: bool = True) -> Fields:
                 raise OtherContent(f"it is that of step {described(found['step'])}, expected {state['step']}")
             if type(found[RUN]) is not type(run) or found[RUN] != run:
                 raise OtherContent("it is another run's")
+            if (name := found.get("file", path.name)) != path.name:
+                raise OtherContent(f"it was written as {name!r:.60}")
     return content
 
 

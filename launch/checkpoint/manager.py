@@ -157,10 +157,9 @@ class CheckpointManager(CheckpointFolder):
             if self.leads:
                 self._make_room(engine, aside)
         writer = BackgroundWriter()
-        belongs = written_by(state.step, facts.get(RUN))
 
         def submit(content: Fields, path: Path) -> None:
-            writer.submit(content | belongs, path)
+            writer.submit(content | written_by(state.step, facts.get(RUN), path.name), path)
 
         with readable_errors(aside):
             engine.save(aside, submit)

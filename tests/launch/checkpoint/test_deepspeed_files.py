@@ -11,8 +11,10 @@ from cloze.launch.checkpoint.deepspeed_files import (
     ALLOWED_CLASSES,
     MODEL_FILE,
     known_content,
+    load_own,
     load_pickled,
     whole_weights,
+    written_by,
 )
 from cloze.launch.checkpoint.weight_averages import average_content, average_file, whole_average
 from cloze.launch.engine.content import OtherContent
@@ -54,6 +56,17 @@ def test_names_that_are_no_texts_are_other_content(tmp_path):
     torch.save({"module": {"weight": torch.ones(3), 3: torch.ones(3)}}, tmp_path / MODEL_FILE)
     with pytest.raises(UserError, match="found other content.*a tensor whose name is no text"), known_content(tmp_path):
         whole_weights(tmp_path)
+
+
+def test_a_file_of_another_process_is_other_content(tmp_path):
+    """Of the same checkpoint: two processes' parts of the states may have the same shapes."""
+    (tmp_path / "state.json").write_text('{"step": 4, "run": "r"}')
+    names = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(2)]
+    torch.save({"weight": torch.ones(3)} | written_by(4, "r", names[0]), tmp_path / names[0])
+    assert load_own(tmp_path / names[0])["weight"].tolist() == [1, 1, 1]
+    (tmp_path / names[1]).write_bytes((tmp_path / names[0]).read_bytes())
+    with pytest.raises(UserError, match=f"{names[1]}: it was written as '{names[0]}'"):
+        load_own(tmp_path / names[1])
 
 
 @pytest.mark.parametrize(
