@@ -71,6 +71,13 @@ _CLASS_OF_MODEL = {
     "rembert": "RemBertTokenizer",
     "roberta-prelayernorm": "RobertaTokenizer",
 }
+# Classes that make the rules for case and accents anew by their configuration, and what each reads of it (the same).
+_BY_FILE = {"BertTokenizerLegacy", "ConvBertTokenizer", "RealmTokenizer", "RetriBertTokenizer"}  # these do not
+_OF_CASE = {
+    **dict.fromkeys(_OF_VOCAB_TXT - _BY_FILE, ("do_lower_case", "strip_accents")),
+    **dict.fromkeys(("AlbertTokenizer", "RemBertTokenizer"), ("do_lower_case", "keep_accents")),
+    "DebertaV2Tokenizer": ("do_lower_case",),
+}
 _OTHER_NAMES = {"classification": "bos_token", "separator": "eos_token"}  # of tokenizers made after decoders'
 
 
@@ -166,7 +173,7 @@ def from_vocab_txt(path: Path, config: Fields) -> tokenizers.Tokenizer:
     specials = {*names.values(), *itertools.chain.from_iterable(_USUAL_NAMES.values())}
     cased = any(token != token.lower() for token in vocabulary if token not in specials and not token.startswith("["))
     backend = wordpiece_backend(vocabulary, names, lowercase=not cased, strip_accents=None)
-    _normalize_as_described(backend, config)
+    _normalize_as_described(backend, path, config)
     return backend
 
 
@@ -215,7 +222,7 @@ def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
                 "its vocabulary and the tokens before it have it; correct it"
             )
     if named_class(path.parent, config) not in _OF_TOKENIZER_JSON:  # of which transformers uses only the file
-        _normalize_as_described(backend, config)
+        _normalize_as_described(backend, path, config)
         _add_space_as_described(backend, path, config)
     return backend
 
@@ -294,7 +301,12 @@ def with_special(backend: tokenizers.Tokenizer, names: Collection[str], special:
     return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
-def _normalize_as_described(backend: tokenizers.Tokenizer, config: Fields) -> None:
+def _normalize_as_described(backend: tokenizers.Tokenizer, path: Path, config: Fields) -> None:
+    """Let BERT's normalizer be as the configuration says.
+
+    Raises:
+        UserError: there are other rules for case and accents, and transformers makes others of the configuration.
+    """
     ours = backend.normalizer
     if isinstance(ours, tokenizers.normalizers.BertNormalizer):
         backend.normalizer = tokenizers.normalizers.BertNormalizer(
@@ -303,6 +315,18 @@ def _normalize_as_described(backend: tokenizers.Tokenizer, config: Fields) -> No
             lowercase=bool(config.get("do_lower_case", ours.lowercase)),
             handle_chinese_chars=bool(config.get("tokenize_chinese_chars", ours.handle_chinese_chars)),
         )
+        return
+    named = (named_class(path.parent, config) or "").removesuffix("Fast")
+    found = ours.normalize_str("Aé") if ours else "Aé"
+    does = {"do_lower_case": "A" not in found, "strip_accents": "e" in found, "keep_accents": "e" not in found}
+    for name in _OF_CASE.get(named, ()):
+        stated = config.get(name)
+        if isinstance(stated, bool) and stated != does[name]:
+            raise UserError(
+                f"{path.parent}: found {name} {str(stated).lower()} in tokenizer_config.json and a normalizer in "
+                f"{path.name} that makes {found!r} of 'Aé', expected the rules that {named} of transformers makes of "
+                "it; correct the one that is wrong"
+            )
 
 
 def _add_space_as_described(backend: tokenizers.Tokenizer, path: Path, config: Fields) -> None:

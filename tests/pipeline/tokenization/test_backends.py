@@ -235,8 +235,10 @@ def test_a_space_before_a_text_is_as_transformers_has_it(tmp_path, in_file, name
     assert again.encode("york new") == ours.encode("york new") and again.fingerprint == ours.fingerprint
 
 
-def test_classes_that_make_the_rule_of_spaces_anew_are_those_of_transformers(tmp_path):
-    """Of all that it knows, asked by folders whose two files differ; and the class of each model of masked tokens."""
+def test_classes_that_make_rules_anew_are_those_of_transformers(tmp_path):
+    """For spaces, case and accents, of all that it knows, asked by folders whose two files differ; and the class of
+    each model of masked tokens.
+    """
     of_models = {
         model: name.removesuffix("Fast") for model, name in tokenization_auto.TOKENIZER_MAPPING_NAMES.items() if name
     }
@@ -245,16 +247,29 @@ def test_classes_that_make_the_rule_of_spaces_anew_are_those_of_transformers(tmp
     bytes_alone.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     spaces = family("Unigram, no spaces cut").backend
     spaces.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    found: dict[str, dict[str, str]] = {"ByteLevel": {}, "Metaspace": {}}
-    for named in {*of_models.values(), "BartTokenizer", "LongformerTokenizer"}:
-        for rule, backend, roles in (("ByteLevel", bytes_alone, names), ("Metaspace", spaces, corpus.NAMES)):
+    pieces = wordpiece_backend({name: number for number, name in enumerate(NAMES.values())}, NAMES, False, False)
+    for each in (bytes_alone, spaces, pieces):
+        each.normalizer = normalizers.Sequence([])
+    found: dict[str, dict[str, str]] = {"ByteLevel": {}, "Metaspace": {}, "case": {}}
+    for named in {*of_models.values(), *backends._OF_CASE, "BartTokenizer", "LongformerTokenizer"}:
+        for rule, backend, roles in (
+            ("ByteLevel", bytes_alone, names),
+            ("Metaspace", spaces, corpus.NAMES),
+            ("case", pieces, NAMES),
+        ):
             backend.save(str(tmp_path / "tokenizer.json"))
             given = {HUGGING_FACE_NAMES[role]: name for role, name in roles.items()}
+            given |= {"do_lower_case": True, "strip_accents": True, "keep_accents": False}
             given |= {"tokenizer_class": named, "add_prefix_space": False}
             (tmp_path / "tokenizer_config.json").write_text(json.dumps(given))
             try:
-                made = json.loads(AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer.to_str())["pre_tokenizer"]
+                read = AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer
+                made = json.loads(read.to_str())["pre_tokenizer"]
             except Exception:  # it needs other files or libraries
+                continue
+            if read.normalizer and "a" in (text := read.normalizer.normalize_str("Aé")):
+                found["case"][named] = text
+            if rule == "case":
                 continue
             parts = made.get("pretokenizers", [made])
             if rule == "ByteLevel" and made["type"] == rule and not made["add_prefix_space"]:
@@ -263,11 +278,14 @@ def test_classes_that_make_the_rule_of_spaces_anew_are_those_of_transformers(tmp
                 if part["type"] == rule and part["prepend_scheme"] != "always":
                     found[rule][named] = part["prepend_scheme"]
     assert set(found["ByteLevel"]) == backends._BYTE_LEVEL_CLASSES
-    # The tables have none of those of decoders and of speech.
-    decoders = {"CodeLlamaTokenizer", "LlamaTokenizer", "SeamlessM4TTokenizer"}
-    assert {name: scheme for name, scheme in found["Metaspace"].items() if name not in decoders} == (
-        backends._METASPACE_CLASSES
+    # The tables have none of those of decoders, of speech and of images.
+    others = {"CodeLlamaTokenizer", "LlamaTokenizer", "SeamlessM4TTokenizer"}
+    others |= {"CLIPTokenizer", "OpenAIGPTTokenizer", "Siglip2Tokenizer", "XLNetTokenizer"}
+    spaces, case = (
+        {name: made for name, made in found[rule].items() if name not in others} for rule in list(found)[1:]
     )
+    assert spaces == backends._METASPACE_CLASSES
+    assert case == {name: "ae" if len(read) > 1 else "aé" for name, read in backends._OF_CASE.items()}
     of_masked = {model: of_models.get(model) for model in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES}
     known = backends._BYTE_LEVEL_CLASSES | backends._METASPACE_CLASSES.keys() | {"TokenizersBackend"}
     expected = {model: named for model, named in of_masked.items() if named in known}
@@ -296,6 +314,34 @@ def test_a_rule_for_spaces_that_transformers_would_make_otherwise_is_refused(tmp
     ours, theirs = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     for text in ("the cat sat", " cat", "cat"):
         assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("named", "rules", "refused"),
+    [
+        ("BertTokenizer", [], "do_lower_case true"),
+        ("BertTokenizerFast", [normalizers.Lowercase()], "strip_accents true"),
+        ("AlbertTokenizer", [normalizers.Lowercase()], "keep_accents false"),
+        ("DebertaV2Tokenizer", [normalizers.NFC()], "do_lower_case true"),
+        ("DebertaV2Tokenizer", [normalizers.Lowercase()], None),
+        ("AlbertTokenizer", [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()], None),
+        ("XLMRobertaTokenizer", [], None),
+        ("PreTrainedTokenizerFast", [], None),
+        (None, [], None),
+    ],
+)
+def test_a_rule_for_case_that_transformers_would_make_otherwise_is_refused(tmp_path, named, rules, refused):
+    backend = family("Unigram, no spaces cut").backend
+    backend.normalizer = normalizers.Sequence(rules)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    given = {"do_lower_case": True, "strip_accents": True, "keep_accents": False}
+    given |= {HUGGING_FACE_NAMES[role]: name for role, name in corpus.NAMES.items()}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(given | {"tokenizer_class": named}))
+    if refused is None:
+        Tokenizer.from_folder(tmp_path)
+        return
+    with pytest.raises(UserError, match=f"found {refused} in tokenizer_config.json and a normalizer in tokenizer.json"):
+        Tokenizer.from_folder(tmp_path)
 
 
 def test_configurations_that_are_no_texts_or_rules(tmp_path):
