@@ -32,6 +32,9 @@ _SECONDS_A_BYTE = 0.01 / (1 << 20)
 _SLICE_SECONDS = 0.005
 # Bytes read from a connection at a time, before others are read from: 256 KiB of short lines take h11 0.2 s at once.
 _PIECE_BYTES = 1 << 14
+# Bytes that a client has sent ahead and that are not parsed yet, from which on none are read: twice what uvicorn takes of
+# a head that is not complete.
+_AHEAD_BYTES = 1 << 17
 # The share of the connections that are accepted at a time: one that has sent its request is read from before so many
 # others have come that it is the longest waiting.
 _ACCEPTED_SHARE = 1 / 16
@@ -168,7 +171,16 @@ class _Bounded(H11Protocol):
                 return
             next(iter(self.waiting)).abort()
         super().connection_made(transport)
+        self._resume_reading = self.flow.resume_reading
+        self.flow.resume_reading = self._read_if_parsed  # type: ignore[method-assign]
         self._wait()
+
+    def _read_if_parsed(self) -> None:
+        """Resume reading, unless the client has sent too many requests ahead. uvicorn resumes it during each answer, to
+        see whether the client leaves: who sent requests without end and read no answer filled the memory.
+        """
+        if len(self.conn.trailing_data[0]) < _AHEAD_BYTES:
+            self._resume_reading()
 
     def _wait(self) -> None:
         self.cancel_deadline()

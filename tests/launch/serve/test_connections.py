@@ -184,3 +184,47 @@ def test_a_connection_is_not_charged_for_its_earlier_requests(monkeypatch):
 
     after = asyncio.run(asyncio.wait_for(answered(), 30))
     assert min(had) > 2 and after == [0, 0]
+
+
+def test_requests_are_read_no_faster_than_they_are_answered(monkeypatch):
+    """Sent ahead without end: uvicorn reads a piece more during each answer, and these filled the memory."""
+    monkeypatch.setattr(connections.time, "thread_time", lambda: 0.0)  # none is slow
+    request = b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 500 + b"\r\n\r\n"
+    count, answered, most = 2000, 0, 0
+    rest, reading = request * count, True
+
+    def change(to: bool) -> None:
+        nonlocal reading
+        reading = to
+
+    async def app(scope, receive, send):
+        nonlocal answered
+        await receive()
+        leaving = asyncio.ensure_future(receive())
+        await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+        answered += 1
+        leaving.cancel()
+
+    async def feed() -> None:
+        nonlocal rest, most
+        made = protocol(ServeConfig("model"))
+        connection = made(config=Config(app), server_state=ServerState(), app_state={})
+        transport = mock.Mock(spec=asyncio.Transport)
+        transport.is_closing.return_value = False
+        transport.get_extra_info.return_value = None
+        transport.pause_reading.side_effect = lambda: change(False)
+        transport.resume_reading.side_effect = lambda: change(True)
+        connection.connection_made(transport)
+        while answered < count:
+            if rest and reading:
+                piece, rest = rest[: len(made.buffer)], rest[len(made.buffer) :]
+                made.buffer[: len(piece)] = piece
+                connection.buffer_updated(len(piece))
+            most = max(most, len(connection.conn.trailing_data[0]))
+            await asyncio.sleep(0)
+        connection.connection_lost(None)
+
+    asyncio.run(asyncio.wait_for(feed(), 60))
+    assert connections._AHEAD_BYTES <= most < 2 * connections._AHEAD_BYTES < len(request) * count
