@@ -176,7 +176,7 @@ def to_place(text: str | Place) -> Place:
         )
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in rest):
         raise UserError(f"{scheme}://…: found a line break or another control character in a URL, expected none")
-    if "//" in rest:
+    if "//" in rest or rest.startswith("/"):  # s3://$BUCKET/data of a variable without a value
         raise UserError(
             f"{text}: found an empty part (//) in a URL, expected none, as objects of such names can't be read; write "
             "single slashes, or rename the object"

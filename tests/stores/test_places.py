@@ -17,6 +17,7 @@ from cloze.pipeline.stores.places import StorePath, is_url, to_place
         ("s3://AKIA:wJalr/topsecret@bucket/x", "credentials"),
         ("s3:AKIA:topsecret@b/x", "two slashes"),
         ("s3://bucket/x\n", "line break"),
+        ("s3:///bucket/x", "an empty part"),  # s3://$NAME/bucket/x of a variable without a value
         ("ftp://host/x", "scheme 'ftp'"),
         ("s3://", "s3://bucket/folder"),
         ("s3://a/../b", "s3://bucket/folder"),
