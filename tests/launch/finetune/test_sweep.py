@@ -19,7 +19,7 @@ from cloze.launch.run.sweep_run import Run
 from tests.commands import forked_cloze, main_of_python
 from tests.forked import ForkedRun
 from tests.launch.finetune.running import arguments
-from tests.launch.finetune.small import make_model
+from tests.launch.finetune.small import make_model, sst2
 from tests.launching import finish, kill_when, step_of
 
 
@@ -37,6 +37,12 @@ def test_a_wrong_setting_is_refused_before_anything_runs(model, files, tmp_path,
     error = capsys.readouterr().err.strip()
     assert said in error and len(error.splitlines()) == 1, error
     assert not (tmp_path / "sweep").exists()
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """Files of two steps, where nothing needs to be learned."""
+    return sst2(tmp_path_factory.mktemp("few"), train=16)
 
 
 def result(folder: Path, run: str) -> dict:
@@ -113,18 +119,18 @@ def shorten(path: Path) -> None:
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
 
 
-def test_complete_runs_measure_test_files_that_are_new_or_were_corrected(model, files, tmp_path, monkeypatch):
+def test_complete_runs_measure_test_files_that_are_new_or_were_corrected(model, few, tmp_path, monkeypatch):
     """Without being trained again."""
     began: list[str] = []
     monkeypatch.setattr(sweep_pool, "_start", partial(run_here, before=lambda run: began.append(run.name)))
-    first, second = (shutil.copyfile(files[1], tmp_path / f"{name}.tsv") for name in ("first", "second"))
+    first, second = (shutil.copyfile(few[1], tmp_path / f"{name}.tsv") for name in ("first", "second"))
     shorten(second)
     folder, tested = tmp_path / "sweep", dict[str, int]()
     both = ("--test", first, second)
     for step, options in enumerate(((), ("--test", first), both, both, ("--test", second))):
         if step == 3:
             shorten(first)
-        assert main(arguments("sst2", model, *files, folder, "--seeds", 2, "--epochs", 1, *options)) == 0
+        assert main(arguments("sst2", model, *few, folder, "--seeds", 2, "--epochs", 1, *options)) == 0
         assert began == ["seed-42", "seed-43"] * (step + 1)
         for seed in (42, 43):
             found = result(folder, f"seed-{seed}")
@@ -137,14 +143,10 @@ def test_complete_runs_measure_test_files_that_are_new_or_were_corrected(model, 
     assert step_of(folder / "seed-42") == result(folder, "seed-42")["steps"]
 
 
-@pytest.mark.parametrize("replaced", ["model", "train", "validation", "test", None])
-def test_runs_of_replaced_inputs_make_no_table(model, files, tmp_path, capsys, monkeypatch, replaced):
-    """What the second run reads was replaced after the first had ended."""
+def test_runs_of_replaced_inputs_make_no_table(model, few, tmp_path, capsys, monkeypatch):
+    """What the second run reads is replaced after the first has ended; that one serves all sweeps here."""
     inputs = {"model": tmp_path / "model", "train": tmp_path / "train.tsv", "validation": tmp_path / "dev.tsv"}
-    shutil.copytree(model, inputs["model"])
-    test = tmp_path / "other.tsv"
-    for path, file in ((inputs["train"], files[0]), (inputs["validation"], files[1]), (test, files[1])):
-        shutil.copyfile(file, path)
+    test, folder, replaced = tmp_path / "other.tsv", tmp_path / "sweep", ""
 
     def replace(run: Run) -> None:
         if run.name == "seed-43" and replaced == "model":
@@ -153,20 +155,24 @@ def test_runs_of_replaced_inputs_make_no_table(model, files, tmp_path, capsys, m
             shorten(inputs.get(replaced, test))
 
     monkeypatch.setattr(sweep_pool, "_start", partial(run_here, before=replace))
-    folder = tmp_path / "sweep"
-    status = main(arguments("sst2", *inputs.values(), folder, "--seeds", 2, "--epochs", 1, "--test", test))
-    found = "results of other test files" if replaced == "test" else f"a run with {replaced}_hash"
-    error = capsys.readouterr().err
-    assert status == (2 if replaced else 0), error
-    assert not replaced or f"seed-43: found {found} " in error
-    assert (folder / "results.json").exists() == (not replaced)
-    assert read_status(folder)["state"] == ("failed" if replaced else "complete")
+    for replaced in ("model", "train", "validation", "test", ""):
+        shutil.copytree(model, inputs["model"], dirs_exist_ok=True)
+        for path, file in ((inputs["train"], few[0]), (inputs["validation"], few[1]), (test, few[1])):
+            shutil.copyfile(file, path)
+        status = main(arguments("sst2", *inputs.values(), folder, "--seeds", 2, "--epochs", 1, "--test", test))
+        found = "results of other test files" if replaced == "test" else f"a run with {replaced}_hash"
+        error = capsys.readouterr().err
+        assert status == (2 if replaced else 0), error
+        assert not replaced or f"seed-43: found {found} " in error
+        assert (folder / "results.json").exists() == (not replaced)
+        assert read_status(folder)["state"] == ("failed" if replaced else "complete")
+        shutil.rmtree(folder / "seed-43")
 
 
 @pytest.mark.parametrize("lost", ["model/model.safetensors", "metrics.jsonl"])
-def test_runs_that_have_lost_a_file_make_no_table(model, files, tmp_path, capsys, monkeypatch, lost):
+def test_runs_that_have_lost_a_file_make_no_table(model, few, tmp_path, capsys, monkeypatch, lost):
     """Also where it is lost while another run is at work; the same command writes a model again."""
-    words = arguments("sst2", model, *files, folder := tmp_path / "sweep", "--seeds", 2, "--epochs", 1)
+    words = arguments("sst2", model, *few, folder := tmp_path / "sweep", "--seeds", 2, "--epochs", 1)
     began: list[str] = []
 
     def lose(run: Run) -> None:
