@@ -8,6 +8,7 @@ tested through it.
 
 import ast
 import functools
+from collections import Counter
 from pathlib import Path
 
 from tests.architecture.laws import ROOT, arrows, file_of, imported, read_sources
@@ -77,6 +78,7 @@ BEHAVIOURS = {
 }
 
 
+@functools.cache
 def modules() -> list[str]:
     return [
         str(path.relative_to(ROOT))
@@ -84,6 +86,13 @@ def modules() -> list[str]:
         for path in sorted((ROOT / floor).rglob("*.py"))
         if path.name != "__init__.py"
     ]
+
+
+@functools.cache
+def shared_names() -> set[str]:
+    """File names that modules of several rooms have."""
+    counted = Counter(Path(each).name for each in modules())
+    return {name for name, count in counted.items() if count > 1}
 
 
 @functools.cache
@@ -100,7 +109,7 @@ def own_tests(module: str) -> list[Path]:
     folder, name = ROOT / "tests" / path.parent, f"test_{path.stem}.py"
     own = [folder / name]
     if len(path.parts) > 2:
-        if sum(Path(each).name == path.name for each in modules()) > 1:  # of several rooms, as precheck.py: one file
+        if path.name in shared_names():  # as precheck.py: one file
             own += [ROOT / "tests" / path.parts[0] / name] if path.stem in SHARED else []
         rooms = [each / f"test_{path.parent.name}.py" for each in (folder, folder.parent)]
         elsewhere = [ROOT / "tests" / each / name for each in NEEDS]
