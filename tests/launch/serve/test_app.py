@@ -468,11 +468,11 @@ def test_the_page_asks_what_the_model_s_head_answers(tmp_path):
     }
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page()  # each has a process of its own
         for kind, (operation, changes, first, second) in heads.items():
             predictor = Predictor.from_folder(save_model(tmp_path / kind, kind, **changes))
             config = ServeConfig("model", api_key_file=str(tmp_path / "keys") if operation == "classify" else None)
             with served_here(build_app(predictor, config)) as address:
-                page = browser.new_page()
                 page.goto(address)
                 if config.api_key_file:
                     page.wait_for_selector("#key-field:visible")
@@ -497,7 +497,6 @@ def test_the_page_asks_what_the_model_s_head_answers(tmp_path):
                 elif operation == "choose":
                     assert set(shown) == {"sat", "is blue"}
                 assert not page.inner_text("#error")
-                page.close()
         browser.close()
 
 
@@ -519,13 +518,13 @@ def test_the_page_names_the_model_and_shows_only_what_it_reads(tmp_path):
     note = json.loads((folder / "config.json").read_text())
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page()  # each has a process of its own
         for columns, card in ((["ticket"], CARD), (["premise", "hypothesis"], ""), (None, "")):
             known = {"cloze_columns": {"texts": columns}} if columns else {}
             (folder / "config.json").write_text(json.dumps(note | known))
             (folder / "README.md").write_text(card)
             predictor = Predictor.from_folder(folder)
             with served_here(build_app(predictor, ServeConfig("us/tickets"))) as address:
-                page = browser.new_page()
                 page.goto(address)
                 page.wait_for_selector("#operation option", state="attached")
                 assert page.title() == "us/tickets - Cloze"
@@ -553,5 +552,4 @@ def test_the_page_names_the_model_and_shows_only_what_it_reads(tmp_path):
                 given = page.input_value("#text"), page.input_value("#pair") if len(columns or "12") == 2 else None
                 best = predictor.classify(*given)[0]
                 assert page.locator("#guesses .guess").first.inner_text() == f"{best.label} {best.score:.4f}"
-                page.close()
         browser.close()
