@@ -17,10 +17,11 @@ from tests.pipeline import corpus
 from tests.pipeline.tokenization.test_tokenizer import byte_level
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
-@pytest.mark.parametrize("compression", ["zstd", "none"])
+@pytest.mark.parametrize(("suffix", "compression"), [(".jsonl", "none"), (".jsonl.gz", "zstd")])
 def test_tokens_and_bytes_are_about_right(tmp_path, suffix, compression):
-    path = corpus.write_jsonl(tmp_path / f"a{suffix}", corpus.documents(1500, sentences=(10, 30)))
+    """Of texts that are longer than what is read for the estimate."""
+    path = corpus.write_jsonl(tmp_path / f"a{suffix}", texts := corpus.documents(900, sentences=(10, 30)))
+    assert sum(map(len, texts)) > 1 << 20
     shards = corpus.ShardsConfig(compression=compression)
     config = corpus.config(tmp_path, [path], shards=shards, mask_sets=10, max_length=128)
     files, tasks = readers.plan(config)
