@@ -20,7 +20,7 @@ TEXTS = ["the cat sat on the mat", "a film", "the sky is blue " * 10]
 
 def saved(folder, *modules):
     """A folder as the library writes it; its texts have at most LENGTH tokens."""
-    encoder = Transformer(str(save_model(folder / "model", "BertModel")), max_seq_length=LENGTH)
+    encoder = Transformer(str(save_model(folder / "model", "BertModel", num_hidden_layers=1)), max_seq_length=LENGTH)
     SentenceTransformer(modules=[encoder, *modules], device="cpu").save(str(folder / "saved"))
     return folder / "saved"
 
@@ -41,10 +41,11 @@ def test_vectors_and_those_of_the_export_are_the_librarys(tmp_path, capfd, pooli
         as_before_version_6(folder, pooling)
     theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(Predictor.from_folder(folder).embed(TEXTS), theirs, atol=1e-5)
-    assert main(["export", str(folder), "--output", str(tmp_path / "out"), "--onnx", str(old).lower()]) == 0
+    graph = pooling == "max"  # of one, since it takes seconds
+    assert main(["export", str(folder), "--output", str(tmp_path / "out"), "--onnx", str(graph).lower()]) == 0
     said = capfd.readouterr().out
     assert not {"1_Pooling", "modules.json", "sentence_bert_config.json"} & set(re.findall(r"[\w.]+", said))
-    if old:  # of some the graph, which takes a while
+    if graph:
         described = json.loads((tmp_path / "out" / "onnx.json").read_text())
         assert described["truncation"]["max_length"] == LENGTH and described["vectors"]["pooling"] == pooling
     exported = SentenceTransformer(str(tmp_path / "out"), device="cpu")

@@ -177,7 +177,7 @@ def test_ranks_share_the_global_batches_of_a_mixture_from_any_position(folders, 
     options = {"streams": streams, "masking": RunMasking(RateSchedule(0.5, 0.1, 100, 1300)), "micro": micro}
     if grows:
         options |= {"size": 48, "warmup": growing_batches(24, 24, 700, 48)}
-    whole = take(mixed(folders), first + 3, **options)[first:]
+    whole = take(mixed(folders), first + 3, **options | {"micro": 24})[first:]
     parts = [
         take(mixed(folders), 3, rank, world_size, start=whole[0].position, **options) for rank in range(world_size)
     ]
