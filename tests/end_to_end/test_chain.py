@@ -81,9 +81,9 @@ def chain(cloze, tmp_path_factory):
             "--output",
             folder / "run",
             "--train.max_steps",
-            20,
+            12,
             "--schedule.warmup_steps",
-            5,
+            3,
             "--zero.stage",
             1,
             launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
@@ -106,10 +106,10 @@ def test_every_step_says_what_it_did(chain):
         "unigram entropy",
         "eager",
         "FLOPs a token",
-        "complete at step 20",
+        "complete at step 12",
     ):
         assert fact in printed["pretrain"], fact
-    assert "exported step 20" in printed["export"] and SENTENCE in printed["predict"]
+    assert "exported step 12" in printed["export"] and SENTENCE in printed["predict"]
 
 
 def test_the_curves_have_the_names_that_scripts_rely_on(chain):
@@ -205,9 +205,9 @@ def test_the_deepspeed_launcher_trains_the_same_model(chain, home):
         "--output",
         run,
         "--train.max_steps",
-        20,
+        12,
         "--schedule.warmup_steps",
-        5,
+        3,
         "--zero.stage",
         1,
     ]
@@ -243,6 +243,6 @@ runpy.run_module("cloze", run_name="__main__")
 def test_quickstart_runs_and_a_second_time_reuses_what_is_done(cloze, tmp_path):
     first = cloze("quickstart", "--output", tmp_path, launcher=("-c", SHORT))
     assert "stopped with a checkpoint of step 1" in first and "resumed from step 1" in first and "│ 1 " in first
-    assert "complete at step 200" in first
+    assert "complete at step 120" in first
     second = cloze("quickstart", "--output", tmp_path, launcher=("-c", SHORT))
     assert second.count("(done before)") == 4 and "resumed" not in second
