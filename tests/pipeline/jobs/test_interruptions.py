@@ -288,23 +288,27 @@ def test_reports_of_another_run_that_lie_in_the_work_folder_are_not_taken(folder
     assert corpus.contents(folder / "first") == undisturbed
 
 
-@pytest.mark.parametrize("copied", ["task-*.part", "task-*.json", "*"])
-def test_files_of_another_run_in_the_place_of_ones_own_are_made_again(
-    folder, undisturbed, monkeypatch, copied, tmp_path
-):
-    """As a backup that mixes two runs may give them back: other texts of the same number were published once."""
-    others = tmp_path / "others"
-    shutil.copytree(folder / "in", others)
-    for path in others.iterdir():
+@pytest.fixture(scope="module")
+def two_runs(folder, tmp_path_factory):
+    """Runs of two corpora, `own` and `other`, interrupted when all but the manifest is there."""
+    made = tmp_path_factory.mktemp("runs")
+    shutil.copytree(folder / "in", made / "in")
+    for path in (made / "in").iterdir():
         path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"a", b"o")))
-    works = []
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cloze.pipeline.readers._GROUP_BYTES", 1)
         patch.setattr("cloze.pipeline.jobs.prepare._publish", _interrupt)
-        for name, source in (("own", folder / "in"), ("other", others)):
+        for name, source in (("own", folder / "in"), ("other", made / "in")):
             with pytest.raises(KeyboardInterrupt):
-                prepare(corpus.config(folder, [source], output=str(tmp_path / name)))
-            works.append(next((tmp_path / name / ".work").glob("run-*")))
-    own, other = works
+                prepare(corpus.config(folder, [source], output=str(made / name)))
+    return made
+
+
+@pytest.mark.parametrize("copied", ["task-*.part", "task-*.json", "*"])
+def test_files_of_another_run_in_the_place_of_ones_own_are_made_again(folder, undisturbed, two_runs, copied, tmp_path):
+    """As a backup that mixes two runs may give them back: other texts of the same number were published once."""
+    shutil.copytree(two_runs / "own", tmp_path / "own")
+    own, other = (next((place / ".work").glob("run-*")) for place in (tmp_path / "own", two_runs / "other"))
     found = [path for path in other.glob(copied) if path.name != "touched.json"]
     assert found and all((own / path.name).exists() for path in found)
     for path in found:
