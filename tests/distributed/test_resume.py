@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cloze.launch.checkpoint import manager
 from cloze.launch.checkpoint.state import CHECKSUMS
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
@@ -34,7 +35,6 @@ from tests.launching import (
     children,
     curve,
     finish,
-    kill_at,
     kill_when,
     pretrain_arguments,
     resume,
@@ -43,23 +43,25 @@ from tests.launching import (
     train,
     weights,
 )
-from tests.slowed import slow_from
+from tests.slowed import SECONDS, slow_from
 from tests.synthetic import make_shards
 
-STEPS = 48
-# Dropout is on. Three steps a line and eight a checkpoint: most checkpoints fall inside a line's window.
+STEPS = 30
+# Dropout is on. Three steps a line and five a checkpoint: most checkpoints fall inside a line's window.
 RUN = (
     "--train.max_steps",
     str(STEPS),
     "--train.log_every_steps",
     "3",
     "--evaluation.every_steps",
-    "20",
+    "12",
     "--checkpoint.every_steps",
-    "8",
+    "5",
     "--checkpoint.keep_last",
     "3",
 )
+# By one process, of one micro-batch a step: what is checked does not depend on how much is computed.
+SHORT = (*RUN, "--train.max_steps", "6", "--train.micro_batch_size", "16")
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +87,9 @@ def checkpoints(output):
     return sorted(path.name for path in (output / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("stage", ["0", pytest.param("3", marks=pytest.mark.slow)])
-def test_killed_between_checkpoints(data, undisturbed, tmp_path, stage):
-    """`test_stopped_and_killed_at_stage_2` shows it at stage 2, test_optimizers.py (adamw-1-mup) at stage 1."""
-    run = tmp_path / "lr[1e-3] a+b(c|d)"  # DeepSpeed takes paths for patterns
-    command = pretrain_arguments(data, run, *RUN, "--zero.stage", stage)
-    assert_killed_equals_whole(undisturbed(stage), 27, command, 2)
+def assert_complete_and_shown(run: Path) -> None:
+    """By status.json; TensorBoard shows one value a step, the resumed one, and the same scalars as metrics.jsonl."""
     assert json.loads((run / "status.json").read_text()) == {"state": "complete", "step": STEPS}
-
-    # TensorBoard shows one value a step, the resumed one, and the same scalars as metrics.jsonl.
     board = EventAccumulator(str(run))
     board.Reload()
     events = board.Scalars("train/loss")
@@ -102,15 +98,27 @@ def test_killed_between_checkpoints(data, undisturbed, tmp_path, stage):
     assert [event.value for event in events] == pytest.approx(written, rel=1e-6)
 
 
+@pytest.mark.slow
+def test_killed_between_checkpoints(data, undisturbed, tmp_path):
+    """Stage 3; `test_stopped_and_killed_at_stage_2` shows it at stage 2, test_optimizers.py (adamw-1-mup) at stage 1,
+    `test_killed_in_the_middle_of_a_save` at stage 0.
+    """
+    run = tmp_path / "lr[1e-3] a+b(c|d)"  # DeepSpeed takes paths for patterns
+    command = pretrain_arguments(data, run, *RUN, "--zero.stage", "3")
+    assert_killed_equals_whole(undisturbed("3"), 18, command, 2)
+    assert_complete_and_shown(run)
+
+
 def test_killed_before_the_first_checkpoint(data, tmp_path):
     """It starts again from step 0, and no curve overlaps."""
     run = tmp_path / "run"
-    command = pretrain_arguments(data, run, *RUN, "--train.max_steps", "30", "--checkpoint.every_steps", "0")
-    kill_when(ForkedRun(command, 1, slow_from(9)), lambda: step_of(run) >= 9)
+    command = pretrain_arguments(data, run, *SHORT, "--train.max_steps", "12", "--checkpoint.every_steps", "0")
+    # TensorBoard sorts its files by the second: from step 6 on, the first start takes longer than one.
+    kill_when(ForkedRun(command, 1, slow_from(6)), lambda: step_of(run) >= 9)
     assert "resumed" not in finish(ForkedRun(command))
     board = EventAccumulator(str(run))
     board.Reload()
-    assert [event.step for event in board.Scalars("train/loss")] == list(range(3, 31, 3))
+    assert [event.step for event in board.Scalars("train/loss")] == list(range(3, 13, 3))
 
 
 def dies_describing(command: list[str]) -> int:
@@ -163,7 +171,7 @@ def loses_at_the_end(name: str, folder: Path, command: list[str]) -> int:
 )
 def test_nothing_is_complete_whose_checkpoint_is_removed_at_the_end(data, tmp_path, name, found):
     run = tmp_path / "run"
-    command = pretrain_arguments(data, run, *RUN, "--train.max_steps", "6", "--checkpoint.every_steps", "3")
+    command = pretrain_arguments(data, run, *SHORT, "--checkpoint.every_steps", "3")
     output = finish(ForkedRun(command, 1, partial(loses_at_the_end, name, run)), status=2)
     assert found in output and "complete at" not in output and read_status(run)["state"] == "failed"
     output = finish(ForkedRun(command))
@@ -183,7 +191,7 @@ def test_nothing_is_complete_whose_checkpoint_is_removed_at_the_end(data, tmp_pa
 def test_nothing_is_complete_that_has_vanished(data, tmp_path, name, found):
     """Not even with good weights in memory; the same command then makes the rest again."""
     run = tmp_path / "run"
-    command = pretrain_arguments(data, run, *RUN, "--train.max_steps", "6")
+    command = pretrain_arguments(data, run, *SHORT)
     output = finish(ForkedRun(command, 1, partial(loses, run / name)), status=2)
     assert found in output and "complete at" not in output
     assert read_status(run).get("state") != "complete"
@@ -210,17 +218,38 @@ def in_a_save(output) -> bool:
     return False
 
 
-def test_killed_in_the_middle_of_a_save(data, undisturbed, tmp_path):
-    run = tmp_path / "run"
-    command = pretrain_arguments(data, run, *RUN)
-    folder = run / "checkpoints"
-    kill_when(ForkedRun(command, 2), lambda: 12 <= step_of(run) < 40 and in_a_save(run))
-    half_written = [path for path in folder.glob("*.tmp")]
-    published = [path for path in folder.iterdir() if path not in half_written]
-    assert all((path / CHECKSUMS).exists() for path in published)
-    resume(command, 2)
+def publishes_slowly(command: list[str]) -> int:
+    """The command, whose checkpoints are whole a while before they have their names."""
+    publish = manager.CheckpointManager._publish
+
+    def publish_late(*arguments):
+        time.sleep(SECONDS)
+        publish(*arguments)
+
+    manager.CheckpointManager._publish = publish_late
+    return main(command)
+
+
+@pytest.fixture(scope="module")
+def killed(data, tmp_path_factory):
+    """A run of two processes that was killed in the middle of a save; its newest checkpoint, of step 20, is inside of a
+    line's window.
+    """
+    run, three = tmp_path_factory.mktemp("killed") / "run", [f"step-{step:08d}" for step in (10, 15, 20)]
+    process = ForkedRun(pretrain_arguments(data, run, *RUN), 2, publishes_slowly)
+    kill_when(process, lambda: [path.name for path in saved(run)] == three and in_a_save(run))
+    return run
+
+
+def test_killed_in_the_middle_of_a_save(data, undisturbed, killed, tmp_path):
+    run = shutil.copytree(killed, tmp_path / "run")
+    half_written = list((run / "checkpoints").glob("*.tmp"))
+    published = [path for path in (run / "checkpoints").iterdir() if path not in half_written]
+    assert half_written and len(published) == 3 and all((path / CHECKSUMS).exists() for path in published)
+    assert "resumed from step 20 " in resume(pretrain_arguments(data, run, *RUN), 2)
     assert_same_run(run, undisturbed("0"))
-    assert checkpoints(run) == ["step-00000032", "step-00000040", "step-00000048"], "retention, no leftovers"
+    assert checkpoints(run) == ["step-00000020", "step-00000025", "step-00000030"], "retention, no leftovers"
+    assert_complete_and_shown(run)
 
 
 def test_stopped_and_killed_at_stage_2(data, undisturbed, tmp_path):
@@ -229,7 +258,7 @@ def test_stopped_and_killed_at_stage_2(data, undisturbed, tmp_path):
     run = tmp_path / "lr[1e-3] a+b(c|d)"
     options = (*RUN, "--zero.stage", "2")
     command = pretrain_arguments(data, run, *options)
-    for moment, number in ((10, signal.SIGTERM), (20, signal.SIGUSR1)):
+    for moment, number in ((6, signal.SIGTERM), (12, signal.SIGUSR1)):
         torchrun = number == signal.SIGTERM
         slowed = slow_from(moment)
         process = (
@@ -243,14 +272,14 @@ def test_stopped_and_killed_at_stage_2(data, undisturbed, tmp_path):
         status = json.loads((run / "status.json").read_text())
         assert status["state"] == "requeue" and moment <= status["step"] < STEPS, output
         assert f"step-{status['step']:08d}" in checkpoints(run)
-    assert_killed_equals_whole(undisturbed("2"), 36, command, 2)
+    assert_killed_equals_whole(undisturbed("2"), 21, command, 2)
 
 
 @pytest.mark.parametrize("lost", [(), (runs.CONFIG, runs.DATA), (runs.TOKENIZER,)])
 def test_one_process_alone_ends_with_75_when_stopped(data, tmp_path, lost):
     """It says that the same command continues once it has seen that it can; what is easily written again is."""
     run = tmp_path / "run"
-    process = ForkedRun(pretrain_arguments(data, run, *RUN, "--train.max_steps", "5000"))
+    process = ForkedRun(pretrain_arguments(data, run, *SHORT, "--train.max_steps", "5000"))
     while step_of(run) < 3:
         assert process.poll() is None
         time.sleep(0.002)
@@ -264,7 +293,7 @@ def test_one_process_alone_ends_with_75_when_stopped(data, tmp_path, lost):
         told = "found no {}, expected" if name == runs.TOKENIZER else "{} was removed or emptied while the run"
         assert f"warning: {run}: {told.format(name)}" in output
     assert read_status(run)["state"] == "requeue" and (run / runs.CONFIG).read_bytes() == before
-    again = pretrain_arguments(data, run, *RUN, "--train.max_steps", "5000", "--train.stop_before_seconds", "5")
+    again = pretrain_arguments(data, run, *SHORT, "--train.max_steps", "5000", "--train.stop_before_seconds", "5")
     output = finish(ForkedRun(again, SLURM_JOB_END_TIME="1"), status=75)
     assert "resumed from step" in output and "the same command continues" in output
 
@@ -337,10 +366,9 @@ def test_a_checkpoint_of_another_run_is_neither_gone_on_with_nor_exported(data, 
     )
 
 
-def test_damaged_checkpoints_are_skipped_with_a_warning(data, undisturbed, tmp_path):
+def test_damaged_checkpoints_are_skipped_with_a_warning(data, undisturbed, killed, tmp_path):
     """The newest is truncated, the one before has one flipped bit: the third is taken, and the end is the same."""
-    command = pretrain_arguments(data, tmp_path / "run", *RUN)
-    run = kill_at(36, command, 2)
+    run = shutil.copytree(killed, tmp_path / "run")
     *_, third, second, newest = saved(run)
     with open(newest / "mp_rank_00_model_states.pt", "r+b") as file:
         file.truncate(1000)
@@ -349,7 +377,7 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(data, undisturbed, tmp_p
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
     (run / runs.METRICS).write_bytes(b"")
-    output = resume(command, 2)
+    output = resume(pretrain_arguments(data, run, *RUN), 2)
     assert re.search(r"metrics.jsonl: found 0 lines up to step \d+, expected the \d+ that were there", output)
     assert f"{newest}: damaged (mp_rank_00_model_states.pt has 1000 bytes" in output
     assert f"{second}: damaged (mp_rank_00_model_states.pt has another SHA-256" in output
