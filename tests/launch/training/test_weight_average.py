@@ -58,22 +58,23 @@ def test_the_average_is_that_of_its_formula_and_is_measured_at_every_stage(data,
     tail = stage == 2
     kind = ("--ema.tail_share", "0.5") if tail else ("--ema.decay", "0.4")
     train(data, run, *EVERY, "--zero.stage", str(stage), "--train.max_steps", "6", *kind, processes=processes)
-    assert_same_weights(averaged(run), expected_average(run, 6, None if tail else 0.4))
+    found, last_three = averaged(run), [weights(run, step) for step in (4, 5, 6)]
+    assert_same_weights(found, expected_average(run, 6, None if tail else 0.4))
     if tail:
-        for name, average in averaged(run).items():
-            mean = sum(weights(run, step)[name].double() for step in (4, 5, 6)) / 3
+        for name, average in found.items():
+            mean = sum(each[name].double() for each in last_three) / 3
             assert torch.allclose(average.double(), mean, rtol=1e-5, atol=1e-7), name
-    assert not torch.equal(averaged(run)["bert.embeddings.word.weight"], weights(run)["bert.embeddings.word.weight"])
+    assert not torch.equal(found["bert.embeddings.word.weight"], last_three[-1]["bert.embeddings.word.weight"])
     # What validation says of it is what a run says that starts from its export.
     assert main(["export", str(run), "--output", str(tmp_path / "exported"), "--ema", "true"]) == 0
     assert "the average of the weights at step 6" in (tmp_path / "exported/README.md").read_text()
     exported = saved_class(tmp_path / "exported").from_folder(tmp_path / "exported").state_dict()
-    assert torch.equal(exported["bert.pooler.dense.weight"], averaged(run)["bert.pooler.dense.weight"])
+    assert torch.equal(exported["bert.pooler.dense.weight"], found["bert.pooler.dense.weight"])
     # The mean of the last checkpoints, whichever files the stage has written.
     assert main(["export", str(run), "--output", str(tmp_path / "mean"), "--average", "3"]) == 0
     mean = saved_class(tmp_path / "mean").from_folder(tmp_path / "mean").state_dict()
     for name in ("bert.pooler.dense.weight", "bert.encoder.layers.1.attention.qkv.weight"):
-        parts = [weights(run, step)[name].double() for step in (4, 5, 6)]
+        parts = [each[name].double() for each in last_three]
         assert torch.equal(mean[name], (sum(parts) / 3).float()), name
     train(data, tmp_path / "next", "--init_from", str(tmp_path / "exported"), "--train.max_steps", "1")
     (last,) = (line for line in read_metrics(run) if line["step"] == 6 and "validation/loss" in line)
@@ -94,7 +95,7 @@ def test_the_average_is_that_of_its_formula_and_is_measured_at_every_stage(data,
         "1",
         processes=processes,
     )
-    assert_same_weights(weights(tmp_path / "without"), weights(run))
+    assert_same_weights(weights(tmp_path / "without"), last_three[-1])
 
 
 def test_a_decay_without_warmup_16_bits_and_a_run_that_begins_to_average(data, tmp_path):
