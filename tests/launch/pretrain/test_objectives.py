@@ -32,6 +32,7 @@ from cloze.pipeline.loading.batches import BatchStream
 from cloze.pipeline.loading.streams import RunMasking
 from cloze.pipeline.shards.reader import ShardReader
 from tests.forked import ForkedRun
+from tests.launch.errors import error_of
 from tests.launch.finetune.running import finetune
 from tests.launch.finetune.small import write_tsv
 from tests.launching import (
@@ -230,7 +231,7 @@ def test_next_tokens_have_the_loss_of_a_decoder_and_one_step_for_any_split(data,
     assert_same_weights(weights(tmp_path / "1"), weights(tmp_path / "2"), 2e-4)
 
 
-def test_next_tokens_are_for_masked_tokens_alone_and_leave_sources_out(data, tmp_path):
+def test_next_tokens_are_for_masked_tokens_alone_and_leave_sources_out(data, tmp_path, capsys):
     until = next_tokens_until(data, 2)
     for options, expected in (
         (
@@ -253,8 +254,7 @@ def test_next_tokens_are_for_masked_tokens_alone_and_leave_sources_out(data, tmp
             "evaluation.patience: found 2 with masking.next_tokens_until, expected null",
         ),
     ):
-        said = train(data, tmp_path / "refused", *options, status=2).splitlines()
-        assert expected in said[-1] and said[-1].startswith("error: "), said
+        assert expected in error_of(capsys, *pretrain_arguments(data, tmp_path / "refused", *options))
     assert not (tmp_path / "refused").exists()
     mixture = {"sources": [{"path": str(data), "name": name, "weight": 1} for name in ("one", "two")]}
     train(json.dumps(mixture), tmp_path / "mixed", *until, "--train.max_steps", "4", "--train.log_every_steps", "1")
@@ -368,7 +368,7 @@ def test_a_run_of_masked_and_next_tokens_is_the_same_for_any_split_and_can_be_us
         assert found[0] == pytest.approx(found[1])
 
 
-def test_a_share_of_next_tokens_that_does_not_fit_is_refused_in_one_line(data, tmp_path):
+def test_a_share_of_next_tokens_that_does_not_fit_is_refused_in_one_line(data, tmp_path, capsys):
     for options, expected in (
         (
             ("0.3",),
@@ -378,11 +378,11 @@ def test_a_share_of_next_tokens_that_does_not_fit_is_refused_in_one_line(data, t
         (("0.5", "--objective", "span_boundary"), "train.causal_share: found 0.5 with objective span_boundary"),
         (("0.5", "--model.convolution_size", "3"), "train.causal_share: found 0.5 with model.convolution_size 3"),
     ):
-        said = train(data, tmp_path / "refused", "--train.causal_share", *options, status=2).splitlines()
-        assert expected in said[-1] and said[-1].startswith("error: "), said
+        words = pretrain_arguments(data, tmp_path / "refused", "--train.causal_share", *options)
+        assert expected in error_of(capsys, *words)
     shifted = ("--model.shifted_predictions", "true", "--objective", "span_boundary")
-    said = train(data, tmp_path / "refused", *shifted, status=2).splitlines()
-    assert "model.shifted_predictions: found true with objective span_boundary, expected false" in said[-1]
+    said = error_of(capsys, *pretrain_arguments(data, tmp_path / "refused", *shifted))
+    assert "model.shifted_predictions: found true with objective span_boundary, expected false" in said
     assert not (tmp_path / "refused").exists()
     with pytest.raises(
         UserError, match="causal_share: found 0.25 of train.global_batch_size = 4, expected samples that"
@@ -686,29 +686,26 @@ def test_a_run_with_replaced_tokens_is_fine_tuned_from_its_discriminator(data, t
     assert load_note(tmp_path / "tuned-run/model", "model_type") == "cloze"
 
 
-def test_what_replaced_tokens_need_is_one_line(data, tmp_path):
+def test_what_replaced_tokens_need_is_one_line(data, tmp_path, capsys):
     for options, expected in (
         (("--model.embedding_size", "null"), "model.embedding_size, model.pooler: found null and false with objective"),
         (("--model.pooler", "true"), "found 16 and true with objective replaced_tokens, expected a width that both"),
         (("--objective_options.generator_layers", "0"), "objective_options.generator_layers: found 0, expected a"),
     ):
-        said = train(data, tmp_path / "run", *ELECTRA, *options, status=2).splitlines()
-        assert expected in said[-1] and said[-1].startswith("error: "), said
+        assert expected in error_of(capsys, *pretrain_arguments(data, tmp_path / "run", *ELECTRA, *options))
 
 
-def test_objectives_with_scores_that_mup_does_not_scale_are_refused(data, tmp_path):
+def test_objectives_with_scores_that_mup_does_not_scale_are_refused(data, tmp_path, capsys):
     mup = ("--model.parametrization", "mup", "--model.base_hidden_size", "16")
     for options in (
         ("--objective", "span_boundary"),
         (*ELECTRA, "--model.embedding_size", "null", "--model.pooler", "true"),
     ):
-        said = train(data, tmp_path / "run", *options, *mup, status=2).splitlines()
-        assert (
-            said[-1].startswith("error: objective: found ") and "with model.parametrization mup, expected" in said[-1]
-        )
+        said = error_of(capsys, *pretrain_arguments(data, tmp_path / "run", *options, *mup))
+        assert said.startswith("error: objective: found ") and "with model.parametrization mup, expected" in said
 
 
-def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, tmp_path):
+def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, tmp_path, capsys):
     foreign = make_shards(tmp_path / "foreign", vocab_size=80)
     run = tmp_path / "run"
     for given, options, expected in (
@@ -729,8 +726,7 @@ def test_a_teacher_that_does_not_fit_or_has_changed_is_one_line(data, teacher, t
         ),
         (foreign, (), f"that of the shards in {foreign}; prepare them with --tokenizer {teacher}"),
     ):
-        said = train(given, run, *distilled(teacher), *options, status=2).splitlines()
-        assert expected in said[-1] and said[-1].startswith("error: "), said
+        assert expected in error_of(capsys, *pretrain_arguments(given, run, *distilled(teacher), *options))
 
 
 def test_objectives_show_the_sources_of_a_mixture_and_take_all_masking_rates(data, teacher, tmp_path):
@@ -754,7 +750,7 @@ def test_objectives_show_the_sources_of_a_mixture_and_take_all_masking_rates(dat
             tmp_path / objective,
             *more,
             "--train.max_steps",
-            "2",
+            "1",
             "--masking.rate",
             "0.6",
             "--train.micro_batch_size",
@@ -772,12 +768,11 @@ def test_a_micro_batch_without_masks_is_no_filler_and_has_spans_of_nothing():
     assert is_real(nothing) and is_real(torch.tensor([-100, 3])) and not is_real(torch.tensor([-100, -100]))
 
 
-def test_a_start_takes_no_part_of_another_objectives_parameters(data, tmp_path):
+def test_a_start_takes_no_part_of_another_objectives_parameters(data, tmp_path, capsys):
     span = ("--objective", "span_boundary", "--train.max_steps", "1", "--schedule.warmup_steps", "1")
     train(data, tmp_path / "first", *span, "--objective_options.longest", "10")
     said = train(data, tmp_path / "second", *span, "--init_from", str(tmp_path / "first"))
     assert "initialized" in said and "boundary_positions.weight" in said
-    said = train(
-        data, tmp_path / "third", *span, "--init_from", str(tmp_path / "first"), "--init_optimizer", "true", status=2
-    )
-    assert "init_optimizer: found a run that trains boundary_positions.weight" in said.splitlines()[-1]
+    moments = (*span, "--init_from", str(tmp_path / "first"), "--init_optimizer", "true")
+    said = error_of(capsys, *pretrain_arguments(data, tmp_path / "third", *moments))
+    assert "init_optimizer: found a run that trains boundary_positions.weight" in said
