@@ -14,7 +14,7 @@ from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.system import devices, distributed
 from cloze.launch.tools import doctor_checks
 from cloze.launch.tools.doctor import doctor
-from cloze.launch.tools.planning.kernels import measure_kernels
+from cloze.launch.tools.planning import kernels
 from tests.forked import ForkedRun
 from tests.launching import finish, pretrain_arguments
 from tests.synthetic import make_shards
@@ -26,9 +26,11 @@ def data(tmp_path_factory):
 
 
 def hurried(command: list[str]) -> int:
-    """The command, with less time for the matrix products and the kernels."""
+    """The command, with less time for the matrix products, and less to do for the kernels and the disk."""
     devices._SECONDS = 0.05
-    doctor_checks.measure_kernels = partial(measure_kernels, seconds=0.05)
+    kernels._COPIED, kernels._LINEAR, kernels._HEADS = {"cpu": 1 << 20}, (64, 64, 1), (4, 32, 16)
+    doctor_checks._TEST_FILE_BYTES = 4 << 20
+    doctor_checks.measure_kernels = partial(kernels.measure_kernels, seconds=0.05)
     return main(command)
 
 

@@ -1,5 +1,6 @@
 """What is compiled at its first use: once for all processes, also after one that was killed while it compiled."""
 
+import functools
 import os
 import shutil
 import signal
@@ -7,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import cpuinfo
 import pytest
 import torch
 from torch.utils import cpp_extension
@@ -141,6 +143,8 @@ def test_an_installation_that_compiled_for_another_device_is_none(machine, monke
 
 def test_what_cannot_be_compiled(monkeypatch, tmp_path):
     """A compiler that fails leaves nothing that a later start would load."""
+    # DeepSpeed asks three times for each of them, and each answer takes a process of its own a second.
+    monkeypatch.setattr(cpuinfo, "get_cpu_info", functools.cache(cpuinfo.get_cpu_info))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     monkeypatch.setenv("CXX", shutil.which("false"))
     config = OptimizerConfig(implementation="deepspeed")
