@@ -33,14 +33,14 @@ def grows(arguments: list[str]) -> int:
     if mode != "leave":
         bound_primitive_caches()
     torch.set_num_threads(1)
-    linear = torch.nn.Linear(256, 1024).bfloat16()
+    linear = torch.nn.Linear(64, 256).bfloat16()
     before = 0.0
     for number in range(210):
         if number == 10:
             before = resident_mb()
         count = 1000 + number
         count += extra_rows(count, False) if mode == "bound" else 0
-        linear(torch.ones(count, 256, dtype=torch.bfloat16)).sum().backward()
+        linear(torch.ones(count, 64, dtype=torch.bfloat16)).sum().backward()
     print(resident_mb() - before)
     return 0
 
