@@ -35,13 +35,14 @@ from tests.forked import FORKSERVER, ForkedRun
 from tests.launching import assert_same_weights, finish, pretrain_arguments, train, weights
 from tests.synthetic import make_shards
 
+# Activations that take memory, and products that do not take long.
 LARGER = (
     "--model.hidden_size",
-    "256",
+    "64",
     "--model.intermediate_size",
-    "1024",
+    "2048",
     "--train.global_batch_size",
-    "256",
+    "128",
     "--train.max_steps",
     "1",
     "--train.micro_batch_size",
@@ -229,16 +230,16 @@ def held_gib() -> float:
 def test_a_run_finds_its_micro_batch_keeps_it_and_trains_as_without_the_probe(tmp_path, stage):
     """At stage 2 the next test shows it, where memory runs out."""
     data, run = make_shards(tmp_path / "data"), tmp_path / "run"
-    grows = ("--train.initial_global_batch_size", "128", "--train.batch_warmup_tokens", "9") if stage == "0" else ()
+    grows = ("--train.initial_global_batch_size", "64", "--train.batch_warmup_tokens", "9") if stage == "0" else ()
     front_end = 0.08 if stage == "3" else 0.0  # of torch's compiler, which DeepSpeed imports at stage 3
-    limit = held_gib() + front_end + 0.31  # some candidates fit, and not all
+    limit = held_gib() + front_end + 0.2  # some candidates fit, and not all
     output = train(
         data, run, *LARGER, *grows, "--train.memory_limit_gib", f"{limit:.2f}", "--zero.stage", stage, processes=2
     )
     chosen = int(re.search(r"micro-batch: (\d+) sequences are the most that fit", output)[1])
-    assert chosen in (2, 4, 8, 16, 32, 64), "the limit meant nothing"
+    assert chosen in (2, 4, 8, 16, 32), "the limit meant nothing"
     assert yaml.safe_load((run / "config.yaml").read_text())["train"]["micro_batch_size"] == chosen
-    assert f"256 = {chosen} micro x" in output
+    assert f"128 = {chosen} micro x" in output
     again = train(
         data,
         run,
@@ -252,7 +253,7 @@ def test_a_run_finds_its_micro_batch_keeps_it_and_trains_as_without_the_probe(tm
         "true",
         processes=2,
     )  # no limit now, and the saved number all the same
-    assert f"256 = {chosen} micro x" in again and "are the most that fit" not in again
+    assert f"128 = {chosen} micro x" in again and "are the most that fit" not in again
     other = tmp_path / "other"
     train(data, other, *LARGER[:-1], str(chosen), *grows, "--train.max_steps", "1", "--zero.stage", stage, processes=2)
     assert_same_weights(weights(run, 1), weights(other, 1))
