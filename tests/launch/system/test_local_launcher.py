@@ -62,7 +62,8 @@ def rank_one(process) -> int:
 
 def test_one_command_starts_stops_and_loses_no_process(data, tmp_path):
     run = tmp_path / "run"
-    command = pretrain_command(data, run, "--processes", "2", "--train.max_steps", "100000")
+    told = ("--train.max_steps", "100000", "--monitor.heartbeat_seconds", "0.2")  # no longer than is needed
+    command = pretrain_command(data, run, "--processes", "2", *told)
     first = start(command)
     wait_for(first, lambda: status_of(run)["step"] >= 3)
     assert status_of(run)["state"] == "running", "with the step, while it runs"
