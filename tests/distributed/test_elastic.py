@@ -18,9 +18,9 @@ from tests.synthetic import make_shards
 
 RUN = (
     "--train.max_steps",
-    "15",
+    "9",
     "--checkpoint.every_steps",
-    "5",
+    "3",
     "--checkpoint.keep_last",
     "9",
     "--optimizer.weight_decay",
@@ -75,8 +75,8 @@ def there_and_back(data, tmp_path, *overrides: str):
     """Weights and curve of 2 processes all along, and of 2 -> 1 -> 2."""
     train(data, tmp_path / "two", *RUN, *overrides, processes=2)
     changed = shutil.copytree(tmp_path / "two", tmp_path / "lr[1e-3] a+b")  # DeepSpeed takes paths for patterns
-    go_on(data, changed, 5, 10, *overrides, processes=1)
-    go_on(data, changed, 10, 15, *overrides, processes=2)
+    go_on(data, changed, 3, 6, *overrides, processes=1)
+    go_on(data, changed, 6, 9, *overrides, processes=2)
     return tmp_path / "two", changed
 
 
@@ -135,9 +135,9 @@ def test_whole_tensors_at_another_stage(data, tmp_path):
     fixed = ("--optimizer.name", "muon", "--ema.decay", "0.9")
     train(data, tmp_path / "two", *RUN, *fixed, processes=2)
     changed = tmp_path / "changed"
-    for stage, steps, processes in (("2", 5, 2), ("0", 10, 1), ("1", 15, 2)):
+    for stage, steps, processes in (("2", 3, 2), ("0", 6, 1), ("1", 9, 2)):
         output = train(data, changed, *RUN, *fixed, "--zero.stage", stage, processes=processes)
-        assert steps == 5 or f"resumed from step {steps - 5} " in output
+        assert steps == 3 or f"resumed from step {steps - 3} " in output
         assert "converting" not in output
         forget_after(changed, steps)
     assert_same_curve(tmp_path / "two", changed, 1e-4)

@@ -115,13 +115,13 @@ def test_what_is_let_through_makes_a_step(whole):
     """Of 300 changes, anywhere in it: refused, or harmless."""
     name, saved = whole
     rng, refused = random.Random(0), 0
+    model, optimizer = stepped(name, 0)
     for _ in range(300):
         content = copy.deepcopy(saved)
         try:
             what = change(content, rng)
         except (RuntimeError, IndexError, NotImplementedError, AttributeError, TypeError):  # there is no such tensor
             continue
-        model, optimizer = stepped(name, 0)
         groups = [dict(group) for group in optimizer.param_groups]
         try:
             check(content, optimizer)
@@ -134,6 +134,7 @@ def test_what_is_let_through_makes_a_step(whole):
             group.update({key: value for key, value in own.items() if key != "params"})
         make_step(model, optimizer)
         assert all(parameter.isfinite().all() for parameter in model.parameters()), what
+        model, optimizer = stepped(name, 0)  # for the next one, as new
     assert refused > 150
 
 

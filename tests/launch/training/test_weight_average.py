@@ -100,17 +100,14 @@ def test_the_average_is_that_of_its_formula_and_is_measured_at_every_stage(data,
 
 def test_a_decay_without_warmup_16_bits_and_a_run_that_begins_to_average(data, tmp_path):
     run = tmp_path / "run"
-    train(data, run, *EVERY, "--train.max_steps", "2", "--train.precision", "bf16", "--zero.stage", "1")
+    bf16 = (*EVERY, "--train.precision", "bf16", "--zero.stage", "1", "--train.micro_batch_size", "16")
+    train(data, run, *bf16, "--train.max_steps", "2")
     said = train(
         data,
         run,
-        *EVERY,
+        *bf16,
         "--train.max_steps",
         "5",
-        "--train.precision",
-        "bf16",
-        "--zero.stage",
-        "1",
         "--ema.decay",
         "0.9",
         "--ema.warmup",
