@@ -22,6 +22,7 @@ from cloze.launch.engine.repairs import (
     import_muon_without_compiler,
     make_groups_with_timeout,
     probe_no_operations,
+    show_no_memory,
 )
 from cloze.launch.engine.versions import check_deepspeed
 from cloze.pipeline.errors import UserError, reason_of
@@ -45,6 +46,7 @@ def build_deepspeed(
     # Its warnings about its own internals are not the user's to fix; its errors raise.
     deepspeed_logger.setLevel(logging.ERROR)
     probe_no_operations()
+    show_no_memory()
     import_muon_without_compiler()
     model.to(device)
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)

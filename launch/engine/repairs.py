@@ -10,6 +10,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime import bf16_optimizer
 
 from cloze.launch.engine.fragments import base_optimizer
 from cloze.launch.engine.optimizers.groups import Group
@@ -39,6 +40,13 @@ def probe_no_operations() -> None:
     build (comm/torch.py), which only inference uses.
     """
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
+
+
+def show_no_memory() -> None:
+    """Keep DeepSpeed's optimizer for bf16 at stage 1 from printing the memory while it is made (bf16_optimizer.py), six
+    times, whatever is set; each time it collects garbage first: together more than a second of a start.
+    """
+    bf16_optimizer.see_memory_usage = lambda *_, **__: None
 
 
 def forget_left_world() -> None:

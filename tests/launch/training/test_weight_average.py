@@ -116,6 +116,7 @@ def test_a_decay_without_warmup_16_bits_and_a_run_that_begins_to_average(data, t
         "true",
     )
     assert "step 2 holds no average of the weights: one begins with them here" in said
+    assert "bf16_optimizer" not in said, "DeepSpeed's report of the memory"
     average = weights(run, 2)
     for step in (3, 4, 5):
         share = torch.tensor(1 - 0.9, dtype=torch.float64).float()
