@@ -29,8 +29,14 @@ STAGE_0 = [
     *(Case(precision=precision, loss_reduction="samples") for precision in PRECISIONS),
     Case(loss_reduction="samples", optimizer="muon"),
 ]
+# At stage 3 DeepSpeed cuts each gradient for each rank: less of 8 than of 64, and as often.
+PARTITIONED_WEIGHTS = Case(3, world_size=8)
 PARTITIONED = [
-    *(Case(stage, precision=precision) for stage in (1, 2, 3) for precision in (*PRECISIONS, "fp16")),
+    *(
+        replace(case, precision=precision)
+        for case in (Case(1), Case(2), PARTITIONED_WEIGHTS)
+        for precision in (*PRECISIONS, "fp16")
+    ),
     Case(2, bias_correction=False),
 ]
 
@@ -140,7 +146,10 @@ def test_events_that_the_host_waits_for_stand_before_this_steps_work(step):
 
 @pytest.mark.parametrize(
     "case",
-    marked([*STAGE_0, *PARTITIONED], lambda case: case in (Case(), Case(1), Case(2), Case(3), Case(optimizer="muon"))),
+    marked(
+        [*STAGE_0, *PARTITIONED],
+        lambda case: case in (Case(), Case(1), Case(2), PARTITIONED_WEIGHTS, Case(optimizer="muon")),
+    ),
 )
 def test_no_operator_mixes_host_and_device(step, case):
     assert step(case).misplaced == {}
@@ -154,7 +163,7 @@ def test_a_micro_batch_goes_to_the_device_in_one_copy(step):
 
 def test_muon_asks_for_no_more_products_of_a_deeper_model(step):
     """Small matrices of one shape share them: 5 iterations of 2 for each of four shapes."""
-    few, many = (step(Case(optimizer="muon", layers=layers)).launches["baddbmm"] for layers in (2, 6))
+    few, many = (step(Case(optimizer="muon", layers=layers)).launches["baddbmm"] for layers in (2, 3))
     assert few == many == 40
 
 
@@ -240,7 +249,7 @@ def test_stage_2_sends_gradients_in_each_micro_step(step):
 
 
 def test_stage_3_gathers_weights_in_bf16_and_scatters_gradients_in_fp32_in_each_micro_step(step):
-    size, report = elements(step(Case())), step(Case(3))
+    size, report = elements(step(Case())), step(PARTITIONED_WEIGHTS)
     assert total(report, "reduce_scatter_base", "float32") == pytest.approx(MICRO_STEPS * FP32 * size, rel=1e-3)
     gathered = total(report, "allgather_base", "bfloat16") / (BF16 * size)
     assert MICRO_STEPS * 0.4 < gathered < MICRO_STEPS * 2 + 1  # small ones stay; at most once forward, once backward

@@ -78,10 +78,11 @@ def prepare(library: Path) -> None:
 
     fake_cuda.install(library)
     from cloze.launch.system.environment.launchers import read_environment
-    from cloze.launch.system.environment.process import prepare_deepspeed
+    from cloze.launch.system.environment.process import fewer_imports, prepare_deepspeed
 
     prepare_deepspeed(read_environment())
-    import deepspeed.runtime.zero.partitioned_param_coordinator as coordinator
+    with fewer_imports():
+        import deepspeed.runtime.zero.partitioned_param_coordinator as coordinator
 
     coordinator.assert_ints_same_as_other_ranks = lambda *_: None  # the other ranks answer with nothing
     _warm_up()
@@ -91,7 +92,8 @@ def _warm_up() -> None:
     """What each case would else do anew after its fork: import, and learn the shapes of a forward pass."""
     import gc
 
-    import deepspeed.compile.backend  # noqa: F401
+    import deepspeed.compile.backend
+    import deepspeed.module_inject.auto_ep_layer  # noqa: F401
     import torch
     import torch._dynamo
     import torch.utils.checkpoint  # noqa: F401
@@ -235,13 +237,14 @@ def report(case: Case) -> Report:
     with FakeTensorMode(allow_non_fake_inputs=True), watch(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loop = loop_of(configuration(case), case.world_size, case.mixed)
-        stream = batches(loop.config, case.mixed)
-        given = iter(on_the_host(lambda: next(stream)), None)
+        _, batch = on_the_host(lambda stream: (next(stream), next(stream)))(batches(loop.config, case.mixed))
+        # Of the watched step's two shapes one is new, as in each step of a run; the other one costs less here.
+        last = replace(batch, micro_batches=batch.micro_batches[-1:])
         for _ in range(warm_steps(case.stage)):
-            loop.step(given)
+            loop.step(iter([last]))
         LOG.clear()
         LOG.listening = True
-        loop.step(given)
+        loop.step(iter([batch]))
         LOG.listening = False
 
         return Report(
