@@ -75,7 +75,7 @@ def test_compiled_layers_take_copies_without_compiling_anew():
 
     torch._dynamo.reset()
     dynamo.counters.clear()
-    plain, compiled = pretraining_model(TINY), pretraining_model(TINY)
+    plain, compiled = (pretraining_model(TINY, attention_kernel="sdpa") for _ in range(2))  # the eager one has 8 graphs
     compiled.bert.encoder.compile_layers(backend="aot_eager")
     copies, graphs = WeightCopies(compiled, torch.bfloat16), []
     same = MICRO_BATCHES[:1] * 2  # lengths of other kinds have graphs of their own
@@ -85,7 +85,7 @@ def test_compiled_layers_take_copies_without_compiling_anew():
         torch.testing.assert_close(ours, passes(plain, same), rtol=1e-2, atol=0)
         torch.testing.assert_close(gradients(compiled), gradients(plain), rtol=0.05, atol=1e-3)
         graphs.append(dynamo.counters["stats"]["unique_graphs"])
-    assert graphs == [graphs[0]] * 3, graphs
+    assert graphs == [2] * 3, graphs
 
 
 def test_parameters_are_parameters_in_16_bits_in_the_passes_and_in_fp32_outside():
