@@ -21,9 +21,9 @@ def reduced(config, data: str, output: Path):
         config.train,
         max_steps=2,
         micro_batch_size=4,
-        global_batch_size=16,
+        global_batch_size=8,
         log_every_steps=1,
-        initial_global_batch_size=8 if grows else None,
+        initial_global_batch_size=4 if grows else None,
         batch_increment=None,
         batch_warmup_tokens=100 if grows else 0,
     )

@@ -170,7 +170,7 @@ def test_two_steps_in_a_real_engine(runs, name):
     assert products == "torch.bfloat16" and stored == ["torch.float32"], "bf16 at stage 0 is autocast"
     assert "precision bf16 products, fp32 parameters" in printed
     assert f"optimizer {kind}, ZeRO stage {run['stage']}" in printed
-    assert "batch 16 = 4 micro x 4 accumulation x 1 process" in printed
+    assert "batch 8 = 4 micro x 2 accumulation x 1 process" in printed
 
     lines = [line for line in read_metrics(folder / name) if "train/loss" in line]
     assert [line["step"] for line in lines] == [1, 2] and all(line["train/loss"] > 0 for line in lines)
