@@ -74,7 +74,8 @@ def planned(recipe: str, counts: Iterable[int] = COUNTS) -> dict[int, float]:
                 BatchArithmetic.of(config.train, gpus)
             except UserError:
                 continue
-            found[gpus] = make_estimator(config, gpus, estimator).best_mfu(config.zero.stage)
+            estimator = make_estimator(config, gpus, estimator)  # which knows the last one's traces
+            found[gpus] = estimator.best_mfu(config.zero.stage)
             if found[gpus] < max(found.values()) / 4:
                 break
     return found
