@@ -32,8 +32,8 @@ _SECONDS_A_BYTE = 0.01 / (1 << 20)
 _SLICE_SECONDS = 0.005
 # Bytes read from a connection at a time, before others are read from: 256 KiB of short lines take h11 0.2 s at once.
 _PIECE_BYTES = 1 << 14
-# Bytes that a client has sent ahead and that are not parsed yet, from which on none are read: twice what uvicorn takes of
-# a head that is not complete.
+# Bytes that a client has sent ahead and that are not parsed yet, from which on none are read: twice what uvicorn takes
+# of a head that is not complete.
 _AHEAD_BYTES = 1 << 17
 # The share of the connections that are accepted at a time: one that has sent its request is read from before so many
 # others have come that it is the longest waiting.
