@@ -69,6 +69,9 @@ def _serve_with_compiler(listener: Connection, until: Connection) -> None:
 _WITH_COMPILER = _ServerWithCompiler()
 # A process that goes on when another has failed is asked to end, and made to after so long, as srun does.
 GRACE_SECONDS = 10
+# The same where another has stopped with a checkpoint or before it had joined: all stop together, but one alone that was
+# signalled while it started leaves the others waiting for it.
+STOPPING_SECONDS = 60
 
 
 class ForkedRun:
@@ -157,7 +160,13 @@ def _launch(main: Callable[[], int], processes: int, port: int, printed: Connect
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is somebody to pass it on to
     signal.signal(signal.SIGTERM, lambda number, frame: send(number))
-    signal.signal(signal.SIGALRM, lambda number, frame: send(signal.SIGKILL))
+    late = itertools.chain((signal.SIGTERM,), itertools.repeat(signal.SIGKILL))
+
+    def end_others(*_: object) -> None:
+        send(next(late))
+        signal.alarm(GRACE_SECONDS)
+
+    signal.signal(signal.SIGALRM, end_others)
     for rank in range(processes):
         pid = os.fork()
         if not pid:
@@ -171,8 +180,9 @@ def _launch(main: Callable[[], int], processes: int, port: int, printed: Connect
         ranks.remove(pid)
         code = os.waitstatus_to_exitcode(status)
         if code not in (EXIT_COMPLETE, EXIT_REQUEUE) and worst in (EXIT_COMPLETE, EXIT_REQUEUE):
-            send(signal.SIGTERM)
-            signal.alarm(GRACE_SECONDS)
+            end_others()
+        elif code == EXIT_REQUEUE and worst == EXIT_COMPLETE:
+            signal.alarm(STOPPING_SECONDS)
         if worst in (EXIT_COMPLETE, EXIT_REQUEUE):
             worst = max(worst, code) if code > 0 else code or worst
     sys.exit(worst if worst >= 0 else 128 - worst)  # the shell's convention for death by signal

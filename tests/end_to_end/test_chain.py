@@ -243,6 +243,6 @@ runpy.run_module("cloze", run_name="__main__")
 def test_quickstart_runs_and_a_second_time_reuses_what_is_done(cloze, tmp_path):
     first = cloze("quickstart", "--output", tmp_path, launcher=("-c", SHORT))
     assert "stopped with a checkpoint of step 1" in first and "resumed from step 1" in first and "│ 1 " in first
-    assert "complete at step 120" in first
+    assert "complete at step 200" in first
     second = cloze("quickstart", "--output", tmp_path, launcher=("-c", SHORT))
     assert second.count("(done before)") == 4 and "resumed" not in second
