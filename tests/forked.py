@@ -69,8 +69,8 @@ def _serve_with_compiler(listener: Connection, until: Connection) -> None:
 _WITH_COMPILER = _ServerWithCompiler()
 # A process that goes on when another has failed is asked to end, and made to after so long, as srun does.
 GRACE_SECONDS = 10
-# The same where another has stopped with a checkpoint or before it had joined: all stop together, but one alone that was
-# signalled while it started leaves the others waiting for it.
+# The same where another has stopped with a checkpoint or before it had joined: all stop together, but one alone that
+# was signalled while it started leaves the others waiting for it.
 STOPPING_SECONDS = 60
 
 
