@@ -17,7 +17,8 @@ from tests.pipeline import corpus
 from tests.pipeline.tokenization.test_tokenizer import byte_level
 
 
-@pytest.mark.parametrize(("suffix", "compression"), [(".jsonl", "none"), (".jsonl.gz", "zstd")])
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("compression", ["zstd", "none"])
 def test_tokens_and_bytes_are_about_right(tmp_path, suffix, compression):
     """Of texts that are longer than what is read for the estimate."""
     path = corpus.write_jsonl(tmp_path / f"a{suffix}", texts := corpus.documents(900, sentences=(10, 30)))
