@@ -10,7 +10,7 @@ PROCESSES = $(shell $(PYTHON) -c "import os; print(min(2 * os.cpu_count(), 4))")
 # each would compile thousands anew: 12 s of processor time instead of 5 for what tests/preloaded.py imports.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(PROCESSES)
 
-.PHONY: quickstart test test-slow bench gpu lint docs env lock clean
+.PHONY: quickstart test test-slow bench gpu lint lint-style lint-types lint-benchmarks docs env lock clean
 
 quickstart: env
 	$(BIN)/cloze quickstart --output runs/quickstart
@@ -27,11 +27,18 @@ bench: env
 gpu: env
 	$(BIN)/python benchmarks/gpu.py --output runs/gpu
 
-lint: env
+# Apart, so that `make --jobs 2 lint` runs the two slow ones at once.
+lint: lint-style lint-types lint-benchmarks
+
+lint-style: env
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+lint-types: env
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file benchmarks/mypy.ini
+
+lint-benchmarks: env
+	$(BIN)/mypy --cache-dir .mypy_cache/benchmarks --config-file benchmarks/mypy.ini
 
 docs: env
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env --jobs auto --conf-dir docs . build/docs
