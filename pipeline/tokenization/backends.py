@@ -55,9 +55,19 @@ _METASPACE_CLASSES = {
     **dict.fromkeys(("LayoutXLMTokenizer", "RemBertTokenizer", "XGLMTokenizer", "XLMRobertaTokenizer"), "never"),
     "DebertaV2Tokenizer": "first",
 }
+# Classes that make the rules for case, accents and Chinese characters anew by their configuration, and what each reads
+# of it (the same source).
+_BY_FILE = {"BertTokenizerLegacy", "ConvBertTokenizer", "RealmTokenizer", "RetriBertTokenizer"}  # these do not
+_OF_CASE = {
+    **dict.fromkeys(_OF_VOCAB_TXT - _BY_FILE, _RULES),
+    **dict.fromkeys(("AlbertTokenizer", "RemBertTokenizer"), ("do_lower_case", "keep_accents")),
+    "DebertaV2Tokenizer": ("do_lower_case",),
+}
 # The class of a model that names none, and None for models whose class uses the file, whatever they name: of models of
 # masked tokens those with one of the classes above.
 _CLASS_OF_MODEL = {
+    **dict.fromkeys(("bert", "convbert", "distilbert", "electra", "ernie", "layoutlm"), "BertTokenizer"),
+    **dict.fromkeys(("megatron-bert", "nomic_bert", "squeezebert"), "BertTokenizer"),
     **dict.fromkeys(("albert", "yoso"), "AlbertTokenizer"),
     **dict.fromkeys(("bart", "data2vec-text", "ibert", "longformer", "mra", "roberta"), "RobertaTokenizer"),
     **dict.fromkeys(("gte", "jina_embeddings_v3", "xlm-roberta", "xmod"), "XLMRobertaTokenizer"),
@@ -66,17 +76,13 @@ _CLASS_OF_MODEL = {
     "camembert": "CamembertTokenizer",
     "deberta": "DebertaTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
+    "funnel": "FunnelTokenizer",
     "luke": "LukeTokenizer",
+    "mobilebert": "MobileBertTokenizer",
+    "mpnet": "MPNetTokenizer",
     "mvp": "MvpTokenizer",
     "rembert": "RemBertTokenizer",
     "roberta-prelayernorm": "RobertaTokenizer",
-}
-# Classes that make the rules for case and accents anew by their configuration, and what each reads of it (the same).
-_BY_FILE = {"BertTokenizerLegacy", "ConvBertTokenizer", "RealmTokenizer", "RetriBertTokenizer"}  # these do not
-_OF_CASE = {
-    **dict.fromkeys(_OF_VOCAB_TXT - _BY_FILE, ("do_lower_case", "strip_accents")),
-    **dict.fromkeys(("AlbertTokenizer", "RemBertTokenizer"), ("do_lower_case", "keep_accents")),
-    "DebertaV2Tokenizer": ("do_lower_case",),
 }
 _OTHER_NAMES = {"classification": "bos_token", "separator": "eos_token"}  # of tokenizers made after decoders'
 
@@ -149,6 +155,15 @@ def named_class(folder: Path, config: Fields) -> str | None:
     return named if isinstance(named, str) else None
 
 
+def _class_used(folder: Path, config: Fields) -> str | None:
+    """The class with which AutoTokenizer reads a tokenizer.json, without Fast, or nothing if it is not known; None: one
+    that uses the file as it is, whatever the configuration says.
+    """
+    usual = _CLASS_OF_MODEL.get(str(fields_if_readable(folder / CONFIG).get("model_type")), "")
+    named = named_class(folder, config) or usual
+    return None if usual is None or named in _OF_TOKENIZER_JSON else str(named).removesuffix("Fast")
+
+
 def from_vocab_txt(path: Path, config: Fields) -> tokenizers.Tokenizer:
     """BERT's tokenizer with a vocab.txt; cased by `config`, otherwise if a token has a capital letter.
 
@@ -173,7 +188,7 @@ def from_vocab_txt(path: Path, config: Fields) -> tokenizers.Tokenizer:
     specials = {*names.values(), *itertools.chain.from_iterable(_USUAL_NAMES.values())}
     cased = any(token != token.lower() for token in vocabulary if token not in specials and not token.startswith("["))
     backend = wordpiece_backend(vocabulary, names, lowercase=not cased, strip_accents=None)
-    _normalize_as_described(backend, path, config)
+    _normalize_as_described(backend, path, config, "")
     return backend
 
 
@@ -221,15 +236,16 @@ def from_tokenizer_json(path: Path, config: Fields) -> tokenizers.Tokenizer:
                 f"{path}: found {token['id']} as the id of {token['content']!r} in added_tokens, expected {place}, as "
                 "its vocabulary and the tokens before it have it; correct it"
             )
-    if named_class(path.parent, config) not in _OF_TOKENIZER_JSON:  # of which transformers uses only the file
-        _normalize_as_described(backend, path, config)
-        _add_space_as_described(backend, path, config)
+    if (used := _class_used(path.parent, config)) is not None:
+        _normalize_as_described(backend, path, config, used)
+        _add_space_as_described(backend, path, config, used)
     return backend
 
 
-def add_listed_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Fields) -> None:
-    """Add the tokens that a folder lists beside its vocabulary, as transformers does: in `added_tokens_decoder` of
-    tokenizer_config.json (since 4.34), else in added_tokens.json; and special tokens that it names, if they have an id.
+def with_listed_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Fields) -> tokenizers.Tokenizer:
+    """The tokenizer with the tokens that a folder lists beside its vocabulary, as transformers has it: in
+    `added_tokens_decoder` of tokenizer_config.json (since 4.34), whose rules count, else in added_tokens.json; and with
+    special tokens that it names, if they have an id.
 
     Raises:
         UserError: a list can't be read, or gives a token another id than it has behind those before.
@@ -251,6 +267,8 @@ def add_listed_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Field
         raise UserError(f"{path}: found added tokens that can't be read ({fault}), expected texts with ids")
     check_growth(backend, [token.content for token in [*marks, *dict(tokens).values()]], path)
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    if path.name != ADDED_TOKENS:
+        backend = _with_rules(backend, [token for _, token in tokens if token.content in known])
     roles = special_names(backend.get_vocab(), config, byte_level(backend)).values()
     known |= {name for name in roles if backend.token_to_id(name) is not None}
     backend.add_tokens([token for _, token in tokens if token.content not in known])
@@ -264,6 +282,21 @@ def add_listed_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Field
     # Without an id the model may have no row for one, or another than would come next: it stays text.
     known |= {mark.content for mark in marks if backend.token_to_id(mark.content) is None}
     backend.add_tokens([mark for mark in marks if mark.content not in known])
+    return backend
+
+
+def _with_rules(backend: tokenizers.Tokenizer, tokens: list[tokenizers.AddedToken]) -> tokenizers.Tokenizer:
+    """One whose added tokens are found in texts by the rules of these; itself, where they are found so already."""
+    given = {token.content: {name: getattr(token, name) for name in _OF_ADDED} for token in tokens}
+    if all(
+        given.get(known.content, {}).get(name) in (None, getattr(known, name))
+        for known in backend.get_added_tokens_decoder().values()
+        for name in _OF_ADDED
+    ):
+        return backend
+    content = content_of(backend)
+    content["added_tokens"] = [token | given.get(token["content"], {}) for token in content["added_tokens"]]
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
 def _named(config: Fields) -> list[Any]:
@@ -301,11 +334,12 @@ def with_special(backend: tokenizers.Tokenizer, names: Collection[str], special:
     return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
-def _normalize_as_described(backend: tokenizers.Tokenizer, path: Path, config: Fields) -> None:
+def _normalize_as_described(backend: tokenizers.Tokenizer, path: Path, config: Fields, named: str) -> None:
     """Let BERT's normalizer be as the configuration says.
 
     Raises:
-        UserError: there are other rules for case and accents, and transformers makes others of the configuration.
+        UserError: there are other rules for case, accents and Chinese characters, and the class `named` makes others of
+            the configuration.
     """
     ours = backend.normalizer
     if isinstance(ours, tokenizers.normalizers.BertNormalizer):
@@ -316,30 +350,35 @@ def _normalize_as_described(backend: tokenizers.Tokenizer, path: Path, config: F
             handle_chinese_chars=bool(config.get("tokenize_chinese_chars", ours.handle_chinese_chars)),
         )
         return
-    named = (named_class(path.parent, config) or "").removesuffix("Fast")
     found = ours.normalize_str("Aé") if ours else "Aé"
-    does = {"do_lower_case": "A" not in found, "strip_accents": "e" in found, "keep_accents": "e" not in found}
+    does = {  # None: neither as stated true nor as stated false, as a letter and its accent apart
+        "do_lower_case": "A" not in found,
+        "strip_accents": None if "e\u0301" in found else "é" not in found,
+        "tokenize_chinese_chars": len(parts(backend, "中中")) > 1,
+    }
+    does["keep_accents"] = None if does["strip_accents"] is None else not does["strip_accents"]
+    stated = dict(config)
+    if "strip_accents" in stated and stated["strip_accents"] is None:  # BERT's: where it makes lower case
+        stated["strip_accents"] = stated.get("do_lower_case")
     for name in _OF_CASE.get(named, ()):
-        stated = config.get(name)
-        if isinstance(stated, bool) and stated != does[name]:
+        if isinstance(stated.get(name), bool) and stated[name] != does[name]:
+            text = "中中" if name == "tokenize_chinese_chars" else "Aé"
+            made = parts(backend, text) if text == "中中" else found
             raise UserError(
-                f"{path.parent}: found {name} {str(stated).lower()} in tokenizer_config.json and a normalizer in "
-                f"{path.name} that makes {found!r} of 'Aé', expected the rules that {named} of transformers makes of "
-                "it; correct the one that is wrong"
+                f"{path.parent}: found {name} {json.dumps(config[name])} in tokenizer_config.json and rules in "
+                f"{path.name} that make {made!r} of {text!r}, expected the rules that {named} of "
+                "transformers makes of it; correct the one that is wrong"
             )
 
 
-def _add_space_as_described(backend: tokenizers.Tokenizer, path: Path, config: Fields) -> None:
-    """Add a space before a text, or none, as the configuration says, where transformers prefers it to the file.
+def _add_space_as_described(backend: tokenizers.Tokenizer, path: Path, config: Fields, named: str) -> None:
+    """Add a space before a text, or none, as the configuration says, where the class `named` prefers it to the file.
 
     Raises:
         UserError: the configuration says it of rules that transformers has and the file has not.
     """
     added, rules = config.get(_PREFIX_SPACE), backend.pre_tokenizer
-    model = str(fields_if_readable(path.parent / CONFIG).get("model_type"))
-    usual = _CLASS_OF_MODEL.get(model)
-    named = (named_class(path.parent, config) or usual or "").removesuffix("Fast")
-    if added is None or rules is None or (model in _CLASS_OF_MODEL and usual is None):
+    if added is None or rules is None:
         return
     if named in _BYTE_LEVEL_CLASSES and isinstance(rules, tokenizers.pre_tokenizers.ByteLevel):
         rules.add_prefix_space = added

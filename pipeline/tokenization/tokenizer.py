@@ -35,7 +35,6 @@ from cloze.pipeline.tokenization.backends import (
     ADDED_TOKENS,
     CONFIG,
     HUGGING_FACE_NAMES,
-    add_listed_tokens,
     adds_space,
     byte_level,
     content_of,
@@ -51,6 +50,7 @@ from cloze.pipeline.tokenization.backends import (
     space_begins_word,
     special_names,
     stand_around_texts,
+    with_listed_tokens,
     with_special,
 )
 from cloze.pipeline.tokenization.growth import Growth
@@ -301,7 +301,7 @@ class Tokenizer:
             what = " ".join(str(error).split())[:_MOST_SAID]
             raise UserError(f"{found[0]}: can't be read as a tokenizer: {what}") from error
         with readable_panics(lambda: folder):
-            add_listed_tokens(backend, folder, config)
+            backend = with_listed_tokens(backend, folder, config)
             names = special_names(backend.get_vocab(), config, byte_level(backend))
         return cls(backend, names, folder, config.get("split_special_tokens") is True)
 

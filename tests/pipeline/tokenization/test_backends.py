@@ -4,8 +4,8 @@ import json
 import math
 
 import pytest
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 from transformers.models.auto import modeling_auto, tokenization_auto
 
@@ -259,15 +259,15 @@ def test_classes_that_make_rules_anew_are_those_of_transformers(tmp_path):
         ):
             backend.save(str(tmp_path / "tokenizer.json"))
             given = {HUGGING_FACE_NAMES[role]: name for role, name in roles.items()}
-            given |= {"do_lower_case": True, "strip_accents": True, "keep_accents": False}
-            given |= {"tokenizer_class": named, "add_prefix_space": False}
+            given |= {"do_lower_case": True, "strip_accents": True, "tokenize_chinese_chars": True}
+            given |= {"keep_accents": False, "tokenizer_class": named, "add_prefix_space": False}
             (tmp_path / "tokenizer_config.json").write_text(json.dumps(given))
             try:
                 read = AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer
                 made = json.loads(read.to_str())["pre_tokenizer"]
             except Exception:  # it needs other files or libraries
                 continue
-            if read.normalizer and "a" in (text := read.normalizer.normalize_str("Aé")):
+            if read.normalizer and "a" in (text := read.normalizer.normalize_str("Aé中")):
                 found["case"][named] = text
             if rule == "case":
                 continue
@@ -285,9 +285,11 @@ def test_classes_that_make_rules_anew_are_those_of_transformers(tmp_path):
         {name: made for name, made in found[rule].items() if name not in others} for rule in list(found)[1:]
     )
     assert spaces == backends._METASPACE_CLASSES
-    assert case == {name: "ae" if len(read) > 1 else "aé" for name, read in backends._OF_CASE.items()}
+    made = {"tokenize_chinese_chars": "ae 中 ", "keep_accents": "ae中", "do_lower_case": "aé中"}  # by what is read last
+    assert case == {name: made[read[-1]] for name, read in backends._OF_CASE.items()}
     of_masked = {model: of_models.get(model) for model in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES}
-    known = backends._BYTE_LEVEL_CLASSES | backends._METASPACE_CLASSES.keys() | {"TokenizersBackend"}
+    known = backends._BYTE_LEVEL_CLASSES | backends._METASPACE_CLASSES.keys() | backends._OF_CASE.keys()
+    known |= {"TokenizersBackend"}
     expected = {model: named for model, named in of_masked.items() if named in known}
     assert {model: named or "TokenizersBackend" for model, named in backends._CLASS_OF_MODEL.items()} == expected
 
@@ -316,32 +318,85 @@ def test_a_rule_for_spaces_that_transformers_would_make_otherwise_is_refused(tmp
         assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
 
 
+_CASE = {"do_lower_case": True, "strip_accents": True, "keep_accents": False}
+
+
 @pytest.mark.parametrize(
-    ("named", "rules", "refused"),
+    ("named", "rules", "stated", "refused"),
     [
-        ("BertTokenizer", [], "do_lower_case true"),
-        ("BertTokenizerFast", [normalizers.Lowercase()], "strip_accents true"),
-        ("AlbertTokenizer", [normalizers.Lowercase()], "keep_accents false"),
-        ("DebertaV2Tokenizer", [normalizers.NFC()], "do_lower_case true"),
-        ("DebertaV2Tokenizer", [normalizers.Lowercase()], None),
-        ("AlbertTokenizer", [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()], None),
-        ("XLMRobertaTokenizer", [], None),
-        ("PreTrainedTokenizerFast", [], None),
-        (None, [], None),
+        ("BertTokenizer", [], _CASE, "do_lower_case true"),
+        ("BertTokenizerFast", [normalizers.Lowercase()], _CASE, "strip_accents true"),
+        (
+            "BertTokenizer",
+            [normalizers.Lowercase()],
+            {"do_lower_case": True, "strip_accents": None},
+            "strip_accents null",
+        ),
+        ("BertTokenizer", [normalizers.Lowercase()], {"strip_accents": None}, None),
+        ("BertTokenizer", [normalizers.NFD(), normalizers.Lowercase()], _CASE, "strip_accents true"),
+        ("BertTokenizer", [normalizers.NFD()], {"strip_accents": False}, "strip_accents false"),
+        ("BertTokenizer", [], {"tokenize_chinese_chars": True}, "tokenize_chinese_chars true"),
+        ("BertTokenizer", [], {"tokenize_chinese_chars": False}, None),
+        ("AlbertTokenizer", [normalizers.Lowercase()], _CASE, "keep_accents false"),
+        ("AlbertTokenizer", [normalizers.NFKD()], {"keep_accents": True}, "keep_accents true"),
+        ("DebertaV2Tokenizer", [normalizers.NFC()], _CASE, "do_lower_case true"),
+        ("DebertaV2Tokenizer", [normalizers.Lowercase()], _CASE, None),
+        ("AlbertTokenizer", [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()], _CASE, None),
+        ("XLMRobertaTokenizer", [], _CASE, None),
+        ("PreTrainedTokenizerFast", [], _CASE, None),
+        (None, [], _CASE, None),
+        ("bert", [], _CASE, "do_lower_case true"),  # a model's type, whose class counts
+        ("deberta-v2", [], _CASE, "do_lower_case true"),
+        ("modernbert", [], _CASE, None),
     ],
 )
-def test_a_rule_for_case_that_transformers_would_make_otherwise_is_refused(tmp_path, named, rules, refused):
+def test_a_rule_for_case_that_transformers_would_make_otherwise_is_refused(tmp_path, named, rules, stated, refused):
     backend = family("Unigram, no spaces cut").backend
-    backend.normalizer = normalizers.Sequence(rules)
+    backend.pre_tokenizer, backend.normalizer = pre_tokenizers.Whitespace(), normalizers.Sequence(rules)
     backend.save(str(tmp_path / "tokenizer.json"))
-    given = {"do_lower_case": True, "strip_accents": True, "keep_accents": False}
-    given |= {HUGGING_FACE_NAMES[role]: name for role, name in corpus.NAMES.items()}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(given | {"tokenizer_class": named}))
+    given = stated | {HUGGING_FACE_NAMES[role]: name for role, name in corpus.NAMES.items()}
+    if named and named.islower():
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": named}))
+    else:
+        given["tokenizer_class"] = named
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(given))
     if refused is None:
         Tokenizer.from_folder(tmp_path)
         return
-    with pytest.raises(UserError, match=f"found {refused} in tokenizer_config.json and a normalizer in tokenizer.json"):
+    with pytest.raises(UserError, match=f"found {refused} in tokenizer_config.json and rules in tokenizer.json"):
         Tokenizer.from_folder(tmp_path)
+
+
+def test_a_model_whose_class_uses_the_file_has_its_rules_for_case(tmp_path):
+    vocabulary = {name: number for number, name in enumerate([*NAMES.values(), "a", "A"])}
+    wordpiece_backend(vocabulary, NAMES, False, None).save(str(tmp_path / "tokenizer.json"))
+    names = {HUGGING_FACE_NAMES[role]: name for role, name in NAMES.items()}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True} | names))
+    for model, expected in (("bert", "a"), ("modernbert", "A")):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
+        ours, theirs = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+        assert ours.encode("A") == theirs("A", add_special_tokens=False)["input_ids"] == [vocabulary[expected]]
+
+
+@pytest.mark.parametrize("named", ["BertTokenizer", "PreTrainedTokenizerFast"])
+def test_an_added_token_is_found_by_the_rules_of_the_configuration(tmp_path, named):
+    """Its rules are in two files, of which transformers uses the configuration's."""
+    words = [*NAMES.values(), "pine", "##apple", "##s", "apple", "x"]
+    backend = wordpiece_backend({name: number for number, name in enumerate(words)}, NAMES, True, None)
+    backend.add_tokens([AddedToken("apple"), AddedToken("<E>", normalized=False)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    names = {HUGGING_FACE_NAMES[role]: name for role, name in NAMES.items()}
+    rules = {"lstrip": False, "rstrip": False, "special": False}
+    apple = rules | {"content": "apple", "single_word": True, "normalized": True}
+    mark = rules | {"content": "<E>", "single_word": False, "normalized": True}
+    listed = {str(backend.token_to_id(each["content"])): each for each in (apple, mark)}
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(names | {"tokenizer_class": named, "added_tokens_decoder": listed})
+    )
+    ours, theirs = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("pineapples", "x apple", "x <E> x", "x <e>x"):
+        assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
+    assert [ours.tokens[each] for each in ours.encode("pineapples <e>")] == ["pine", "##apple", "##s", "<E>"]
 
 
 def test_configurations_that_are_no_texts_or_rules(tmp_path):
