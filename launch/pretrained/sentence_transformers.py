@@ -68,19 +68,14 @@ def read_pooling(folder: Path, warn: Callable[[str], None]) -> Vectors | None:
     Raises:
         UserError: a file is damaged.
     """
+    inside, folder = folder, folder_of_modules(folder) or folder
     if not (folder / MODULES).is_file():
         return None
-    modules = _read(folder / MODULES, list)
-    if not all(isinstance(each, dict) and isinstance(each.get("type"), str) for each in modules):
-        raise UserError(f"{folder / MODULES}: found no types of modules, expected them; fetch the model again")
-    kinds = [each["type"].rpartition(".")[2] for each in modules]
-    if kinds[:1] == ["Transformer"] and modules[0].get("path"):
-        raise UserError(
-            f"{folder / MODULES}: found the Transformer in {modules[0]['path']!r:.60}, expected it in the folder "
-            "itself; save the model with a newer sentence-transformers"
-        )
+    modules, kinds = _modules(folder)
+    if inside == folder and (transformer := transformer_folder(folder)):
+        raise UserError(f"{folder / MODULES}: found the Transformer in {transformer.name}/; give {transformer}")
     if not any("Pooling" in kind for kind in kinds):  # of a cross-encoder, which makes no vectors
-        if _read_transformer(folder)[1].get("module_output_name") == "sentence_embedding":
+        if _read_transformer(inside)[1].get("module_output_name") == "sentence_embedding":
             warn(_not_computed(folder / MODULES, "the model's own pooler"))
         return None
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
@@ -97,19 +92,62 @@ def read_pooling(folder: Path, warn: Callable[[str], None]) -> Vectors | None:
         shown = ", ".join(poolings) + (" without the prompt" if config.get("include_prompt") is False else "")
         warn(_not_computed(folder / path / "config.json", shown or "no pooling"))
         return None
-    _warn_of_others(folder, warn)
+    _warn_of_others(folder, inside, warn)
     return Vectors(poolings[0], normalize=kinds[2:] == ["Normalize"])  # type: ignore[arg-type]  # it is one of them
 
 
-def _warn_of_others(folder: Path, warn: Callable[[str], None]) -> None:
+def folder_of_modules(folder: Path) -> Path | None:
+    """The folder whose modules.json says what is done with a model's vectors: the model's, or, of old versions, the one
+    above, if it names this one as that of the Transformer; None: sentence-transformers has written none.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    above = folder.resolve().parent
+    if not (folder / MODULES).is_file() and (above / MODULES).is_file():
+        transformer = transformer_folder(above)
+        return above if transformer and transformer.name == folder.resolve().name else None
+    return folder if (folder / MODULES).is_file() else None
+
+
+def transformer_folder(folder: Path) -> Path | None:
+    """The folder of the Transformer, where modules.json names another one than its own.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    if not (folder / MODULES).is_file():
+        return None
+    modules, kinds = _modules(folder)
+    path = modules[0].get("path") if kinds[:1] == ["Transformer"] else None
+    if path in (None, "", "."):
+        return None
+    if not isinstance(path, str) or path != Path(path).name:
+        raise UserError(
+            f"{folder / MODULES}: found the path {path!r:.60}, expected a folder beside it; fetch the model again"
+        )
+    return folder / path
+
+
+def _modules(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """What modules.json lists, and the kind of each. Raises UserError if it is damaged."""
+    modules = _read(folder / MODULES, list)
+    if not all(isinstance(each, dict) and isinstance(each.get("type"), str) for each in modules):
+        raise UserError(f"{folder / MODULES}: found no types of modules, expected them; fetch the model again")
+    return modules, [each["type"].rpartition(".")[2] for each in modules]
+
+
+def _warn_of_others(folder: Path, inside: Path, warn: Callable[[str], None]) -> None:
     """Warn of what sentence-transformers does to a text before its tokenizer, to the arguments of its parts and to a
     vector, and Cloze does not.
     """
     settings = _read(folder / SETTINGS, dict) if (folder / SETTINGS).is_file() else {}
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts")
-    if name and (prompt := prompts.get(name) if isinstance(prompts, dict) else name):
+    if isinstance(name, str) and isinstance(prompts, dict):
+        name = prompts.get(name)
+    if name:
         warn(
-            f"{folder / SETTINGS}: found the default prompt {prompt!r:.60}, which sentence-transformers puts "
+            f"{folder / SETTINGS}: found the default prompt {str(name)[:60]!r}, which sentence-transformers puts "
             "before each text and Cloze does not, nor what reads an export: write it there"
         )
     if size := settings.get("truncate_dim"):
@@ -117,17 +155,37 @@ def _warn_of_others(folder: Path, warn: Callable[[str], None]) -> None:
             f"{folder / SETTINGS}: found truncate_dim {size!r:.60}: of each vector sentence-transformers gives so many "
             "numbers, the first ones, and Cloze and what reads an export all; --dimensions keeps some, made of length 1"
         )
-    path, transformer = _read_transformer(folder)
+    path, transformer = _read_transformer(inside)
     if transformer.get("do_lower_case") is True:
         warn(
             f"{path}: found do_lower_case true, by which sentence-transformers makes texts lower case "
             "and Cloze does not: give them so"
+        )
+    if (output := _output_of(transformer)) is not None:
+        warn(
+            f"{path}: found {output}, expected the last hidden states, of which Cloze and what reads an export make "
+            "vectors"
         )
     if given := [name for name in _ARGUMENTS if transformer.get(name)]:
         warn(
             f"{path}: found {', '.join(given)}, by which sentence-transformers calls the model or its tokenizer "
             "otherwise, and Cloze and what reads an export do not"
         )
+
+
+def _output_of(transformer: dict[str, Any]) -> str | None:
+    """What the vectors are made of by the settings of version 6, unless it is the last hidden states."""
+    task = transformer.get("transformer_task") or "feature-extraction"
+    if task != "feature-extraction":
+        return f"transformer_task {str(task)[:60]!r}"
+    kinds = transformer.get("modality_config")
+    of_text = kinds.get("text") if isinstance(kinds, dict) else None
+    if not isinstance(of_text, dict):
+        return None
+    if of_text.get("method") not in (None, "forward"):
+        return f"method {str(of_text['method'])[:60]!r}"
+    output = of_text.get("method_output_name")
+    return None if output in (None, "last_hidden_state") else f"method_output_name {json.dumps(output)[:60]}"
 
 
 def read_max_length(folder: Path) -> int | None:
@@ -144,7 +202,7 @@ def read_max_length(folder: Path) -> int | None:
             "again"
         )
     others = folder / "tokenizer_config.json"
-    if length is None and (folder / MODULES).is_file() and others.is_file():  # since version 6
+    if length is None and folder_of_modules(folder) and others.is_file():  # since version 6
         length = _read(others, dict).get("model_max_length")
     return length if _is_length(length) else None
 
@@ -154,9 +212,11 @@ def _is_length(length: object) -> bool:
 
 
 def _read_transformer(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The settings of a Transformer, and their file; without one, none."""
-    path = next((folder / name for name in LENGTHS if (folder / name).is_file()), folder / LENGTH)
-    return path, _read(path, dict) if path.is_file() else {}
+    """The settings of a Transformer, and their file; without one, none. An empty object counts as none."""
+    for path in (folder / name for name in LENGTHS):
+        if path.is_file() and (settings := _read(path, dict)):
+            return path, settings
+    return folder / LENGTH, {}
 
 
 def _poolings(config: dict[str, Any]) -> list[str]:

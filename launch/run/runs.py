@@ -206,7 +206,7 @@ def check_holds_model(folder: Path) -> None:
         found = "no model in the folder" if folder.is_dir() else "no folder"
         raise UserError(
             f"model: found {found} {folder}, expected a Cloze run or a Hugging Face folder; of a sweep "
-            "give one of the runs in it"
+            "give one of the runs in it, of an old sentence-transformers' model its 0_Transformer"
         )
 
 

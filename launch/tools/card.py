@@ -6,7 +6,13 @@ from pathlib import Path
 from cloze.launch.config import DataSource
 from cloze.launch.pretrained.card_examples import card_metadata
 from cloze.launch.pretrained.loading import load_settings, load_truncation, load_vectors
-from cloze.launch.pretrained.sentence_transformers import MODULES, read_max_length, write_length, write_modules
+from cloze.launch.pretrained.sentence_transformers import (
+    MODULES,
+    folder_of_modules,
+    read_max_length,
+    write_length,
+    write_modules,
+)
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import is_evaluation, iterate_metrics
 from cloze.launch.system.console import figure, markdown
@@ -61,7 +67,7 @@ def write_pooling(folder: Path, source: Path) -> None:
     if saved_class(folder).__name__ not in _ENCODERS:
         return
     vectors = load_vectors(source)
-    if vectors is None and (source / MODULES).exists():
+    if vectors is None and folder_of_modules(source):
         if length := read_max_length(source):
             write_length(folder, length)
         return

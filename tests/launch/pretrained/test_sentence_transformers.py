@@ -10,7 +10,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 
 from cloze.launch.cli import main
 from cloze.launch.predict.predictor import Predictor
-from cloze.launch.pretrained.sentence_transformers import read_max_length, read_pooling
+from cloze.launch.pretrained.sentence_transformers import folder_of_modules, read_max_length, read_pooling
 from cloze.pipeline.errors import UserError
 from tests.launch.tiny_models import save_model
 
@@ -89,6 +89,9 @@ def test_what_is_done_to_texts_there_and_not_here_is_said(tmp_path):
     read_pooling(tmp_path, found.append)
     assert "found truncate_dim 8: " in found[1] and "found processing_kwargs, by which" in found[2]
     assert len(found) == 3
+    (tmp_path / "config_sentence_transformers.json").write_text('{"prompts": {}, "default_prompt_name": ["q"]}')
+    read_pooling(tmp_path, found.append)
+    assert """found the default prompt "['q']", which""" in found[3]
 
 
 def test_a_folder_of_an_old_version_has_its_settings_under_the_family_s_name(tmp_path):
@@ -109,8 +112,47 @@ def test_a_transformer_without_pooling_or_in_a_folder_of_its_own_is_not_taken_fo
     (tmp_path / "sentence_bert_config.json").write_text('{"module_output_name": "sentence_embedding"}')
     assert read_pooling(tmp_path, found.append) is None and "found the model's own pooler, expected" in found[0]
     (tmp_path / "modules.json").write_text('[{"type": "Transformer", "path": "0_Transformer"}]')
-    with pytest.raises(UserError, match="found the Transformer in '0_Transformer', expected it in the folder itself"):
+    with pytest.raises(UserError, match=f"found the Transformer in 0_Transformer/; give {tmp_path}/0_Transformer"):
         read_pooling(tmp_path, found.append)
+
+
+def test_a_transformer_in_a_folder_of_its_own_has_the_pooling_beside_it(tmp_path):
+    whole = saved(tmp_path, Pooling(WIDTH, pooling_mode="cls"))
+    inside = whole / "0_Transformer"
+    inside.mkdir()
+    for path in [each for each in whole.iterdir() if each.is_file() and "modules" not in each.name]:
+        if path.name != "config_sentence_transformers.json":
+            path.rename(inside / path.name)
+    modules = json.loads((whole / "modules.json").read_text())
+    (whole / "modules.json").write_text(json.dumps([modules[0] | {"path": "0_Transformer"}, *modules[1:]]))
+    theirs = SentenceTransformer(str(whole), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(Predictor.from_folder(inside).embed(TEXTS), theirs, atol=1e-5)
+    found: list[str] = []
+    (whole / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
+    assert read_pooling(inside, found.append) is None and "found lasttoken" in found[0]
+    assert folder_of_modules(inside) == whole, "so that an export has no pooling of the mean"
+    (whole / "modules.json").write_text('[{"type": "Transformer", "path": "a/b"}]')
+    with pytest.raises(UserError, match="found the path 'a/b', expected a folder beside it"):
+        read_pooling(whole, found.append)
+
+
+def test_vectors_of_other_outputs_than_the_last_hidden_states_are_said(tmp_path):
+    """Since version 6; the settings of the first file that has some count."""
+    folder = saved(tmp_path, Pooling(WIDTH, pooling_mode="mean"))
+    settings = json.loads((folder / "sentence_bert_config.json").read_text())
+    found: list[str] = []
+    assert read_pooling(folder, found.append) is not None and not found, "as the library writes it"
+    (folder / "sentence_bert_config.json").write_text("{}")
+    text = {"method": "forward", "method_output_name": ["hidden_states", -2]}
+    for changed, said in (
+        ({"modality_config": {"text": text}}, 'method_output_name ["hidden_states", -2], expected the last'),
+        ({"modality_config": {"text": text | {"method": "generate"}}}, "method 'generate', expected"),
+        ({"transformer_task": "fill-mask"}, "transformer_task 'fill-mask', expected"),
+    ):
+        found.clear()
+        (folder / "sentence_roberta_config.json").write_text(json.dumps(settings | changed))
+        read_pooling(folder, found.append)
+        assert len(found) == 1 and f"sentence_roberta_config.json: found {said}" in found[0]
 
 
 @pytest.mark.parametrize(
