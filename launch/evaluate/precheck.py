@@ -1,7 +1,8 @@
 """Checks what is given to `cloze evaluate`, before torch is imported and minutes are spent."""
 
+import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cloze.launch.evaluate.config import EvaluateConfig
@@ -11,6 +12,8 @@ from cloze.launch.system.pictures import check_library
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers.finding import local_files
 from cloze.pipeline.storage import check_replaceable, is_same_file, readable_errors
+
+_TRIES = 100  # to make a file in a folder that others remove: each takes microseconds
 
 
 def check_inputs(config: EvaluateConfig) -> None:
@@ -35,8 +38,8 @@ def _check_no_text(config: EvaluateConfig, name: str) -> None:
     patterns and links what is found.
     """
     existed = Path(name).exists()
-    with _file_at(Path(name)):
-        is_text = any(is_same_file(name, text) for text in _texts(config))
+    with _file_at(Path(name)) as made:
+        is_text = any(is_same_file(made, text) for text in _texts(config))
     if is_text and existed:
         raise UserError(f"json: found {name}, the file of the texts, which it would replace, expected another name")
     if is_text:
@@ -54,14 +57,40 @@ def _texts(config: EvaluateConfig) -> Iterable[str]:
 
 
 @contextmanager
-def _file_at(path: Path) -> Iterator[None]:
-    """A file of this name; it and its folders are removed again if they were not there."""
-    made = [each for each in (path, *path.parents) if not each.exists()]
+def _file_at(path: Path) -> Iterator[str]:
+    """A file of this name, given with links resolved above it. What was made for it is removed again, but not what
+    another process puts there meanwhile.
+    """
+    path = Path(os.path.realpath(path.parent)) / path.name  # `new/..` is no folder that `new` makes
+    missing = [folder for folder in path.parents if not folder.exists()]
+    made: os.stat_result | None = None
     with readable_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        for left in reversed(range(_TRIES)):  # another process may remove the folder for the same reason
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                made = _make(path)
+                break
+            except FileNotFoundError:
+                if not left:
+                    raise
     try:
-        yield
+        yield str(path)
     finally:
-        for each in made:
-            each.unlink() if each is path else each.rmdir()
+        with suppress(OSError):
+            if made is not None and os.path.samestat(made, path.stat()):
+                path.unlink()
+        for folder in missing:
+            with suppress(OSError):  # it is not empty, or gone
+                folder.rmdir()
+
+
+def _make(path: Path) -> os.stat_result | None:
+    """Make an empty file; None: there is one. Raises OSError if it can't be made."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        return None
+    try:
+        return os.fstat(file)
+    finally:
+        os.close(file)

@@ -1,12 +1,15 @@
 """What `cloze evaluate` checks before torch is imported."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from cloze.launch.evaluate import precheck
 from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.evaluate.precheck import check_inputs
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publish_json
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,8 @@ from cloze.pipeline.errors import UserError
         ("glue", "texts", "texts/sub/test.tsv", True),
         ("glue", "texts", "texts/dev.tsv", False),
         ("glue", "texts", "texts/sub/result.json", False),
+        ("lines", "texts", "new/../other/r.json", True),
+        ("lines", "texts", "new/../another/r.json", False),
     ],
 )
 def test_a_result_does_not_become_a_text_of_the_next_evaluation(tmp_path, monkeypatch, suite, data, name, is_text):
@@ -63,3 +68,29 @@ def test_a_text_is_not_replaced(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="the file of the texts, which it would replace"):
             check_inputs(config)
         assert Path(name).read_text() == "A text.\n"
+
+
+def test_what_others_put_there_meanwhile_stays(tmp_path, monkeypatch):
+    """Other evaluations, whose results lie in the same folder or have the same name."""
+    monkeypatch.chdir(tmp_path)
+    with precheck._file_at(Path("new/r.json")):
+        Path("new/other.json").write_text("{}")
+    assert [each.name for each in Path("new").iterdir()] == ["other.json"]
+    with precheck._file_at(Path("new/r.json")):
+        publish_json(Path("new/r.json"), {})
+    assert Path("new/r.json").read_text()
+    with precheck._file_at(Path("gone/r.json")):
+        shutil.rmtree("gone")
+    make = precheck._make
+
+    def slowly(path):
+        if not calls:
+            path.parent.rmdir()  # by another one, which has made it for its own check
+        calls.append(path)
+        return make(path)
+
+    calls: list[Path] = []
+    monkeypatch.setattr(precheck, "_make", slowly)
+    with precheck._file_at(Path("gone/r.json")):
+        assert Path("gone/r.json").exists()
+    assert len(calls) == 2 and not Path("gone").exists()
