@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
+import struct
 from collections.abc import Iterator
 from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import parquet
 
 from cloze.launch.texts.tables import read_table
 from cloze.pipeline.errors import UserError
@@ -84,3 +89,21 @@ def readings(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str | N
             yield kind, f"{content!r}: a traceback, {error!r}"
         else:
             yield kind, None if damaged or found == expected else f"{content!r}: read as {found}"
+
+
+def write_numbers(path: Path, values: list[str], number: int) -> None:
+    """Write a Parquet file whose column `text` is a dictionary's values, 60 of them, by a number each: all of them this
+    one, which no value has. The page has no checksum, as none has that is not asked for.
+    """
+    written = io.BytesIO()
+    table = pa.table({"text": pa.array(values).dictionary_encode(), "name": [str(each) for each in range(len(values))]})
+    parquet.write_table(table, written, compression="none")
+    content = bytearray(written.getvalue())
+    column = parquet.ParquetFile(io.BytesIO(bytes(content))).metadata.row_group(0).column(0)
+    # Behind the page's header: the length of the levels, and one run of 60 of level 1; then the width of a number in
+    # bits, and runs of numbers.
+    assert len(values) == 60
+    place = content.index(struct.pack("<I", 2) + b"\x78\x01", column.data_page_offset) + 6
+    run = bytes([32, 0x78]) + struct.pack("<i", number)
+    content[place : place + len(run)] = run
+    path.write_bytes(content)

@@ -384,6 +384,7 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[TableR
     def values() -> Iterator[Fields]:
         with readable(), file, open(path, "rb") as whole, at_rest(whole, path):
             for batch in file.iter_batches(ROWS_AT_ONCE):  # many may share one long text that is stored once
+                batch.validate(full=True)  # a number of no dictionary's value would end the process
                 yield from batch.to_pylist()
 
     with readable():

@@ -127,10 +127,20 @@ def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
                 columns=[name for name in (config.text_field, config.id_field) if name is not None],
             )
             for batch in batches:
+                _check_numbers(batch)
                 yield place, batch
                 place += len(batch)
     except _BAD as error:
         raise _unreadable(path, error) from error
+
+
+def _check_numbers(batch: pa.RecordBatch) -> None:
+    """Raise pyarrow.ArrowException for a column of numbers of a dictionary's values, with one that is none of it: Arrow
+    reads what lies before its memory, or ends the process.
+    """
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            column.validate(full=True)
 
 
 def _unreadable(path: str, error: Exception) -> UserError:

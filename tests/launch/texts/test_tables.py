@@ -16,7 +16,7 @@ from cloze.launch.cli import main
 from cloze.launch.texts import tables
 from cloze.launch.texts.tables import open_table, read_table, read_text
 from cloze.pipeline.errors import UserError
-from tests.hostile_tables import readings
+from tests.hostile_tables import readings, write_numbers
 from tests.launch.finetune.examples.test_classification import GLUE, read
 from tests.launch.finetune.running import finetune
 from tests.launch.finetune.small import make_model, write_tsv
@@ -204,6 +204,14 @@ def test_a_flipped_byte_of_a_parquet_page_with_a_checksum_is_an_error(tmp_path):
         read_table(path)
 
 
+@pytest.mark.parametrize("number", [-1, -2, 2**31 - 1])
+def test_a_number_of_no_value_of_a_parquet_dictionary_is_an_error(tmp_path, number):
+    """Arrow reads what lies before its memory."""
+    write_numbers(tmp_path / "a.parquet", [f"text {each % 7}" for each in range(60)], number)
+    with pytest.raises(UserError, match="a.parquet: can't be read as Parquet: .*out of bounds"):
+        read_table(tmp_path / "a.parquet")
+
+
 def test_hostile_fields_are_read_as_they_were_written(tmp_path):
     """And the same tables damaged: a line, or rows."""
     assert [wrong for _, wrong in readings(tmp_path, 1500, seed=0) if wrong] == []
@@ -243,7 +251,7 @@ def test_values_of_a_parquet_file_that_are_none_are_refused(tmp_path):
     with pytest.raises(UserError, match="a.parquet: row 2: label: found '2', expected the number of one of its 2"):
         read_table(path)
     parquet.write_table(pa.table({"text": pa.array([b"\xff"]).view(pa.string())}), path)
-    with pytest.raises(UserError, match="a.parquet: can't be read as Parquet: .*utf-8"):
+    with pytest.raises(UserError, match="a.parquet: can't be read as Parquet: In column 0: .*UTF8"):
         read_table(path)
 
 

@@ -22,6 +22,7 @@ from cloze.pipeline.formats import FORMATS
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.progress import Progress
 from cloze.pipeline.readers import columns, files, lines
+from tests.hostile_tables import write_numbers
 from tests.pipeline import corpus
 from tests.pipeline.readers.inputs import compress, read, texts
 from tests.tables import assert_same_names
@@ -472,6 +473,16 @@ def test_a_flipped_byte_of_a_parquet_page_with_a_checksum_is_an_error(tmp_path):
     path.write_bytes(content)
     with pytest.raises(UserError, match="a.parquet: can't be read as Parquet: .*CRC checksum"):
         list(read([path]))
+
+
+@pytest.mark.parametrize("number", [-1, -2, 2**31 - 1])
+def test_a_number_of_no_value_of_a_parquet_dictionary_is_an_error(tmp_path, number):
+    """Arrow reads what lies before its memory."""
+    path = tmp_path / "a.parquet"
+    write_numbers(path, [f"text {each % 7}" for each in range(60)], number)
+    for fields in ({}, {"text_field": "name", "id_field": "text"}):
+        with pytest.raises(UserError, match="a.parquet: can't be read as Parquet: .*out of bounds"):
+            list(read([path], **fields))
 
 
 @pytest.mark.parametrize("form", ["text", "file", "jsonl", "parquet"])
