@@ -176,11 +176,20 @@ def _shared_folder(paths: list[str]) -> str:
 def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, ObjectInfo]:
     """The objects of a URL by their URLs: the object itself, those below, or those that match. Hidden objects are
     skipped, and those in a written folder unless the entry names a place inside.
+
+    Raises:
+        UserError: there is an object of this name, and others below.
     """
     parts = entry.key.split("/")
     fixed = next((number for number, part in enumerate(parts) if MAGIC.search(part)), len(parts))
     if (info := entry.info()) is not None:  # also of a name with letters of a glob
-        return {str(entry): info}
+        if entry.scheme == "hf" or not entry.is_dir():
+            return {str(entry): info}
+        if info.size:  # otherwise it marks the folder
+            raise UserError(
+                f"input: found an object {entry} and others below it, expected one of both; name those with "
+                f"{entry}/*, or rename the object"
+            )
     folder = entry.at("/".join(parts[:fixed]))
     pattern = parts[fixed:]
     hidden = any(part.startswith(".") for part in pattern)

@@ -130,6 +130,17 @@ def test_folders_that_were_made_in_a_stores_console(folder, put, bucket):
     ]
 
 
+def test_an_object_does_not_hide_what_lies_below_its_name(put, bucket):
+    """A store keeps both, as no disk does."""
+    for name, text in (("both/a.txt", b"below"), ("both", b"itself"), ("empty/a.txt", b"one"), ("empty", b"")):
+        put(name, text)
+    for name in ("both", "both/"):
+        with pytest.raises(UserError, match="found an object .*/both and others below it, expected one of both"):
+            texts(f"{bucket}/{name}")
+    assert texts(f"{bucket}/both/*") == [b"below"]
+    assert texts(f"{bucket}/empty") == [b"one"]
+
+
 def test_the_class_of_a_tokenizer_is_looked_for_in_the_models_configuration_too(folder, inputs):
     """As in a folder on a disk: without it a Japanese model's vocab.txt would be read as BERT's."""
     (to_place(inputs) / "japanese/vocab.txt").write("\n".join([*corpus.NAMES.values(), "the"]).encode())
