@@ -10,6 +10,7 @@ import stat
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from io import UnsupportedOperation
 from pathlib import Path
 from typing import IO, Any
 
@@ -242,10 +243,16 @@ def at_rest(file: IO[Any], path: Path | str) -> Iterator[None]:
     Whoever puts another file in its place does no harm: the open one stays as it was. What is no regular file changes
     as it is read.
     """
-    before = os.fstat(file.fileno())
+
+    def changes() -> tuple[int, int] | None:
+        with suppress(UnsupportedOperation):  # one in memory
+            status = os.fstat(file.fileno())
+            return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+        return None
+
+    before = changes()
     yield
-    now = os.fstat(file.fileno())
-    if stat.S_ISREG(now.st_mode) and (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+    if changes() != before:
         raise UserError(f"{path}: changed while it was read, expected a file at rest; run the same command again")
 
 

@@ -85,7 +85,8 @@ def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
             raise UserError(
                 f"text: found none, expected a {fields[0]} on the command line, --file, or lines on standard input"
             )
-        yield from _parse(sys.stdin.buffer, "standard input", config)
+        with at_rest(sys.stdin.buffer, "standard input"):
+            yield from _parse(sys.stdin.buffer, "standard input", config)
         return
     check_file(config)
     path = Path(config.file)

@@ -10,7 +10,7 @@ from cloze.model.bert import BertPreTrained
 from cloze.model.encoder import Attention, Encoder
 from cloze.model.initialization import init_weights, init_word_embeddings
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import readable_errors
+from cloze.pipeline.storage import at_rest, readable_errors
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from cloze.pipeline.untrusted import check_regular
 
@@ -68,11 +68,11 @@ def take_word_vectors(path: Path, tokenizer: Tokenizer, model: BertPreTrained, c
     theirs.
 
     Raises:
-        UserError, ModelError: there is no such file, it contains none of the tokens, or its vectors do not have the
-            width of the model's embeddings.
+        UserError, ModelError: there is no such file, it contains none of the tokens, its vectors do not have the width
+            of the model's embeddings, or it was written meanwhile.
     """
     tokens = tokenizer.tokens
     numbers = {token: number for number, token in enumerate(tokens) if token and number != model.config.pad_token_id}
-    with readable_errors(path):
+    with readable_errors(path), open(path, "rb") as whole, at_rest(whole, path):
         num_taken = init_word_embeddings(model, path, numbers)
     console.say(f"init_word_vectors: {num_taken:,} of {len(numbers):,} tokens start from {path}")

@@ -163,6 +163,19 @@ def test_a_file_that_is_written_while_it_is_read_gives_no_results(tmp_path, name
         list(rows)
 
 
+def test_standard_input_of_a_file_that_is_written_meanwhile_gives_no_results(tmp_path, monkeypatch):
+    path = tmp_path / "p.txt"
+    path.write_text("".join(f"text {number}\n" for number in range(20_000)))
+    with open(path) as opened:
+        monkeypatch.setattr("sys.stdin", opened)
+        rows = read_rows(ClassifyConfig("m"))
+        next(rows)
+        with open(path, "a") as more:
+            more.write("another\n")
+        with pytest.raises(UserError, match="standard input: changed while it was read, expected a file at rest"):
+            list(rows)
+
+
 @pytest.mark.parametrize("name", ["p.parquet", "p.csv", "p.tsv", "p.jsonl", "p.jsonl.gz"])
 def test_a_pipe_is_no_table(tmp_path, name):
     """Its reading waited for a writer without a word."""

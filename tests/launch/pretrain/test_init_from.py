@@ -15,11 +15,12 @@ import yaml
 from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.cli import main
 from cloze.launch.config import PretrainConfig
-from cloze.launch.pretrain import init_from
+from cloze.launch.pretrain import first_model, init_from
 from cloze.launch.pretrain.first_model import check_word_vectors
 from cloze.launch.pretrain.init_from import InitialWeights, for_student, take_weights
 from cloze.launch.pretrain.shapes import check_shape
 from cloze.launch.run.integrity import hashes_of_model
+from cloze.launch.system.console import Console
 from cloze.model.bert import BertForPreTraining
 from cloze.model.config import BertConfig
 from cloze.model.config_files import FINGERPRINT, config_from_huggingface
@@ -337,6 +338,20 @@ def test_word_embeddings_start_from_a_file_of_vectors(short, tmp_path):
     for name in ("bert.embeddings.word.weight", "masked_lm.decoder.weight"):  # tied
         assert torch.equal(given.pop(name), expected) and drawn.pop(name) is not None
     assert_same_weights(drawn, given)
+
+
+def test_a_file_of_vectors_that_is_written_meanwhile_is_refused(short, tmp_path, monkeypatch):
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("w0 1 2\n")
+
+    def take(*arguments):
+        vectors.write_text("w0 1 2\nw7 1 2\n")
+        return 1
+
+    monkeypatch.setattr(first_model, "init_word_embeddings", take)
+    model = BertForPreTraining(BertConfig(vocab_size=63, hidden_size=2, num_attention_heads=1, num_hidden_layers=1))
+    with pytest.raises(UserError, match="vectors.txt: changed while it was read, expected a file at rest"):
+        first_model.take_word_vectors(vectors, Tokenizer.from_folder(short / "tokenizer"), model, Console())
 
 
 def test_vectors_that_cannot_be_taken_are_refused_in_one_line(short, first, tmp_path, capsys):
