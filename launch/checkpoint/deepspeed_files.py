@@ -112,7 +112,7 @@ def load_own(path: Path, *, in_memory: bool = True) -> Fields:
             if type(found[RUN]) is not type(run) or found[RUN] != run:
                 raise OtherContent("it is another run's")
             if (name := found.get("file", path.name)) != path.name:
-                raise OtherContent(f"it was written as {name!r:.60}")
+                raise OtherContent(f"it was written as {described(name)}")
     return content
 
 
