@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -82,6 +83,9 @@ def test_a_stream_of_batches_fetches_ahead(stored, tmp_path, monkeypatch):
     reader = ShardReader(stored, cache=Cache(tmp_path / "cache", 1 << 30, "x"))
     made = BatchStream(reader, global_batch_size=32, micro_batch_size=8, rank=0, world_size=1, streams=4, seed=1)
     next(made)
+    end = time.monotonic() + 60
+    while not reader._ahead and time.monotonic() < end:  # its thread may be between two windows
+        time.sleep(0.01)
     assert reader._ahead
     made.close()
     assert not reader._ahead
