@@ -91,19 +91,24 @@ def readings(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str | N
             yield kind, None if damaged or found == expected else f"{content!r}: read as {found}"
 
 
-def write_numbers(path: Path, values: list[str], number: int) -> None:
+def write_numbers(path: Path, values: list[str], number: int, nested: bool = False) -> None:
     """Write a Parquet file whose column `text` is a dictionary's values, 60 of them, by a number each: all of them this
     one, which no value has. The page has no checksum, as none has that is not asked for.
+
+    Args:
+        nested: each is the field of an object.
     """
-    written = io.BytesIO()
-    table = pa.table({"text": pa.array(values).dictionary_encode(), "name": [str(each) for each in range(len(values))]})
+    written, column = io.BytesIO(), pa.array(values).dictionary_encode()
+    if nested:
+        column = pa.StructArray.from_arrays([column], ["of"])
+    table = pa.table({"text": column, "name": [str(each) for each in range(len(values))]})
     parquet.write_table(table, written, compression="none")
     content = bytearray(written.getvalue())
     column = parquet.ParquetFile(io.BytesIO(bytes(content))).metadata.row_group(0).column(0)
-    # Behind the page's header: the length of the levels, and one run of 60 of level 1; then the width of a number in
-    # bits, and runs of numbers.
+    # Behind the page's header: the length of the levels, and one run of 60 of level 1 or 2; then the width of a number
+    # in bits, and runs of numbers.
     assert len(values) == 60
-    place = content.index(struct.pack("<I", 2) + b"\x78\x01", column.data_page_offset) + 6
+    place = content.index(struct.pack("<I", 2) + bytes([0x78, 1 + nested]), column.data_page_offset) + 6
     run = bytes([32, 0x78]) + struct.pack("<i", number)
     content[place : place + len(run)] = run
     path.write_bytes(content)

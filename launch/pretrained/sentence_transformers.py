@@ -5,7 +5,9 @@ version 6 a Pooling has a field of true or false for each mode (`pooling_mode_cl
 """
 
 import json
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +101,14 @@ def read_pooling(folder: Path, warn: Callable[[str], None]) -> Vectors | None:
 def folder_of_modules(folder: Path) -> Path | None:
     """The folder whose modules.json says what is done with a model's vectors: the model's, or, of old versions, the one
     above, if it names this one as that of the Transformer; None: sentence-transformers has written none.
-
-    Raises:
-        UserError: the file is damaged.
     """
-    above = folder.resolve().parent
-    if not (folder / MODULES).is_file() and (above / MODULES).is_file():
-        transformer = transformer_folder(above)
-        return above if transformer and transformer.name == folder.resolve().name else None
-    return folder if (folder / MODULES).is_file() else None
+    if (folder / MODULES).is_file():
+        return folder
+    for place in (Path(os.path.abspath(folder)), folder.resolve()):  # as it is named, and where links lead
+        with suppress(UserError):  # another program's file of this name
+            if (transformer := transformer_folder(place.parent)) and transformer.name == place.name:
+                return place.parent
+    return None
 
 
 def transformer_folder(folder: Path) -> Path | None:
@@ -120,9 +121,9 @@ def transformer_folder(folder: Path) -> Path | None:
         return None
     modules, kinds = _modules(folder)
     path = modules[0].get("path") if kinds[:1] == ["Transformer"] else None
-    if path in (None, "", "."):
+    if path is None or isinstance(path, str) and Path(path) == Path():
         return None
-    if not isinstance(path, str) or path != Path(path).name:
+    if not isinstance(path, str) or len(Path(path).parts) > 1 or Path(path).name in ("", ".."):
         raise UserError(
             f"{folder / MODULES}: found the path {path!r:.60}, expected a folder beside it; fetch the model again"
         )

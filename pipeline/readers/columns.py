@@ -135,11 +135,18 @@ def _parquet_rows(segment: Segment) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 
 def _check_numbers(batch: pa.RecordBatch) -> None:
-    """Raise pyarrow.ArrowException for a column of numbers of a dictionary's values, with one that is none of it: Arrow
-    reads what lies before its memory, or ends the process.
+    """Raise pyarrow.ArrowException for a number of a dictionary's value that it does not have: Arrow would read what
+    lies before its memory, or end the process. Texts are looked at later, by the rules of the source.
     """
+    import pyarrow.compute as pc
+
     for column in batch.columns:
         if pa.types.is_dictionary(column.type):
+            low, high = pc.min_max(column.indices).as_py().values()
+            count = len(column.dictionary)
+            if low is not None and not 0 <= low <= high < count:
+                raise pa.ArrowIndexError(f"found numbers from {low} to {high}, out of bounds of {count} values")
+        elif pa.types.is_nested(column.type):  # of an id, whose texts must be right anyway
             column.validate(full=True)
 
 

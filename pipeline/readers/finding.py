@@ -183,7 +183,7 @@ def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, Objec
     parts = entry.key.split("/")
     fixed = next((number for number, part in enumerate(parts) if MAGIC.search(part)), len(parts))
     if (info := entry.info()) is not None:  # also of a name with letters of a glob
-        if entry.scheme == "hf" or not entry.is_dir():
+        if not _is_folder_too(entry):
             return {str(entry): info}
         if info.size:  # otherwise it marks the folder
             raise UserError(
@@ -206,6 +206,14 @@ def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, Objec
         ):
             files[url] = listed
     return files
+
+
+def _is_folder_too(entry: StorePath) -> bool:
+    """Whether objects lie below this one, as far as whoever may read it may list them."""
+    try:
+        return entry.scheme != "hf" and entry.is_dir()
+    except UserError:
+        return False
 
 
 def _real_path(path: str, real_folder: Callable[[str], str]) -> str:

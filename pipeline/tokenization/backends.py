@@ -268,7 +268,8 @@ def with_listed_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Fiel
     check_growth(backend, [token.content for token in [*marks, *dict(tokens).values()]], path)
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     if path.name != ADDED_TOKENS:
-        backend = _with_rules(backend, [token for _, token in tokens if token.content in known])
+        as_it_is = _class_used(folder, config) is None
+        backend = _with_rules(backend, [token for _, token in tokens if token.content in known], as_it_is)
     roles = special_names(backend.get_vocab(), config, byte_level(backend)).values()
     known |= {name for name in roles if backend.token_to_id(name) is not None}
     backend.add_tokens([token for _, token in tokens if token.content not in known])
@@ -285,9 +286,18 @@ def with_listed_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Fiel
     return backend
 
 
-def _with_rules(backend: tokenizers.Tokenizer, tokens: list[tokenizers.AddedToken]) -> tokenizers.Tokenizer:
-    """One whose added tokens are found in texts by the rules of these; itself, where they are found so already."""
+def _with_rules(
+    backend: tokenizers.Tokenizer, tokens: list[tokenizers.AddedToken], stay_special: bool
+) -> tokenizers.Tokenizer:
+    """One whose added tokens are found in texts by the rules of these; itself, where they are found so already.
+
+    Args:
+        stay_special: a token that is special is so whatever these say.
+    """
     given = {token.content: {name: getattr(token, name) for name in _OF_ADDED} for token in tokens}
+    for known in backend.get_added_tokens_decoder().values() if stay_special else ():
+        if known.special and known.content in given:
+            given[known.content]["special"] = True
     if all(
         given.get(known.content, {}).get(name) in (None, getattr(known, name))
         for known in backend.get_added_tokens_decoder().values()

@@ -130,7 +130,7 @@ def test_folders_that_were_made_in_a_stores_console(folder, put, bucket):
     ]
 
 
-def test_an_object_does_not_hide_what_lies_below_its_name(put, bucket):
+def test_an_object_does_not_hide_what_lies_below_its_name(put, bucket, monkeypatch):
     """A store keeps both, as no disk does."""
     for name, text in (("both/a.txt", b"below"), ("both", b"itself"), ("empty/a.txt", b"one"), ("empty", b"")):
         put(name, text)
@@ -139,6 +139,12 @@ def test_an_object_does_not_hide_what_lies_below_its_name(put, bucket):
             texts(f"{bucket}/{name}")
     assert texts(f"{bucket}/both/*") == [b"below"]
     assert texts(f"{bucket}/empty") == [b"one"]
+
+    def refused(*_):
+        raise UserError("the store refused the request (403 Forbidden, AccessDenied)")
+
+    monkeypatch.setattr(clients.ObjectClient, "is_folder", refused)  # to one who may read and not list
+    assert texts(f"{bucket}/both") == [b"itself"]
 
 
 def test_the_class_of_a_tokenizer_is_looked_for_in_the_models_configuration_too(folder, inputs):

@@ -131,7 +131,13 @@ def test_a_transformer_in_a_folder_of_its_own_has_the_pooling_beside_it(tmp_path
     (whole / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
     assert read_pooling(inside, found.append) is None and "found lasttoken" in found[0]
     assert folder_of_modules(inside) == whole, "so that an export has no pooling of the mean"
-    (whole / "modules.json").write_text('[{"type": "Transformer", "path": "a/b"}]')
+    (whole / "linked").symlink_to(inside)
+    for path, named in (("./0_Transformer/", "0_Transformer"), ("linked", "linked")):
+        (whole / "modules.json").write_text(json.dumps([{"type": "Transformer", "path": path}, *modules[1:]]))
+        assert folder_of_modules(whole / named) == whole
+    for others in ('{"Modules": []}', "[", '["a"]', "[]", '[{"type": "Transformer", "path": "a/b"}]'):
+        (whole / "modules.json").write_text(others)  # another program's
+        assert folder_of_modules(inside) is None and read_pooling(inside, found.append) is None
     with pytest.raises(UserError, match="found the path 'a/b', expected a folder beside it"):
         read_pooling(whole, found.append)
 

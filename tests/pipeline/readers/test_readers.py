@@ -480,9 +480,24 @@ def test_a_number_of_no_value_of_a_parquet_dictionary_is_an_error(tmp_path, numb
     """Arrow reads what lies before its memory."""
     path = tmp_path / "a.parquet"
     write_numbers(path, [f"text {each % 7}" for each in range(60)], number)
-    for fields in ({}, {"text_field": "name", "id_field": "text"}):
+    of_ids = {"text_field": "name", "id_field": "text"}
+    for fields in ({}, of_ids):
         with pytest.raises(UserError, match="a.parquet: can't be read as Parquet: .*out of bounds"):
             list(read([path], **fields))
+    write_numbers(path, [f"text {each % 7}" for each in range(60)], number, nested=True)
+    with pytest.raises(UserError, match="a.parquet: can't be read as Parquet: .*out of bounds"):
+        list(read([path], **of_ids))
+
+
+def test_a_dictionary_of_texts_that_are_no_utf_8_is_read_as_a_column_of_them(tmp_path):
+    made = pa.DictionaryArray.from_arrays(
+        pa.array([1, None, 0], pa.int32()), pa.array([b"a", b"caf\xe9 here"]).view(pa.string())
+    )
+    parquet.write_table(pa.table({"text": made}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="row 0: .*found byte 0xe9, expected UTF-8"):
+        read([tmp_path])
+    found = read([tmp_path], encoding_errors="replace")
+    assert [each.text.decode() for each in found] == ["caf\ufffd here", "", "a"] and found[0].damaged
 
 
 @pytest.mark.parametrize("form", ["text", "file", "jsonl", "parquet"])

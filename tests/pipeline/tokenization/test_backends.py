@@ -399,6 +399,23 @@ def test_an_added_token_is_found_by_the_rules_of_the_configuration(tmp_path, nam
     assert [ours.tokens[each] for each in ours.encode("pineapples <e>")] == ["pine", "##apple", "##s", "<E>"]
 
 
+@pytest.mark.parametrize("named", ["BertTokenizer", "PreTrainedTokenizerFast"])
+def test_a_token_is_special_as_for_the_class(tmp_path, named):
+    """Special ones are split, where that is asked for; a class that uses the file as it is takes it from both."""
+    backend = wordpiece_backend({name: number for number, name in enumerate([*NAMES.values(), "x"])}, NAMES, True, None)
+    backend.add_special_tokens(["[E]"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    rules = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized", "special"), False)
+    given = {HUGGING_FACE_NAMES[role]: name for role, name in NAMES.items()} | {
+        "added_tokens_decoder": {str(backend.token_to_id("[E]")): rules | {"content": "[E]"}},
+        "split_special_tokens": True,
+        "tokenizer_class": named,
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(given))
+    ours, theirs = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.encode("x [E] x") == theirs("x [E] x", add_special_tokens=False)["input_ids"]
+
+
 def test_configurations_that_are_no_texts_or_rules(tmp_path):
     family("Unigram, no spaces cut").backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": "yes"}')
