@@ -12,6 +12,7 @@ from cloze.launch.system.pictures import check_library
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers.finding import local_files
 from cloze.pipeline.storage import check_replaceable, is_same_file, readable_errors
+from cloze.pipeline.stores.places import to_local
 
 _TRIES = 100  # to make a file in a folder that others remove: each takes microseconds
 
@@ -22,9 +23,11 @@ def check_inputs(config: EvaluateConfig) -> None:
     """
     if config.picture:
         check_library("picture")
-    for path in (config.json, config.picture):
-        if path:
-            check_replaceable(Path(path))
+    for name in ("json", "picture"):
+        if path := getattr(config, name):
+            check_replaceable(to_local(path, name))
+    if config.output:
+        to_local(config.output, "output")
     if config.json:
         _check_no_text(config, config.json)
     if Path(config.model).resolve().parent.name != runs.CHECKPOINTS:
@@ -61,6 +64,8 @@ def _file_at(path: Path) -> Iterator[str]:
     """A file of this name, given with links resolved above it. What was made for it is removed again, but not what
     another process puts there meanwhile.
     """
+    if lost := next((each for each in path.parents if each.is_symlink() and not each.exists()), None):
+        raise UserError(f"{lost}: links to {lost.readlink()}, where nothing is, expected a folder; choose another path")
     path = Path(os.path.realpath(path.parent)) / path.name  # `new/..` is no folder that `new` makes
     missing = [folder for folder in path.parents if not folder.exists()]
     made: os.stat_result | None = None

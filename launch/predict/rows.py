@@ -16,6 +16,7 @@ from cloze.launch.texts import tables
 from cloze.launch.texts.tables import Columns
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import at_rest, check_replaceable, readable_errors
+from cloze.pipeline.stores.places import to_local
 from cloze.pipeline.untrusted import check_regular, load_json, unique_fields
 
 _CONLL = (".conll", ".conllu", ".conll03", ".conll2003")
@@ -31,7 +32,7 @@ def check_file(config: Input) -> None:
     result can be written.
     """
     if config.output:
-        check_replaceable(Path(config.output))
+        check_replaceable(to_local(config.output, "output"))
     if config.file in (None, "-"):
         return
     path = Path(config.file)
@@ -85,8 +86,13 @@ def read_rows(config: Input, learned: Columns | None = None) -> Iterator[Row]:
             raise UserError(
                 f"text: found none, expected a {fields[0]} on the command line, --file, or lines on standard input"
             )
-        with at_rest(sys.stdin.buffer, "standard input"):
-            yield from _parse(sys.stdin.buffer, "standard input", config)
+        try:
+            with at_rest(sys.stdin.buffer, "standard input"):
+                yield from _parse(sys.stdin.buffer, "standard input", config)
+        except OSError as error:
+            raise UserError(
+                f"standard input: {error.strerror or error}; expected lines of texts, or give --file"
+            ) from error
         return
     check_file(config)
     path = Path(config.file)

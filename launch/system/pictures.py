@@ -8,6 +8,7 @@ from typing import Any
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.storage import publishing
+from cloze.pipeline.stores.places import to_local
 
 ENDINGS = (".png", ".pdf", ".svg")
 DPI = 120
@@ -22,8 +23,8 @@ def can_draw() -> bool:
 
 
 def check_ending(name: str, path: str | None) -> None:
-    """Raise UserError if a file, named by the field `name`, has none of the endings of pictures."""
-    if path is not None and not path.endswith(ENDINGS):
+    """Raise UserError if a file, named by the field `name`, has none of the endings of pictures, or lies in a store."""
+    if path is not None and not to_local(path, name).name.endswith(ENDINGS):
         raise UserError(f"{name}: found {path}, expected a picture: a name that ends in {', '.join(ENDINGS)}")
 
 

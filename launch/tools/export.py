@@ -31,7 +31,7 @@ from cloze.model.huggingface import (
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import aside_of, clear, readable_errors
-from cloze.pipeline.stores.places import is_url, to_place
+from cloze.pipeline.stores.places import is_url, to_local, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,7 +47,7 @@ def export(config: ExportConfig) -> int:
     console = Console()
     # "." has no name of its own; beside a run in a store nothing can be put
     named = to_place(config.run).name if is_url(config.run) else os.path.abspath(config.run)
-    output = Path(config.output or f"{named}-hf")
+    output = to_local(config.output or f"{named}-hf", "output")
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(
             f"output: found {output} there already, expected a new or empty folder; remove it or choose "

@@ -4,7 +4,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import torch
 
@@ -24,6 +23,7 @@ from cloze.pipeline.fields import Fields
 from cloze.pipeline.loading.streams import RunMasking
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.storage import publish_json
+from cloze.pipeline.stores.places import to_local
 
 _NO_PRICE = "given by --price_per_hour, the price of one device for an hour"
 
@@ -32,10 +32,11 @@ def plan(config: PlanConfig, environment: Environment) -> None:
     """Print the estimate, and write it as JSON if requested. Runs in one process; `environment` is that of the
     command.
     """
+    output = to_local(config.json, "json") if config.json else None
     with doing() as tell:
         figures = _plan_one(config, tell) if len(config.counts) == 1 else _compare(config, tell)
-    if config.json:
-        publish_json(Path(config.json), figures)
+    if output:
+        publish_json(output, figures)
 
 
 def _plan_one(config: PlanConfig, tell: Tell) -> Fields:

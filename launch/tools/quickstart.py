@@ -20,6 +20,7 @@ from cloze.launch.system.environment.gpus import device_type
 from cloze.launch.system.local_launcher import Children, shell_status
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import publish_text, readable_errors
+from cloze.pipeline.stores.places import to_local
 
 # For 2 MB of text: rare words are split into pieces, and samples are short. Each text is in five pairs with other
 # partners, since a model that sees the same pairs again and again learns them by heart.
@@ -83,7 +84,7 @@ class Quickstart:
     def __init__(self, config: QuickstartConfig, children: Children) -> None:
         self.config = config
         self.children = children
-        self.output = Path(config.output)
+        self.output = to_local(config.output, "output")
         self.console = Console()
         self.began = time.monotonic()
 

@@ -22,7 +22,7 @@ from cloze.launch.system.exit_status import EXIT_COMPLETE, EXIT_REQUEUE, EXIT_US
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_json, readable_errors
-from cloze.pipeline.stores.places import StorePath, is_url, to_place
+from cloze.pipeline.stores.places import StorePath, is_url, to_local, to_place
 from cloze.pipeline.stores.temporary_folders import temporary_folder
 from cloze.pipeline.untrusted import check_regular, is_number, read_json
 
@@ -185,11 +185,12 @@ def list_runs(config: RunsConfig) -> int:
     Returns:
         The exit status.
     """
+    output = to_local(config.json, "json") if config.json else None
     states = _read_all(config.folder)
     columns = "run", "state", "step", "loss", "validation", "tokens/s", "MFU", "left", "heartbeat", "restarts"
     Console().table(config.folder, columns, [_row(each, config.folder) for each in states])
-    if config.json:
-        publish_json(Path(config.json), [asdict(each) for each in states])
+    if output:
+        publish_json(output, [asdict(each) for each in states])
     return 0
 
 

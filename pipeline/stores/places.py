@@ -195,6 +195,18 @@ def not_found(place: Place) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, "not found", str(place))
 
 
+def to_local(text: str, field: str) -> Path:
+    """The path of a result that is written on a disk alone.
+
+    Raises:
+        UserError: for a URL, which would be a folder named `s3:`.
+    """
+    place = to_place(text)
+    if isinstance(place, StorePath):
+        raise UserError(f"{field}: found {place}, expected a path on a disk; copy what was written there to the store")
+    return place
+
+
 def to_output(text: str) -> Place:
     """A place to write to.
 

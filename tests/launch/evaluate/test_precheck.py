@@ -31,6 +31,7 @@ from cloze.pipeline.storage import publish_json
         ("lines", "below/../../texts", "texts/r.txt", True),
         ("lines", "~/texts/*.txt", "texts/r.txt", True),
         ("lines", "texts", "loop/r.txt", False),
+        ("lines", "texts", "lost/r.txt", False),
         ("blimp", "texts", "texts/r.jsonl", True),
         ("blimp", "texts", "texts/sub/r.jsonl", False),
         ("glue", "texts", "texts/sub/dev.tsv", True),
@@ -47,12 +48,13 @@ def test_a_result_does_not_become_a_text_of_the_next_evaluation(tmp_path, monkey
     (tmp_path / "home").symlink_to("exp[1]")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     Path("other").mkdir()
-    for link, place in (("below", "texts/sub"), ("linked", "texts"), ("loop", "loop"), ("texts/more", "../other")):
+    for link, place in (("below", "texts/sub"), ("linked", "texts"), ("loop", "loop"), ("lost", "none/deep")):
         Path(link).symlink_to(place)
+    Path("texts/more").symlink_to("../other")
     Path("texts/a.txt").write_text("A text.\n")
     before = sorted(Path().rglob("*"))
     of_suite = {"output": "o"} if suite == "glue" else {}
-    otherwise = "choose another path" if "loop" in name else "model: found"
+    otherwise = "choose another path" if name.startswith("lo") else "model: found"
     with pytest.raises(UserError, match="would read it as one" if is_text else otherwise):
         check_inputs(EvaluateConfig("m", suite=suite, data=data, json=name, **of_suite))
     assert sorted(Path().rglob("*")) == before

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import io
 import json
 import os
 import re
@@ -174,6 +175,15 @@ def test_standard_input_of_a_file_that_is_written_meanwhile_gives_no_results(tmp
             more.write("another\n")
         with pytest.raises(UserError, match="standard input: changed while it was read, expected a file at rest"):
             list(rows)
+
+
+def test_standard_input_that_fails_is_a_line(tmp_path, monkeypatch):
+    """Opened only for writing, as by `0> FILE`."""
+    descriptor = os.open(tmp_path / "p.txt", os.O_WRONLY | os.O_CREAT)
+    with open(descriptor, "rb") as opened:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(opened))
+        with pytest.raises(UserError, match="standard input: Bad file descriptor; expected lines of texts"):
+            list(read_rows(ClassifyConfig("m")))
 
 
 @pytest.mark.parametrize("name", ["p.parquet", "p.csv", "p.tsv", "p.jsonl", "p.jsonl.gz"])

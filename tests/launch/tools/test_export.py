@@ -19,6 +19,7 @@ from cloze.launch.predict.predictor import Predictor
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.runs import model_config
 from cloze.pipeline.errors import UserError
+from tests.launch.errors import error_of
 from tests.launch.finetune.running import finetune
 from tests.launch.tiny_models import POSITIONS, save_model
 from tests.launching import train
@@ -43,6 +44,27 @@ def test_a_shape_that_transformers_lacks_is_named(tmp_path, capsys, model_type):
     assert ("transformers lacks this shape or head" in said and "trust_remote_code=True" in said) == (
         model_type == "cloze"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "field"),
+    [
+        ("export MODEL --output gs://b/e", "output"),
+        ("runs . --json s3://b/r.json", "json"),
+        ("plan --device h100 --train.sequence_length 128 --json s3://b/p.json", "json"),
+        ("quickstart --output s3://b/q", "output"),
+    ],
+)
+def test_a_result_for_a_disk_alone_is_not_written_into_a_folder_of_a_url_s_name(
+    tmp_path, capsys, monkeypatch, command, field
+):
+    monkeypatch.chdir(tmp_path)
+    save_model(tmp_path / "MODEL")
+    before = sorted(tmp_path.rglob("*"))
+    assert f"error: {field}: found {command.split()[-1]}, expected a path on a disk; " in error_of(
+        capsys, *command.split()
+    )
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_an_export_of_anothers_folder_says_what_it_leaves_out(tmp_path, capsys):
