@@ -7,7 +7,6 @@ version 6 a Pooling has a field of true or false for each mode (`pooling_mode_cl
 import json
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +100,21 @@ def read_pooling(folder: Path, warn: Callable[[str], None]) -> Vectors | None:
 def folder_of_modules(folder: Path) -> Path | None:
     """The folder whose modules.json says what is done with a model's vectors: the model's, or, of old versions, the one
     above, if it names this one as that of the Transformer; None: sentence-transformers has written none.
+
+    Raises:
+        UserError: the file above is damaged.
     """
     if (folder / MODULES).is_file():
         return folder
     for place in (Path(os.path.abspath(folder)), folder.resolve()):  # as it is named, and where links lead
-        with suppress(UserError):  # another program's file of this name
-            if (transformer := transformer_folder(place.parent)) and transformer.name == place.name:
-                return place.parent
+        try:
+            transformer = transformer_folder(place.parent)
+        except UserError:  # another program's file of this name, unless the folder's is the library's, as 0_Transformer
+            if place.name.partition("_")[0].isdigit():
+                raise
+            continue
+        if transformer and transformer.name == place.name:
+            return place.parent
     return None
 
 

@@ -135,9 +135,12 @@ def test_a_transformer_in_a_folder_of_its_own_has_the_pooling_beside_it(tmp_path
     for path, named in (("./0_Transformer/", "0_Transformer"), ("linked", "linked")):
         (whole / "modules.json").write_text(json.dumps([{"type": "Transformer", "path": path}, *modules[1:]]))
         assert folder_of_modules(whole / named) == whole
-    for others in ('{"Modules": []}', "[", '["a"]', "[]", '[{"type": "Transformer", "path": "a/b"}]'):
-        (whole / "modules.json").write_text(others)  # another program's
-        assert folder_of_modules(inside) is None and read_pooling(inside, found.append) is None
+    (whole / "other").mkdir()
+    for others in ('{"Modules": []}', "[", '["a"]', '[{"type": "Transformer", "path": "a/b"}]'):
+        (whole / "modules.json").write_text(others)  # another program's, or a damaged one
+        assert folder_of_modules(whole / "other") is None and read_pooling(whole / "other", found.append) is None
+        with pytest.raises(UserError, match="modules.json: "):
+            folder_of_modules(inside)
     with pytest.raises(UserError, match="found the path 'a/b', expected a folder beside it"):
         read_pooling(whole, found.append)
 
