@@ -185,6 +185,8 @@ def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, Objec
     if (info := entry.info()) is not None:  # also of a name with letters of a glob
         if not _is_folder_too(entry):
             return {str(entry): info}
+        if info.size and not any(each.size for each in entry.objects()):  # those mark a folder
+            return {str(entry): info}
         if info.size:  # otherwise it marks the folder
             raise UserError(
                 f"input: found an object {entry} and others below it, expected one of both; name those with "

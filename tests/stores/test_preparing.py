@@ -139,6 +139,9 @@ def test_an_object_does_not_hide_what_lies_below_its_name(put, bucket, monkeypat
             texts(f"{bucket}/{name}")
     assert texts(f"{bucket}/both/*") == [b"below"]
     assert texts(f"{bucket}/empty") == [b"one"]
+    put("alone", b"an object")
+    put("alone/", b"")
+    assert texts(f"{bucket}/alone") == [b"an object"]
 
     def refused(*_):
         raise UserError("the store refused the request (403 Forbidden, AccessDenied)")
