@@ -111,6 +111,9 @@ def init_word_embeddings(model: nn.Module, path: str | os.PathLike[str], tokens:
             words += bool(word or values)  # an empty line is no word; gensim writes the empty one with its numbers
             if word not in tokens:
                 continue
+            extra = len(values) - weight.shape[1]
+            if extra > 0 and not all(map(_NUMBER.fullmatch, values[:extra])):
+                continue  # a word with spaces, as some of GloVe's
             numbers = [float(value) for value in values if _NUMBER.fullmatch(value)]
             vector = torch.tensor(numbers)
             if len(numbers) != len(values) or not vector.isfinite().all():

@@ -82,6 +82,8 @@ def test_word_embeddings_may_start_from_a_word2vec_text_file(tmp_path):
         init_word_embeddings(model, path, {"cat": 7})
     path.write_text("\ufeffcat 1 2 3 4\n", encoding="utf-8")
     assert init_word_embeddings(model, path, {"cat": 7}) == 1
+    path.write_text("cat dog@x 9 9 9 9\ncat 1 2 3 4\ncat . . 9 9 9 9\n")  # words with spaces, as some of GloVe's
+    assert init_word_embeddings(model, path, {"cat": 7}) == 1 and after[7].tolist() == [1, 2, 3, 4]
     path.write_text("nothing 1 2 3 4\n")
     with pytest.raises(ModelError, match="none of the 1 tokens"):
         init_word_embeddings(model, path, {"cat": 7})
