@@ -20,6 +20,7 @@ from cloze.launch.evaluate.likelihood import (
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import SLOW_BF16, bf16_slowdown
+from cloze.launch.texts.encoding import half_character
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors
@@ -99,6 +100,9 @@ def _pair(line: bytes, name: str, place: str) -> Pair:
             raise UserError(f"{place}: found {found!r:.60}, expected the name of a paradigm or a phenomenon, or none")
     paradigm = names[0] or name
     term = names[1] or paradigm
+    for found in (paradigm, term):
+        if half := half_character(found):
+            raise UserError(f"{place}: found {half}, in the name of a paradigm or a phenomenon; correct it")
     return Pair(good, bad, paradigm, _PHENOMENA.get(term, term), place)
 
 

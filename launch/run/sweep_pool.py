@@ -11,6 +11,7 @@ from cloze.launch.run.sweep_run import Run, last_line, shown
 from cloze.launch.system.console import Console, doing, figure
 from cloze.launch.system.environment.launchers import child_variables
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.untrusted import check_regular
 
 _POLL_SECONDS = 0.2
 
@@ -109,6 +110,7 @@ class _Pool:
 def _start(run: Run, device: str) -> subprocess.Popen[bytes]:
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     variables = child_variables(**({"CUDA_VISIBLE_DEVICES": device} if device else {}))
+    check_regular(run.log)  # a pipe would wait for a reader
     with open(run.log, "a", encoding="utf-8") as log:
         return subprocess.Popen(run.command, stdout=log, stderr=subprocess.STDOUT, env=variables)
 

@@ -133,3 +133,13 @@ def test_a_suite_is_of_regular_files(tmp_path):
         file.truncate(1 << 42)
     with pytest.raises(UserError, match="found 4,398,046,511,104 bytes, expected at most"):
         read_pairs(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["UID", "linguistics_term", None])
+def test_a_name_with_half_of_a_character_is_refused_before_anything_is_scored(tmp_path, field):
+    """No table could show it. Of names of files it is a byte that is no UTF-8."""
+    path = tmp_path / ("a.jsonl" if field else os.fsdecode(b"a\xff.jsonl"))
+    named = f'"{field}": "x\\ud800", ' if field else ""
+    path.write_text(f'{{{named}"sentence_good": "a b", "sentence_bad": "b a"}}\n')
+    with pytest.raises(UserError, match="half of a character, .* in the name of a paradigm or a phenomenon; correct"):
+        read_pairs(tmp_path)

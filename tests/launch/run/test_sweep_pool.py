@@ -36,6 +36,14 @@ def test_one_run_at_a_time_on_each_device(tmp_path, devices):
     assert (overlaps > 0) == (len(devices) > 1)
 
 
+def test_a_pipe_in_the_place_of_a_log_is_refused(tmp_path):
+    """It waited for a reader without end."""
+    run = scripted(tmp_path, "a")
+    os.mkfifo(run.log)
+    with pytest.raises(UserError, match="a.log: found no regular file, expected one; remove it"):
+        run_all([run], [""], Console(False))
+
+
 def test_the_run_at_work_is_named_with_its_step_and_loss(tmp_path, capsys):
     run = scripted(tmp_path, "b")
     run.folder.mkdir()
