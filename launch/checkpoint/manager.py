@@ -284,9 +284,12 @@ class CheckpointManager(CheckpointFolder):
             files = json.loads(part)
             checksums.update(files)
             if missing := [name for name in files if not (aside / name).is_file()]:
+                why = "--output must be a folder that all machines share"
+                if rank == self.environment.rank:
+                    why = "something was removed while the run used the folder; repeat the command to go on"
                 raise UserError(
                     f"output: found no {missing[0]} of process {rank} in {aside}, expected the files of "
-                    "all processes; --output must be a folder that all machines share"
+                    f"all processes; {why}"
                 )
         write_state(aside, checksums, state)
         # One of the same step: damaged, so that `latest` has skipped it, or written before the step's evaluation.
