@@ -211,9 +211,9 @@ def cost_of(recipe: Recipe, data: Path) -> Cost:
     from cloze.launch.system.environment.process import prepare_process
 
     prepare_process()
-    from cloze.launch.pretrain.data import run_masking
     from cloze.launch.pretrain.first_model import build_model
     from cloze.launch.pretrain.inputs import open_inputs
+    from cloze.launch.pretrain.schedules import run_masking
     from cloze.model.flops import TokenCounts, num_parameters
 
     options = SHARED | recipe.options | {"masking.next_tokens_until": 0}

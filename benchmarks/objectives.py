@@ -202,8 +202,8 @@ def steps_for(words: list[str], flops: float) -> tuple[int, float]:
     from cloze.launch.system.environment.process import prepare_process
 
     prepare_process()
-    from cloze.launch.pretrain.data import run_masking
     from cloze.launch.pretrain.inputs import open_inputs
+    from cloze.launch.pretrain.schedules import run_masking
     from cloze.model.flops import TokenCounts
     from cloze.pipeline.loading.batches import BatchStream
     from cloze.pipeline.shards.reader import ShardReader

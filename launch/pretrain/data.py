@@ -1,34 +1,20 @@
 """Training and validation data of a pretraining run: opened and checked to fit each other and the model."""
 
-import json
 import math
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
-import torch
 
 from cloze.launch.config import MixtureConfig, PretrainConfig
 from cloze.launch.run import runs
-from cloze.launch.system import distributed
-from cloze.launch.system.environment.folders import cache_folder
-from cloze.launch.system.environment.launchers import Environment
 from cloze.model.config import BertConfig
 from cloze.pipeline.config import PAIR_OBJECTIVES
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.loading.batches import BatchPhases, growing_batches
 from cloze.pipeline.loading.mixture import Phase
-from cloze.pipeline.loading.streams import Mixture, RunMasking
-from cloze.pipeline.samples.masking import RatePhases, RateSchedule
-from cloze.pipeline.shards.manifest import FILE_NAME, REPAIR, Manifest
-from cloze.pipeline.shards.reader import ShardReader
-from cloze.pipeline.stores import shared
-from cloze.pipeline.stores.cache import Cache
-from cloze.pipeline.stores.places import Place, StorePath, to_place
+from cloze.pipeline.loading.streams import RunMasking
+from cloze.pipeline.shards.manifest import REPAIR, Manifest
+from cloze.pipeline.stores.places import StorePath
 from cloze.pipeline.tokenization.tokenizer import FETCHED, Tokenizer
 from cloze.pipeline.untrusted import check_readable
 
@@ -153,36 +139,6 @@ def _position(tokens: float, phases: tuple[Phase, ...], lengths: np.ndarray) -> 
             return phase.begin + int(np.ceil(samples))
         tokens -= (following.begin - phase.begin) * mean
     raise AssertionError("unreachable: the last phase has no following")
-
-
-@contextmanager
-def read_once(config: PretrainConfig, environment: Environment) -> Iterator[None]:
-    """Context in which manifests and tokenizers are local: rank 0 has read them from the store and sent their hashes,
-    and one process per machine has fetched them into `data_cache.folder`. Does nothing for local folders. Collective.
-
-    Raises:
-        UserError: the store can't be read, or returns other content to other processes.
-    """
-    folders = [
-        to_place(path) for path in (*(source.path for source in config.sources), *config.evaluation.sets.values())
-    ]
-    stored = {folder: open_cache(config, folder) for folder in folders if isinstance(folder, StorePath)}
-    objects = {
-        folder / name: cache
-        for folder, cache in stored.items()
-        if cache is not None
-        for name in (FILE_NAME, *(f"{runs.TOKENIZER}/{each}" for each in FETCHED))
-    }
-    if objects:
-        text = distributed.text_from_main(
-            lambda: json.dumps([shared.ask(path, cache) for path, cache in objects.items()]), environment
-        )
-        for (path, cache), digest in zip(objects.items(), json.loads(text), strict=True):
-            shared.use_digest(path, cache, digest)
-    try:
-        yield
-    finally:
-        shared.reset()
 
 
 def open_data(config: PretrainConfig) -> tuple[TrainingData, BertConfig]:
@@ -322,110 +278,3 @@ def check_manifest(
             f"{manifest.max_length}, the max_length of the shards in {data}"
         )
     return replace(model, vocab_size=manifest.vocab_size, pad_token_id=manifest.special_tokens.pad)
-
-
-def run_masking(config: PretrainConfig, data: TrainingData) -> RunMasking:
-    """What the run predicts when: masking rates, for masks that are drawn at load time, and next tokens.
-
-    Raises:
-        UserError: rates are given although the shards hold their masks, or all of the run would have next tokens.
-    """
-    chosen = config.masking
-    given = {
-        "rate": chosen.rate,
-        "phases": chosen.phases and f"rates {[phase.rate for phase in chosen.phases]}",
-        "strategy": chosen.strategy,
-    }
-    for name, value in given.items():
-        stored = next((manifest.folder for manifest in data.manifests if manifest.mask_sets), None)
-        if value and stored:
-            raise UserError(
-                f"masking.{name}: found {value} with shards in {stored} that hold their masks, expected "
-                "none; or prepare them with --masking.mode dynamic"
-            )
-    end = samples_of_run(config, data)
-    rate: RateSchedule | RatePhases | None = None
-    if chosen.phases:
-        ends = [
-            data.position(phase.until_tokens or 0) if phase.until_share is None else round(phase.until_share * end)
-            for phase in chosen.phases[:-1]
-        ]  # each phase has one of the two: PretrainMaskingConfig
-        rate = RatePhases(tuple(phase.rate for phase in chosen.phases), tuple(ends))
-    elif chosen.rate is not None:
-        rate = RateSchedule(chosen.rate, chosen.final_rate or chosen.rate, round(chosen.change_begins * end), end)
-    until = data.position(chosen.next_tokens_until) if chosen.next_tokens_until else 0  # a folder may be empty
-    if until >= end:
-        raise UserError(
-            f"masking.next_tokens_until: found {chosen.next_tokens_until:,}, expected less than the "
-            f"{data.mean_length * end:,.0f} tokens of the run; masked ones follow"
-        )
-    return RunMasking(rate, chosen.strategy, until, config.train.causal_part)
-
-
-def samples_of_run(config: PretrainConfig, data: TrainingData) -> int:
-    """Samples of `train.max_steps` global batches."""
-    steps, final, warmup = config.train.max_steps, config.train.global_batch_size, batch_warmup(config, data)
-    return warmup.samples(steps, final) if warmup else steps * final
-
-
-def batch_warmup(config: PretrainConfig, data: TrainingData) -> BatchPhases | None:
-    """How the size of global batches changes with the tokens seen, which are computed from the mean length of a sample,
-    so that all ranks know the size of every batch without communication.
-    """
-    train = config.train
-    if train.batch_phases:
-        return BatchPhases(
-            tuple(phase.global_batch_size for phase in train.batch_phases),
-            tuple(data.position(phase.until_tokens) for phase in train.batch_phases),
-        )
-    if train.initial_global_batch_size is None or train.increment is None:
-        return None
-    return growing_batches(
-        train.initial_global_batch_size,
-        train.increment,
-        data.position(train.batch_warmup_tokens),
-        train.global_batch_size,
-    )
-
-
-def open_split(
-    config: PretrainConfig, folder: Place, split: str, environment: Environment, device: torch.device
-) -> ShardReader:
-    """Reader of a split. Only rank 0 checks the sizes of all shards; a failure is raised on all ranks. Collective.
-
-    Raises:
-        UserError: a shard is missing or has another size.
-    """
-    with distributed.together("find the shards", folder, device):
-        return ShardReader(folder, split, check_sizes=environment.is_main, cache=open_cache(config, folder))
-
-
-def open_training(
-    config: PretrainConfig, data: TrainingData, environment: Environment, device: torch.device
-) -> ShardReader | Mixture:
-    """Reader of the training samples. Collective.
-
-    Raises:
-        UserError: as `open_split`.
-    """
-    readers = [open_split(config, manifest.folder, "train", environment, device) for manifest in data.manifests]
-    return Mixture(readers, data.phases) if data.names else readers[0]
-
-
-def open_cache(config: PretrainConfig, folder: Place) -> Cache | None:
-    """This machine's cache for data in a store; None if the folder is local.
-
-    Raises:
-        UserError: the cache's folder cannot be written.
-    """
-    if not isinstance(folder, StorePath):
-        return None
-    given = config.data_cache.folder
-    place = cache_folder() / "data" if given is None else Path(os.path.expanduser(given))
-    return Cache(place, int(config.data_cache.gigabytes * 1e9), "data_cache.folder")
-
-
-def cache_facts(config: PretrainConfig, data: TrainingData) -> list[tuple[str, str]]:
-    """Rows of the table printed at the start: local disk space that the caches may use."""
-    caches = [cache for manifest in data.manifests if (cache := open_cache(config, manifest.folder))]
-    return [("data cache", f"{cache.folder}, up to {cache.limit_bytes / 1e9:,.1f} GB") for cache in caches[:1]]

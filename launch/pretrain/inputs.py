@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloze.launch.config import PretrainConfig
-from cloze.launch.pretrain.data import TrainingData, open_data, run_masking
+from cloze.launch.pretrain.data import TrainingData, open_data
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.factory import make_objective, objective_facts
 from cloze.launch.pretrain.precheck import check_start
+from cloze.launch.pretrain.schedules import run_masking
 from cloze.launch.pretrain.validation import HeldOut, held_out_samples, resolve_metric
 from cloze.launch.run import runs
 from cloze.launch.system.plugins import make, own_class

@@ -17,9 +17,10 @@ from cloze.launch.config import PretrainConfig
 from cloze.launch.config.training import divisors
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.engine import Engine
-from cloze.launch.pretrain.data import TrainingData, run_masking
+from cloze.launch.pretrain.data import TrainingData
 from cloze.launch.pretrain.objectives import Objective
 from cloze.launch.pretrain.objectives.masked import MaskedTokens
+from cloze.launch.pretrain.schedules import run_masking
 from cloze.launch.run import runs
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console

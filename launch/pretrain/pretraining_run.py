@@ -14,20 +14,14 @@ from cloze.launch.checkpoint.state import TrainState
 from cloze.launch.config import PretrainConfig
 from cloze.launch.config.training import AUTO
 from cloze.launch.engine.engine import Engine
-from cloze.launch.pretrain.data import (
-    batch_warmup,
-    cache_facts,
-    open_training,
-    read_once,
-    run_masking,
-    samples_of_run,
-)
 from cloze.launch.pretrain.device_defaults import crowded, differences, facts_of, resolve_compile
 from cloze.launch.pretrain.first_model import build_model, check_word_vectors, take_word_vectors
 from cloze.launch.pretrain.init_from import Start
 from cloze.launch.pretrain.inputs import RunInputs, open_inputs
 from cloze.launch.pretrain.micro_batch_size import resolve
 from cloze.launch.pretrain.objectives import Objective
+from cloze.launch.pretrain.readers import cache_facts, open_training, read_once
+from cloze.launch.pretrain.schedules import batch_warmup, run_masking, samples_of_run
 from cloze.launch.pretrain.shapes import local_description
 from cloze.launch.pretrain.source_statistics import Sources
 from cloze.launch.pretrain.validation import make_show, open_validation, validation_sets

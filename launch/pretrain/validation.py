@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from cloze.launch.config import PretrainConfig
 from cloze.launch.engine.engine import Engine
-from cloze.launch.pretrain.data import TrainingData, check_alike, check_manifest, open_cache, open_split
+from cloze.launch.pretrain.data import TrainingData, check_alike, check_manifest
+from cloze.launch.pretrain.readers import open_cache, open_split
 from cloze.launch.pretrain.sample_predictions import SamplePredictions
 from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter

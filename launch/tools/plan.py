@@ -9,8 +9,9 @@ import torch
 
 from cloze.launch.config import BatchArithmetic, MixtureConfig
 from cloze.launch.config.training import divisors
-from cloze.launch.pretrain.data import open_data, run_masking
+from cloze.launch.pretrain.data import open_data
 from cloze.launch.pretrain.micro_batch_size import SPARE_SHARE
+from cloze.launch.pretrain.schedules import run_masking
 from cloze.launch.system.console import Console, Tell, clock, doing
 from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.system.memory import GIB

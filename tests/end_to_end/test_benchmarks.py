@@ -568,8 +568,8 @@ def test_the_flops_of_a_budget_are_those_of_the_batches_of_its_run(until, in_eve
     import compute_curve
 
     from cloze.launch.commands import parse
-    from cloze.launch.pretrain.data import run_masking
     from cloze.launch.pretrain.inputs import open_inputs
+    from cloze.launch.pretrain.schedules import run_masking
     from cloze.model.flops import TokenCounts
     from cloze.pipeline.loading.batches import BatchStream
     from cloze.pipeline.shards.reader import ShardReader

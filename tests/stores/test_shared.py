@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from cloze.launch.commands import parse
-from cloze.launch.pretrain.data import open_data, read_once
+from cloze.launch.pretrain.data import open_data
+from cloze.launch.pretrain.readers import read_once
 from cloze.launch.system.environment.launchers import Environment
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.shards.manifest import Manifest

@@ -13,8 +13,7 @@ import yaml
 from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.config import DataPhase, DataSource, MaskingPhase, MixtureConfig, PretrainMaskingConfig
-from cloze.launch.pretrain.data import TrainingData, batch_warmup, open_data, run_masking
-from cloze.launch.pretrain.micro_batch_size import probe_batches
+from cloze.launch.pretrain.data import TrainingData, open_data
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.tools.plan import make_estimator
 from cloze.model.bert import BertForPreTraining
@@ -23,7 +22,6 @@ from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.loading.batches import evaluation_batches
 from cloze.pipeline.loading.mixture import Phase
-from cloze.pipeline.samples.masking import RatePhases
 from cloze.pipeline.shards.manifest import Manifest
 from cloze.pipeline.shards.reader import ShardReader
 from tests.forked import ForkedRun
@@ -410,24 +408,6 @@ def test_tokens_become_positions_by_the_phases_means(data):
     assert made.position(900) == int(np.ceil(900 / long))
     assert made.position(3000) == begin + int(np.ceil((3000 - begin * long) / short))
     assert made.max_length == 32 and len(made.length_histogram) == 33
-
-
-def test_masking_by_phase_and_what_the_probe_counts(data):
-    """`micro_batch_size: auto` tried with the manifest's rate, whatever the run's was."""
-    phases = PretrainMaskingConfig(phases=[MaskingPhase(0.4, until_tokens=500), MaskingPhase(0.1)])
-    config, made = opened(data, str(data / "web"), masking=phases)
-    masking = run_masking(config, made)
-    assert masking.rate == RatePhases((0.4, 0.1), (made.position(500),))
-    assert made.most_masked(masking) == 0.4
-    shares = PretrainMaskingConfig(phases=[MaskingPhase(0.2, until_share=0.25), MaskingPhase(0.3)])
-    config, made = opened(data, str(data / "web"), masking=shares)
-    end = config.train.max_steps * config.train.global_batch_size
-    assert run_masking(config, made).rate.ends == (end // 4,)
-    assert batch_warmup(config, made) is None
-    mixed = opened(data, MixtureConfig([DataSource(str(data / "wiki")), DataSource(str(data / "web"))]))[1]
-    assert mixed.most_masked(run_masking(config, made)) == max(0.3, mixed.manifests[0].masked_share)
-    (longest, *_) = probe_batches(made, run_masking(config, made), torch.device("cpu")).of(8)
-    assert len(longest["labels"]) == 8 * np.ceil(1.25 * 0.3 * 16)
 
 
 def test_validation_has_a_rate_of_its_own(data, tmp_path, capsys):
