@@ -20,7 +20,7 @@ from cloze.pipeline.readers.binary import START_BYTES, kind_by_name, kind_of
 from cloze.pipeline.readers.columns import Rows
 from cloze.pipeline.readers.files import InputFile, checked_name, last_touched
 from cloze.pipeline.storage import describe, readable_errors
-from cloze.pipeline.stores.clients import ObjectInfo
+from cloze.pipeline.stores.clients import NotAllowed, ObjectInfo
 from cloze.pipeline.stores.places import StorePath, is_url, to_place
 
 # tables that would otherwise be read as lines of text, with quotes, headers and other columns
@@ -211,10 +211,10 @@ def _stored_files(entry: StorePath, written: list[StorePath]) -> dict[str, Objec
 
 
 def _is_folder_too(entry: StorePath) -> bool:
-    """Whether objects lie below this one, as far as whoever may read it may list them."""
+    """Whether objects lie below this one; not for one who may read it and list nothing."""
     try:
         return entry.scheme != "hf" and entry.is_dir()
-    except UserError:
+    except NotAllowed:
         return False
 
 

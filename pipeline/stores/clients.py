@@ -41,6 +41,10 @@ _STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]+)")
 _Answer = TypeVar("_Answer")
 
 
+class NotAllowed(UserError):
+    """The store knows the request's sender, or wants to, and does not allow it: 401 or 403."""
+
+
 class _OtherBytes(EOFError):
     """An answer has other bytes than the object, as far as the store tells."""
 
@@ -229,7 +233,9 @@ class ObjectClient:
             except (exceptions.BaseError, EOFError, OSError) as error:
                 cut = isinstance(error, EOFError) or any(each in str(error) for each in (_CUT, *_CHANGED))
                 if not cut or number == _BODY_TRIES - 1:
-                    raise UserError(self._message(key, error)) from error
+                    status = _STATUS.search(str(error))
+                    kind = NotAllowed if status and status[1][:3] in ("401", "403") else UserError
+                    raise kind(self._message(key, error)) from error
             time.sleep(_FIRST_WAIT * 2**number)
         raise AssertionError("unreachable: the last try returns or raises")
 

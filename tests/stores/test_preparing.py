@@ -130,7 +130,7 @@ def test_folders_that_were_made_in_a_stores_console(folder, put, bucket):
     ]
 
 
-def test_an_object_does_not_hide_what_lies_below_its_name(put, bucket, monkeypatch):
+def test_an_object_does_not_hide_what_lies_below_its_name(put, bucket, proxy):
     """A store keeps both, as no disk does."""
     for name, text in (("both/a.txt", b"below"), ("both", b"itself"), ("empty/a.txt", b"one"), ("empty", b"")):
         put(name, text)
@@ -143,11 +143,14 @@ def test_an_object_does_not_hide_what_lies_below_its_name(put, bucket, monkeypat
     put("alone/", b"")
     assert texts(f"{bucket}/alone") == [b"an object"]
 
-    def refused(*_):
-        raise UserError("the store refused the request (403 Forbidden, AccessDenied)")
-
-    monkeypatch.setattr(clients.ObjectClient, "is_folder", refused)  # to one who may read and not list
-    assert texts(f"{bucket}/both") == [b"itself"]
+    for status in (403, 400):
+        answer = status, {"Content-Length": "0"}, b""
+        proxy.fault = lambda request, answer=answer: (lambda _: answer) if "list-type=2" in request.path else None
+        if status == 403:  # to one who may read and not list
+            assert texts(f"{bucket}/both") == [b"itself"]
+        else:
+            with pytest.raises(UserError, match="both: the store refused the request \\(400"):
+                texts(f"{bucket}/both")
 
 
 def test_the_class_of_a_tokenizer_is_looked_for_in_the_models_configuration_too(folder, inputs):
