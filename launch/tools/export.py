@@ -48,18 +48,14 @@ def export(config: ExportConfig) -> int:
     # "." has no name of its own; beside a run in a store nothing can be put
     named = to_place(config.run).name if is_url(config.run) else os.path.abspath(config.run)
     output = to_local(config.output or f"{named}-hf", "output")
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(
-            f"output: found {output} there already, expected a new or empty folder; remove it or choose "
-            "another --output"
-        )
+    _check_free(output)
     if config.onnx:
         check_installed()
     if config.push:
         check_push(config.push)
     run = fetched_run(config.run, config.step, config.average) if is_url(config.run) else Path(config.run)
-    whole = Path(os.path.abspath(output))
-    aside = aside_of(whole)
+    whole = Path(os.path.realpath(output))
+    aside = aside_of(whole / "export" if whole.is_dir() else whole)
     try:
         with readable_errors(output):
             said = (
@@ -73,7 +69,7 @@ def export(config: ExportConfig) -> int:
                 cast_pretrained(aside, _DTYPES[config.dtype])
             write_remote_code(aside)
             (aside / "README.md").write_text(card(run, aside, output.name, said), encoding="utf-8")
-            os.replace(aside, output)
+            _publish(aside, whole)
     finally:
         clear(aside, ignore_errors=True)
     console.say(f"exported {said} to {output}" + (", with an ONNX graph" if config.onnx else ""))
@@ -81,6 +77,35 @@ def export(config: ExportConfig) -> int:
     if config.push:
         console.say(f"pushed to {push_model(output, config.push, private=config.private)}")
     return 0
+
+
+def _check_free(output: Path) -> None:
+    """Raise UserError for what is there and no empty folder."""
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise UserError(
+            f"output: found {output} there already, expected a new or empty folder; remove it or choose "
+            "another --output"
+        )
+
+
+def _publish(aside: Path, output: Path) -> None:
+    """Give a whole model folder its name, or, in the empty folder of this name, its files theirs: that one may be a
+    mount, which nothing can replace, or the folder in which the user stands. Its config.json, without which it is no
+    model, comes last.
+
+    Raises:
+        UserError: another process was faster.
+        OSError: the disk refuses.
+    """
+    if aside.parent == output:
+        for path in sorted(aside.iterdir(), key=lambda path: path.name == "config.json"):
+            os.replace(path, output / path.name)
+        return
+    try:
+        os.replace(aside, output)
+    except OSError:
+        _check_free(output)
+        raise
 
 
 def _write_checkpoint(config: ExportConfig, run: Path, folder: Path, console: Console) -> str:

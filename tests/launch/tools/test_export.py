@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from cloze.launch.predict.output import encoded
 from cloze.launch.predict.predictor import Predictor
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.runs import model_config
+from cloze.launch.tools import export as export_module
 from cloze.pipeline.errors import UserError
 from tests.launch.errors import error_of
 from tests.launch.finetune.running import finetune
@@ -215,6 +217,47 @@ def test_a_classifier_is_no_encoder_of_sentences(tmp_path):
     assert main(["export", str(folder)]) == 0
     assert not (tmp_path / "model-hf" / "modules.json").exists()
     assert "AutoModelForSequenceClassification" in (tmp_path / "model-hf" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("into", [".", "link", "dangling"])
+def test_an_empty_folder_is_filled(tmp_path, monkeypatch, into):
+    """And not replaced, as a mount can't be; what is not whole has no config.json."""
+    source, output = save_model(tmp_path / "model"), tmp_path / "out"
+    (tmp_path / "dangling").symlink_to("new")
+    output.mkdir()
+    (tmp_path / "link").symlink_to("out")
+    number = output.stat().st_ino
+    monkeypatch.chdir(output if into == "." else tmp_path)
+    replace, names = os.replace, []
+
+    def follow(path, to):
+        names.append(Path(path).name)
+        replace(path, to)
+
+    monkeypatch.setattr(os, "replace", follow)
+    assert main(["export", str(source), "--output", into]) == 0
+    if into == "dangling":
+        output = tmp_path / "new"
+    else:
+        assert output.stat().st_ino == number and names[-1] == "config.json"
+    assert {path.name for path in output.iterdir()} > {"config.json", "model.safetensors", "README.md"}
+    assert not [path for folder in (tmp_path, output) for path in folder.iterdir() if path.name.startswith(".tmp")]
+
+
+def test_the_later_of_two_exports_at_once_is_told_of_the_first(tmp_path, capsys, monkeypatch):
+    source, output = save_model(tmp_path / "model"), tmp_path / "out"
+    write = export_module.write_remote_code
+
+    def meanwhile(folder):
+        write(folder)
+        output.mkdir()
+        (output / "config.json").write_text("of another")
+
+    monkeypatch.setattr(export_module, "write_remote_code", meanwhile)
+    assert "found out there already" in error_of(capsys, "export", str(source), "--output", str(output)).replace(
+        f"{tmp_path}/", ""
+    )
+    assert [path.name for path in output.iterdir()] == ["config.json"] and len([*tmp_path.iterdir()]) == 2
 
 
 def test_an_export_removes_no_folder_of_anothers(tmp_path):
