@@ -188,7 +188,7 @@ def from_vocab_txt(path: Path, config: Fields) -> tokenizers.Tokenizer:
     specials = {*names.values(), *itertools.chain.from_iterable(_USUAL_NAMES.values())}
     cased = any(token != token.lower() for token in vocabulary if token not in specials and not token.startswith("["))
     backend = wordpiece_backend(vocabulary, names, lowercase=not cased, strip_accents=None)
-    _normalize_as_described(backend, path, config, "")
+    _normalize_as_described(backend, path, config, "BertTokenizer")
     return backend
 
 
@@ -345,14 +345,14 @@ def with_special(backend: tokenizers.Tokenizer, names: Collection[str], special:
 
 
 def _normalize_as_described(backend: tokenizers.Tokenizer, path: Path, config: Fields, named: str) -> None:
-    """Let BERT's normalizer be as the configuration says.
+    """Let BERT's normalizer be as the configuration says, where the class `named` prefers that to the file.
 
     Raises:
         UserError: there are other rules for case, accents and Chinese characters, and the class `named` makes others of
             the configuration.
     """
-    ours = backend.normalizer
-    if isinstance(ours, tokenizers.normalizers.BertNormalizer):
+    ours, read = backend.normalizer, _OF_CASE.get(named, ())
+    if isinstance(ours, tokenizers.normalizers.BertNormalizer) and read == _RULES:
         backend.normalizer = tokenizers.normalizers.BertNormalizer(
             clean_text=ours.clean_text,
             strip_accents=config.get("strip_accents", ours.strip_accents),
@@ -370,7 +370,7 @@ def _normalize_as_described(backend: tokenizers.Tokenizer, path: Path, config: F
     stated = dict(config)
     if "strip_accents" in stated and stated["strip_accents"] is None:  # BERT's: where it makes lower case
         stated["strip_accents"] = stated.get("do_lower_case")
-    for name in _OF_CASE.get(named, ()):
+    for name in read:
         if isinstance(stated.get(name), bool) and stated[name] != does[name]:
             text = "中中" if name == "tokenize_chinese_chars" else "Aé"
             made = parts(backend, text) if text == "中中" else found

@@ -235,6 +235,20 @@ def test_a_space_before_a_text_is_as_transformers_has_it(tmp_path, in_file, name
     assert again.encode("york new") == ours.encode("york new") and again.fingerprint == ours.fingerprint
 
 
+@pytest.mark.parametrize("named", ["BertTokenizer", "ConvBertTokenizerFast", "RetriBertTokenizer", "Mine", None])
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_a_class_that_uses_the_file_as_it_is_has_its_case(tmp_path, named, lowercase):
+    """Whatever the configuration says of it, which counts for BERT's own class alone."""
+    tokens = {name: number for number, name in enumerate([*NAMES.values(), "the", "The", "cafes", "Cafés"])}
+    wordpiece_backend(tokens, NAMES, lowercase, None).save(str(tmp_path / "tokenizer.json"))
+    config = {HUGGING_FACE_NAMES[role]: name for role, name in NAMES.items()} | {"do_lower_case": not lowercase}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | ({"tokenizer_class": named} if named else {})))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)("The Cafés", add_special_tokens=False)["input_ids"]
+    ours = Tokenizer.from_folder(tmp_path).encode("The Cafés")
+    lower = ours == [tokens["the"], tokens["cafes"]]
+    assert ours == theirs and lower == (lowercase if named != "BertTokenizer" else not lowercase)
+
+
 def test_classes_that_make_rules_anew_are_those_of_transformers(tmp_path):
     """For spaces, case and accents, of all that it knows, asked by folders whose two files differ; and the class of
     each model of masked tokens.
