@@ -2,6 +2,7 @@
 the input, or as arrays of vectors.
 """
 
+import base64
 import csv
 import itertools
 import json
@@ -58,13 +59,19 @@ def beside(operation: Operation, row: Row, content: Fields) -> Fields:
 
 
 def _given(value: object) -> object:
-    """A value of a table as a JSON value: dates, bytes and the like as text, NaN as null."""
+    """A value of a table as a JSON value: dates and the like as text, bytes in base64, an entry of a map (which pyarrow
+    gives as a tuple) as an object of its key and value, NaN and infinity as null.
+    """
     if isinstance(value, dict):
         return {str(name): _given(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_given(each) for each in value]
+    if isinstance(value, tuple):
+        return dict(zip(("key", "value"), map(_given, value), strict=True))
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
     return value if value is None or isinstance(value, str | int) else str(value)
 
 

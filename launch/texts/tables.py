@@ -383,9 +383,10 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[TableR
 
     def values() -> Iterator[Fields]:
         with readable(), file, open(path, "rb") as whole, at_rest(whole, path):
-            for batch in file.iter_batches(ROWS_AT_ONCE):  # many may share one long text that is stored once
-                batch.validate(full=True)  # a number of no dictionary's value would end the process
-                yield from batch.to_pylist()
+            for group in range(file.num_row_groups):  # pyarrow joins no nested columns of dictionaries of two
+                for batch in file.iter_batches(ROWS_AT_ONCE, [group]):  # many may share one long text, stored once
+                    batch.validate(full=True)  # a number of no dictionary's value would end the process
+                    yield from batch.to_pylist()
 
     with readable():
         file = parquet.ParquetFile(path, page_checksum_verification=True)

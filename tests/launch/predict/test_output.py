@@ -5,6 +5,7 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -117,6 +118,32 @@ def test_parquet_keeps_the_values_of_the_input(folders, capsys, tmp_path):
         found = [(Row(row["text"], values=row), labels) for row in rows]
         with pytest.raises(UserError, match="found.parquet: found values that are no column of a table.*'x'"):
             write_results(tmp_path / "found.parquet", Classify(), loaded, found)
+
+
+@pytest.mark.parametrize("name", ["found.jsonl", "found.parquet"])
+def test_values_of_a_parquet_that_json_lacks(folders, tmp_path, name):
+    """Structs of dictionaries in several row groups, which pyarrow joins to no batch, are there too."""
+    kinds = pa.array(["a", "b", "a"]).dictionary_encode()
+    table = pa.table(
+        {
+            "text": ["the cat", "sat", "the mat"],
+            "map": pa.array([[("a", 1)], [], None], pa.map_(pa.string(), pa.int64())),
+            "bytes": [b"\xff\x00", b"", None],
+            "number": [math.inf, math.nan, 0.5],
+            "kind": pa.StructArray.from_arrays([kinds], ["name"]),
+        }
+    )
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=2)
+    arguments = ("predict", "classify", folders / "classifier", "--file", tmp_path / "rows.parquet")
+    assert main([str(argument) for argument in (*arguments, "--output", tmp_path / name)]) == 0
+    if name.endswith("parquet"):
+        found = pq.read_table(tmp_path / name).to_pylist()
+    else:
+        found = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+    assert [row["map"] for row in found] == [[{"key": "a", "value": 1}], [], None]
+    assert [row["bytes"] for row in found] == ["/wA=", "", None]
+    assert [row["number"] for row in found] == [None, None, 0.5]
+    assert [row["kind"] for row in found] == [{"name": name} for name in ("a", "b", "a")]
 
 
 def test_results_that_would_be_one_column_are_refused(tmp_path):
