@@ -9,6 +9,7 @@ from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.finetune.sweep import checked_runs, configured
 from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.run import integrity, runs
+from cloze.launch.run.run_locks import locked
 from cloze.launch.run.sweep_planning import written
 from cloze.launch.run.sweep_pool import run_all
 from cloze.launch.run.sweep_results import statistics_of
@@ -73,7 +74,8 @@ def fine_tune(
         `random_weights`: the same of models of the same shape that are not pretrained.
 
     Raises:
-        UserError: a run has failed or has read other inputs than were planned, or a folder holds another one.
+        UserError: a run has failed or has read other inputs than were planned, a folder holds another one, or another
+            job uses it.
     """
     assert config.output is not None, "EvaluateConfig asks for it"
     output = Path(config.output)
@@ -107,11 +109,12 @@ def fine_tune(
         console.say(f"{folder}: fine-tuned from its checkpoint of step {', '.join(steps)}")
     by_seed = [run for of_seed in zip(*planned.values(), strict=True) for run in of_seed]
     shown = [replace(run, name=str(run.folder.relative_to(output))) for run in by_seed]
-    if run_all(shown, visible_gpus() or [""], console):
-        return None
-    if fault := fault_in_runs(shown):
-        raise UserError(fault)
-    return {start: {task: _summary(task, planned[start, task]) for task in tasks} for start in starts}
+    with locked(output):
+        if run_all(shown, visible_gpus() or [""], console):
+            return None
+        if fault := fault_in_runs(shown):
+            raise UserError(fault)
+        return {start: {task: _summary(task, planned[start, task]) for task in tasks} for start in starts}
 
 
 def _random_weights(folder: Path, output: Path) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from cloze.launch.cli import main
 from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.evaluate.glue import fine_tune
+from cloze.launch.run.run_locks import locked
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from tests.commands import forked_cloze
@@ -96,7 +97,8 @@ def test_fine_tuning_with_seeds(tmp_path, capsys, monkeypatch):
         for part in ("", "random-weights")
     ]
     assert "weights │ random" in said[1] and "weights │ random" not in said[0]
-    capsys.readouterr()
+    with locked(tmp_path / "runs"):
+        assert main(arguments) == 2 and "in use by another job" in capsys.readouterr().err
     assert main(arguments) == 0
     printed = capsys.readouterr()
     worst = found["tasks"]["sst2"]
