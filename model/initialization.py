@@ -101,18 +101,20 @@ def init_word_embeddings(model: nn.Module, path: str | os.PathLike[str], tokens:
     """
     weight = next(module for name, module in model.named_modules() if name.endswith("embeddings.word")).weight
     found: set[str] = set()
-    words, expected = 0, None
+    words, expected, width = 0, None, 0
     with open(path, encoding="utf-8-sig", errors="replace") as lines, torch.no_grad():
         for number, line in enumerate(lines, start=1):
             word, *values = line.rstrip().split(" ")
             if number == 1 and len(values) == 1:  # the counts of words and dimensions
                 expected = int(word) if re.fullmatch("[0-9]{1,18}", word) else None
                 continue
+            width = width or len(values)
             words += bool(word or values)  # an empty line is no word; gensim writes the empty one with its numbers
             if word not in tokens:
                 continue
-            extra = len(values) - weight.shape[1]
-            if extra > 0 and not all(map(_NUMBER.fullmatch, values[:extra])):
+            more = values[: max(0, len(values) - weight.shape[1])]
+            of_width = width == weight.shape[1]  # by its first word; what is more belongs to a word, also numbers
+            if more and all(more) and (of_width or not all(map(_NUMBER.fullmatch, more))):
                 continue  # a word with spaces, as some of GloVe's
             numbers = [float(value) for value in values if _NUMBER.fullmatch(value)]
             vector = torch.tensor(numbers)

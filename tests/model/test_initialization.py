@@ -82,8 +82,12 @@ def test_word_embeddings_may_start_from_a_word2vec_text_file(tmp_path):
         init_word_embeddings(model, path, {"cat": 7})
     path.write_text("\ufeffcat 1 2 3 4\n", encoding="utf-8")
     assert init_word_embeddings(model, path, {"cat": 7}) == 1
-    path.write_text("cat dog@x 9 9 9 9\ncat 1 2 3 4\ncat . . 9 9 9 9\n")  # words with spaces, as some of GloVe's
+    spaced = ("cat dog@x 9 9 9 9", "cat 1 2 3 4", "cat . . 9 9 9 9", "cat 3 9 9 9 9")  # words with spaces, as of GloVe
+    path.write_text("\n".join(["a 9 9 9 9", *spaced]))
     assert init_word_embeddings(model, path, {"cat": 7}) == 1 and after[7].tolist() == [1, 2, 3, 4]
+    path.write_text("a 9 9 9 9\ncat  1 2 3 4\n")  # two spaces
+    with pytest.raises(ModelError, match=r"vectors.txt:2"):
+        init_word_embeddings(model, path, {"cat": 7})
     path.write_text("nothing 1 2 3 4\n")
     with pytest.raises(ModelError, match="none of the 1 tokens"):
         init_word_embeddings(model, path, {"cat": 7})
