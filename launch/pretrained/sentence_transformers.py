@@ -83,7 +83,7 @@ def read_pooling(folder: Path, warn: Callable[[str], None]) -> Vectors | None:
         warn(_not_computed(folder / MODULES, ", ".join(kinds)))
         return None
     path = modules[1].get("path")
-    if not isinstance(path, str) or path != Path(path).name:
+    if not isinstance(path, str) or str(Path(path)) != Path(path).name:
         raise UserError(
             f"{folder / MODULES}: found the path {path!r}, expected a folder beside it; fetch the model again"
         )

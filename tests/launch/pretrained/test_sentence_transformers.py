@@ -72,7 +72,7 @@ def test_what_is_not_computed_here_is_said_and_not_exported(tmp_path, capfd):
 def test_what_is_done_to_texts_there_and_not_here_is_said(tmp_path):
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
-    (tmp_path / "modules.json").write_text('[{"type": "Transformer"}, {"type": "Pooling", "path": "1_Pooling"}]')
+    (tmp_path / "modules.json").write_text('[{"type": "Transformer"}, {"type": "Pooling", "path": "./1_Pooling/"}]')
     settings = {"default_prompt_name": None, "prompts": {"query": "query: ", "document": ""}}
     for name, said in (("query", ["the default prompt 'query: '"]), ("document", []), (None, [])):
         found: list[str] = []
