@@ -1,6 +1,8 @@
 """`cloze export`: a run's newest good checkpoint as a Hugging Face folder, and as an ONNX graph."""
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -30,7 +32,7 @@ from cloze.model.huggingface import (
 )
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import aside_of, clear, readable_errors
+from cloze.pipeline.storage import ASIDE, aside_of, clear, holding, readable_errors
 from cloze.pipeline.stores.places import is_url, to_local, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -55,23 +57,19 @@ def export(config: ExportConfig) -> int:
         check_push(config.push)
     run = fetched_run(config.run, config.step, config.average) if is_url(config.run) else Path(config.run)
     whole = Path(os.path.realpath(output))
-    aside = aside_of(whole / "export" if whole.is_dir() else whole)
-    try:
-        with readable_errors(output):
-            said = (
-                _write_checkpoint(config, run, aside, console)
-                if runs.is_pretraining(run)
-                else _copy_model(config, run, aside, console)
-            )
-            if config.onnx:
-                write_onnx(aside)
-            if config.dtype:
-                cast_pretrained(aside, _DTYPES[config.dtype])
-            write_remote_code(aside)
-            (aside / "README.md").write_text(card(run, aside, output.name, said), encoding="utf-8")
-            _publish(aside, whole)
-    finally:
-        clear(aside, ignore_errors=True)
+    with readable_errors(output), _aside(whole) as aside:
+        said = (
+            _write_checkpoint(config, run, aside, console)
+            if runs.is_pretraining(run)
+            else _copy_model(config, run, aside, console)
+        )
+        if config.onnx:
+            write_onnx(aside)
+        if config.dtype:
+            cast_pretrained(aside, _DTYPES[config.dtype])
+        write_remote_code(aside)
+        (aside / "README.md").write_text(card(run, aside, whole.name, said), encoding="utf-8")
+        _publish(aside, whole)
     console.say(f"exported {said} to {output}" + (", with an ONNX graph" if config.onnx else ""))
     warn_of_own_format(output, console)
     if config.push:
@@ -80,12 +78,41 @@ def export(config: ExportConfig) -> int:
 
 
 def _check_free(output: Path) -> None:
-    """Raise UserError for what is there and no empty folder."""
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+    """Raise UserError for what is there and no folder without content. What a killed export has left is none, nor is
+    what a new file system has.
+    """
+    if not output.exists():
+        return
+    content = [path.name for path in output.iterdir()] if output.is_dir() else [output.name]
+    if any(not name.startswith(ASIDE) and name != "lost+found" for name in content):
         raise UserError(
             f"output: found {output} there already, expected a new or empty folder; remove it or choose "
             "another --output"
         )
+
+
+@contextmanager
+def _aside(output: Path) -> Iterator[Path]:
+    """Yield the path of a folder to write, which is removed at the end: beside the output, or in it if it is there,
+    since that may be a mount. No other export then uses it meanwhile.
+
+    Raises:
+        UserError: another one does.
+    """
+    aside = aside_of(output)
+    with ExitStack() as stack:
+        if output.is_dir():
+            aside, lock = output / f"{ASIDE}export", output / f"{ASIDE}lock"
+            if not stack.enter_context(holding(lock)):
+                raise UserError(
+                    f"output: found {output} in use by another export, expected a folder of its own; choose another "
+                    "--output"
+                )
+            stack.callback(lock.unlink, missing_ok=True)
+            _check_free(output)
+            clear(aside)
+        stack.callback(clear, aside, ignore_errors=True)
+        yield aside
 
 
 def _publish(aside: Path, output: Path) -> None:

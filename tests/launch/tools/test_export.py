@@ -221,10 +221,13 @@ def test_a_classifier_is_no_encoder_of_sentences(tmp_path):
 
 @pytest.mark.parametrize("into", [".", "link", "dangling"])
 def test_an_empty_folder_is_filled(tmp_path, monkeypatch, into):
-    """And not replaced, as a mount can't be; what is not whole has no config.json."""
+    """And not replaced, as a mount can't be; what is not whole has no config.json. What a killed export has left there
+    goes, and a new file system's folder stays.
+    """
     source, output = save_model(tmp_path / "model"), tmp_path / "out"
     (tmp_path / "dangling").symlink_to("new")
-    output.mkdir()
+    for name in (".tmp-export", "lost+found"):
+        (output / name).mkdir(parents=True)
     (tmp_path / "link").symlink_to("out")
     number = output.stat().st_ino
     monkeypatch.chdir(output if into == "." else tmp_path)
@@ -241,7 +244,24 @@ def test_an_empty_folder_is_filled(tmp_path, monkeypatch, into):
     else:
         assert output.stat().st_ino == number and names[-1] == "config.json"
     assert {path.name for path in output.iterdir()} > {"config.json", "model.safetensors", "README.md"}
+    assert f"\n# {output.name}\n" in (output / "README.md").read_text()
     assert not [path for folder in (tmp_path, output) for path in folder.iterdir() if path.name.startswith(".tmp")]
+
+
+def test_one_export_at_once_uses_a_folder(tmp_path, capsys, monkeypatch):
+    source, output = save_model(tmp_path / "model"), tmp_path / "out"
+    output.mkdir()
+    write, said = export_module.write_remote_code, []
+
+    def another(folder):
+        if not said:
+            said.append(error_of(capsys, "export", str(source), "--output", str(output)))
+        write(folder)
+
+    monkeypatch.setattr(export_module, "write_remote_code", another)
+    assert main(["export", str(source), "--output", str(output)]) == 0
+    assert "in use by another export" in said[0] and (output / "config.json").is_file()
+    assert "found" in error_of(capsys, "export", str(source), "--output", str(output))
 
 
 def test_the_later_of_two_exports_at_once_is_told_of_the_first(tmp_path, capsys, monkeypatch):
