@@ -25,6 +25,8 @@ from cloze.pipeline.fields import Fields
 
 RETRIES = 10
 RETRY_SECONDS = 60.0  # total time of a request with its retries
+_FEWEST_OF_A_PAGE = 100  # objects in each answer of a listing but the last; S3 and Google give 1,000, Azure 5,000
+_LAST_LETTER = "\U0010ffff"
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # first and maximum seconds between two tries: doubled, with jitter
 _CONNECT_SECONDS, _SILENT_SECONDS = 5, 30  # timeouts of connecting and of an idle connection
 _REQUEST_SECONDS = 300  # 128 MiB at 4 Mbit/s
@@ -106,8 +108,10 @@ class ObjectClient:
         Among them are those of size 0, named as a folder, that a store's console makes for the folders in it. None of
         that name is found (`info`), since it ends with a slash, which the library leaves out.
         """
-        listed = self._asked(
-            prefix, lambda: [_info(each) for chunk in self._library.list(self._store, prefix or None) for each in chunk]
+        listed = self._whole(
+            prefix,
+            lambda: [_info(each) for chunk in self._library.list(self._store, prefix or None) for each in chunk],
+            lambda listed: [each.key for each in listed],
         )
         yield from sorted((each for each in listed if each.key != prefix), key=lambda each: each.key)
 
@@ -135,7 +139,38 @@ class ObjectClient:
         return sorted(key.rpartition("/")[2] for key in self._listed(prefix)["common_prefixes"])
 
     def _listed(self, prefix: str) -> Any:
-        return self._asked(prefix, lambda: self._library.list_with_delimiter(self._store, prefix or None))
+        return self._whole(
+            prefix,
+            lambda: self._library.list_with_delimiter(self._store, prefix or None),
+            lambda listed: [
+                *(each["path"] for each in listed["objects"]),
+                *(f"{each}/{_LAST_LETTER}" for each in listed["common_prefixes"]),  # behind all that lies there
+            ],
+        )
+
+    def _whole(self, prefix: str, ask: Callable[[], _Answer], keys: Callable[[_Answer], list[str]]) -> _Answer:
+        """A listing below a folder, and the keys in it, behind which nothing more is found: a server that knows only
+        the first version of listings ignores the request for what follows its first answer, and nothing else tells.
+        """
+        for _ in range(2):  # something may be written between the two requests
+            listed = self._asked(prefix, ask)
+            if len(found := keys(listed)) < _FEWEST_OF_A_PAGE:
+                return listed
+            if not self._is_listed_behind(prefix, max(found)):
+                return listed
+        raise UserError(
+            f"{self.url}/{prefix}: found {len(found):,} objects in a listing and, asked for what follows, some again, "
+            "expected none; use a server, or a version of it, that knows ListObjectsV2 with continuation tokens"
+        )
+
+    def _is_listed_behind(self, prefix: str, key: str) -> bool:
+        """Whether any object below the folder lies behind a key in their order."""
+
+        def ask() -> bool:
+            found = self._library.list(self._store, prefix or None, offset=key, chunk_size=1)
+            return len(next(iter(found), ())) > 0
+
+        return self._asked(prefix, ask)
 
     def read(
         self, key: str, start: int = 0, stop: int | None = None, *, checked: bool = False, most: int | None = None
@@ -193,10 +228,11 @@ class ObjectClient:
             Its new version, or None if the condition failed.
         """
         exceptions = self._library.exceptions
+        failed = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
         mode = "create" if version is None else {name: value for name, value in version.items() if value}
         try:
-            return self._asked(key, lambda: self._put(key, content, mode))
-        except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileNotFoundError):
+            return self._asked(key, lambda: self._put(key, content, mode), failed)
+        except (*failed, FileNotFoundError):
             return None
 
     def _put(self, key: str, content: bytes, mode: Any) -> Fields:
@@ -214,10 +250,13 @@ class ObjectClient:
             for key in keys if len(keys) > 1 else ():
                 self.delete([key])  # a missing object must not prevent the removal of others
 
-    def _asked(self, key: str, ask: Callable[[], _Answer]) -> _Answer:
-        """The result of `ask`. The library retries requests; this also retries those whose response was cut off."""
+    def _asked(self, key: str, ask: Callable[[], _Answer], kept: tuple[type[Exception], ...] = ()) -> _Answer:
+        """The result of `ask`. The library retries requests; this also retries those whose response was cut off.
+
+        Args:
+            kept: what is raised as it is.
+        """
         exceptions = self._library.exceptions
-        kept = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
         for number in range(_BODY_TRIES):
             try:
                 return ask()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -65,6 +67,42 @@ def test_a_write_may_depend_on_what_is_there(bucket):
     assert after and path.client.write_if("lock", b"4", version) is None and path.read_bytes() == b"3"
     path.unlink()
     assert path.client.write_if("lock", b"5", after) is None and not path.is_file()
+
+
+@pytest.mark.parametrize("kind", ["versions", "no token"])
+def test_a_listing_that_ends_early_is_an_error(bucket, proxy, monkeypatch, kind):
+    """Of a server that knows only the first version of listings, or gives no token for what follows."""
+    monkeypatch.setattr(clients, "_FEWEST_OF_A_PAGE", 5)
+    place = to_place(bucket) / "in"
+    for number in range(12):
+        (place / f"{number:02}" / "x").write(b"1")
+    whole = proxy.passed_on
+
+    def ending_early(request, body):
+        if "list-type=2" not in request.path:
+            return whole(request, body)
+        left_out = "list-type=2|continuation-token=[^&]*|start-after=[^&]*" if kind == "versions" else "$^"
+        path = re.sub(f"&?({left_out})", "", request.path).replace("?&", "?")
+        status, headers, content = whole(dataclasses.replace(request, path=f"{path}&max-keys=5"), body)
+        content = re.sub(rb"<NextContinuationToken>.*?</NextContinuationToken>", b"", content)
+        return status, headers | {"Content-Length": str(len(content))}, content
+
+    assert len([*place.objects()]) == len([*place.iterdir()]) == 12
+    monkeypatch.setattr(proxy, "passed_on", ending_early)
+    for listing in (place.objects, place.iterdir, lambda: place.client.folders(place.key)):
+        with pytest.raises(UserError, match=r"in: found (5|12) objects in a listing and, asked for what follows, some"):
+            [*listing()]
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_a_refusal_without_a_condition_is_one_line(bucket, proxy, status):
+    """As of an archived or leased blob of Azure."""
+    path = to_place(bucket) / "x"
+    path.write(b"1")
+    proxy.fault = lambda request: lambda _: (status, {"Content-Length": "0"}, b"")
+    for ask in (path.read_bytes, path.info, lambda: path.write(b"2")):
+        with pytest.raises(UserError, match=rf"x: the store refused the request \({status} "):
+            ask()
 
 
 def halved(answer):
