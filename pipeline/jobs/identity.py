@@ -31,7 +31,7 @@ _IDENTITY = "run.json"  # file of the work folder
 # Of the files of a complete run, on disks: up to so many are hashed again, in a second or two. Names are relative and
 # times tell nothing of a folder that was exchanged for another, whose files may have the same names and sizes.
 _HASHED_AGAIN_BYTES = 1 << 30
-_CLOCKS_APART = 600 * 10**9  # nanoseconds by which a store's clock may be ahead of this machine's
+_CLOCKS_APART = 600 * 10**9  # nanoseconds by which a store's clock may be another than this machine's
 
 
 def length_folder(config: PrepareConfig, length: int) -> Place:
@@ -96,12 +96,12 @@ def complete_manifest(
             "content has changed since; restore it, choose another --output or remove the folder"
         )
     published = (output / FILE_NAME).stat().st_mtime_ns
-    if isinstance(output, StorePath):
-        published -= _CLOCKS_APART
     all_again = sum(file.size for file in files) <= _HASHED_AGAIN_BYTES and all(file.touched for file in files)
     for file, source in zip(files, manifest.sources, strict=True):
         digest = source.get("sha256")
-        again = digest and (all_again or max(file.changed, file.touched) >= published)
+        by_a_store = isinstance(output, StorePath) or file.content is not None
+        since = published - _CLOCKS_APART if by_a_store else published
+        again = digest and (all_again or max(file.changed, file.touched) >= since)
         if again and source_hash(file, source.get("piece_bytes")) != digest:
             raise UserError(
                 f"output: {output} holds data prepared from other content of {file.path}, which has changed since; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import os
 import re
 import signal
 import subprocess
@@ -226,6 +227,18 @@ def test_other_content_of_the_same_size_and_second(folder, inputs):
     path.write(before)  # written anew, but what it was
     prepare(given)
     assert contents(f"{inputs}/data") == corpus.contents(folder / "data")
+
+
+def test_an_object_replaced_by_a_store_whose_clock_is_behind(folder, inputs, tmp_path):
+    """By times alone it is older than the output on this machine's disk."""
+    given = config(folder, inputs, output=str(tmp_path / "data"))
+    prepare(given)
+    path, later = to_place(inputs) / "in/deep/b.jsonl", time.time() + 120
+    os.utime(tmp_path / "data/manifest.json", (later, later))
+    prepare(given)
+    path.write(path.read_bytes().replace(b"e", b"f", 1))
+    with pytest.raises(UserError, match=r"prepared from other content of s3://.*/in/deep/b.jsonl"):
+        prepare(given)
 
 
 def test_vocab_prepare_verify_by_command(folder, inputs, tmp_path, capsys):
