@@ -222,9 +222,7 @@ def where(config: FinetuneConfig, task: Task, kind: Kind, run: StoredRun | None)
 
 
 def _finite(value: object) -> object:
-    """NaN (a correlation with constant predictions) and infinity in results, and in a table's columns, as null: JSON
-    has neither.
-    """
+    """NaN (a correlation with constant predictions) and infinity in results as null: JSON has neither."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -237,8 +235,7 @@ def _write_predictions(folder: Path, name: str, examples: Examples, outputs: np.
     and with matplotlib pictures of the confusions.
     """
     predictions = examples.predictions(outputs)
-    # Dates and other values of a table's columns become text.
-    lines = (json.dumps(_finite(each), ensure_ascii=False, default=str) + "\n" for each in predictions)
+    lines = (json.dumps(_finite(each), ensure_ascii=False) + "\n" for each in predictions)
     publish_text(folder / f"{name}.jsonl", "".join(lines))
     if examples.labelled:
         publish_text(folder / f"{name}-mistakes.md", error_analysis.page(examples, predictions))

@@ -2,7 +2,6 @@
 the input, or as arrays of vectors.
 """
 
-import base64
 import csv
 import itertools
 import json
@@ -24,6 +23,7 @@ from rich.table import Table
 from cloze.launch.predict.operation import Operation, Result, Row, plain
 from cloze.launch.pretrained.loaded import LoadedModel
 from cloze.launch.system.console import Output
+from cloze.launch.texts.tables import json_value
 from cloze.pipeline.errors import UserError, on_one_line
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publishing
@@ -50,29 +50,12 @@ def beside(operation: Operation, row: Row, content: Fields) -> Fields:
     if row.values is None:
         given = row.text, list(row.choices) if operation.takes_choices else row.pair
         return {name: text for name, text in zip(operation.fields, given, strict=True) if text is not None} | content
-    values = {name: _given(value) for name, value in row.values.items()}
+    values = {name: json_value(value) for name, value in row.values.items()}
     for name, value in content.items():
         while name in values:
             name = f"cloze_{name}"
         values[name] = value
     return values
-
-
-def _given(value: object) -> object:
-    """A value of a table as a JSON value: dates and the like as text, bytes in base64, an entry of a map (which pyarrow
-    gives as a tuple) as an object of its key and value, NaN and infinity as null.
-    """
-    if isinstance(value, dict):
-        return {str(name): _given(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_given(each) for each in value]
-    if isinstance(value, tuple):
-        return dict(zip(("key", "value"), map(_given, value), strict=True))
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def encoded(value: object) -> str:
@@ -283,7 +266,8 @@ def _column(path: Path, name: str, values: list[object], kind: pa.DataType | Non
     except OverflowError as error:
         raise _no_column(path, name, "a whole number outside of the range of the column's type") from error
     except (pa.ArrowException, TypeError) as error:
-        raise _no_column(path, name, on_one_line(error)) from error
+        why = on_one_line(error) if kind is None else f"of another kind than the first rows, which made it {kind}"
+        raise _no_column(path, name, why) from error
     if changed:
         raise _no_column(path, name, f"of the type {kind} in the first rows")
     return column

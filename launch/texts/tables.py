@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import csv
 import dataclasses
@@ -277,6 +278,23 @@ def parse_json(text: str) -> object:
     return value
 
 
+def json_value(value: object) -> object:
+    """A value of a table as a JSON value: dates and the like as text, bytes in base64, an entry of a map (which pyarrow
+    gives as a tuple) as an object of its key and value, NaN and infinity as null.
+    """
+    if isinstance(value, dict):
+        return {str(name): json_value(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [json_value(each) for each in value]
+    if isinstance(value, tuple):
+        return dict(zip(("key", "value"), map(json_value, value), strict=True))
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
 def _on_a_line(columns: Iterable[str]) -> str:
     """Names of columns, in which quotes may hold line breaks, for a message of one line."""
     return " ".join(", ".join(columns).split())
@@ -307,7 +325,7 @@ def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _delimiter(lines: Iterator[str], head: list[str]) -> str:
-    """The delimiter of a CSV file by its first record: the comma, unless only another one occurs.
+    """The delimiter of a CSV file by its first record that is no empty line: the comma, unless only another one occurs.
 
     Args:
         head: gets the lines that were taken for it.
@@ -321,7 +339,7 @@ def _delimiter(lines: Iterator[str], head: list[str]) -> str:
 
     for delimiter in ",;\t":
         with contextlib.suppress(csv.Error):  # delimiters only occur outside of quoted fields
-            if len(next(csv.reader(replayed(), delimiter=delimiter, strict=True), [])) > 1:
+            if len(next(filter(None, csv.reader(replayed(), delimiter=delimiter, strict=True)), [])) > 1:
                 return delimiter
     return ","
 
@@ -334,15 +352,14 @@ def _separated(
     skip_malformed: bool | None,
 ) -> Iterator[TableRow]:
     path, columns = reading.path, header
-    for position, (place, fields) in enumerate(records):
+    filled = ((place, fields) for place, fields in records if fields)  # "" in a table of one column is an empty cell
+    for position, (place, fields) in enumerate(filled):
         if position == 0 and (not header or mark in fields):
             columns = tuple(fields)
             if len(set(columns)) < len(columns):
                 raise UserError(
                     f"{path}: {place}: found the columns {_on_a_line(columns)}, expected names that differ; rename one"
                 )
-        elif not fields:  # an empty line; "" in a table of one column is an empty cell
-            continue
         elif len(fields) == len(columns):
             yield TableRow(dict(zip(columns, fields, strict=True)), f"{path}: {place}")
         elif skip_malformed:

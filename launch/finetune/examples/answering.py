@@ -20,6 +20,7 @@ from cloze.launch.finetune.squad import (
 from cloze.launch.texts.encoding import windows
 from cloze.launch.texts.sequences import Sequences
 from cloze.launch.texts.settings import ANSWERING, Answering
+from cloze.launch.texts.tables import json_value
 from cloze.launch.texts.windows import answer_spans, counts_once, is_unanswered, null_score
 from cloze.model.heads import exponentials_by_group
 from cloze.model.tasks import BertForQuestionAnswering, SpanOutput, shared_softmax_losses
@@ -268,7 +269,7 @@ class AnswerExamples(Examples):
         described = []
         for question, (text, start, probability), odd in zip(self._questions, answers, odds, strict=True):
             entry: Fields = {
-                "id": question.id,
+                "id": json_value(question.id),
                 "question": question.text,
                 "prediction": text,
                 "start": start,

@@ -27,7 +27,7 @@ from cloze.launch.finetune.kind import TABLE_FIELDS, Kind, Read
 from cloze.launch.texts.labels import looking_alike
 from cloze.launch.texts.sequences import build_pieces, build_sequences
 from cloze.launch.texts.settings import Truncation
-from cloze.launch.texts.tables import Columns, Table, TableRow, parse_json, read_table
+from cloze.launch.texts.tables import Columns, Table, TableRow, json_value, parse_json, read_table
 from cloze.model.config import Pooling, VectorPooling
 from cloze.model.problems import HeadConfig
 from cloze.model.tasks import BertForSequenceClassification
@@ -412,7 +412,8 @@ def predicted(row: TableRow, prediction: Fields) -> Fields:
     """An object of a file of predictions: the place of the row, its columns, the prediction. A column is left out if an
     entry of ours has its name.
     """
-    columns = {name: value for name, value in row.values.items() if name not in ("place", "label", *prediction)}
+    ours = ("place", "label", *prediction)
+    columns = {name: json_value(value) for name, value in row.values.items() if name not in ours}
     return {"place": row.place.rsplit(": ", 1)[1]} | columns | prediction
 
 

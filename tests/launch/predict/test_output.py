@@ -113,7 +113,14 @@ def test_parquet_keeps_the_values_of_the_input(folders, capsys, tmp_path):
     found = [(Row(row["text"], values=row), labels) for row in both]
     assert write_results(tmp_path / "optional.parquet", Classify(), loaded, found) == len(both)
     assert pq.read_table(tmp_path / "optional.parquet")["x"][-1].as_py() == {"p": 1, "q": None}
-    for first, late in ((1, 1.5), ({"p": 1}, {"q": 2}), ([1], [1.5]), ({"p": [1]}, {"p": [1.5]}), (2**63, -1)):
+    for first, late in (
+        (None, 1),
+        (1, 1.5),
+        ({"p": 1}, {"q": 2}),
+        ([1], [1.5]),
+        ({"p": [1]}, {"p": [1.5]}),
+        (2**63, -1),
+    ):
         rows = [{"text": "the cat", "x": first}] * 4096 + [{"text": "the cat", "x": late}]
         found = [(Row(row["text"], values=row), labels) for row in rows]
         with pytest.raises(UserError, match="found.parquet: found values that are no column of a table.*'x'"):

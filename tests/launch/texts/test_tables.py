@@ -268,6 +268,10 @@ def test_a_saved_data_set_that_shrinks_is_named(tmp_path):
 
 def test_an_empty_cell_of_a_table_of_one_column_is_a_row(tmp_path):
     """Left out, results would be of other rows than those beside which they stand; an empty line is none."""
+    for name, mark in (("a.csv", ","), ("b.csv", ";"), ("c.tsv", "\t")):  # before the names of columns too
+        (tmp_path / name).write_text(f"\n\nticket{mark}label\n\na heron{mark}x\n")
+        (row,) = open_table(tmp_path / name).rows
+        assert row.values == {"ticket": "a heron", "label": "x"}
     (tmp_path / "one.csv").write_text('ticket\na heron\n""\n\nthe owl hunts\n')
     assert [row.values["ticket"] for row in open_table(tmp_path / "one.csv").rows] == ["a heron", "", "the owl hunts"]
     (tmp_path / "one.tsv").write_text("ticket\na heron\n\nthe owl hunts\n")

@@ -1,8 +1,10 @@
 """Classes, numbers and labels of texts: against transformers, in every format, over processes and kills."""
 
+import datetime
 import gzip
 import itertools
 import json
+import math
 import random
 from pathlib import Path
 
@@ -577,6 +579,15 @@ def test_another_tokenizer_is_refused(sentiment_run, files, tmp_path, capsys):
     )
     error = capsys.readouterr().err
     assert status == 2 and "fingerprint" in error and "leave --tokenizer out" in error
+
+
+def test_other_columns_of_a_prediction_are_values_of_json():
+    """As those beside the results of `cloze predict`."""
+    row = TableRow(
+        {"hash": b"\xff\x00", "map": [("a", math.nan)], "day": datetime.date(2026, 1, 2)}, "a.parquet: row 1"
+    )
+    expected = {"hash": "/wA=", "map": [{"key": "a", "value": None}], "day": "2026-01-02"}
+    assert predicted(row, {"prediction": "x"}) == {"place": "row 1"} | expected | {"prediction": "x"}
 
 
 def test_the_entries_of_a_prediction_come_last_and_in_one_order():
