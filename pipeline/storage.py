@@ -21,6 +21,7 @@ from cloze.pipeline.stores.temporary_folders import SCRATCH, temporary_folder
 from cloze.pipeline.untrusted import check_regular
 
 ASIDE = ".tmp-"  # prefix of temporary files; those of interrupted writes are never read, and removed by a rerun
+OF_FILE_SYSTEM = "lost+found"  # what the root folder of a new ext4 has
 _STORED_PIECE = 8 << 20  # bytes per request to a store
 
 

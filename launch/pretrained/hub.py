@@ -9,6 +9,7 @@ from cloze.launch.pretrained.sentence_transformers import LENGTH, LENGTHS, MODUL
 from cloze.model.config_files import SLOW_TOKENIZER_FILES, TOKENIZER_FILES
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
+from cloze.pipeline.storage import OF_FILE_SYSTEM
 
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS, _PICKLED_WEIGHTS = "model.safetensors", "pytorch_model.bin"
@@ -135,6 +136,7 @@ def push_model(folder: Path, name: str, *, private: bool) -> str:
             folder_path=folder,
             commit_message="Upload by cloze export",
             delete_patterns=[*_EXPORTED],
+            ignore_patterns=[f"{OF_FILE_SYSTEM}/*"],
         )
     except Exception as error:
         raise UserError(f"push: {name} was not written ({_said(error)}); {kept}") from error

@@ -32,7 +32,7 @@ from cloze.model.huggingface import (
 )
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import ASIDE, aside_of, clear, holding, readable_errors
+from cloze.pipeline.storage import ASIDE, OF_FILE_SYSTEM, aside_of, clear, holding, readable_errors
 from cloze.pipeline.stores.places import is_url, to_local, to_place
 from cloze.pipeline.tokenization.tokenizer import Tokenizer
 
@@ -71,20 +71,20 @@ def export(config: ExportConfig) -> int:
         (aside / "README.md").write_text(card(run, aside, whole.name, said), encoding="utf-8")
         _publish(aside, whole)
     console.say(f"exported {said} to {output}" + (", with an ONNX graph" if config.onnx else ""))
-    warn_of_own_format(output, console)
+    warn_of_own_format(whole, console)
     if config.push:
-        console.say(f"pushed to {push_model(output, config.push, private=config.private)}")
+        console.say(f"pushed to {push_model(whole, config.push, private=config.private)}")
     return 0
 
 
 def _check_free(output: Path) -> None:
-    """Raise UserError for what is there and no folder without content. What a killed export has left is none, nor is
+    """Raise UserError for what is there and no empty folder. Temporary files of a killed export do not count, nor does
     what a new file system has.
     """
     if not output.exists():
         return
     content = [path.name for path in output.iterdir()] if output.is_dir() else [output.name]
-    if any(not name.startswith(ASIDE) and name != "lost+found" for name in content):
+    if any(not name.startswith(ASIDE) and name != OF_FILE_SYSTEM for name in content):
         raise UserError(
             f"output: found {output} there already, expected a new or empty folder; remove it or choose "
             "another --output"
@@ -110,7 +110,9 @@ def _aside(output: Path) -> Iterator[Path]:
                 )
             stack.callback(lock.unlink, missing_ok=True)
             _check_free(output)
-            clear(aside)
+            for left in output.glob(f"{ASIDE}*"):  # by a killed export
+                if left != lock:
+                    clear(left)
         stack.callback(clear, aside, ignore_errors=True)
         yield aside
 

@@ -149,26 +149,34 @@ class ObjectClient:
         )
 
     def _whole(self, prefix: str, ask: Callable[[], _Answer], keys: Callable[[_Answer], list[str]]) -> _Answer:
-        """A listing below a folder, and the keys in it, behind which nothing more is found: a server that knows only
-        the first version of listings ignores the request for what follows its first answer, and nothing else tells.
+        """A listing below a folder with all its keys: a server that knows only the first version of listings ignores
+        the request for what follows its first answer, and nothing in that tells.
         """
-        for _ in range(2):  # something may be written between the two requests
+        behind: str | None = None
+        for _ in range(2):
             listed = self._asked(prefix, ask)
-            if len(found := keys(listed)) < _FEWEST_OF_A_PAGE:
+            last = max(found) if len(found := keys(listed)) >= _FEWEST_OF_A_PAGE else None
+            # What lay behind the first listing is in this one: it was written between the two requests.
+            if last is None or behind is not None and last >= behind:
                 return listed
-            if not self._is_listed_behind(prefix, max(found)):
+            behind = self._first_behind(prefix, last, set(found))
+            if behind is None:
                 return listed
+            if behind < last:
+                break
         raise UserError(
             f"{self.url}/{prefix}: found {len(found):,} objects in a listing and, asked for what follows, some again, "
             "expected none; use a server, or a version of it, that knows ListObjectsV2 with continuation tokens"
         )
 
-    def _is_listed_behind(self, prefix: str, key: str) -> bool:
-        """Whether any object below the folder lies behind a key in their order."""
+    def _first_behind(self, prefix: str, last: str, found: set[str]) -> str | None:
+        """The first of the keys that a store lists behind this one, apart from marks of folders among those that were
+        found, whose last slash the library leaves out; one before it, if the store ignores where to begin.
+        """
 
-        def ask() -> bool:
-            found = self._library.list(self._store, prefix or None, offset=key, chunk_size=1)
-            return len(next(iter(found), ())) > 0
+        def ask() -> str | None:
+            listed = next(iter(self._library.list(self._store, prefix or None, offset=last)), ())
+            return next((each["path"] for each in listed if each["size"] or each["path"] not in found), None)
 
         return self._asked(prefix, ask)
 

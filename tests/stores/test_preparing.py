@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import itertools
 import os
 import re
 import signal
@@ -129,6 +130,23 @@ def test_folders_that_were_made_in_a_stores_console(folder, put, bucket):
         ("deep/b.jsonl", source.stat().st_size),
         ("nothing.txt", 0),
     ]
+
+
+def test_a_whole_listing_is_taken(put, bucket, proxy, monkeypatch):
+    """The mark of a folder that comes last, and objects that are written meanwhile, are no sign of one cut short."""
+    monkeypatch.setattr(clients, "_FEWEST_OF_A_PAGE", 3)
+    for name in ("a", "b", "d-1", "d/"):
+        put(f"in/{name}", b"1" * (name != "d/"))
+    place, whole, later = to_place(f"{bucket}/in"), proxy.passed_on, itertools.count()
+
+    def growing(request, body):
+        if "start-after" in request.path:
+            put(f"in/later-{next(later)}", b"1")
+        return whole(request, body)
+
+    assert [each.size for each in place.objects()] == [1, 1, 0, 1]
+    monkeypatch.setattr(proxy, "passed_on", growing)
+    assert len([*place.objects()]) == 5 and len([*place.iterdir()]) == 6
 
 
 def test_an_object_does_not_hide_what_lies_below_its_name(put, bucket, proxy):
