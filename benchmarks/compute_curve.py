@@ -589,7 +589,7 @@ def table(found: dict[float, list[dict]], fit: Fit | None) -> str:
         cells += [spread([row[mean] for row in rows], 2) for mean in ("mean_of_paradigms", "mean_of_phenomena")]
         lines.append(cells)
     text = markdown(lines) + (f"\n{fit}.\n" if fit else "")
-    text += "\nEach row is of `" + "` on `".join(sorted({row["hardware"] for rows in found.values() for row in rows}))
+    text += "\nEach row is of `" + "` or `".join(sorted({row["hardware"] for rows in found.values() for row in rows}))
     text += "`, by these commands:\n\n"
     text += "".join(f"    OMP_NUM_THREADS={rows[0]['threads']} {rows[0]['command']}\n" for rows in found.values())
     others = [["published", "parameters", "BLiMP, paradigms", "FLOPs, estimated", "how"]]
