@@ -148,7 +148,7 @@ def holding(path: Path) -> Iterator[bool]:
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = True
+            held = os.fstat(file.fileno()).st_nlink > 0  # else its last holder has removed it since it was opened
         except BlockingIOError:
             held = False
         except OSError as error:

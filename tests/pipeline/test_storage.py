@@ -72,8 +72,19 @@ def test_a_pipe_in_the_place_of_a_lock_is_refused(tmp_path):
 
 def test_a_lock_that_cant_be_closed_hides_no_error(monkeypatch, tmp_path):
     """As on a full disk, where `close` fails too."""
-    monkeypatch.setattr("cloze.pipeline.storage.fcntl.flock", lambda file, _: os.close(file.fileno()))
+    locked = []
+    monkeypatch.setattr("cloze.pipeline.storage.fcntl.flock", lambda file, _: locked.append(file))
     with holding(tmp_path / "lock") as held:
+        os.close(locked[-1].fileno())
         assert held
     with pytest.raises(UserError, match="the disk is full"), holding(tmp_path / "lock"):
+        os.close(locked[-1].fileno())
         raise UserError("the disk is full")
+
+
+def test_a_lock_that_its_last_holder_has_removed_is_held_by_nobody(monkeypatch, tmp_path):
+    """Whoever comes next makes a new file, and would hold that one."""
+    lock = tmp_path / "lock"
+    monkeypatch.setattr("cloze.pipeline.storage.fcntl.flock", lambda *_: lock.unlink())
+    with holding(lock) as held:
+        assert not held
