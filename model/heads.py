@@ -71,22 +71,10 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         precise = torch.promote_types(logits.dtype, torch.float32)
         losses = torch.empty(len(labels), dtype=precise, device=labels.device)
         correct = torch.empty_like(labels, dtype=torch.bool)
-        needs_gradient = any(ctx.needs_input_grad)
         size = max(1, _CHUNK_ELEMENTS[hidden.is_cuda] // len(weight))
         for start in range(0, len(labels), size):
-            rows = slice(start, start + size)
-            chunk, target = logits[rows], labels[rows, None]
-            counted = target != NO_LABEL
-            target = target.where(counted, 0)
-            chunk[:, vocab_size:] = -torch.inf
-            shares = torch.softmax(chunk, -1, dtype=precise)
-            largest, best = shares.max(-1, keepdim=True)
-            # log(sum(exp)) from the largest probability, which is at least 1 / V' and never rounds to zero.
-            normaliser = chunk.gather(1, best).to(precise) - largest.log()
-            losses[rows] = (normaliser - chunk.gather(1, target)).where(counted, 0.0)[:, 0]
-            correct[rows] = ((best == target) & counted)[:, 0]
-            if needs_gradient:
-                chunk.copy_(shares.scatter_add_(1, target, shares.new_full((), -1.0).expand(target.shape)))
+            count = min(size, len(labels) - start)
+            fill_losses(start, count, logits, labels, losses, correct, vocab_size, any(ctx.needs_input_grad))
         ctx.mark_non_differentiable(correct)
         ctx.save_for_backward(hidden, weight, logits, labels)
         return losses, correct
@@ -110,6 +98,39 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             to_bias = (share[None] @ score_gradient)[0].mul_(factor) if ctx.needs_input_grad[2] else None
         bias_gradient = None if to_bias is None else to_bias.to(weight.dtype)
         return to_hidden.to(hidden.dtype), to_weight.to(weight.dtype), bias_gradient, None, None
+
+
+def fill_losses(
+    start: int,
+    count: int,
+    logits: Tensor,
+    labels: Tensor,
+    losses: Tensor,
+    correct: Tensor,
+    vocab_size: int,
+    needs_gradient: bool,
+) -> None:
+    """Fill in the losses and hits of `count` rows, and let the gradient of the losses take the place of their logits.
+
+    Args:
+        logits: (M, V'), changed.
+        labels: (M,) int64.
+        losses: (M,), at least fp32, changed.
+        correct: (M,) bool, changed.
+    """
+    rows = slice(start, start + count)
+    chunk, target = logits[rows], labels[rows, None]
+    counted = target != NO_LABEL
+    target = target.where(counted, 0)
+    chunk[:, vocab_size:] = -torch.inf
+    shares = torch.softmax(chunk, -1, dtype=losses.dtype)
+    largest, best = shares.max(-1, keepdim=True)
+    # log(sum(exp)) from the largest probability, which is at least 1 / V' and never rounds to zero.
+    normaliser = chunk.gather(1, best).to(losses.dtype) - largest.log()
+    losses[rows] = (normaliser - chunk.gather(1, target)).where(counted, 0.0)[:, 0]
+    correct[rows] = ((best == target) & counted)[:, 0]
+    if needs_gradient:
+        chunk.copy_(shares.scatter_add_(1, target, shares.new_full((), -1.0).expand(target.shape)))
 
 
 class MaskedLanguageModelHead(Copied):

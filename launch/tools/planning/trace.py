@@ -163,6 +163,23 @@ class _Recorder(TorchDispatchMode):
             reads[0] = reads[0][0], min(reads[0][1], _bytes(results[0]))
         return tuple(reads[1:] if name in _OVERWRITING else reads)
 
+    def once_a_size(self, work: Callable[..., None]) -> Callable[..., None]:
+        """`work`, which changes some rows of tensors in place, by their start and count: what a first call was is
+        written down for those that follow with as many rows. Of many tokens to predict there are hundreds of chunks.
+        """
+        known: dict[object, list[Kernel]] = {}
+
+        def recorded(start: int, count: int, *args: Any) -> None:
+            size = count, *(each.shape if isinstance(each, Tensor) else each for each in args)
+            if size in known:
+                self.trace.kernels += known[size]
+                return
+            before = len(self.trace.kernels)
+            work(start, count, *args)
+            known[size] = self.trace.kernels[before:]
+
+        return recorded
+
     def follow(self, layer: nn.Module) -> None:
         """Mark the kernels of a layer with the layer."""
 
@@ -412,7 +429,7 @@ def record(config: BertConfig, lengths: Sequence[int], layers: Sequence[nn.Modul
     recorder = _Recorder(_attention_flops(config, lengths))
     for layer in layers:
         recorder.follow(layer)
-    with recorder:
+    with recorder, patch.object(heads, "fill_losses", recorder.once_a_size(heads.fill_losses)):
         yield recorder.trace
 
 

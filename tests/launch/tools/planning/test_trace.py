@@ -8,7 +8,15 @@ import torch
 
 from cloze.launch.config import OptimizerConfig
 from cloze.launch.engine.optimizers import build_optimizer
-from cloze.launch.tools.planning.trace import ModelRun, TracedBatch, record, trace_micro_step, trace_optimizer
+from cloze.launch.tools.planning.trace import (
+    ModelRun,
+    TracedBatch,
+    _Recorder,
+    record,
+    trace_micro_step,
+    trace_optimizer,
+)
+from cloze.model import heads
 from cloze.model.config import BertConfig
 from cloze.model.families import BY_TYPE
 from cloze.model.flops import training_flops, unread_flops
@@ -53,6 +61,30 @@ def test_the_products_of_every_family_are_counted(kind):
     needed += bool(distances) * 6 * layers * 2 * config.relative_span * 3 * width**2
     counted = sum(each.flops for each in trace_micro_step(ModelRun(config, on_gpu=False), batch).kernels)
     assert needed <= counted < 1.005 * needed, "the pooler and pairs too"
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_chunks_of_the_loss_are_traced_once_and_counted_each(on_gpu, monkeypatch):
+    """Whole ones, and a last one with fewer rows."""
+    run, batch = ModelRun(replace(SMALL, num_hidden_layers=1), on_gpu=on_gpu), TracedBatch((128,) * 8, 8 * 19)
+    chunk = 50 * SMALL.vocab_size
+    monkeypatch.setattr(heads, "_CHUNK_ELEMENTS", {False: chunk, True: chunk})
+    called, fill = [], heads.fill_losses
+    monkeypatch.setattr(heads, "fill_losses", lambda *args: [called.append(args), fill(*args)])
+    found = trace_micro_step(run, batch)
+    assert len(called) == 2
+    monkeypatch.setattr(_Recorder, "once_a_size", lambda _, work: work)
+    whole = trace_micro_step(run, batch)
+    assert len(called) == 2 + 4
+    bare = [
+        [replace(each, reads=_sizes(each.reads), writes=_sizes(each.writes)) for each in trace.kernels]
+        for trace in (found, whole)
+    ]
+    assert bare[0] == bare[1] and (found.peak_bytes, found.forward) == (whole.peak_bytes, whole.forward)
+
+
+def _sizes(storages):
+    return tuple(size for _, size in storages)
 
 
 def test_kernels_of_layers_are_known():
