@@ -22,6 +22,7 @@ from cloze.pipeline.untrusted import check_regular, load_json, unique_fields
 _CONLL = (".conll", ".conllu", ".conll03", ".conll2003")
 _SQUAD = re.compile(rb'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
 _BEGINNING = 4096  # number of bytes that are checked for SQuAD's format
+_GZIP = b"\x1f\x8b"  # how its files begin (RFC 1952)
 _SHOWN_LINES = 5  # number of empty lines listed in a warning
 
 _Item = TypeVar("_Item")
@@ -221,7 +222,9 @@ def _parse(file: BinaryIO, name: str, config: Input) -> Iterator[Row]:
         try:
             line = content.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise UserError(f"{place}: found bytes that are no UTF-8, expected text ({error.reason})") from error
+            packed = "; of packed files only tables are read: unpack it" if content.startswith(_GZIP) else ""
+            said = f"{place}: found bytes that are no UTF-8, expected text ({error.reason}){packed}"
+            raise UserError(said) from error
         if "\0" in line:
             raise UserError(f"{place}: found a byte 0x00, as of UTF-16, expected text in UTF-8; convert it")
         if not line.strip():

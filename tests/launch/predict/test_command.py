@@ -1,6 +1,7 @@
 """`cloze predict ...` and `cloze tokenize`: what comes in, what goes out, and what is said when it cannot."""
 
 import codecs
+import gzip
 import io
 import json
 import os
@@ -177,6 +178,10 @@ def test_wrong_inputs_in_one_line(folders, capsys, tmp_path, monkeypatch):
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"the [MASK]\n\xff\xfe\n")
     assert f"{bad}:2: found bytes that are no UTF-8" in error_of(capsys, "predict", "fill-mask", model, "--file", bad)
+    packed = tmp_path / "texts.txt.gz"
+    packed.write_bytes(gzip.compress(b"a good line\n"))
+    said = error_of(capsys, "predict", "fill-mask", model, "--file", packed)
+    assert f"{packed}:1: found" in said and said.rstrip().endswith("of packed files only tables are read: unpack it")
     bad.write_bytes("the [MASK]\n".encode("utf-16-le"))
     assert f"{bad}:1: found a byte 0x00, as of UTF-16" in error_of(capsys, "predict", "fill-mask", model, "--file", bad)
     bad.write_text("the [MASK]\n\u200b\n")
