@@ -189,7 +189,11 @@ def clear(path: Path, *, ignore_errors: bool = False) -> None:
         OSError: something can't be removed, unless errors are ignored.
     """
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=ignore_errors)
+        try:
+            shutil.rmtree(path, ignore_errors=ignore_errors)
+        except OSError as error:
+            error.filename = str(path)  # not what is in it, which rmtree names by the last part alone
+            raise
         return
     with suppress(OSError) if ignore_errors else nullcontext():
         path.unlink(missing_ok=True)
@@ -202,7 +206,8 @@ def remove_tree(folder: Place) -> bool:
         Whether nothing is left.
     """
     if isinstance(folder, StorePath):
-        folder.writer.delete([each.key for each in folder.objects()])
+        with suppress(UserError):  # who writes there may have no right to delete
+            folder.writer.delete([each.key for each in folder.objects()])
     else:
         clear(folder, ignore_errors=True)
     return not folder.is_dir()
@@ -260,6 +265,8 @@ def at_rest(file: IO[Any], path: Path | str) -> Iterator[None]:
 def describe(error: OSError, path: Place | str) -> str:
     """One line about an error of the file system: what, where, what to do."""
     where = error.filename or path
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) and error.filename2:  # of a copy: where it goes
+        where = error.filename2
     other = "TMPDIR" if f"/{SCRATCH}" in str(where) else "--output"
     advice = {
         errno.ENOSPC: f"the disk is full; free space or choose another {other}, then run the same command again",

@@ -160,14 +160,15 @@ def check_there(manifest: Manifest, advice: str) -> None:
 
 
 def make_work(output: Place, work: Place) -> None:
-    """Make the work folder, unless the output holds other files."""
+    """Make the work folder, unless the output holds other files than those of a command that was faster."""
     with readable_errors(output):
-        if has_lost_manifest(output):
+        complete = (output / FILE_NAME).is_file()
+        if not complete and has_lost_manifest(output):
             raise UserError(
                 f"output: {output} holds shards without their {FILE_NAME}, expected a new or empty folder; restore "
                 "that file, choose another --output or remove the folder"
             )
-        if not work.is_dir() and output.is_dir() and any(output.iterdir()):
+        if not complete and not work.is_dir() and output.is_dir() and any(output.iterdir()):
             raise UserError(
                 f"output: {output} holds other files, expected a new or empty folder; choose another --output"
             )

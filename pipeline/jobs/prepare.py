@@ -81,12 +81,14 @@ def prepare(config: PrepareConfig, progress: Progress = SILENT) -> Manifest:
         progress.note(remark)
     make_work(output, work)
     with alone(output, work / "lock", progress.note) as check:
-        own = open_work(output, work, identity, progress.note)
-        try:
-            _run(config, tokenizer, files, segments, own, progress, check)
-        except TooLittleText:
-            remove_tree(own)  # so that another command, as with another format, begins anew
-            raise
+        # The same command may have ended meanwhile.
+        if complete_manifest(config, identity, tokenizer, files, output, progress.note) is None:
+            own = open_work(output, work, identity, progress.note)
+            try:
+                _run(config, tokenizer, files, segments, own, progress, check)
+            except TooLittleText:
+                remove_tree(own)  # so that another command, as with another format, begins anew
+                raise
     _remove_work(work, progress)
     return Manifest.load(output)
 
@@ -181,6 +183,7 @@ def _run(
             if isinstance(work, Path):
                 check_disk(expected, work.parents[1])
             progress.note(f"estimate: {expected}")
+        check()
         # Workers read this copy.
         written = copy_tokenizer(tokenizer, to_place(config.output) / TOKENIZER_FOLDER)
         run = _Run(config, tokenizer, written, files, segments, work, executor, progress, check)

@@ -73,7 +73,7 @@ def hash_piece(file: InputFile, start: int, stop: int) -> str:
                 while place < end and (data := stream.read(min(end - place, _AT_ONCE))):
                     digest.update(data)
                     place += len(data)
-                if isinstance(stored := to_place(path), StorePath):
+                if isinstance(stored := to_place(path, listed=True), StorePath):
                     listed = stored.stat()
                     size, content = listed.st_size, listed.content
                 else:

@@ -117,7 +117,7 @@ def is_changed(file: InputFile) -> bool:
     can't be known: whoever reads a missing file says so.
     """
     try:
-        if isinstance(place := to_place(file.path), StorePath):
+        if isinstance(place := to_place(file.path, listed=True), StorePath):
             now = place.stat()
             return (now.st_size, now.content) != (file.size, file.content)
         if not file.touched:  # a data set on the hub

@@ -13,6 +13,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache, partial
@@ -98,7 +99,8 @@ class ObjectClient:
             return _info(self._asked(key, lambda: self._library.head(self._store, key)))
         except FileNotFoundError:
             if not self._exists:  # the response doesn't show whether the bucket is missing; a listing does
-                self.is_folder("")
+                with suppress(NotAllowed):  # to one who may list a part of the bucket, or nothing
+                    self.is_folder("")
                 self._exists = True
             return None
 
@@ -106,14 +108,49 @@ class ObjectClient:
         """All objects below a folder (the whole bucket: an empty name), in the order of their keys.
 
         Among them are those of size 0, named as a folder, that a store's console makes for the folders in it. None of
-        that name is found (`info`), since it ends with a slash, which the library leaves out.
+        that name is found (`info`), since it ends with a slash, which the library leaves out; where an object has the
+        name without it, that one is listed.
+
+        Raises:
+            UserError: several objects would be listed by one name.
         """
-        listed = self._whole(
-            prefix,
-            lambda: [_info(each) for chunk in self._library.list(self._store, prefix or None) for each in chunk],
-            lambda listed: [each.key for each in listed],
+        listed = self._whole(prefix, lambda: self._each(prefix), lambda listed: [each.key for each in listed])
+        found: dict[str, ObjectInfo] = {}
+        for each in listed:
+            known = found.setdefault(each.key, each)
+            if each.size and (known is not each and known.size or each.key == prefix):
+                raise UserError(
+                    f"{self.url}/{each.key}: found an object with content whose name begins or ends with a slash, "
+                    "which can't be read, expected none; rename it"
+                )
+            if each.size:
+                found[each.key] = each
+        found.pop(prefix, None)
+        yield from (found[key] for key in sorted(found))
+
+    def _each(self, prefix: str) -> list[ObjectInfo]:
+        """A listing, as the store gives it.
+
+        Raises:
+            UserError: it begins anew, as where something between drops the token of what follows.
+        """
+        listed: list[ObjectInfo] = []
+        known: set[str] = set()
+        chunk: Any
+        for chunk in self._library.list(self._store, prefix or None):
+            infos = [_info(each) for each in chunk]
+            keys = {each.key for each in infos if each.size}
+            if keys and keys <= known:
+                raise self._listed_again(prefix, len(known))
+            known |= keys
+            listed += infos
+        return listed
+
+    def _listed_again(self, prefix: str, count: int) -> UserError:
+        return UserError(
+            f"{self.url}/{prefix}: found {count:,} objects in a listing and, asked for what follows, some again, "
+            "expected none; use a server, or a version of it, that knows ListObjectsV2 with continuation tokens"
         )
-        yield from sorted((each for each in listed if each.key != prefix), key=lambda each: each.key)
 
     def is_folder(self, prefix: str) -> bool:
         """Whether any object lies below."""
@@ -164,19 +201,22 @@ class ObjectClient:
                 return listed
             if behind < last:
                 break
-        raise UserError(
-            f"{self.url}/{prefix}: found {len(found):,} objects in a listing and, asked for what follows, some again, "
-            "expected none; use a server, or a version of it, that knows ListObjectsV2 with continuation tokens"
-        )
+        raise self._listed_again(prefix, len(found))
 
     def _first_behind(self, prefix: str, last: str, found: set[str]) -> str | None:
         """The first of the keys that a store lists behind this one, apart from marks of folders among those that were
         found, whose last slash the library leaves out; one before it, if the store ignores where to begin.
         """
 
+        def is_mark(path: str, size: int) -> bool:
+            return not size and path in found and f"{path}/" > last
+
         def ask() -> str | None:
-            listed = next(iter(self._library.list(self._store, prefix or None, offset=last)), ())
-            return next((each["path"] for each in listed if each["size"] or each["path"] not in found), None)
+            for chunk in self._library.list(self._store, prefix or None, offset=last):
+                for each in chunk:
+                    if not is_mark(each["path"], each["size"]):
+                        return each["path"]
+            return None
 
         return self._asked(prefix, ask)
 

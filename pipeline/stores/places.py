@@ -141,13 +141,16 @@ def is_url(text: object) -> bool:
 
 
 @overload
-def to_place(text: StorePath) -> StorePath: ...
+def to_place(text: StorePath, *, listed: bool = ...) -> StorePath: ...
 @overload
-def to_place(text: str | Place) -> Place: ...
-def to_place(text: str | Place) -> Place:
+def to_place(text: str | Place, *, listed: bool = ...) -> Place: ...
+def to_place(text: str | Place, *, listed: bool = False) -> Place:
     """The place of a path or URL.
 
     The error does not show parts of the URL that may be secret.
+
+    Args:
+        listed: whether a listing has it: what looks like a query is then a part of an object's name.
 
     Raises:
         UserError: for a URL that is not that of a store.
@@ -169,7 +172,7 @@ def to_place(text: str | Place) -> Place:
             f"{', '.join(f'{each}://' for each in SCHEMES)}"
         )
     first = rest.partition("/")[0]
-    if "@" in first or ":" in first or _QUERY.search(rest):
+    if "@" in first or ":" in first or not listed and _QUERY.search(rest):
         raise UserError(
             f"{scheme}://…: found credentials or a query in a URL, expected {scheme}://bucket/name; "
             "credentials come from the store's own environment and files"

@@ -74,7 +74,7 @@ def open_stored(url: str | StorePath) -> StoredFile:
     Raises:
         FileNotFoundError: there is none.
     """
-    source = to_place(url)
+    source = to_place(url, listed=True)
     assert isinstance(source, StorePath), url
     status = source.stat()
     identity = f"{source} {status.content}"

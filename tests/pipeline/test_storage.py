@@ -7,7 +7,7 @@ import pytest
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.storage import clear, holding, publish_text
+from cloze.pipeline.storage import clear, describe, holding, publish_text, readable_errors
 from tests.pipeline import corpus
 
 pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
@@ -61,6 +61,24 @@ def test_whatever_lies_in_the_place_of_a_folder_is_removed(tmp_path):
         for ignore_errors in (False, True):
             clear(tmp_path / name, ignore_errors=ignore_errors)
     assert [each.name for each in tmp_path.iterdir()] == ["kept"] and (tmp_path / "kept/file").exists()
+
+
+def test_a_copy_to_a_full_disk_is_not_said_of_what_is_copied():
+    full = OSError(errno.ENOSPC, "No space left on device", "source", None, "target")
+    assert describe(full, "folder").startswith("target: the disk is full")
+    assert describe(OSError(errno.ENOENT, "none", "source", None, "target"), "folder").startswith("source: not found")
+
+
+def test_what_cant_be_removed_is_named_by_its_folder(tmp_path, monkeypatch):
+    """shutil.rmtree names what is in it by the last part alone."""
+
+    def refuse(path, **_):
+        raise PermissionError(errno.EPERM, "Operation not permitted", "f")
+
+    (tmp_path / "left").mkdir()
+    monkeypatch.setattr("cloze.pipeline.storage.shutil.rmtree", refuse)
+    with pytest.raises(UserError, match=f"^{tmp_path}/left: not permitted"), readable_errors(tmp_path):
+        clear(tmp_path / "left")
 
 
 def test_a_pipe_in_the_place_of_a_lock_is_refused(tmp_path):

@@ -15,7 +15,9 @@ from cloze.launch.run.commits import read_commits
 from cloze.launch.run.stored_run import fetch_objects
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
+from cloze.pipeline.storage import remove_tree
 from cloze.pipeline.stores import clients, places, reading
+from cloze.pipeline.stores.clients import NotAllowed
 from cloze.pipeline.stores.places import StorePath, to_place
 from cloze.pipeline.stores.reading import open_raw
 from tests.stores.server import BUSY, first, slow
@@ -69,19 +71,19 @@ def test_a_write_may_depend_on_what_is_there(bucket):
     assert path.client.write_if("lock", b"5", after) is None and not path.is_file()
 
 
-@pytest.mark.parametrize("kind", ["versions", "no token"])
+@pytest.mark.parametrize("kind", ["versions", "empty ones first", "no token"])
 def test_a_listing_that_ends_early_is_an_error(bucket, proxy, monkeypatch, kind):
     """Of a server that knows only the first version of listings, or gives no token for what follows."""
     monkeypatch.setattr(clients, "_FEWEST_OF_A_PAGE", 5)
     place = to_place(bucket) / "in"
     for number in range(12):
-        (place / f"{number:02}" / "x").write(b"1")
+        (place / f"{number:02}" / "x").write(b"1" if kind != "empty ones first" or number > 5 else b"")
     whole = proxy.passed_on
 
     def ending_early(request, body):
         if "list-type=2" not in request.path:
             return whole(request, body)
-        left_out = "list-type=2|continuation-token=[^&]*|start-after=[^&]*" if kind == "versions" else "$^"
+        left_out = "$^" if kind == "no token" else "list-type=2|continuation-token=[^&]*|start-after=[^&]*"
         path = re.sub(f"&?({left_out})", "", request.path).replace("?&", "?")
         status, headers, content = whole(dataclasses.replace(request, path=f"{path}&max-keys=5"), body)
         content = re.sub(rb"<NextContinuationToken>.*?</NextContinuationToken>", b"", content)
@@ -92,6 +94,48 @@ def test_a_listing_that_ends_early_is_an_error(bucket, proxy, monkeypatch, kind)
     for listing in (place.objects, place.iterdir, lambda: place.client.folders(place.key)):
         with pytest.raises(UserError, match=r"in: found (5|12) objects in a listing and, asked for what follows, some"):
             [*listing()]
+
+
+def test_a_listing_that_begins_anew_has_an_end(bucket, proxy, monkeypatch):
+    """As where something between drops the token of what follows."""
+    place, whole = to_place(bucket) / "in", proxy.passed_on
+    for number in range(6):
+        (place / f"{number}").write(b"1")
+
+    def beginning_anew(request, body):
+        path = re.sub("&?continuation-token=[^&]*", "", request.path).replace("?&", "?")
+        return whole(dataclasses.replace(request, path=f"{path}&max-keys=5" if "list-type=2" in path else path), body)
+
+    monkeypatch.setattr(proxy, "passed_on", beginning_anew)
+    with pytest.raises(UserError, match="in: found 5 objects in a listing and, asked for what follows, some again"):
+        [*place.objects()]
+
+
+def test_one_who_may_list_a_part_of_a_bucket_works_there(bucket, proxy):
+    place = to_place(bucket) / "mine"
+    (place / "there").write(b"1")
+
+    def forbidden(request):
+        listed = "list-type=2" in request.path and "prefix=mine" not in request.path
+        return (lambda _: (403, {"Content-Length": "0"}, b"")) if listed else None
+
+    proxy.fault = forbidden
+    assert not (place / "missing").is_file() and (place / "there").is_file() and place.is_dir()
+    with pytest.raises(NotAllowed, match="the store refused the request"):
+        (to_place(bucket) / "yours").is_dir()
+
+
+def test_what_may_not_be_deleted_stays_and_is_said(bucket, proxy, monkeypatch):
+    place, whole = to_place(bucket) / "in", proxy.passed_on
+    (place / "there").write(b"1")
+
+    def refusing(request, body):
+        return (403, {"Content-Length": "0"}, b"") if request.method in ("DELETE", "POST") else whole(request, body)
+
+    monkeypatch.setattr(proxy, "passed_on", refusing)
+    assert not remove_tree(place) and (place / "there").is_file()
+    monkeypatch.setattr(proxy, "passed_on", whole)
+    assert remove_tree(place)
 
 
 @pytest.mark.parametrize("status", [409, 412])

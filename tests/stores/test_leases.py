@@ -13,9 +13,11 @@ from cloze.launch.run.stored_run import open_stored_run
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment.launchers import Environment
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.leases import leased
 from cloze.pipeline.stores.places import to_place
+from tests.pipeline import corpus
 from tests.stores.server import BUSY
 
 
@@ -90,6 +92,18 @@ def test_one_command_at_a_time(folder, inputs, monkeypatch):
         assert time.monotonic() - began >= 1.5
         lease.check()
     assert not path.is_file()
+
+
+def test_a_preparation_that_has_lost_its_lease_writes_nothing_over_what_is_there(folder, inputs, monkeypatch):
+    """As one that was suspended, and another has completed the output with another tokenizer."""
+
+    def lost(lease):
+        raise UserError("the lease was lost")
+
+    monkeypatch.setattr(leases.Lease, "check", lost)
+    with pytest.raises(UserError, match="the lease was lost"):
+        prepare(replace(corpus.config(folder, []), input=[f"{inputs}/in"], output=f"{inputs}/data"))
+    assert to_place(f"{inputs}/data").client.names(f"{to_place(inputs).key}/data".strip("/")) == [".work"]
 
 
 def test_a_request_that_a_killed_holder_has_sent_comes_late(inputs, monkeypatch):

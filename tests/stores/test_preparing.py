@@ -102,6 +102,29 @@ def test_names_with_letters_that_mean_something_elsewhere(put, bucket, name):
     assert texts(f"{bucket}/in/{name}.txt") == [b"this one"]
 
 
+def test_a_name_with_a_query_is_read_from_its_folder(put, bucket):
+    """As `wget --recursive` makes it; in a URL that a user writes it could be credentials."""
+    put("in/page?id=1.txt", b"this one")
+    assert texts(f"{bucket}/in") == texts(f"{bucket}/in/*.txt") == [b"this one"]
+    with pytest.raises(UserError, match="found credentials or a query"):
+        texts(f"{bucket}/in/page?id=1.txt")
+
+
+@pytest.mark.parametrize(
+    ("folder", "names"), [("", ["/a.txt", "a.txt"]), ("in", ["in/a.txt", "in/a.txt/"]), ("in", ["in/", "in/b.txt"])]
+)
+def test_objects_that_would_be_read_by_anothers_name_are_refused(put, bucket, folder, names):
+    """Of the slash with which a name begins or ends the library says nothing; empty ones mark folders."""
+    for name in names:
+        put(name, b"this one")
+    with pytest.raises(UserError, match="found an object with content whose name begins or ends with a slash"):
+        texts(f"{bucket}/{folder}".rstrip("/"))
+    for name in names:
+        put(name, b"" if name.endswith("/") else b"this one")
+    if folder:
+        assert texts(f"{bucket}/in") == [b"this one"]
+
+
 @pytest.mark.parametrize("name", ["a//b.txt", "/a.txt", "a\tb.txt", "./b.txt", "a/../b.txt"])
 def test_names_that_can_not_be_read_are_one_line(put, bucket, name):
     """And no hindrance to what is named by itself, or lies elsewhere."""

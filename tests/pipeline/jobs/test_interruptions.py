@@ -415,6 +415,20 @@ def test_two_processes_on_one_folder(folder, tmp_path):
     prepare(config)
 
 
+def test_the_same_command_that_is_faster_meanwhile_has_done_the_work(folder, undisturbed, tmp_path, monkeypatch):
+    """It ends between the look for a complete output and the work folder."""
+    config, make_work = corpus.config(folder, [folder / "in"], output=str(tmp_path / "data")), preparing.make_work
+
+    def later(*given):
+        monkeypatch.setattr(preparing, "make_work", make_work)
+        prepare(config)
+        make_work(*given)
+
+    monkeypatch.setattr(preparing, "make_work", later)
+    prepare(config)
+    assert corpus.contents(tmp_path / "data") == undisturbed
+
+
 def test_a_file_system_without_locks_is_named(folder, tmp_path, monkeypatch):
     """Lustre without -o flock, and NFS, which locks only what is open for writing."""
 
