@@ -10,7 +10,7 @@ from cloze.launch.finetune.sweep import checked_runs, configured
 from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.run import integrity, runs
 from cloze.launch.run.run_locks import locked
-from cloze.launch.run.sweep_planning import written
+from cloze.launch.run.sweep_planning import with_configurations
 from cloze.launch.run.sweep_pool import run_all
 from cloze.launch.run.sweep_results import statistics_of
 from cloze.launch.run.sweep_run import Run, fault_in_runs
@@ -103,7 +103,7 @@ def fine_tune(
                 f"expected auto: {task} is measured by {metric}"
             )
     runs_of = {each: list(checked_runs(own)) for each, own in configs.items()}
-    planned = {each: written(Path(configs[each].output), of_task) for each, of_task in runs_of.items()}
+    planned = {each: with_configurations(Path(configs[each].output), of_task) for each, of_task in runs_of.items()}
     steps = sorted({str(own.model_step) for of_task in runs_of.values() for _, own in of_task if own.model_step})
     if steps:  # that of runs that lie there, although there may be a newer one now
         console.say(f"{folder}: fine-tuned from its checkpoint of step {', '.join(steps)}")

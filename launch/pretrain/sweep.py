@@ -20,9 +20,9 @@ from cloze.launch.run.metrics_file import is_evaluation, iterate_metrics
 from cloze.launch.run.resume_check import check_folder
 from cloze.launch.run.runs import CHECKPOINTS, FIRST_WEIGHTS, METRICS, SOFTWARE, TOKENIZER, flatten
 from cloze.launch.run.status_file import read_status
-from cloze.launch.run.sweep_planning import arguments_of, combinations, command_of, part_of_name, written
+from cloze.launch.run.sweep_planning import arguments_of, combinations, command_of, part_of_name, with_configurations
 from cloze.launch.run.sweep_results import Sweep
-from cloze.launch.run.sweep_run import Lost, Results, Run
+from cloze.launch.run.sweep_run import Lost, Results, Run, write_configuration
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment.gpus import visible_gpus
 from cloze.launch.system.environment.launchers import Environment
@@ -145,6 +145,7 @@ def sweep(config: SweepConfig, environment: Environment) -> int:
         if not 0 <= config.run < len(planned):
             raise UserError(f"run: found {config.run}, expected 0 to {len(planned) - 1}, a run of the grid")
         command = planned[config.run].command
+        write_configuration(planned[config.run])
         console.say(f"run {config.run} of {len(planned)}: {planned[config.run].name}")
         sys.stdout.flush()
         os.execv(command[0], command)  # it handles signals and returns its own exit status
@@ -174,8 +175,8 @@ def warn_of_other_weights(planned: list[PretrainingRun], console: Console) -> No
 
 
 def plan(config: SweepConfig) -> list[PretrainingRun]:
-    """All runs; the configuration of each is written beside its folder after all were checked."""
-    return written(Path(config.output), _planned(config))
+    """All runs, after all were checked."""
+    return with_configurations(Path(config.output), _planned(config))
 
 
 def _planned(config: SweepConfig) -> Iterator[tuple[PretrainingRun, PretrainConfig]]:

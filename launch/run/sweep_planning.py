@@ -5,15 +5,14 @@ import math
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
 from cloze.launch.config import RunConfig, TrainConfig
 from cloze.launch.run import runs
-from cloze.launch.run.sweep_run import Run
+from cloze.launch.run.sweep_run import Run, file_of
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import publish_text
 from cloze.pipeline.untrusted import dump_yaml
 
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -71,22 +70,17 @@ def arguments_of(settings: dict[str, str]) -> list[str]:
     return [word for name, value in settings.items() for word in (f"--{name}", value)]
 
 
-def file_of(output: Path) -> Path:
-    """The file with a run's configuration, beside its folder."""
-    return output.with_name(output.name + ".yaml")
-
-
 def command_of(words: Sequence[str], output: Path) -> list[str]:
     """The command of a run with its own configuration."""
     return [sys.executable, "-m", "cloze", *words, "--config", str(file_of(output))]
 
 
-def written(sweep: Path, planned: Iterable[tuple[AnyRun, RunConfig]]) -> list[AnyRun]:
-    """Write the configuration of each run beside its folder.
+def with_configurations(sweep: Path, planned: Iterable[tuple[AnyRun, RunConfig]]) -> list[AnyRun]:
+    """Each run with the configuration that is written beside its folder when the sweep begins.
 
     Args:
         sweep: folder of all of them.
-        planned: runs and their configurations; nothing is written before all of them have been given, and so checked.
+        planned: runs and their configurations.
 
     Raises:
         UserError: two runs have the same folder, or the same settings in other words, as 1e-3 and 0.001; or the sweep's
@@ -97,7 +91,6 @@ def written(sweep: Path, planned: Iterable[tuple[AnyRun, RunConfig]]) -> list[An
             f"output: found {sweep}, the folder of a single run ({runs.CONFIG}), expected a new one or that of this "
             "sweep; choose another --output"
         )
-    texts: dict[Path, str] = {}
     taken: set[Path] = set()
     names: dict[str, str] = {}
     checked: list[AnyRun] = []
@@ -115,8 +108,5 @@ def written(sweep: Path, planned: Iterable[tuple[AnyRun, RunConfig]]) -> list[An
                 "let one of them be a sweep of its own"
             )
         taken |= own
-        texts[path] = dump_yaml(asdict(config), sort_keys=False)
-        checked.append(run)
-    for path, text in texts.items():
-        publish_text(path, text)
+        checked.append(replace(run, configuration=dump_yaml(asdict(config), sort_keys=False)))
     return checked

@@ -1,23 +1,27 @@
 """The processes of a sweep: its incomplete runs, one at a time on each device."""
 
+import fcntl
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from cloze.launch.run.metrics_file import newest_metrics
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.run_locks import in_use
-from cloze.launch.run.sweep_run import Run, last_line, shown
+from cloze.launch.run.sweep_run import Run, last_line, shown, write_configuration
 from cloze.launch.system.console import Console, doing, figure
 from cloze.launch.system.environment.launchers import child_variables
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import holding
 from cloze.pipeline.untrusted import check_regular
 
 _POLL_SECONDS = 0.2
 
 
 def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> bool:
-    """Run the incomplete runs, one process at a time on each device.
+    """Write the configuration of each run, and run the incomplete ones, one process at a time on each device. The
+    caller holds the folder of all.
 
     Args:
         devices: values of CUDA_VISIBLE_DEVICES; an empty one selects no device.
@@ -39,6 +43,8 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
         if run.measured and (other := run.measured_otherwise()):
             raise UserError(other)
     waiting = [run for run in planned if not run.measured]
+    for run in planned:
+        write_configuration(run)
     if done := len(planned) - len(waiting):
         console.say(f"{done} of {len(planned)} runs are complete already")
     with StopRequest() as stop, doing() as tell:
@@ -77,7 +83,7 @@ class _Pool:
 
     def start_waiting(self) -> None:
         """Start a run on each device that is free, unless runs of an earlier start are still at work."""
-        left_behind = [run.name for run in self._waiting if in_use(run.folder)]
+        left_behind = [run.name for run in self._waiting if _at_work(run)]
         if left_behind not in ([], self._reported):
             self._console.say(f"waiting for {', '.join(left_behind)}, still at work since an earlier start")
             self._reported = left_behind
@@ -107,11 +113,25 @@ class _Pool:
         self._waiting = [run for run in self._waiting if not run.measured]
 
 
+def _at_work(run: Run) -> bool:
+    """Whether a process of an earlier start has the run: it holds the folder's lock, or, before it has come so far,
+    that of its output (`_start`).
+    """
+    if in_use(run.folder):
+        return True
+    if not run.log.is_file():
+        return False
+    with holding(run.log) as is_held:
+        return not is_held
+
+
 def _start(run: Run, device: str) -> subprocess.Popen[bytes]:
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     variables = child_variables(**({"CUDA_VISIBLE_DEVICES": device} if device else {}))
     check_regular(run.log)  # a pipe would wait for a reader
     with open(run.log, "a", encoding="utf-8") as log:
+        with suppress(OSError):  # a file system without locks; the sweep's folder needs one
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return subprocess.Popen(run.command, stdout=log, stderr=subprocess.STDOUT, env=variables)
 
 

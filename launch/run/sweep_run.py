@@ -11,6 +11,7 @@ from cloze.launch.run.resume_check import MEASURES
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system.console import figure
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import publish_text
 from cloze.pipeline.untrusted import check_regular, fields_if_readable, is_number
 
 TEST_HASHES = "test_hashes"  # in a run's results
@@ -61,6 +62,11 @@ def no_better(metric: str, value: float, majority: float | None) -> str | None:
     )
 
 
+def file_of(output: Path) -> Path:
+    """The file with a run's configuration, beside its folder."""
+    return output.with_name(output.name + ".yaml")
+
+
 # The fields that say when a run is complete (launch/training/completion.py).
 _ENDS = "train.max_steps", "train.time_budget_hours", "evaluation.target", "evaluation.patience"
 _MEASURES = "evaluation.metric", *MEASURES
@@ -82,6 +88,8 @@ class Run:
     """The same of its test files."""
     fields: Mapping[str, object] = field(default_factory=dict)
     """Of its configuration as planned, in which steps are counted, by dotted names."""
+    configuration: str = ""
+    """What its command reads from `file_of` its folder."""
 
     @property
     def log(self) -> Path:
@@ -173,6 +181,13 @@ class Run:
                 "command runs it again"
             )
         return Results(f"validation/{metric}", values, majority)
+
+
+def write_configuration(run: Run) -> None:
+    """Write what the run's command reads: only by who holds the folder of the sweep, since another's would be read
+    otherwise.
+    """
+    publish_text(file_of(run.folder), run.configuration)
 
 
 def fault_in_runs(planned: Sequence[Run]) -> str | None:

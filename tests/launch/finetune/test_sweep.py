@@ -14,6 +14,8 @@ import pytest
 
 from cloze.launch.cli import main
 from cloze.launch.run import runs, sweep_pool
+from cloze.launch.run.run_locks import locked
+from cloze.launch.run.runs import LOCK
 from cloze.launch.run.status_file import read_status
 from cloze.launch.run.sweep_run import Run
 from tests.commands import forked_cloze, main_of_python
@@ -196,6 +198,14 @@ def test_settings_that_are_the_same_in_other_words_are_refused(model, files, tmp
     assert main(arguments("sst2", model, *files, tmp_path / "sweep", "--grid", grid)) == 2
     assert "with the same settings, expected others" in capsys.readouterr().err
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_sweep_that_is_refused_changes_nothing_of_the_one_at_work(model, files, tmp_path, capsys):
+    """Whose runs would begin by the other's settings."""
+    with locked(folder := tmp_path / "sweep"):
+        assert main(arguments("sst2", model, *files, folder, "--seeds", 2)) == 2
+    assert "in use by another job" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == [LOCK]
 
 
 def test_a_single_run_keeps_its_results_before_a_sweep_into_its_folder(model, files, tmp_path, capsys):

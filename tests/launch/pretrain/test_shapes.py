@@ -14,7 +14,6 @@ from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.inputs import open_inputs
 from cloze.launch.pretrain.precheck import check_inputs
 from cloze.launch.pretrain.sweep import plan
-from cloze.launch.run.sweep_planning import file_of
 from cloze.model.config import BertConfig
 from cloze.pipeline.errors import UserError
 from tests.launching import ROOT
@@ -71,7 +70,7 @@ def test_the_runs_of_a_sweep_over_sources_have_the_shapes_of_their_sources(data,
     (other / "config.json").write_text(json.dumps(changed))
     given = words(data, source, "--grid", f"init_from={source},{other}", "--model.hidden_dropout_prob", "0")
     config = parse("sweep", [word for word in given if word not in ("--init_from", str(source))])
-    models = [BertConfig(**yaml.safe_load(file_of(run.folder).read_text())["model"]) for run in plan(config)]
+    models = [BertConfig(**yaml.safe_load(run.configuration)["model"]) for run in plan(config)]
     assert [taken(model) for model in models] == [SHAPE, SHAPE | {"num_hidden_layers": 2}]
     assert {model.hidden_dropout_prob for model in models} == {0.0}
     with pytest.raises(UserError, match="model.hidden_size: found 256, expected 128"):

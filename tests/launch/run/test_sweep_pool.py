@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from cloze.launch.run import integrity, runs
 from cloze.launch.run.run_locks import in_use
-from cloze.launch.run.sweep_pool import run_all
+from cloze.launch.run.sweep_pool import _start, run_all
 from cloze.launch.run.sweep_run import fault_in_runs
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
@@ -99,19 +99,23 @@ def test_a_run_whose_model_was_cut_is_run_again(tmp_path, capsys, lost):
     assert "1 of 2 runs are complete already" in printed.out and "run 1 of 2, a begins" in printed.out
 
 
-def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path):
-    """It holds its folder's lock and ends by itself: it is not started a second time, and no other beside it."""
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path, begun):
+    """It holds its folder's lock, or imports yet and holds that of its output, and ends by itself: it is not started a
+    second time, and no other beside it.
+    """
     planned, said = [scripted(tmp_path, name) for name in "ab"], []
     console, waiting = Console(), tmp_path / "waiting"
     console.say = lambda line: (said.append(line), waiting.touch())
     (tmp_path / "a").mkdir()
     holding = f"import fcntl, time\nfile = open({str(tmp_path / 'a' / runs.LOCK)!r}, 'w')\nfcntl.flock(file, 2)\n"
-    orphan = subprocess.Popen([sys.executable, "-c", holding + completing(tmp_path / "a", waiting)])
-    while not in_use(tmp_path / "a"):
+    program = [sys.executable, "-c", holding * begun + completing(tmp_path / "a", waiting)]
+    orphan = subprocess.Popen(program) if begun else _start(replace(planned[0], command=program), "")
+    while begun and not in_use(tmp_path / "a"):
         assert orphan.poll() is None
         time.sleep(0.01)
     assert not run_all(planned, [""], console)
     assert orphan.wait() == 0 and "waiting for a, still at work" in said[0]
-    assert not planned[0].log.exists() and planned[1].results()
+    assert planned[0].log.exists() != begun and planned[1].results()
     ended = json.loads((tmp_path / "a" / "when").read_text())[2]
     assert json.loads((tmp_path / "b" / "when").read_text())[1] >= ended
