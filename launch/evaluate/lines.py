@@ -29,8 +29,10 @@ def read_lines(data: str, every_nth: int) -> list[str]:
         texts = (document.text.decode("utf-8") for task in tasks for document in read(task))
         lines = (line.strip() for text in texts for line in text.split("\n"))
         chosen = [line for line in lines if line][::every_nth]
-    except UserError as error:  # the message names `cloze prepare`'s field for the files
-        raise UserError(re.sub("^input: ", "data: ", str(error))) from error
+    except UserError as error:  # the message names fields and options of `cloze prepare`
+        said = re.sub("^input: ", "data: ", str(error))
+        left_out = " (options of `cloze prepare`: make a file of plain text)" if "--" in said else ""
+        raise UserError(said + left_out) from error
     if not chosen:
         raise UserError(f"data: found no line of text in {data}, expected at least one")
     return chosen

@@ -66,19 +66,17 @@ def read_pairs(folder: Path, every_nth: int = 1) -> list[Pair]:
     for path in files:
         check_readable(path)
         with readable_errors(path):
-            lines = path.read_bytes().split(b"\n")  # not splitlines, which also splits inside strings
-        if not any(line.strip() for line in lines):
+            content = path.read_bytes().split(b"\n")  # not splitlines, which also splits inside strings
+        lines = [(number, line) for number, line in enumerate(content, 1) if line.strip()]
+        if not lines:
             raise UserError(f"{path}: found no pair, expected one in each line; move the file away")
-        for number, line in enumerate(lines):
-            if number % every_nth == 0 and line.strip():
-                pairs.append(pair := _pair(line, path.stem, f"{path}:{number + 1}"))
-                if (before := phenomena.setdefault(pair.paradigm, pair.phenomenon)) != pair.phenomenon:
-                    raise UserError(
-                        f"{pair.place}: found the phenomenon {pair.phenomenon!r:.60} of the paradigm "
-                        f"{pair.paradigm!r:.60}, expected {before!r:.60}, as in the lines before"
-                    )
-    if not pairs:
-        raise UserError(f"data: found no pairs in the *.jsonl files of {folder}, expected at least one")
+        for number, line in lines[::every_nth]:
+            pairs.append(pair := _pair(line, path.stem, f"{path}:{number}"))
+            if (before := phenomena.setdefault(pair.paradigm, pair.phenomenon)) != pair.phenomenon:
+                raise UserError(
+                    f"{pair.place}: found the phenomenon {pair.phenomenon!r:.60} of the paradigm "
+                    f"{pair.paradigm!r:.60}, expected {before!r:.60}, as in the lines before"
+                )
     return pairs
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.untrusted import check_regular, load_json, load_yaml
+from cloze.pipeline.untrusted import check_characters, check_regular, load_json, load_yaml
 
 CARD = "README.md"
 _LONGEST = 1 << 16  # bytes that are read of a card, whose metadata comes first
@@ -61,7 +61,10 @@ def row_examples(file: Path, columns: tuple[str, ...]) -> list[Example]:
         check_regular(file)
         with open(file, "rb") as opened:
             *lines, _ = opened.read(_LONGEST).split(b"\n")
-        rows = [load_json(line.decode()) for line in lines]
+        texts_of_lines = [line.decode() for line in lines]
+        rows = [load_json(line) for line in texts_of_lines]
+        for line, row in zip(texts_of_lines, rows, strict=True):
+            check_characters(line, row)
     except (OSError, ValueError):
         return []
     found = []

@@ -108,11 +108,9 @@ def _aside(output: Path) -> Iterator[Path]:
                     f"output: found {output} in use by another export, expected a folder of its own; choose another "
                     "--output"
                 )
-            stack.callback(lock.unlink, missing_ok=True)
+            stack.callback(clear, lock, ignore_errors=True)  # another user's, perhaps
             _check_free(output)
-            for left in output.glob(f"{ASIDE}*"):  # by a killed export
-                if left != lock:
-                    clear(left)
+            clear(aside)  # of a killed export; other temporary files are those of exports into folders below
         stack.callback(clear, aside, ignore_errors=True)
         yield aside
 

@@ -124,7 +124,9 @@ def _with_comparable_best(config: RunConfig, state: TrainState, before: Fields |
     Args:
         before: what the checkpoint says of it; None: an earlier version has written it.
     """
-    now = measures_of(config)
+    # What is null is as good as not there: an earlier version may not know it.
+    now = {name: value for name, value in measures_of(config).items() if value is not None}
+    before = before and {name: value for name, value in before.items() if value is not None}
     if before is None or before == now or state.best_metric is None or completion(config, state):
         return state
     name = next(name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name))

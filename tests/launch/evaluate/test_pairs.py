@@ -94,6 +94,15 @@ def test_a_paradigm_has_one_phenomenon_and_a_name(tmp_path, lines, message):
         read_pairs(tmp_path)
 
 
+def test_of_every_nth_pair_the_first_of_each_file_is_one(tmp_path):
+    """Empty lines are none."""
+    rows = [json.dumps({"sentence_good": str(number), "sentence_bad": "b"}) for number in range(5)]
+    (tmp_path / "whole.jsonl").write_text("\n".join(rows))
+    (tmp_path / "spaced.jsonl").write_text("\n\n" + "\n\n".join(rows) + "\n")
+    chosen = [(pair.paradigm, pair.good, pair.place.rpartition(":")[2]) for pair in read_pairs(tmp_path, 3)]
+    assert chosen == [("spaced", "0", "3"), ("spaced", "3", "9"), ("whole", "0", "1"), ("whole", "3", "4")]
+
+
 @pytest.mark.parametrize("suite", ["blimp", "lines"])
 def test_scores_that_are_not_finite_are_refused_by_their_text(tmp_path, capsys, suite):
     """The weights are finite, and what they make of one word is not: such a pair was counted as wrong."""

@@ -47,6 +47,8 @@ def test_the_examples_of_rows_that_a_run_was_measured_by(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *[{"ticket": "slow", "note": "c"}] * 9]))
     assert row_examples(file, ("ticket",)) == [Example("no login"), *[Example("slow")] * 4]
     assert row_examples(file, ("ticket", "note"))[:2] == [Example("no login", "a"), Example("slow", "c")]
+    file.write_text(json.dumps({"ticket": "half \ud83d"}) + "\n")
+    assert row_examples(file, ("ticket",)) == []
     file.write_text("[1]\nno JSON\n")
     assert row_examples(file, ("ticket",)) == []
 

@@ -248,6 +248,21 @@ def test_an_empty_folder_is_filled(tmp_path, monkeypatch, into):
     assert not [path for folder in (tmp_path, output) for path in folder.iterdir() if path.name.startswith(".tmp")]
 
 
+def test_an_export_into_a_folder_below_goes_on_beside_one_into_it(tmp_path, monkeypatch):
+    source, output = save_model(tmp_path / "model"), tmp_path / "out"
+    output.mkdir()
+    write, inner = export_module.write_remote_code, [output / "inner"]
+
+    def another(folder):
+        write(folder)
+        if inner:  # the first one has its temporary folder in the output of the second
+            assert main(["export", str(source), "--output", str(inner.pop().parent)]) == 0
+
+    monkeypatch.setattr(export_module, "write_remote_code", another)
+    assert main(["export", str(source), "--output", str(inner[0])]) == 0
+    assert (output / "config.json").is_file() and (output / "inner/config.json").is_file()
+
+
 def test_one_export_at_once_uses_a_folder(tmp_path, capsys, monkeypatch):
     source, output = save_model(tmp_path / "model"), tmp_path / "out"
     output.mkdir()

@@ -1,9 +1,12 @@
 """What a resumed run takes over of its evaluations."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from cloze.launch.training import resuming
+from cloze.launch.training.resuming import TrainState
 from tests.launching import saved, train
 from tests.synthetic import make_shards
 
@@ -37,3 +40,16 @@ def test_a_best_value_that_was_measured_otherwise_counts_no_more(data, tmp_path,
     assert (warned in said.replace("\n", " ")) != counts
     after = json.loads((saved(run)[-1] / "state.json").read_text())
     assert after["best_step"] > 4 or counts
+
+
+def test_a_measure_that_is_null_is_as_one_that_is_not_there(monkeypatch):
+    """As of a version that did not know it."""
+    monkeypatch.setattr(resuming, "completion", lambda config, state: None)
+    monkeypatch.setattr(resuming, "measures_of", lambda config: {"data": "a", "evaluation.new": None})
+    state = TrainState(best_metric="loss", best_value=2.0, best_step=4)
+    for before in ({"data": "a"}, {"data": "a", "evaluation.old": None}):
+        assert resuming._with_comparable_best(None, state, before, None) is state
+    said = []
+    process = SimpleNamespace(console=SimpleNamespace(warn=said.append))
+    other = resuming._with_comparable_best(None, state, {"data": "b", "evaluation.old": None}, process)
+    assert other.best_metric is None and "data: found a, b until now" in said[0]
