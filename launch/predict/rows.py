@@ -22,7 +22,7 @@ from cloze.pipeline.untrusted import check_regular, load_json, unique_fields
 _CONLL = (".conll", ".conllu", ".conll03", ".conll2003")
 _SQUAD = re.compile(rb'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
 _BEGINNING = 4096  # number of bytes that are checked for SQuAD's format
-_GZIP = b"\x1f\x8b"  # how its files begin (RFC 1952)
+_GZIP = b"\x1f\x8b\x08"  # how its files begin (RFC 1952)
 _SHOWN_LINES = 5  # number of empty lines listed in a warning
 
 _Item = TypeVar("_Item")
@@ -222,7 +222,9 @@ def _parse(file: BinaryIO, name: str, config: Input) -> Iterator[Row]:
         try:
             line = content.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            packed = "; of packed files only tables are read: unpack it" if content.startswith(_GZIP) else ""
+            packed = (
+                "; of packed files only tables are read: unpack it" if number == 1 and content.startswith(_GZIP) else ""
+            )
             said = f"{place}: found bytes that are no UTF-8, expected text ({error.reason}){packed}"
             raise UserError(said) from error
         if "\0" in line:

@@ -22,7 +22,7 @@ from cloze.launch.run.runs import CHECKPOINTS, FIRST_WEIGHTS, METRICS, SOFTWARE,
 from cloze.launch.run.status_file import read_status
 from cloze.launch.run.sweep_planning import arguments_of, combinations, command_of, part_of_name, with_configurations
 from cloze.launch.run.sweep_results import Sweep
-from cloze.launch.run.sweep_run import Lost, Results, Run, write_configuration
+from cloze.launch.run.sweep_run import Lost, Results, Run, claim
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment.gpus import visible_gpus
 from cloze.launch.system.environment.launchers import Environment
@@ -145,7 +145,12 @@ def sweep(config: SweepConfig, environment: Environment) -> int:
         if not 0 <= config.run < len(planned):
             raise UserError(f"run: found {config.run}, expected 0 to {len(planned) - 1}, a run of the grid")
         command = planned[config.run].command
-        write_configuration(planned[config.run])
+        if (log := claim(planned[config.run])) is None:
+            raise UserError(
+                f"run: found {planned[config.run].folder} in use by another job, expected it free; wait for that job "
+                "or choose another --output"
+            )
+        os.set_inheritable(log.fileno(), True)  # the lock lasts as long as the run's process
         console.say(f"run {config.run} of {len(planned)}: {planned[config.run].name}")
         sys.stdout.flush()
         os.execv(command[0], command)  # it handles signals and returns its own exit status

@@ -1,27 +1,21 @@
 """The processes of a sweep: its incomplete runs, one at a time on each device."""
 
-import fcntl
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 from cloze.launch.run.metrics_file import newest_metrics
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.run.run_locks import in_use
-from cloze.launch.run.sweep_run import Run, last_line, shown, write_configuration
+from cloze.launch.run.sweep_run import Run, claim, file_of, is_claimed, last_line, shown
 from cloze.launch.system.console import Console, doing, figure
 from cloze.launch.system.environment.launchers import child_variables
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import holding
-from cloze.pipeline.untrusted import check_regular
 
 _POLL_SECONDS = 0.2
 
 
 def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> bool:
-    """Write the configuration of each run, and run the incomplete ones, one process at a time on each device. The
-    caller holds the folder of all.
+    """Run the incomplete runs, one process at a time on each device.
 
     Args:
         devices: values of CUDA_VISIBLE_DEVICES; an empty one selects no device.
@@ -30,7 +24,8 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
         Whether a signal stopped it.
 
     Raises:
-        UserError: a complete run was measured otherwise than is planned.
+        UserError: a complete run was measured otherwise than is planned, or another command has begun and ended one
+            meanwhile by other settings.
 
     Stop signals are forwarded, so that each run leaves a checkpoint. A run still active from a sweep that was killed is
     waited for.
@@ -43,8 +38,6 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
         if run.measured and (other := run.measured_otherwise()):
             raise UserError(other)
     waiting = [run for run in planned if not run.measured]
-    for run in planned:
-        write_configuration(run)
     if done := len(planned) - len(waiting):
         console.say(f"{done} of {len(planned)} runs are complete already")
     with StopRequest() as stop, doing() as tell:
@@ -56,6 +49,13 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
                 tell(pool.progress)
             pool.forward_stop()
             pool.collect_ended()
+        for run in pool.by_others:
+            path = file_of(run.folder)
+            if not path.is_file() or path.read_text(encoding="utf-8") != run.configuration:
+                raise UserError(
+                    f"{run.folder}: found a run that another command has begun by {path}, expected the settings of "
+                    "this one; run the same command again, which says what differs, or give another --output"
+                )
         return stop.wanted and not all(run.measured for run in planned)
 
 
@@ -70,6 +70,7 @@ class _Pool:
         self._running: dict[str, tuple[Run, subprocess.Popen[bytes]]] = {}  # by device
         self._reported: list[str] = []  # names of the runs that were said to be waited for
         self._passed_on = False
+        self.by_others: list[Run] = []
 
     @property
     def is_running(self) -> bool:
@@ -83,14 +84,16 @@ class _Pool:
 
     def start_waiting(self) -> None:
         """Start a run on each device that is free, unless runs of an earlier start are still at work."""
-        left_behind = [run.name for run in self._waiting if _at_work(run)]
+        left_behind = [run.name for run in self._waiting if is_claimed(run)]
         if left_behind not in ([], self._reported):
             self._console.say(f"waiting for {', '.join(left_behind)}, still at work since an earlier start")
             self._reported = left_behind
         for device in self._devices:
             if device not in self._running and self._waiting and not left_behind and not self._stop.wanted:
-                run = self._waiting.pop(0)
-                self._running[device] = run, _start(run, device)
+                run = self._waiting[0]
+                if (process := _start(run, device)) is None:
+                    return
+                self._running[device] = self._waiting.pop(0), process
                 self._console.say(f"{_which(run, self._planned)} begins; its output: {run.log}")
 
     def progress(self) -> str:
@@ -110,28 +113,16 @@ class _Pool:
             if process.poll() is not None:
                 del self._running[device]
                 _say_end(run, process.returncode, self._passed_on, self._console)
+        self.by_others += [run for run in self._waiting if run.measured]
         self._waiting = [run for run in self._waiting if not run.measured]
 
 
-def _at_work(run: Run) -> bool:
-    """Whether a process of an earlier start has the run: it holds the folder's lock, or, before it has come so far,
-    that of its output (`_start`).
-    """
-    if in_use(run.folder):
-        return True
-    if not run.log.is_file():
-        return False
-    with holding(run.log) as is_held:
-        return not is_held
-
-
-def _start(run: Run, device: str) -> subprocess.Popen[bytes]:
-    run.folder.parent.mkdir(parents=True, exist_ok=True)
+def _start(run: Run, device: str) -> subprocess.Popen[bytes] | None:
+    """None: another process has taken the run."""
     variables = child_variables(**({"CUDA_VISIBLE_DEVICES": device} if device else {}))
-    check_regular(run.log)  # a pipe would wait for a reader
-    with open(run.log, "a", encoding="utf-8") as log:
-        with suppress(OSError):  # a file system without locks; the sweep's folder needs one
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if (log := claim(run)) is None:
+        return None
+    with log:
         return subprocess.Popen(run.command, stdout=log, stderr=subprocess.STDOUT, env=variables)
 
 

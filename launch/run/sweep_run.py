@@ -1,17 +1,20 @@
 """One run of a sweep: its folder, its results, and what it has lost."""
 
+import fcntl
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.run import integrity, runs
 from cloze.launch.run.resume_check import MEASURES
+from cloze.launch.run.run_locks import in_use
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system.console import figure
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import publish_text
+from cloze.pipeline.storage import holding, publish_text
 from cloze.pipeline.untrusted import check_regular, fields_if_readable, is_number
 
 TEST_HASHES = "test_hashes"  # in a run's results
@@ -183,11 +186,35 @@ class Run:
         return Results(f"validation/{metric}", values, majority)
 
 
-def write_configuration(run: Run) -> None:
-    """Write what the run's command reads: only by who holds the folder of the sweep, since another's would be read
-    otherwise.
+def claim(run: Run) -> TextIO | None:
+    """Take a run, and write what its command reads, which another one's would be otherwise: the command's process has
+    to inherit the file, which is the run's log to write. None: another process has it.
+
+    The lock of the run's folder comes later, when the command has imported what it needs.
     """
-    publish_text(file_of(run.folder), run.configuration)
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    check_regular(run.log)  # a pipe would wait for a reader
+    log = open(run.log, "a", encoding="utf-8")
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        publish_text(file_of(run.folder), run.configuration)
+    except BlockingIOError:
+        log.close()
+        return None
+    except BaseException:
+        log.close()
+        raise
+    return log
+
+
+def is_claimed(run: Run) -> bool:
+    """Whether a process has taken the run, or holds its folder."""
+    if in_use(run.folder):
+        return True
+    if not run.log.is_file():
+        return False
+    with holding(run.log) as is_held:
+        return not is_held
 
 
 def fault_in_runs(planned: Sequence[Run]) -> str | None:

@@ -12,6 +12,7 @@ can only be read twice, which is done with what has no checksum of ours: input f
 import hashlib
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from cloze.pipeline.fields import Fields
 RETRIES = 10
 RETRY_SECONDS = 60.0  # total time of a request with its retries
 _FEWEST_OF_A_PAGE = 100  # objects in each answer of a listing but the last; S3 and Google give 1,000, Azure 5,000
+_MOST_OF_A_NAME = 4  # objects that the library lists by one name: it leaves out slashes at the beginning and the end
 _LAST_LETTER = "\U0010ffff"
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # first and maximum seconds between two tries: doubled, with jitter
 _CONNECT_SECONDS, _SILENT_SECONDS = 5, 30  # timeouts of connecting and of an idle connection
@@ -135,14 +137,13 @@ class ObjectClient:
             UserError: it begins anew, as where something between drops the token of what follows.
         """
         listed: list[ObjectInfo] = []
-        known: set[str] = set()
+        times: Counter[str] = Counter()
         chunk: Any
         for chunk in self._library.list(self._store, prefix or None):
             infos = [_info(each) for each in chunk]
-            keys = {each.key for each in infos if each.size}
-            if keys and keys <= known:
-                raise self._listed_again(prefix, len(known))
-            known |= keys
+            times.update(each.key for each in infos)
+            if any(times[each.key] > _MOST_OF_A_NAME for each in infos):
+                raise self._listed_again(prefix, len(times))
             listed += infos
         return listed
 
@@ -212,9 +213,11 @@ class ObjectClient:
             return not size and path in found and f"{path}/" > last
 
         def ask() -> str | None:
+            marks = 0
             for chunk in self._library.list(self._store, prefix or None, offset=last):
                 for each in chunk:
-                    if not is_mark(each["path"], each["size"]):
+                    marks += 1
+                    if not is_mark(each["path"], each["size"]) or marks > _MOST_OF_A_NAME * len(found):
                         return each["path"]
             return None
 

@@ -96,11 +96,12 @@ def test_a_listing_that_ends_early_is_an_error(bucket, proxy, monkeypatch, kind)
             [*listing()]
 
 
-def test_a_listing_that_begins_anew_has_an_end(bucket, proxy, monkeypatch):
+@pytest.mark.parametrize("content", [b"1", b""])
+def test_a_listing_that_begins_anew_has_an_end(bucket, proxy, monkeypatch, content):
     """As where something between drops the token of what follows."""
     place, whole = to_place(bucket) / "in", proxy.passed_on
     for number in range(6):
-        (place / f"{number}").write(b"1")
+        (place / f"{number}").write(content)
 
     def beginning_anew(request, body):
         path = re.sub("&?continuation-token=[^&]*", "", request.path).replace("?&", "?")

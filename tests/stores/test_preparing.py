@@ -117,12 +117,14 @@ def test_objects_that_would_be_read_by_anothers_name_are_refused(put, bucket, fo
     """Of the slash with which a name begins or ends the library says nothing; empty ones mark folders."""
     for name in names:
         put(name, b"this one")
+    for number in range(49):  # the library gives 50 at once, of which the last one is the first of `names`
+        put(f"{folder}/0{number:02}".lstrip("/"), b"another")
     with pytest.raises(UserError, match="found an object with content whose name begins or ends with a slash"):
         texts(f"{bucket}/{folder}".rstrip("/"))
     for name in names:
         put(name, b"" if name.endswith("/") else b"this one")
     if folder:
-        assert texts(f"{bucket}/in") == [b"this one"]
+        assert texts(f"{bucket}/in").count(b"this one") == 1
 
 
 @pytest.mark.parametrize("name", ["a//b.txt", "/a.txt", "a\tb.txt", "./b.txt", "a/../b.txt"])

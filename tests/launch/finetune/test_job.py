@@ -12,7 +12,7 @@ from cloze.launch.finetune import job
 from cloze.launch.finetune.job import read_job
 from cloze.launch.finetune.sweep import plan
 from cloze.launch.pretrained.source import find_source
-from cloze.launch.run.sweep_run import write_configuration
+from cloze.launch.run.sweep_run import claim
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
 from tests.forked import ForkedRun
@@ -40,7 +40,7 @@ def test_all_runs_start_from_one_checkpoint_of_a_pretraining_that_goes_on(files,
 
     def steps(planned):
         for run in planned:
-            write_configuration(run)
+            claim(run).close()
         return [
             find_source(parse("finetune", run.command[run.command.index("finetune") + 1 :])).step for run in planned
         ]

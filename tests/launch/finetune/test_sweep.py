@@ -17,7 +17,7 @@ from cloze.launch.run import runs, sweep_pool
 from cloze.launch.run.run_locks import locked
 from cloze.launch.run.runs import LOCK
 from cloze.launch.run.status_file import read_status
-from cloze.launch.run.sweep_run import Run
+from cloze.launch.run.sweep_run import Run, claim
 from tests.commands import forked_cloze, main_of_python
 from tests.forked import ForkedRun
 from tests.launch.finetune.running import arguments
@@ -113,7 +113,8 @@ def test_a_stop_is_passed_on_and_the_sweep_asks_to_be_queued_again(model, files,
 def run_here(run: Run, device: str, before: Callable[[Run], object]) -> SimpleNamespace:
     """A run of a sweep in this process."""
     before(run)
-    return SimpleNamespace(poll=lambda: 0, returncode=main(run.command[3:]))
+    with claim(run):
+        return SimpleNamespace(poll=lambda: 0, returncode=main(run.command[3:]))
 
 
 def shorten(path: Path) -> None:

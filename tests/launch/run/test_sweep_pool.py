@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from cloze.launch.run import integrity, runs
 from cloze.launch.run.run_locks import in_use
 from cloze.launch.run.sweep_pool import _start, run_all
-from cloze.launch.run.sweep_run import fault_in_runs
+from cloze.launch.run.sweep_run import claim, fault_in_runs
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from tests.launch.run.scripted_runs import completing, configured, scripted
@@ -111,6 +111,7 @@ def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path, begu
     holding = f"import fcntl, time\nfile = open({str(tmp_path / 'a' / runs.LOCK)!r}, 'w')\nfcntl.flock(file, 2)\n"
     program = [sys.executable, "-c", holding * begun + completing(tmp_path / "a", waiting)]
     orphan = subprocess.Popen(program) if begun else _start(replace(planned[0], command=program), "")
+    (tmp_path / "a.yaml").touch()
     while begun and not in_use(tmp_path / "a"):
         assert orphan.poll() is None
         time.sleep(0.01)
@@ -119,3 +120,18 @@ def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path, begu
     assert planned[0].log.exists() != begun and planned[1].results()
     ended = json.loads((tmp_path / "a" / "when").read_text())[2]
     assert json.loads((tmp_path / "b" / "when").read_text())[1] >= ended
+
+
+def test_a_run_that_another_command_has_begun_otherwise_is_not_taken_for_ones_own(tmp_path):
+    """As `cloze sweep --run` with other settings: what it has begun is neither begun again nor given its settings."""
+    waiting = tmp_path / "waiting"
+    own = replace(scripted(tmp_path, "a", waiting), configuration="of this command")
+    console, said = Console(), []
+    console.say = lambda line: (said.append(line), waiting.touch())
+    with claim(replace(own, configuration="of the other")) as log:
+        other = subprocess.Popen(own.command, stdout=log)
+        assert claim(own) is None
+    with pytest.raises(UserError, match="a: found a run that another command has begun by .*a.yaml, expected the sett"):
+        run_all([own], [""], console)
+    assert other.wait() == 0 and "waiting for a, still at work" in said[0]
+    assert (tmp_path / "a.yaml").read_text() == "of the other"
