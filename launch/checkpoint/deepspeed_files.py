@@ -47,7 +47,7 @@ def only_tensors(path: object) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except OSError as error:
-        if error.errno == errno.EINVAL:  # a place before the file's beginning, which a cut file leads zipfile to
+        if error.errno == errno.EINVAL:  # a place before the file's beginning, which a cut file leads the reader to
             raise UserError(f"{path}: found a damaged file, expected a checkpoint; it was not loaded") from error
         raise UserError(f"{path}: {error.strerror or error}; fix this, then run the same command again") from error
     except Exception as error:  # torch raises many kinds of errors here, which mean the same to the user

@@ -222,10 +222,9 @@ def _parse(file: BinaryIO, name: str, config: Input) -> Iterator[Row]:
         try:
             line = content.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            packed = (
-                "; of packed files only tables are read: unpack it" if number == 1 and content.startswith(_GZIP) else ""
-            )
-            said = f"{place}: found bytes that are no UTF-8, expected text ({error.reason}){packed}"
+            is_packed = number == 1 and content.startswith(_GZIP)
+            advice = "; of packed files only tables are read: unpack it" if is_packed else ""
+            said = f"{place}: found bytes that are no UTF-8, expected text ({error.reason}){advice}"
             raise UserError(said) from error
         if "\0" in line:
             raise UserError(f"{place}: found a byte 0x00, as of UTF-16, expected text in UTF-8; convert it")

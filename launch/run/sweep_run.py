@@ -187,10 +187,13 @@ class Run:
 
 
 def claim(run: Run) -> TextIO | None:
-    """Take a run, and write what its command reads, which another one's would be otherwise: the command's process has
-    to inherit the file, which is the run's log to write. None: another process has it.
+    """Take a run: hold the lock of its log, and write the configuration that its command reads.
 
-    The lock of the run's folder comes later, when the command has imported what it needs.
+    The command's process has to inherit the log, and holds its lock until it ends; that of the run's folder it takes
+    only when it has imported what it needs, and has read the configuration.
+
+    Returns:
+        The log, to write; None if another process has the run.
     """
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     check_regular(run.log)  # a pipe would wait for a reader

@@ -213,13 +213,9 @@ class ObjectClient:
             return not size and path in found and f"{path}/" > last
 
         def ask() -> str | None:
-            marks = 0
-            for chunk in self._library.list(self._store, prefix or None, offset=last):
-                for each in chunk:
-                    marks += 1
-                    if not is_mark(each["path"], each["size"]) or marks > _MOST_OF_A_NAME * len(found):
-                        return each["path"]
-            return None
+            chunks: Any = self._library.list(self._store, prefix or None, offset=last)
+            listed = (each for chunk in chunks for each in chunk)
+            return next((each["path"] for each in listed if not is_mark(each["path"], each["size"])), None)
 
         return self._asked(prefix, ask)
 

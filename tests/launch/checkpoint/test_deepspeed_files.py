@@ -33,6 +33,17 @@ def test_only_deepspeeds_own_classes_are_allowed(tmp_path):
         load_pickled(tmp_path / "file.pt")
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_file_that_was_cut_is_damaged_wherever_it_ends(tmp_path, in_memory):
+    """Some ends lead the reader to a place before the beginning, which is an error of the system."""
+    torch.save({"weight": torch.zeros(2000), "step": 3}, tmp_path / "whole.pt")
+    content = (tmp_path / "whole.pt").read_bytes()
+    for size in range(0, len(content), 41):
+        (tmp_path / "cut.pt").write_bytes(content[:size])
+        with pytest.raises(UserError, match=r"cut.pt: found .*damaged file, expected a checkpoint; it was not loaded"):
+            load_pickled(tmp_path / "cut.pt", in_memory=in_memory)
+
+
 def test_compressed_tensors_are_refused(tmp_path):
     """A small file of them could take all memory."""
     torch.save({"weight": torch.zeros(10_000)}, tmp_path / "stored.pt")

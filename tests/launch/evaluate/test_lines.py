@@ -8,6 +8,7 @@ import json
 import pytest
 
 from cloze.launch.cli import main
+from cloze.launch.evaluate.lines import read_lines
 from cloze.launch.evaluate.pairs import read_pairs
 from cloze.pipeline.errors import UserError
 from tests.launch.evaluate.plain_scores import GOOD, plain_score
@@ -23,6 +24,12 @@ def test_lines_end_at_line_breaks_alone_and_other_bytes_are_one_line(tmp_path):
     (tmp_path / "pairs.jsonl").write_bytes(b'{"sentence_good": "\xff"}\n')
     with pytest.raises(UserError, match="pairs.jsonl:1: found no pair"):
         read_pairs(tmp_path)
+
+
+def test_options_that_only_prepare_has_are_said_to_be_its(tmp_path):
+    (tmp_path / "lines.jsonl").write_text('{"content": "the sky"}\n')
+    with pytest.raises(UserError, match=r"--source.* .options of `cloze prepare`: make a file of plain text.$"):
+        read_lines(str(tmp_path / "lines.jsonl"), 1)
 
 
 def test_what_a_score_hides_is_said(model, tmp_path, capsys):

@@ -6,7 +6,9 @@ import re
 import shutil
 import signal
 import time
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,7 @@ from cloze.launch.run.description import write_description
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.status_file import read_status, set_status
 from cloze.launch.run.sweep_results import Sweep
+from cloze.launch.run.sweep_run import claim, file_of, is_claimed
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from tests.commands import forked_cloze, main_of_python
@@ -48,6 +51,31 @@ def test_a_folder_of_a_run_is_not_the_configuration_of_another(data, tmp_path, m
     asked = words(data, tmp_path / "sweep", "--evaluation.metric", "loss", "--grid", "data=mix,mix.yaml")
     with pytest.raises(UserError, match="whose runs would both write .*/data=mix.yaml, expected names that differ"):
         plan(parse("sweep", asked[1:]))
+
+
+def test_one_run_of_a_grid_is_taken_by_one_process(data, tmp_path, capsys, monkeypatch):
+    """From its configuration on, and for as long as the program that it becomes."""
+    asked = words(data, tmp_path / "sweep", "--grid", "seed=1,2")
+    run = plan(parse("sweep", asked[1:]))[1]
+    with claim(replace(run, configuration="of another")):
+        assert main([*asked, "--run", "1"]) == 2
+        assert "run: found" in (said := capsys.readouterr().err) and "seed=2 in use by another job" in said
+        assert file_of(run.folder).read_text() == "of another"
+    inherited = []
+
+    def become(program, command):
+        inherited.extend(os.get_inheritable(int(fd)) for fd in os.listdir("/proc/self/fd") if _is(fd, run.log))
+        assert is_claimed(run) and file_of(run.folder).read_text() == run.configuration
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", become)
+    with pytest.raises(SystemExit):
+        main([*asked, "--run", "1"])
+    assert inherited == [True]
+
+
+def _is(descriptor: str, path: Path) -> bool:
+    return os.path.exists(link := f"/proc/self/fd/{descriptor}") and os.path.samefile(link, path)
 
 
 def test_runs_are_compared_by_what_they_measure(data, tmp_path):
