@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -22,6 +23,7 @@ from cloze.pipeline.untrusted import check_regular
 
 ASIDE = ".tmp-"  # prefix of temporary files; those of interrupted writes are never read, and removed by a rerun
 OF_FILE_SYSTEM = "lost+found"  # what the root folder of a new ext4 has
+_MOMENTS = (0.005, 0.02, 0.08)  # seconds: whoever looks whether a lock is free holds it for microseconds
 _STORED_PIECE = 8 << 20  # bytes per request to a store
 
 
@@ -146,20 +148,34 @@ def holding(path: Path) -> Iterator[bool]:
         check_regular(path)
         file = open(path, "a")  # opened for writing, as NFS requires for locks
     try:
+        # not held either: a file that its last holder has removed since it was opened
+        held = take_lock(file, path) and os.fstat(file.fileno()).st_nlink > 0
+        yield held
+    finally:
+        with suppress(OSError):  # as on a full disk; nothing was written, so nothing is lost
+            file.close()
+
+
+def take_lock(file: IO[Any], path: Path) -> bool:
+    """Take the lock of an open file, which lasts until each process that has inherited the file has closed it; False:
+    another process holds it, for longer than one that only looks whether it is free.
+
+    Raises:
+        UserError: on a file system without locks.
+    """
+    for wait in (*_MOMENTS, None):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = os.fstat(file.fileno()).st_nlink > 0  # else its last holder has removed it since it was opened
+            return True
         except BlockingIOError:
-            held = False
+            if wait is not None:
+                time.sleep(wait)
         except OSError as error:
             raise UserError(
                 f"{path}: can't be locked ({error.strerror or error}), expected a file system with flock; choose a "
                 "folder on another one, or have this one mounted with it (Lustre: -o flock)"
             ) from error
-        yield held
-    finally:
-        with suppress(OSError):  # as on a full disk; nothing was written, so nothing is lost
-            file.close()
+    return False
 
 
 def inside(folder: Path, name: str) -> Path:

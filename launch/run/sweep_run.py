@@ -1,8 +1,8 @@
 """One run of a sweep: its folder, its results, and what it has lost."""
 
-import fcntl
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -14,7 +14,7 @@ from cloze.launch.run.run_locks import in_use
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system.console import figure
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import holding, publish_text
+from cloze.pipeline.storage import holding, publish_text, take_lock
 from cloze.pipeline.untrusted import check_regular, fields_if_readable, is_number
 
 TEST_HASHES = "test_hashes"  # in a run's results
@@ -197,17 +197,13 @@ def claim(run: Run) -> TextIO | None:
     """
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     check_regular(run.log)  # a pipe would wait for a reader
-    log = open(run.log, "a", encoding="utf-8")
-    try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with ExitStack() as stack:
+        log = stack.enter_context(open(run.log, "a", encoding="utf-8"))
+        if not take_lock(log, run.log):
+            return None
         publish_text(file_of(run.folder), run.configuration)
-    except BlockingIOError:
-        log.close()
-        return None
-    except BaseException:
-        log.close()
-        raise
-    return log
+        stack.pop_all()
+        return log
 
 
 def is_claimed(run: Run) -> bool:

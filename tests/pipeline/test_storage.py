@@ -7,7 +7,7 @@ import pytest
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.prepare import prepare
-from cloze.pipeline.storage import clear, describe, holding, publish_text, readable_errors
+from cloze.pipeline.storage import clear, describe, holding, publish_text, readable_errors, take_lock
 from tests.pipeline import corpus
 
 pytestmark = pytest.mark.usefixtures("a_task_for_each_file")
@@ -106,3 +106,12 @@ def test_a_lock_that_its_last_holder_has_removed_is_held_by_nobody(monkeypatch, 
     monkeypatch.setattr("cloze.pipeline.storage.fcntl.flock", lambda *_: lock.unlink())
     with holding(lock) as held:
         assert not held
+
+
+def test_a_lock_that_is_only_looked_at_is_not_refused(monkeypatch, tmp_path):
+    """Who looks whether a lock is free holds it for a moment, in which a run that begins was refused."""
+    with open(tmp_path / "lock", "a") as looking, open(tmp_path / "lock", "a") as beginning:
+        assert take_lock(looking, tmp_path / "lock")
+        assert not take_lock(beginning, tmp_path / "lock")
+        monkeypatch.setattr("cloze.pipeline.storage.time.sleep", lambda _: looking.close())
+        assert take_lock(beginning, tmp_path / "lock")
