@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from cloze.launch.config.finetuning import FinetuneConfig
 from cloze.launch.config.training import AUTO
 from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.finetune.sweep import checked_runs, configured
@@ -79,17 +80,8 @@ def fine_tune(
     """
     assert config.output is not None, "EvaluateConfig asks for it"
     output = Path(config.output)
-    starts = {"tasks": (output, ["--model", str(folder), *(["--model_step", str(step)] if step is not None else [])])}
-    if config.random_weights:
-        starts["random_weights"] = output / _RANDOM, _random_weights(folder, output / _RANDOM)
-    configs = {
-        (start, task): configured(
-            [task, *model, "--train_file", str(train), "--validation", str(development), "--output", str(part / task)]
-            + ["--seed", "1", "--seeds", str(config.seeds), "--config", config.finetune_config]
-        )
-        for task, (train, development) in tasks.items()
-        for start, (part, model) in starts.items()
-    }
+    step_option = ["--model_step", str(step)] if step is not None else []
+    configs = _configured("tasks", tasks, output, ["--model", str(folder), *step_option], config)
     for (_, task), own in configs.items():
         metric = TASKS[task].metrics[0]
         if own.grid:
@@ -102,19 +94,43 @@ def fine_tune(
                 f"finetune_config: found evaluation.metric {own.evaluation.metric} in {config.finetune_config}, "
                 f"expected auto: {task} is measured by {metric}"
             )
-    runs_of = {each: list(checked_runs(own)) for each, own in configs.items()}
-    planned = {each: with_configurations(Path(configs[each].output), of_task) for each, of_task in runs_of.items()}
-    steps = sorted({str(own.model_step) for of_task in runs_of.values() for _, own in of_task if own.model_step})
-    if steps:  # that of runs that lie there, although there may be a newer one now
-        console.say(f"{folder}: fine-tuned from its checkpoint of step {', '.join(steps)}")
-    by_seed = [run for of_seed in zip(*planned.values(), strict=True) for run in of_seed]
-    shown = [replace(run, name=str(run.folder.relative_to(output))) for run in by_seed]
-    with locked(output):
+    with locked(output):  # before what the runs read is written or planned by what lies there
+        if config.random_weights:
+            part = output / _RANDOM
+            configs |= _configured("random_weights", tasks, part, _random_weights(folder, part), config)
+        runs_of = {each: list(checked_runs(own)) for each, own in configs.items()}
+        planned = {each: with_configurations(Path(configs[each].output), of_task) for each, of_task in runs_of.items()}
+        steps = sorted({str(own.model_step) for of_task in runs_of.values() for _, own in of_task if own.model_step})
+        if steps:  # that of runs that lie there, although there may be a newer one now
+            console.say(f"{folder}: fine-tuned from its checkpoint of step {', '.join(steps)}")
+        by_seed = [run for of_seed in zip(*planned.values(), strict=True) for run in of_seed]
+        shown = [replace(run, name=str(run.folder.relative_to(output))) for run in by_seed]
         if run_all(shown, visible_gpus() or [""], console):
             return None
         if fault := fault_in_runs(shown):
             raise UserError(fault)
-        return {start: {task: _summary(task, planned[start, task]) for task in tasks} for start in starts}
+        found: dict[str, Fields] = {}
+        for (start, task), of_task in planned.items():
+            found.setdefault(start, {})[task] = _summary(task, of_task)
+        return found
+
+
+def _configured(
+    start: str, tasks: dict[str, tuple[Path, Path]], output: Path, model: list[str], config: EvaluateConfig
+) -> dict[tuple[str, str], FinetuneConfig]:
+    """The configuration of each task's runs, by start and task.
+
+    Args:
+        start: what the results name these runs.
+        model: the arguments of `cloze finetune` that name the model.
+    """
+    return {
+        (start, task): configured(
+            [task, *model, "--train_file", str(train), "--validation", str(development), "--output", str(output / task)]
+            + ["--seed", "1", "--seeds", str(config.seeds), "--config", config.finetune_config]
+        )
+        for task, (train, development) in tasks.items()
+    }
 
 
 def _random_weights(folder: Path, output: Path) -> list[str]:

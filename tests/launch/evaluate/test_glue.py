@@ -13,6 +13,7 @@ from cloze.launch.cli import main
 from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.evaluate.glue import fine_tune
 from cloze.launch.run.run_locks import locked
+from cloze.launch.run.runs import LOCK
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from tests.commands import forked_cloze
@@ -43,6 +44,17 @@ def test_a_configuration_that_other_values_come_of_is_refused_before_any_run(tmp
     with pytest.raises(UserError, match=f"finetune_config: {said}"):
         fine_tune(save_model(tmp_path / "hf"), None, tasks, config, Console())
     assert not (tmp_path / "runs").exists()
+
+
+def test_nothing_is_written_into_what_another_job_has(tmp_path):
+    """The shape of random weights was, which that job's runs would have read."""
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(f"{text}\t1\n" for text in TEXTS))
+    tasks = {"sst2": (tmp_path / "train.tsv", tmp_path / "dev.tsv")}
+    config = EvaluateConfig("m", "glue", "x", output=str(tmp_path / "runs"), random_weights=True)
+    with locked(tmp_path / "runs"), pytest.raises(UserError, match="in use by another job"):
+        fine_tune(save_model(tmp_path / "hf"), None, tasks, config, Console())
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [LOCK]
 
 
 @pytest.mark.slow
