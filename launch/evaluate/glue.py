@@ -7,7 +7,7 @@ from pathlib import Path
 from cloze.launch.config.finetuning import FinetuneConfig
 from cloze.launch.config.training import AUTO
 from cloze.launch.evaluate.config import EvaluateConfig
-from cloze.launch.finetune.sweep import checked_runs, configured
+from cloze.launch.finetune.sweep import checked_runs, configured, steps_begun
 from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.run import integrity, runs
 from cloze.launch.run.run_locks import locked
@@ -98,10 +98,13 @@ def fine_tune(
         if config.random_weights:
             part = output / _RANDOM
             configs |= _configured("random_weights", tasks, part, _random_weights(folder, part), config)
-        runs_of = {each: list(checked_runs(own)) for each, own in configs.items()}
+        begun: dict[str, int | None] = {}  # all tasks start from one checkpoint, though there may be a newer one now
+        for own in configs.values():
+            begun = steps_begun(own) | begun
+        runs_of = {each: list(checked_runs(own, begun)) for each, own in configs.items()}
         planned = {each: with_configurations(Path(configs[each].output), of_task) for each, of_task in runs_of.items()}
         steps = sorted({str(own.model_step) for of_task in runs_of.values() for _, own in of_task if own.model_step})
-        if steps:  # that of runs that lie there, although there may be a newer one now
+        if steps:
             console.say(f"{folder}: fine-tuned from its checkpoint of step {', '.join(steps)}")
         by_seed = [run for of_seed in zip(*planned.values(), strict=True) for run in of_seed]
         shown = [replace(run, name=str(run.folder.relative_to(output))) for run in by_seed]

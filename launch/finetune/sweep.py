@@ -46,7 +46,7 @@ def sweep(config: FinetuneConfig) -> int:
 
 def plan(config: FinetuneConfig) -> list[Run]:
     """All runs, after all inputs were read."""
-    return with_configurations(Path(config.output), checked_runs(config))
+    return with_configurations(Path(config.output), checked_runs(config, steps_begun(config)))
 
 
 def configured(words: list[str]) -> FinetuneConfig:
@@ -54,22 +54,18 @@ def configured(words: list[str]) -> FinetuneConfig:
     return parse("finetune", FinetuneConfig, words, words="task", configs="finetune", complete=shorten)
 
 
-def checked_runs(config: FinetuneConfig) -> Iterator[tuple[Run, FinetuneConfig]]:
+def checked_runs(config: FinetuneConfig, steps: dict[str, int | None]) -> Iterator[tuple[Run, FinetuneConfig]]:
     """Each run and its configuration, after a check that its folder holds nothing but an earlier part of it.
+
+    Args:
+        steps: by model, the checkpoint from which its runs begin; those of other models are added, since the newest one
+            may change.
 
     Raises:
         UserError: a setting or a file is wrong, or a folder holds another run.
     """
-    folder, base = Path(config.output), dump_yaml(asdict(replace(config, seeds=1, grid=[])))
-    parsed: list[tuple[dict[str, str], FinetuneConfig]] = []
-    steps: dict[str, int | None] = {}  # the checkpoint of each model: the newest one may change
-    for settings in combinations(config.grid, _NO_SETTINGS):
-        words = [config.task, "--config", base, *arguments_of(settings)]
-        chosen = configured(words)
-        parsed.append((settings, chosen))
-        if chosen.model_step is None:
-            steps.update(_begun_from(file_of(folder / _name(settings, config.seed)), chosen.model))
-    for settings, chosen in parsed:
+    folder = Path(config.output)
+    for settings, chosen in _settings(config):
         newest = chosen.model_step is None
         job = read_job(replace(chosen, model_step=steps.get(chosen.model)) if newest else chosen)
         step, facts = job.source.step, job.facts
@@ -79,18 +75,32 @@ def checked_runs(config: FinetuneConfig) -> Iterator[tuple[Run, FinetuneConfig]]
             name = _name(settings, seed)
             output = folder / name
             own = replace(chosen, seed=seed, output=str(output), model_step=step)
-            check_folder(replace(job.config, seed=seed, output=own.output, model_step=step), facts)
+            resolved = replace(job.config, seed=seed, output=own.output, model_step=step)
+            check_folder(resolved, facts)
             command = command_of(["finetune", config.task], output)
-            fields = runs.flatten(asdict(job.config))
-            yield Run(name, output, settings, command, facts, job.test_hashes, fields), own
+            yield Run(name, output, settings, command, facts, job.test_hashes, resolved), own
+
+
+def steps_begun(config: FinetuneConfig) -> dict[str, int | None]:
+    """By model, the checkpoint from which earlier runs of this sweep began: there may be a newer one now."""
+    steps: dict[str, int | None] = {}
+    for settings, chosen in _settings(config):
+        for seed in range(config.seed, config.seed + config.seeds) if chosen.model_step is None else ():
+            path = file_of(Path(config.output) / _name(settings, seed))
+            begun = runs.read_fields(path) if path.is_file() else {}
+            if begun.get("model") == chosen.model and type(begun.get("model_step")) is int:
+                steps.setdefault(chosen.model, begun["model_step"])
+    return steps
+
+
+def _settings(config: FinetuneConfig) -> list[tuple[dict[str, str], FinetuneConfig]]:
+    """Each combination of the grid, and the configuration with it."""
+    base = dump_yaml(asdict(replace(config, seeds=1, grid=[])))
+    return [
+        (settings, configured([config.task, "--config", base, *arguments_of(settings)]))
+        for settings in combinations(config.grid, _NO_SETTINGS)
+    ]
 
 
 def _name(settings: dict[str, str], seed: int) -> str:
     return f"{part_of_name(settings)}/seed-{seed}" if settings else f"seed-{seed}"
-
-
-def _begun_from(path: Path, model: str) -> dict[str, int]:
-    """The checkpoint of a model from which an earlier run of this sweep began: there may be a newer one now."""
-    begun = runs.read_fields(path) if path.is_file() else {}
-    step = begun.get("model_step")
-    return {model: step} if begun.get("model") == model and type(step) is int else {}

@@ -45,9 +45,9 @@ def open_inputs(config: PretrainConfig, world_size: int) -> RunInputs:
     held_out = held_out_samples(config, data)
     config = resolve_metric(config, data, held_out)
     objective = make_objective(config)
-    return RunInputs(
-        config, data, held_out, objective, make_callbacks(config), {**data.facts, **objective_facts(objective)}
-    )
+    sets = {f"{runs.SET_HASH}{each.name}": each.manifest.hash for each in held_out if not each.own}
+    facts = {**data.facts, **objective_facts(objective), **sets}
+    return RunInputs(config, data, held_out, objective, make_callbacks(config), facts)
 
 
 def make_callbacks(config: PretrainConfig) -> list[Callback]:

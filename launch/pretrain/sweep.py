@@ -18,7 +18,7 @@ from cloze.launch.pretrain.shapes import complete
 from cloze.launch.run.integrity import own_tokenizer
 from cloze.launch.run.metrics_file import is_evaluation, iterate_metrics
 from cloze.launch.run.resume_check import check_folder
-from cloze.launch.run.runs import CHECKPOINTS, FIRST_WEIGHTS, METRICS, SOFTWARE, TOKENIZER, flatten
+from cloze.launch.run.runs import CHECKPOINTS, FIRST_WEIGHTS, METRICS, SOFTWARE, TOKENIZER
 from cloze.launch.run.status_file import read_status
 from cloze.launch.run.sweep_planning import arguments_of, combinations, command_of, part_of_name, with_configurations
 from cloze.launch.run.sweep_results import Sweep
@@ -51,6 +51,8 @@ _MEASURES = (
 @dataclass(frozen=True)
 class PretrainingRun(Run):
     """One run of a pretraining sweep; its seed is a setting like others."""
+
+    DECIDING = ("evaluation.patience", "evaluation.target")  # the value at the end is compared
 
     metric: str = "validation/loss"
     """The curve whose last value is compared; of a run without held-out samples train/loss."""
@@ -145,6 +147,7 @@ def sweep(config: SweepConfig, environment: Environment) -> int:
         if not 0 <= config.run < len(planned):
             raise UserError(f"run: found {config.run}, expected 0 to {len(planned) - 1}, a run of the grid")
         command = planned[config.run].command
+        planned[config.run].check()
         if (log := claim(planned[config.run])) is None:
             raise UserError(
                 f"run: found {planned[config.run].folder} in use by another job, expected it free; wait for that job "
@@ -196,8 +199,8 @@ def _planned(config: SweepConfig) -> Iterator[tuple[PretrainingRun, PretrainConf
         metric = f"validation/{resolved.config.evaluation.metric}" if resolved.held_out else "train/loss"
         settings.pop("seed", None)  # a line of the table covers several seeds
         command = command_of(["pretrain"], output)
-        facts, fields = resolved.facts, flatten(asdict(resolved.config))
-        yield PretrainingRun(output.name, output, settings, command, facts, fields=fields, metric=metric), chosen
+        facts, own = resolved.facts, resolved.config
+        yield PretrainingRun(output.name, output, settings, command, facts, config=own, metric=metric), chosen
 
 
 def _read(settings: dict[str, str], base: Fields, model: BertConfig) -> PretrainConfig:

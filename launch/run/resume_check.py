@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from cloze.launch.run.runs import (
     HEARTBEATS,
     LOCK,
     MODEL_HASH,
+    SET_HASH,
     SOFTWARE,
     STATUS,
     TRACKING,
@@ -24,6 +26,7 @@ from cloze.launch.run.runs import (
     VALIDATION_HASH,
     Facts,
     check_own,
+    fields_of,
     flatten,
     has_checkpoints,
     read_fields,
@@ -64,6 +67,16 @@ def _defaults(config: Any) -> dict[str, object]:
     return facts
 
 
+def fields_made(folder: Path, kind: RunConfig) -> dict[str, object]:
+    """The resolved configuration of a run, by dotted names; a field that an earlier version did not have gets the
+    default of `kind`'s.
+
+    Raises:
+        UserError: the folder holds none.
+    """
+    return flatten(_defaults(kind)) | fields_of(folder)
+
+
 def config_hash(config: RunConfig) -> str:
     """SHA-256 of the fields that shape the result: the same for all starts of a run, wherever its folder is."""
     return hashlib.sha256(json.dumps(_shaping(asdict(config)), sort_keys=True).encode()).hexdigest()
@@ -73,9 +86,23 @@ def config_hash(config: RunConfig) -> str:
 MEASURES = "evaluation.samples", "evaluation.masking_rate", "evaluation.sets"
 
 
-def measures_of(config: RunConfig) -> dict[str, object]:
-    """The fields that say on what a run is measured, by dotted names."""
-    return {name: value for name, value in flatten(asdict(config)).items() if name.startswith(MEASURES)}
+def measures_of(config: RunConfig, facts: Facts) -> dict[str, object]:
+    """The fields and the facts that say on what a run is measured, by dotted names."""
+    return {
+        **{name: value for name, value in flatten(asdict(config)).items() if name.startswith(MEASURES)},
+        **{name: value for name, value in facts.items() if name.startswith(SET_HASH)},
+    }
+
+
+def other_measure(before: Fields, now: Fields) -> str | None:
+    """The first name by which two results of `measures_of` differ, or None. What is null is as good as not there, and
+    a set's hash is compared where both have one: an earlier version may not know it.
+    """
+    for name in sorted(before.keys() | now.keys()):
+        known = name in before and name in now
+        if before.get(name) != now.get(name) and (known or not name.startswith(SET_HASH)):
+            return name
+    return None
 
 
 def saved_facts(config: RunConfig, facts: Facts) -> Fields:
@@ -83,7 +110,7 @@ def saved_facts(config: RunConfig, facts: Facts) -> Fields:
     return {
         "config_hash": config_hash(config),
         "shaping": shaping_of(config, facts),
-        "measures": measures_of(config),
+        "measures": measures_of(config, facts),
     }
 
 
@@ -122,7 +149,7 @@ def check_folder(config: RunConfig, facts: Facts, shown: str | None = None) -> N
             f"output: found {shown} with files that are not a run's ({where}), expected a new "
             "folder or an earlier part of this run; choose another --output"
         )
-    before = _shaping(read_fields(folder / CONFIG)) | read_fields(folder / DATA)
+    before = _shaping(read_fields(folder / CONFIG)) | _of_training(read_fields(folder / DATA))
     _refuse_another(
         f"output: found {shown} with another run",
         before,
@@ -145,7 +172,7 @@ def check_checkpoint(folder: Path, state: Fields, config: RunConfig, facts: Fact
     Raises:
         UserError: names the first field that differs, with both values.
     """
-    hashes = {name: state[name] for name in facts if name in state}
+    hashes = {name: state[name] for name in _of_training(facts) if name in state}
     if "shaping" in state:
         before = state["shaping"] | hashes
     else:
@@ -159,7 +186,12 @@ def check_checkpoint(folder: Path, state: Fields, config: RunConfig, facts: Fact
 
 def shaping_of(config: RunConfig, facts: Facts) -> dict[str, object]:
     """What shapes the result of a run, by dotted name: fields, and facts of its inputs."""
-    return {**_shaping(asdict(config)), **facts}
+    return {**_shaping(asdict(config)), **_of_training(facts)}
+
+
+def _of_training(facts: Mapping[str, Any]) -> Fields:
+    """Without those of the sets on which the run is only measured."""
+    return {name: value for name, value in facts.items() if not name.startswith(SET_HASH)}
 
 
 def _refuse_another(

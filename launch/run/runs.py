@@ -50,6 +50,7 @@ RUN = "run"
 FIRST_WEIGHTS = "first_weights"
 TRAINED_LENGTH = "max_length"  # in data.json
 VALIDATION_HASH = "validation_hash"
+SET_HASH = "validation_set_hash."  # and the name of a set that the run is measured on besides; it may change
 MODEL_HASH = "model_hash"
 
 Facts = Mapping[str, str | int]  # facts of the inputs of a run, by name: hashes, fingerprints, lengths

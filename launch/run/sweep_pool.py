@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from cloze.launch.run.metrics_file import newest_metrics
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.run.sweep_run import Run, claim, file_of, is_claimed, last_line, shown
+from cloze.launch.run.sweep_run import Run, claim, is_claimed, last_line, shown
 from cloze.launch.system.console import Console, doing, figure
 from cloze.launch.system.environment.launchers import child_variables
-from cloze.pipeline.errors import UserError
+from cloze.launch.system.exit_status import EXIT_REQUEUE
 
 _POLL_SECONDS = 0.2
 
@@ -21,27 +21,22 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
         devices: values of CUDA_VISIBLE_DEVICES; an empty one selects no device.
 
     Returns:
-        Whether a signal stopped it.
+        Whether it was stopped: by a signal, or since a run was.
 
     Raises:
-        UserError: a complete run was measured otherwise than is planned, or another command has begun and ended one
-            meanwhile by other settings.
+        UserError: a folder holds what was made by other settings than are planned.
 
     Stop signals are forwarded, so that each run leaves a checkpoint. A run still active from a sweep that was killed is
-    waited for.
+    waited for, and so is one that another command has begun.
     """
     for run in planned:
         if lost := run.lost_model():
             advice = lost.advice if run.measured else "the run is started again, which writes it anew"
             console.warn(f"{lost.what}; {advice}")
     for run in planned:
-        if run.measured and (other := run.measured_otherwise()):
-            raise UserError(other)
-    waiting = [run for run in planned if not run.measured]
-    if done := len(planned) - len(waiting):
-        console.say(f"{done} of {len(planned)} runs are complete already")
+        run.check()  # again: the sweep's folder may not have been held when they were planned
     with StopRequest() as stop, doing() as tell:
-        pool = _Pool(planned, waiting, devices, stop, console)
+        pool = _Pool(planned, devices, stop, console)
         while pool.has_work:
             pool.start_waiting()
             time.sleep(_POLL_SECONDS)
@@ -49,28 +44,21 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
                 tell(pool.progress)
             pool.forward_stop()
             pool.collect_ended()
-        for run in pool.by_others:
-            path = file_of(run.folder)
-            if not path.is_file() or path.read_text(encoding="utf-8") != run.configuration:
-                raise UserError(
-                    f"{run.folder}: found a run that another command has begun by {path}, expected the settings of "
-                    "this one; run the same command again, which says what differs, or give another --output"
-                )
-        return stop.wanted and not all(run.measured for run in planned)
+        return pool.is_stopped and not all(run.measured for run in planned)
 
 
 class _Pool:
     """The runs that wait for a device, and those at work."""
 
-    def __init__(
-        self, planned: Sequence[Run], waiting: list[Run], devices: list[str], stop: StopRequest, console: Console
-    ) -> None:
-        self._planned, self._waiting = planned, waiting
-        self._devices, self._stop, self._console = devices, stop, console
+    def __init__(self, planned: Sequence[Run], devices: list[str], stop: StopRequest, console: Console) -> None:
+        self._planned, self._devices, self._stop, self._console = planned, devices, stop, console
         self._running: dict[str, tuple[Run, subprocess.Popen[bytes]]] = {}  # by device
+        self._ended: set[str] = set()  # names of those that were run here
         self._reported: list[str] = []  # names of the runs that were said to be waited for
-        self._passed_on = False
-        self.by_others: list[Run] = []
+        self._passed_on = self._run_stopped = False
+        self._waiting = self._without_results()
+        if done := len(planned) - len(self._waiting):
+            console.say(f"{done} of {len(planned)} runs are complete already")
 
     @property
     def is_running(self) -> bool:
@@ -80,7 +68,12 @@ class _Pool:
     @property
     def has_work(self) -> bool:
         """Whether a run is at work or to be started."""
-        return self.is_running or bool(self._waiting and not self._stop.wanted)
+        return self.is_running or bool(self._waiting and not self.is_stopped)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no further run is to begin: by a signal, or since a run was stopped by one, or by its time."""
+        return self._stop.wanted or self._run_stopped
 
     def start_waiting(self) -> None:
         """Start a run on each device that is free, unless runs of an earlier start are still at work."""
@@ -89,7 +82,7 @@ class _Pool:
             self._console.say(f"waiting for {', '.join(left_behind)}, still at work since an earlier start")
             self._reported = left_behind
         for device in self._devices:
-            if device not in self._running and self._waiting and not left_behind and not self._stop.wanted:
+            if device not in self._running and self._waiting and not left_behind and not self.is_stopped:
                 run = self._waiting[0]
                 if (process := _start(run, device)) is None:
                     return
@@ -112,9 +105,18 @@ class _Pool:
         for device, (run, process) in list(self._running.items()):
             if process.poll() is not None:
                 del self._running[device]
-                _say_end(run, process.returncode, self._passed_on, self._console)
-        self.by_others += [run for run in self._waiting if run.measured]
+                self._ended.add(run.name)
+                if process.returncode == EXIT_REQUEUE and not self._stop.wanted:
+                    self._run_stopped = True
+                    self._console.warn(f"{run.name}: stopped, to be continued: no other run begins")
+                else:
+                    _say_end(run, process.returncode, self._passed_on, self._console)
         self._waiting = [run for run in self._waiting if not run.measured]
+        if not self.has_work and not self.is_stopped:  # another command may have begun a complete one again
+            self._waiting = self._without_results()
+
+    def _without_results(self) -> list[Run]:
+        return [run for run in self._planned if run.name not in self._ended and not run.measured]
 
 
 def _start(run: Run, device: str) -> subprocess.Popen[bytes] | None:

@@ -3,18 +3,19 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import ClassVar, TextIO
 
+from cloze.launch.config import RunConfig
 from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.run import integrity, runs
-from cloze.launch.run.resume_check import MEASURES
+from cloze.launch.run.resume_check import MEASURES, check_folder, fields_made
 from cloze.launch.run.run_locks import in_use
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system.console import figure
 from cloze.pipeline.errors import UserError
-from cloze.pipeline.storage import holding, publish_text, take_lock
+from cloze.pipeline.storage import holding, publish_text, readable_errors, take_lock
 from cloze.pipeline.untrusted import check_regular, fields_if_readable, is_number
 
 TEST_HASHES = "test_hashes"  # in a run's results
@@ -73,6 +74,7 @@ def file_of(output: Path) -> Path:
 # The fields that say when a run is complete (launch/training/completion.py).
 _ENDS = "train.max_steps", "train.time_budget_hours", "evaluation.target", "evaluation.patience"
 _MEASURES = "evaluation.metric", *MEASURES
+_WHEN_MEASURED = "evaluation.every_steps"  # decides the result where the evaluations between do
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,13 @@ class Run:
     """Of its inputs, as they were when it was planned."""
     test_hashes: Mapping[str, str] = field(default_factory=dict)
     """The same of its test files."""
-    fields: Mapping[str, object] = field(default_factory=dict)
-    """Of its configuration as planned, in which steps are counted, by dotted names."""
+    config: RunConfig | None = None
+    """As planned, in which steps are counted; None: a run is not compared with it."""
     configuration: str = ""
     """What its command reads from `file_of` its folder."""
+
+    DECIDING: ClassVar[tuple[str, ...]] = ("evaluation.keep_best", "evaluation.patience", "evaluation.target")
+    """The fields by which evaluations before the end decide the result."""
 
     @property
     def log(self) -> Path:
@@ -122,23 +127,35 @@ class Run:
         made = self.folder / runs.CONFIG
         if integrity.is_lost(made):  # `fault_in_runs` says what to do
             return True
-        fields = runs.fields_of(self.folder)
-        return all(fields.get(name) == self.fields[name] for name in _ENDS if name in self.fields)
+        if self.config is None:
+            return True
+        found, planned = fields_made(self.folder, self.config), runs.flatten(asdict(self.config))
+        return all(found.get(name) == planned.get(name) for name in _ENDS)
 
-    def measured_otherwise(self) -> str | None:
-        """One line if a run that has ended was measured by other settings than are planned; else None."""
-        path = self.folder / runs.CONFIG
-        if not self.fields or integrity.is_lost(path):
-            return None
-        made = runs.fields_of(self.folder)
-        for name in sorted(made.keys() | self.fields.keys()):
-            found, expected = made.get(name), self.fields.get(name)
-            if name.startswith(_MEASURES) and found != expected:
-                return (
-                    f"{self.folder}: found a complete run with {name} {found}, expected {expected}: its values would "
-                    "not compare with those of new runs; give it as it was, or another --output"
+    def check(self) -> None:
+        """Compare what lies in the folder with the plan: another command may have made it since.
+
+        Raises:
+            UserError: it is no part of this run; or the run is complete, and was measured or ended by other settings.
+        """
+        if self.config is None or integrity.is_lost(self.folder / runs.CONFIG):  # `fault_in_runs` says what to do
+            return
+        check_folder(self.config, self.facts)
+        if not self.complete:
+            return
+        found = fields_made(self.folder, self.config) | runs.read_fields(self.folder / runs.DATA)
+        planned = {**runs.flatten(asdict(self.config)), **self.facts}
+        compared = _MEASURES
+        if not self.config.checkpoint.accept_changes:  # else it goes on from another end
+            decides = any(planned.get(name) for name in self.DECIDING)
+            compared += (*self.DECIDING, *((_WHEN_MEASURED,) if decides else ()))
+        for name in sorted(found.keys() | planned.keys()):
+            is_set = name.startswith(runs.SET_HASH) and name in found and name in planned
+            if (name.startswith(compared) or is_set) and found.get(name) != planned.get(name):
+                raise UserError(
+                    f"{self.folder}: found a complete run with {name} {found.get(name)}, expected {planned.get(name)}: "
+                    "its values would not compare with those of new runs; give it as it was, or another --output"
                 )
-        return None
 
     def lost_model(self) -> Lost | None:
         """What of its model a complete run has lost, by a look at sizes; None: nothing."""
@@ -195,9 +212,9 @@ def claim(run: Run) -> TextIO | None:
     Returns:
         The log, to write; None if another process has the run.
     """
-    run.folder.parent.mkdir(parents=True, exist_ok=True)
-    check_regular(run.log)  # a pipe would wait for a reader
-    with ExitStack() as stack:
+    with readable_errors(run.log), ExitStack() as stack:
+        run.folder.parent.mkdir(parents=True, exist_ok=True)
+        check_regular(run.log)  # a pipe would wait for a reader
         log = stack.enter_context(open(run.log, "a", encoding="utf-8"))
         if not take_lock(log, run.log):
             return None
@@ -217,7 +234,7 @@ def is_claimed(run: Run) -> bool:
 
 
 def fault_in_runs(planned: Sequence[Run]) -> str | None:
-    """One line if a run that has ended has read other inputs than were planned, or has lost a file; else None."""
+    """One line if a run that has ended was made otherwise than was planned, or has lost a file; else None."""
     ended = [run for run in planned if run.results() is not None]
     for run in ended:
         lost = run.lost_model()
@@ -237,6 +254,10 @@ def fault_in_runs(planned: Sequence[Run]) -> str | None:
                     "were planned: what it reads was replaced meanwhile, so that results do not compare; put it back "
                     "and remove this folder, or give another --output"
                 )
+        try:
+            run.check()
+        except UserError as error:
+            return str(error)
     if others := [run for run in ended if not run.measured]:
         return (
             f"{others[0].folder}: found results of other test files than when the runs were planned: one was replaced "

@@ -13,7 +13,7 @@ from cloze.launch.config import RunConfig
 from cloze.launch.engine.content import OtherContent, described, has_values
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
-from cloze.launch.run.resume_check import check_checkpoint, measures_of
+from cloze.launch.run.resume_check import check_checkpoint, measures_of, other_measure
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system import distributed
 from cloze.launch.training.completion import completion
@@ -106,10 +106,17 @@ def resume(
     average: WeightAverage | None,
     process: Process,
     config: RunConfig,
+    facts: runs.Facts,
 ) -> None:
-    """Go on from a published checkpoint of the run: weights, optimizer states, progress and average. Collective."""
+    """Go on from a published checkpoint of the run: weights, optimizer states, progress and average. Collective.
+
+    Raises:
+        UserError: the run is complete, and was measured on something else than is configured.
+    """
     state, rank_states = checkpoints.load(engine, step)
-    state = _with_comparable_best(config, state, checkpoints.state(step).get("measures"), process)
+    before = checkpoints.state(step).get("measures")  # None: an earlier version has written it
+    if before is not None:
+        state = _with_comparable_best(config, state, before, measures_of(config, facts), process)
     with known_content(checkpoints.path(step)):
         progress.resume(state, [_window_in(saved) for saved in rank_states])
         if average:
@@ -118,18 +125,29 @@ def resume(
                 process.console.warn(f"step {step} holds no average of the weights: one begins with them here")
 
 
-def _with_comparable_best(config: RunConfig, state: TrainState, before: Fields | None, process: Process) -> TrainState:
+def _with_comparable_best(
+    config: RunConfig, state: TrainState, before: Fields, now: Fields, process: Process
+) -> TrainState:
     """The state without its best evaluation where that was measured on something else than those to come.
 
     Args:
-        before: what the checkpoint says of it; None: an earlier version has written it.
+        before: on what, as the checkpoint says.
+        now: on what from now on.
+
+    Raises:
+        UserError: there are none to come: the configuration would say what the values are not.
     """
-    # What is null is as good as not there: an earlier version may not know it.
-    now = {name: value for name, value in measures_of(config).items() if value is not None}
-    before = before and {name: value for name, value in before.items() if value is not None}
-    if before is None or before == now or state.best_metric is None or completion(config, state):
+    name = other_measure(before, now)
+    if name is None:
         return state
-    name = next(name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name))
+    if state.evaluated_step == state.step and (end := completion(config, state)):
+        raise UserError(
+            f"{name}: found {now.get(name)}, expected {before.get(name)}, by which this run was measured: it is "
+            f"complete ({end}), and is not measured again; give it as it was, or measure its checkpoints with "
+            "cloze evaluate"
+        )
+    if state.best_metric is None:
+        return state
     process.console.warn(
         f"{name}: found {now.get(name)}, {before.get(name)} until now: the best {state.best_metric} of step "
         f"{state.best_step} does not compare with what comes and no longer counts"

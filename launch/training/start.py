@@ -111,7 +111,7 @@ class Training:
         if step is None:
             self.progress.state = recipe.first_state(self.engine, process)
         else:
-            resume(step, self.checkpoints, self.engine, self.progress, self.average, process, config)
+            resume(step, self.checkpoints, self.engine, self.progress, self.average, process, config, recipe.facts)
             process.console.say(f"resumed from step {step} of {config.train.max_steps}")
         self.kept: Fields = {} if step is None else self.checkpoints.state(step)
         """The content of state.json of the checkpoint that the run goes on from."""

@@ -37,6 +37,6 @@ os.replace(here / "aside", here / "status.json")  # as a run does: a sweep may r
 """
 
 
-def configured(fields: dict) -> PretrainConfig:
-    config = PretrainConfig(data="data", output="run")
+def configured(fields: dict, folder: Path = Path("run")) -> PretrainConfig:
+    config = PretrainConfig(data="data", output=str(folder))
     return replace(config, **{name: replace(getattr(config, name), **values) for name, values in fields.items()})

@@ -65,18 +65,36 @@ def test_the_run_at_work_is_named_with_its_step_and_loss(tmp_path, capsys):
         ({"sets": {"news": "folder"}}, {}, "evaluation.sets.news folder, expected None"),
         ({"metric": "mlm_accuracy"}, {}, "evaluation.metric mlm_accuracy, expected loss"),
         ({"every_steps": 7}, {}, None),
+        ({"every_steps": 7, "keep_best": True}, {"keep_best": True}, "evaluation.every_steps 7, expected"),
+        ({"keep_best": True}, {}, "evaluation.keep_best True, expected False"),
+        ({"patience": 2}, {"patience": 3}, "evaluation.patience 2, expected 3"),
+        ({}, {"target": 1.0}, "evaluation.target None, expected 1.0"),
     ],
 )
 def test_runs_that_were_measured_otherwise_are_in_no_table_together(tmp_path, capsys, made, planned, found):
+    """Nor is one that has lost what its command writes again, and would not be measured again."""
     run = scripted(tmp_path, "a")
     exec(completing(run.folder))  # noqa: S102
     (run.folder / runs.CONFIG).write_text(yaml.safe_dump(asdict(configured({"evaluation": made}))))
-    run = replace(run, fields=runs.flatten(asdict(configured({"evaluation": planned}))))
+    (run.folder / runs.METRICS).write_text("{}\n")
+    run = replace(run, config=configured({"evaluation": planned}, run.folder))
     if found is None:
         assert not run_all([run], [""], Console())
     else:
+        assert fault_in_runs([run]).startswith(f"{run.folder}: found a complete run with {found}")
+        (run.folder / "model/config.json").unlink()
         with pytest.raises(UserError, match=f"a: found a complete run with {found}"):
             run_all([run], [""], Console())
+
+
+def test_a_run_that_was_measured_on_another_set_of_this_name_is_in_no_table(tmp_path):
+    run = scripted(tmp_path, "a")
+    exec(completing(run.folder))  # noqa: S102
+    (run.folder / runs.DATA).write_text('{"validation_set_hash.news": "1", "validation_set_hash.old": "2"}')
+    run = replace(run, config=configured({}, run.folder), facts={"validation_set_hash.news": "1"})
+    run.check()
+    with pytest.raises(UserError, match="with validation_set_hash.news 1, expected 3: its values would not compare"):
+        replace(run, facts={"validation_set_hash.news": "3"}).check()
 
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "config.json"])
@@ -123,15 +141,50 @@ def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path, begu
 
 
 def test_a_run_that_another_command_has_begun_otherwise_is_not_taken_for_ones_own(tmp_path):
-    """As `cloze sweep --run` with other settings: what it has begun is neither begun again nor given its settings."""
-    waiting = tmp_path / "waiting"
-    own = replace(scripted(tmp_path, "a", waiting), configuration="of this command")
+    """As `cloze sweep --run` with other settings: what it has begun is neither begun again nor given its settings, and
+    the sweep does not count it.
+    """
+    waiting, run = tmp_path / "waiting", scripted(tmp_path, "a", tmp_path / "waiting")
+    config = configured({"optimizer": {"weight_decay": 0.7}}, run.folder)
+    own = replace(run, configuration="of this command", config=config)
     console, said = Console(), []
     console.say = lambda line: (said.append(line), waiting.touch())
     with claim(replace(own, configuration="of the other")) as log:
         other = subprocess.Popen(own.command, stdout=log)
         assert claim(own) is None
-    with pytest.raises(UserError, match="a: found a run that another command has begun by .*a.yaml, expected the sett"):
-        run_all([own], [""], console)
+    assert not run_all([own], [""], console)
+    (own.folder / runs.METRICS).write_text("{}\n")
     assert other.wait() == 0 and "waiting for a, still at work" in said[0]
     assert (tmp_path / "a.yaml").read_text() == "of the other"
+    assert "with another run, whose optimizer.weight_decay is 0.01, expected 0.7" in fault_in_runs([own])
+    with pytest.raises(UserError, match=r"whose optimizer.weight_decay is 0.01, expected 0.7"):
+        run_all([own], [""], console)  # made between this one's plan and its lock
+
+
+def test_a_complete_run_that_is_begun_again_meanwhile_counts(tmp_path):
+    """As an element of an array that is queued again: for some seconds it was no complete one."""
+    again, other = scripted(tmp_path, "a", tmp_path / "waiting"), scripted(tmp_path, "b")
+    exec(completing(again.folder, tmp_path))  # noqa: S102
+    console, said, begun = Console(), [], []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "b begins" in line:
+            with claim(again) as log:
+                (again.folder / runs.STATUS).write_text('{"state": "running"}')
+                begun.append(subprocess.Popen(again.command, stdout=log))
+        if "waiting for a" in line:
+            (tmp_path / "waiting").touch()
+
+    console.say = say
+    assert not run_all([again, other], [""], console)
+    assert (
+        begun[0].wait() == 0 and again.results() and other.results() and any("waiting for a" in line for line in said)
+    )
+
+
+def test_a_run_that_is_stopped_alone_stops_the_sweep(tmp_path, capsys):
+    """By the end of the job's time, which the sweep does not know: the job has to be queued again."""
+    planned = [replace(scripted(tmp_path, "a"), command=[sys.executable, "-c", "exit(75)"]), scripted(tmp_path, "b")]
+    assert run_all(planned, [""], Console())
+    assert "a: stopped, to be continued" in capsys.readouterr().err and not planned[1].log.exists()

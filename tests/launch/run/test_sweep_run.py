@@ -38,8 +38,8 @@ def test_a_run_that_ended_elsewhere_than_planned_is_run_again(tmp_path, made, pl
     run = scripted(tmp_path, "a")
     exec(completing(run.folder))  # noqa: S102
     (run.folder / runs.CONFIG).write_text(yaml.safe_dump(asdict(configured(made))))
-    assert replace(run, fields=runs.flatten(asdict(configured(made)))).measured
-    run = replace(run, fields=runs.flatten(asdict(configured(planned))))
+    assert replace(run, config=configured(made, run.folder)).measured
+    run = replace(run, config=configured(planned, run.folder))
     assert not run.measured
     (run.folder / runs.METRICS).write_text("{}\n")
     (run.folder / runs.CONFIG).write_text("")

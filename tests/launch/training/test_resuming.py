@@ -7,6 +7,7 @@ import pytest
 
 from cloze.launch.training import resuming
 from cloze.launch.training.resuming import TrainState
+from cloze.pipeline.errors import UserError
 from tests.launching import saved, train
 from tests.synthetic import make_shards
 
@@ -43,13 +44,27 @@ def test_a_best_value_that_was_measured_otherwise_counts_no_more(data, tmp_path,
 
 
 def test_a_measure_that_is_null_is_as_one_that_is_not_there(monkeypatch):
-    """As of a version that did not know it."""
+    """As of a version that did not know it; nor did one the hash of a set."""
     monkeypatch.setattr(resuming, "completion", lambda config, state: None)
-    monkeypatch.setattr(resuming, "measures_of", lambda config: {"data": "a", "evaluation.new": None})
     state = TrainState(best_metric="loss", best_value=2.0, best_step=4)
+    now = {"data": "a", "evaluation.new": None, "validation_set_hash.news": "1"}
     for before in ({"data": "a"}, {"data": "a", "evaluation.old": None}):
-        assert resuming._with_comparable_best(None, state, before, None) is state
+        assert resuming._with_comparable_best(None, state, before, now, None) is state
     said = []
     process = SimpleNamespace(console=SimpleNamespace(warn=said.append))
-    other = resuming._with_comparable_best(None, state, {"data": "b", "evaluation.old": None}, process)
-    assert other.best_metric is None and "data: found a, b until now" in said[0]
+    for before, name in (
+        ({"data": "b", "evaluation.old": None}, "data"),
+        (now | {"validation_set_hash.news": "2"}, "vali"),
+    ):
+        other = resuming._with_comparable_best(None, state, before, now, process)
+        assert other.best_metric is None and said.pop().startswith(f"{name}")
+
+
+def test_a_complete_run_is_not_said_to_have_been_measured_otherwise(monkeypatch):
+    """Its configuration had the new number of samples, and its curve the values of the old one."""
+    monkeypatch.setattr(resuming, "completion", lambda config, state: "all 4 steps are done")
+    state = TrainState(step=4, evaluated_step=4, best_metric="loss", best_value=2.0, best_step=4)
+    with pytest.raises(
+        UserError, match="samples: found 24, expected 8, by which this run was measured: it is complete"
+    ):
+        resuming._with_comparable_best(None, state, {"samples": 8}, {"samples": 24}, None)
