@@ -66,6 +66,8 @@ def called(arguments: list[str], during: ExitStack) -> Callable[[], int | None]:
         during.enter_context(Starting(_say))
     hear_stops()
     config = parse(name, rest)  # before the command's module, which may import for seconds
+    if command.resumes(config):
+        during.enter_context(Starting(_say))
     if command.checks:
         load(command.checks)(config)
     if command.trains and config.processes != 1 and _starts_ranks(config.processes):

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,10 @@ from cloze.launch.parsing import Page
 from cloze.launch.predict.table import OPERATIONS, OperationEntry
 from cloze.pipeline.errors import UserError, did_you_mean
 from cloze.pipeline.references import load
+
+
+def _never(config: object) -> bool:
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +28,9 @@ class Command(Page):
     """Whether the process is prepared, as DeepSpeed wants it, before the function's module is imported."""
     trains: bool = False
     """Whether the configuration's `processes` are started, each with the same command."""
+    resumes: Callable[[Any], bool] = _never
+    """Whether a command of this configuration, which does not train itself, is continued by the same command: a stop
+    signal before its work then ends it as it ends a training."""
     completes: str = ""
     """`module:name` of what completes the configuration by where its values come from."""
     checks: str = ""
@@ -150,6 +158,7 @@ _TABLE = (
         configs="pretrain",
         completes="cloze.launch.pretrain.shapes:complete",
         prepares=True,
+        resumes=lambda config: True,
         listed=(_OBJECTIVES,),
         main=("grid", "run", "model", "processes", *_RUN_FIELDS),
         examples=(
@@ -246,6 +255,7 @@ _TABLE = (
         "cloze.launch.evaluate.config:EvaluateConfig",
         function="cloze.launch.evaluate.command:evaluate",
         checks="cloze.launch.evaluate.precheck:check_inputs",
+        resumes=lambda config: config.suite == "glue",
         main=("suite", "data", "step", "every_checkpoint", "json", "every_nth"),
         examples=(
             "cloze evaluate runs/small --suite blimp --data blimp --every_nth 10",

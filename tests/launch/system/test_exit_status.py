@@ -100,20 +100,26 @@ def test_too_little_memory_and_too_few_threads_are_a_line(capsys, error, said):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said", "status"),
+    ("arguments", "module", "said", "status"),
     [
-        (["--help"], "stopped by Ctrl-C", 130),
-        (["inspect", "nowhere"], "stopped by Ctrl-C", 130),
-        (["pretrain"], "SIGINT: stopped before the first step of this start", 75),
+        (["--help"], "cli", "stopped by Ctrl-C", 130),
+        (["inspect", "nowhere"], "cli", "stopped by Ctrl-C", 130),
+        (["pretrain"], "cli", "SIGINT: stopped before the first step of this start", 75),
+        (
+            ["sweep", "--data", "nowhere", "--output", "out", "--grid", "seed=1,2"],
+            "pretrain.sweep",
+            "SIGINT: stopped before the first step of this start",
+            75,
+        ),
     ],
 )
-def test_ctrl_c_during_the_imports_ends_a_command_with_its_line(tmp_path, arguments, said, status):
-    """The signal comes while the module of the command line is looked for."""
+def test_ctrl_c_during_the_imports_ends_a_command_with_its_line(tmp_path, arguments, module, said, status):
+    """The signal comes while the module of the command line, or that of the command, is looked for."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
         "class Finder:\n"
         "    def find_spec(name, path=None, target=None):\n"
-        "        if name == 'cloze.launch.cli':\n"
+        f"        if name == 'cloze.launch.{module}':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "sys.meta_path.insert(0, Finder)\n"
