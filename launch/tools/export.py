@@ -84,7 +84,7 @@ def _check_free(output: Path) -> None:
     if not output.exists():
         return
     content = [path.name for path in output.iterdir()] if output.is_dir() else [output.name]
-    if any(not name.startswith(ASIDE) and name != OF_FILE_SYSTEM for name in content):
+    if any(not name.startswith(ASIDE) and name not in (OF_FILE_SYSTEM, runs.LOCK) for name in content):
         raise UserError(
             f"output: found {output} there already, expected a new or empty folder; remove it or choose "
             "another --output"
@@ -102,11 +102,11 @@ def _aside(output: Path) -> Iterator[Path]:
     aside = aside_of(output)
     with ExitStack() as stack:
         if output.is_dir():
-            aside, lock = output / f"{ASIDE}export", output / f"{ASIDE}lock"
+            aside, lock = output / f"{ASIDE}export", output / runs.LOCK  # which a run that begins there takes
             if not stack.enter_context(holding(lock)):
                 raise UserError(
-                    f"output: found {output} in use by another export, expected a folder of its own; choose another "
-                    "--output"
+                    f"output: found {output} in use by another export or a run, expected a folder of its own; choose "
+                    "another --output"
                 )
             stack.callback(clear, lock, ignore_errors=True)  # another user's, perhaps
             _check_free(output)
