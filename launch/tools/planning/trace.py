@@ -167,16 +167,20 @@ class _Recorder(TorchDispatchMode):
         """`work`, which changes some rows of tensors in place, by their start and count: what a first call was is
         written down for those that follow with as many rows. Of many tokens to predict there are hundreds of chunks.
         """
-        known: dict[object, list[Kernel]] = {}
+        known: dict[object, tuple[list[Kernel], int]] = {}  # and the bytes that are held at most meanwhile
 
         def recorded(start: int, count: int, *args: Any) -> None:
-            size = count, *(each.shape if isinstance(each, Tensor) else each for each in args)
+            size = count, *((each.shape, each.dtype) if isinstance(each, Tensor) else each for each in args)
+            trace, held = self.trace, self._held
             if size in known:
-                self.trace.kernels += known[size]
+                kernels, most = known[size]
+                trace.kernels += kernels
+                trace.peak_bytes = max(trace.peak_bytes, held + most)
                 return
-            before = len(self.trace.kernels)
+            before, peak, trace.peak_bytes = len(trace.kernels), trace.peak_bytes, held
             work(start, count, *args)
-            known[size] = self.trace.kernels[before:]
+            known[size] = trace.kernels[before:], trace.peak_bytes - held
+            trace.peak_bytes = max(peak, trace.peak_bytes)
 
         return recorded
 

@@ -6,8 +6,9 @@ from functools import partial
 import pytest
 import torch
 
-from cloze.launch.config import OptimizerConfig
+from cloze.launch.config import OptimizerConfig, PretrainConfig
 from cloze.launch.engine.optimizers import build_optimizer
+from cloze.launch.pretrain.objectives.factory import make_objective
 from cloze.launch.tools.planning.trace import (
     ModelRun,
     TracedBatch,
@@ -63,19 +64,21 @@ def test_the_products_of_every_family_are_counted(kind):
     assert needed <= counted < 1.005 * needed, "the pooler and pairs too"
 
 
-@pytest.mark.parametrize("on_gpu", [True, False])
-def test_chunks_of_the_loss_are_traced_once_and_counted_each(on_gpu, monkeypatch):
-    """Whole ones, and a last one with fewer rows."""
-    run, batch = ModelRun(replace(SMALL, num_hidden_layers=1), on_gpu=on_gpu), TracedBatch((128,) * 8, 8 * 19)
-    chunk = 50 * SMALL.vocab_size
+@pytest.mark.parametrize(("on_gpu", "objective"), [(True, "masked"), (False, "masked"), (True, "span_boundary")])
+def test_chunks_of_the_loss_are_traced_once_and_counted_each(on_gpu, objective, monkeypatch):
+    """Whole ones, and a last one with fewer rows. Those of a second head have the outputs of the first beside them."""
+    config = replace(SMALL, num_hidden_layers=1)
+    own = make_objective(PretrainConfig(data="data", output="run", model=config, objective=objective))
+    run, batch = ModelRun(config, on_gpu=on_gpu, objective=own), TracedBatch((128,) * 8, 8 * 64)
+    chunk = 200 * SMALL.vocab_size
     monkeypatch.setattr(heads, "_CHUNK_ELEMENTS", {False: chunk, True: chunk})
     called, fill = [], heads.fill_losses
-    monkeypatch.setattr(heads, "fill_losses", lambda *args: [called.append(args), fill(*args)])
+    monkeypatch.setattr(heads, "fill_losses", lambda *args: [called.append(args[0]), fill(*args)])
     found = trace_micro_step(run, batch)
-    assert len(called) == 2
+    assert len(called) == 2, "of both heads"
     monkeypatch.setattr(_Recorder, "once_a_size", lambda _, work: work)
     whole = trace_micro_step(run, batch)
-    assert len(called) == 2 + 4
+    assert len(called) == 2 + 3 * (1 + (objective == "span_boundary"))
     bare = [
         [replace(each, reads=_sizes(each.reads), writes=_sizes(each.writes)) for each in trace.kernels]
         for trace in (found, whole)
