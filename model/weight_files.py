@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import struct
 import zipfile
 from pathlib import Path
 from typing import IO, Any
@@ -108,11 +109,20 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
 def has_compressed_records(file: str | os.PathLike[str] | IO[bytes]) -> bool:
     """Whether records of a file of torch.save are compressed, as torch writes none: a small one could take all memory.
     False for another file, of which torch says what it is.
+
+    Raises:
+        ModelError: it is one whose list of records is damaged, of which torch might still read some.
     """
     if not zipfile.is_zipfile(file):
         return False
-    with zipfile.ZipFile(file) as archive:
-        return any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist())
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, OverflowError, ValueError, struct.error) as error:
+        raise ModelError(
+            f"{file}: found a damaged list of records ({error}), expected a file of torch.save; restore or fetch it "
+            "again"
+        ) from error
 
 
 def _read_old_weights(path: Path) -> dict[str, Tensor]:
