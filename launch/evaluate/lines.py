@@ -31,7 +31,7 @@ def read_lines(data: str, every_nth: int) -> list[str]:
         chosen = [line for line in lines if line][::every_nth]
     except UserError as error:  # the message names fields and options of `cloze prepare`
         said = re.sub("^input: ", "data: ", str(error))
-        left_out = " (options of `cloze prepare`: make a file of plain text)" if "--" in said else ""
+        left_out = " (options of `cloze prepare`: make a file of plain text)" if re.search(r"\s--\w", said) else ""
         raise UserError(said + left_out) from error
     if not chosen:
         raise UserError(f"data: found no line of text in {data}, expected at least one")

@@ -346,7 +346,8 @@ def fetch_description(place: StorePath, folder: Path) -> None:
 
 def keys_below(place: StorePath, folder: str) -> list[str]:
     """The keys of the objects in a run's folder, as `fetch_objects` takes them."""
-    return [each.key[len(place.key) + 1 :] for each in (place / folder).objects()]
+    start = len(place.key) + bool(place.key)  # the bucket itself has none, and no slash behind it
+    return [each.key[start:] for each in (place / folder).objects()]
 
 
 Kind = TypeVar("Kind", bound=RunConfig)  # any kind of run

@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from fnmatch import fnmatch
 from itertools import chain, islice
 from pathlib import Path
@@ -131,7 +132,8 @@ class Shipper:
             number = self._send(name, data)
             self._last[name] = data
             if number > 1:  # the previous object stays for readers that have just listed it
-                (self._place / f"{name}.{number - 2:06d}").unlink()
+                with suppress(UserError):  # who writes there may have no right to delete
+                    (self._place / f"{name}.{number - 2:06d}").unlink()
 
     def _ship_growth(self, name: str, whole: Callable[[bytes], int]) -> None:
         begin, path = self._sent.get(name, 0), self._folder / name

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import zlib
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from cloze.pipeline import ragged
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.jobs import parts
 from cloze.pipeline.jobs.duplicates import distinct
+from cloze.pipeline.jobs.identity import check_ours
 from cloze.pipeline.jobs.reports import (
     counts_by_name,
     has_kinds,
@@ -162,6 +164,7 @@ def build(task: BuildTask) -> ShardReport:
                 tokenizer.vocab_size,
                 pair_set,
                 preparation["shards"]["compression"],
+                partial(check_ours, to_place(task.folder)),
             )
         )
         _count(report, samples, masks, flow, tokenizer.special_tokens.mask)

@@ -130,7 +130,8 @@ def extend(old: Tokenizer, counts: dict[str, int], add: int, min_frequency: int,
     added.sort(key=lambda token: (-token.saved, token.token))
     after = sum(used.values())
     extension = Extension(new, added, sum(count for _, count in words), before, after, without_pieces)
-    (output / ADDED).unlink(missing_ok=True)  # of an earlier one
+    if (output / ADDED).is_file():  # of an earlier one
+        (output / ADDED).unlink()
     copy_tokenizer(new, output)
     publish_text(output / ADDED, _listed(added))
     return extension

@@ -162,13 +162,15 @@ def check_there(manifest: Manifest, advice: str) -> None:
 def make_work(output: Place, work: Place) -> None:
     """Make the work folder, unless the output holds other files than those of a command that was faster."""
     with readable_errors(output):
-        complete = (output / FILE_NAME).is_file()
-        if not complete and has_lost_manifest(output):
+        is_lost = has_lost_manifest(output)
+        is_foreign = not work.is_dir() and output.is_dir() and any(output.iterdir())
+        complete = (output / FILE_NAME).is_file()  # asked last: a faster command may have written it meanwhile
+        if is_lost and not complete:
             raise UserError(
                 f"output: {output} holds shards without their {FILE_NAME}, expected a new or empty folder; restore "
                 "that file, choose another --output or remove the folder"
             )
-        if not complete and not work.is_dir() and output.is_dir() and any(output.iterdir()):
+        if is_foreign and not complete:
             raise UserError(
                 f"output: {output} holds other files, expected a new or empty folder; choose another --output"
             )
@@ -184,7 +186,7 @@ def open_work(output: Place, work: Place, identity: Fields, note: Callable[[str]
         The folder of its reports and parts, whose name says whose they are: none of another run is taken for one of
         this.
     """
-    own = work / f"run-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]}"
+    own = work / _folder_name(identity)
     with readable_errors(output):
         found = _identity_of(work)
         if found != identity:
@@ -228,6 +230,24 @@ def _has_no_errors(found: Fields, identity: Fields) -> bool:
             old == new or {**old, "encoding_errors": "replace"} == new for old, new in zip(before, now, strict=True)
         )
     )
+
+
+def _folder_name(identity: Fields) -> str:
+    return f"run-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]}"
+
+
+def check_ours(own: Place) -> None:
+    """Before a worker puts something in a store where another command may have put its own: raise UserError unless the
+    folder of reports and parts is still that of the command at work there. On a disk its lock says so.
+    """
+    if isinstance(own, StorePath):
+        found = _identity_of(own.parent)
+        if found is None or _folder_name(found) != own.name:
+            raise UserError(
+                f"{own.parent / _IDENTITY}: found {'none' if found is None else 'that of another command'}, expected "
+                "the one of this run: it was suspended for so long that another command took over the output, or "
+                "removed it; run the same command again, with another --output"
+            )
 
 
 def _identity_of(work: Place) -> Fields | None:

@@ -98,7 +98,8 @@ def _train(config: PrepareConfig, output: Place, progress: Progress) -> Tokenize
     add_special_tokens(backend, names)
     tokenizer = Tokenizer(backend, {role: names[role] for role in sorted(names)}, output)
     with readable_errors(output):
-        (output / ADDED).unlink(missing_ok=True)  # of an earlier vocabulary that was extended
+        if (output / ADDED).is_file():  # of an earlier vocabulary that was extended
+            (output / ADDED).unlink()
         tokenizer.save(output)
     progress.advance(1, 0, 0)
     if tokenizer.vocab_size > config.vocab_size:

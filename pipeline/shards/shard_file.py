@@ -5,7 +5,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -57,12 +57,19 @@ def samples_per_block(samples: np.ndarray, tokens: np.ndarray, version: int = FO
 
 
 def write_shard(
-    path: Place, samples: Samples, masks: list[Masks], vocab_size: int, pair_set: int, compression: str
+    path: Place,
+    samples: Samples,
+    masks: list[Masks],
+    vocab_size: int,
+    pair_set: int,
+    compression: str,
+    check: Callable[[], object] = lambda: None,
 ) -> ShardInfo:
     """Write one shard atomically.
 
     Args:
         compression: "zstd" or "none".
+        check: called when it is made, before it gets its name.
 
     Returns:
         Its entry for the manifest.
@@ -88,6 +95,7 @@ def write_shard(
                 ends.append(sink.tell())
         _fill_in_index(aside, schema, ends, room)
         size, digest = aside.stat().st_size, sha256_of(aside)
+        check()
     return ShardInfo(
         file=f"{path.parent.name}/{path.name}",
         pair_set=pair_set,

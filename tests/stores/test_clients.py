@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from cloze.launch.run.commits import read_commits
-from cloze.launch.run.stored_run import fetch_objects
+from cloze.launch.run.stored_run import fetch_objects, keys_below
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.extras import how_to_install
-from cloze.pipeline.storage import remove_tree
+from cloze.pipeline.storage import remove_leftovers, remove_tree
 from cloze.pipeline.stores import clients, places, reading
 from cloze.pipeline.stores.clients import NotAllowed
 from cloze.pipeline.stores.places import StorePath, to_place
@@ -126,6 +126,16 @@ def test_one_who_may_list_a_part_of_a_bucket_works_there(bucket, proxy):
         (to_place(bucket) / "yours").is_dir()
 
 
+def test_a_run_at_the_root_of_a_bucket_has_the_names_of_any_other(bucket):
+    """The first letter of each was cut off, so that its model was not found."""
+    place = to_place(bucket)
+    (place / "model/config.json").write(b"{}")
+    while place.key:
+        place = place.parent
+    assert keys_below(place, to_place(bucket).key or "model")[0].endswith("model/config.json")
+    assert (place / keys_below(place, to_place(bucket).key or "model")[0]).is_file()
+
+
 def test_what_may_not_be_deleted_stays_and_is_said(bucket, proxy, monkeypatch):
     place, whole = to_place(bucket) / "in", proxy.passed_on
     (place / "there").write(b"1")
@@ -135,6 +145,8 @@ def test_what_may_not_be_deleted_stays_and_is_said(bucket, proxy, monkeypatch):
 
     monkeypatch.setattr(proxy, "passed_on", refusing)
     assert not remove_tree(place) and (place / "there").is_file()
+    (place / ".tmp-left").write(b"1")
+    remove_leftovers(place)  # nobody reads them
     monkeypatch.setattr(proxy, "passed_on", whole)
     assert remove_tree(place)
 

@@ -20,9 +20,12 @@ import pytest
 from cloze.launch.cli import main
 from cloze.pipeline.config import PrepareConfig, SourceConfig
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.jobs.identity import check_ours, open_work
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.jobs.source_hashes import hash_piece
 from cloze.pipeline.readers import plan, read
+from cloze.pipeline.shards.manifest import WORK_FOLDER
+from cloze.pipeline.storage import remove_tree
 from cloze.pipeline.stores import clients, leases
 from cloze.pipeline.stores.places import to_place
 from cloze.pipeline.stores.reading import open_raw
@@ -155,6 +158,19 @@ def test_folders_that_were_made_in_a_stores_console(folder, put, bucket):
         ("deep/b.jsonl", source.stat().st_size),
         ("nothing.txt", 0),
     ]
+
+
+def test_a_worker_puts_nothing_where_another_command_has_begun(bucket):
+    """As one that goes on after it was suspended for longer than its lease: it would replace the other one's shards."""
+    output = to_place(bucket) / "data"
+    own = open_work(output, output / WORK_FOLDER, {"preparation": {"sources": []}}, print)
+    check_ours(own)
+    remove_tree(output)
+    with pytest.raises(UserError, match="run.json: found none, expected the one of this run"):
+        check_ours(own)
+    open_work(output, output / WORK_FOLDER, {"preparation": {"sources": [{}]}}, print)
+    with pytest.raises(UserError, match="run.json: found that of another command, expected the one of this run"):
+        check_ours(own)
 
 
 def test_a_whole_listing_is_taken(put, bucket, proxy, monkeypatch):

@@ -30,6 +30,9 @@ def test_options_that_only_prepare_has_are_said_to_be_its(tmp_path):
     (tmp_path / "lines.jsonl").write_text('{"content": "the sky"}\n')
     with pytest.raises(UserError, match=r"--source.* .options of `cloze prepare`: make a file of plain text.$"):
         read_lines(str(tmp_path / "lines.jsonl"), 1)
+    with pytest.raises(UserError) as raised:
+        read_lines(str(tmp_path / "datasets--owner--name/lines.txt"), 1)
+    assert "options of" not in str(raised.value), "as in the hub's cache"
 
 
 def test_what_a_score_hides_is_said(model, tmp_path, capsys):
