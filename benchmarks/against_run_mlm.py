@@ -290,7 +290,8 @@ def table(rows: list[dict], ways: dict[str, Contender]) -> str:
     for row in rows:
         name = "**`strict-small`**" if row["contender"] == OURS else ways[row["contender"]].title
         seed = f", seed {row['seed']}" if row["seed"] != 1 else ""
-        cells = [f"{name}{', bf16' if row.get('settings', {}).get('bf16') else ''}{seed}"]
+        part = f"; every {row['every_nth']}th pair" if row["every_nth"] > 1 else ""
+        cells = [f"{name}{', bf16' if row.get('settings', {}).get('bf16') else ''}{seed}{part}"]
         cells += [f"{row['parameters'] / 1e6:.1f} M", f"{row['steps']:,}", f"{row['tokens'] / 1e6:.1f} M"]
         cells += [f"{row['seconds'] / 60:.1f}", f"{row['nats_per_character']:.4f}"]
         lines.append([*cells, f"{row['mean_of_paradigms']:.2f}", f"{row['mean_of_phenomena']:.2f}"])

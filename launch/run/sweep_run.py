@@ -145,17 +145,21 @@ class Run:
             return
         found = fields_made(self.folder, self.config) | runs.read_fields(self.folder / runs.DATA)
         planned = {**runs.flatten(asdict(self.config)), **self.facts}
-        compared = _MEASURES
-        if not self.config.checkpoint.accept_changes:  # else it goes on from another end
-            decides = any(planned.get(name) for name in self.DECIDING)
-            compared += (*self.DECIDING, *((_WHEN_MEASURED,) if decides else ()))
+        deciding = self.DECIDING
+        if any(planned.get(name) for name in deciding):
+            deciding += (_WHEN_MEASURED,)
         for name in sorted(found.keys() | planned.keys()):
             is_set = name.startswith(runs.SET_HASH) and name in found and name in planned
-            if (name.startswith(compared) or is_set) and found.get(name) != planned.get(name):
-                raise UserError(
-                    f"{self.folder}: found a complete run with {name} {found.get(name)}, expected {planned.get(name)}: "
-                    "its values would not compare with those of new runs; give it as it was, or another --output"
-                )
+            acceptable = name in deciding  # it goes on from where it has ended, or is measured there
+            if found.get(name) == planned.get(name) or not (name.startswith(_MEASURES) or is_set or acceptable):
+                continue
+            if acceptable and self.config.checkpoint.accept_changes:
+                continue
+            more = ", accept the change with --checkpoint.accept_changes true" if acceptable else ""
+            raise UserError(
+                f"{self.folder}: found a complete run with {name} {found.get(name)}, expected {planned.get(name)}: its "
+                f"values would not compare with those of new runs; give it as it was{more}, or another --output"
+            )
 
     def lost_model(self) -> Lost | None:
         """What of its model a complete run has lost, by a look at sizes; None: nothing."""
