@@ -113,9 +113,9 @@ def has_compressed_records(file: str | os.PathLike[str] | IO[bytes]) -> bool:
     Raises:
         ModelError: it is one whose list of records is damaged, of which torch might still read some.
     """
-    if not zipfile.is_zipfile(file):
-        return False
     try:
+        if not zipfile.is_zipfile(file):
+            return False
         with zipfile.ZipFile(file) as archive:
             return any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist())
     except (zipfile.BadZipFile, NotImplementedError, OverflowError, ValueError, struct.error) as error:

@@ -52,8 +52,6 @@ _MEASURES = (
 class PretrainingRun(Run):
     """One run of a pretraining sweep; its seed is a setting like others."""
 
-    DECIDING = ("evaluation.patience", "evaluation.target")  # the value at the end is compared
-
     metric: str = "validation/loss"
     """The curve whose last value is compared; of a run without held-out samples train/loss."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from cloze.launch.config import FinetuneConfig, PretrainConfig, RunConfig
 from cloze.launch.config.changes_at_resume import FIXED, FREE, marked
+from cloze.launch.run.integrity import is_lost
 from cloze.launch.run.runs import (
     CHECKPOINTS,
     CONFIG,
@@ -31,6 +32,7 @@ from cloze.launch.run.runs import (
     has_checkpoints,
     read_fields,
 )
+from cloze.launch.run.status_file import read_status
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import ASIDE
@@ -82,6 +84,8 @@ def config_hash(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(_shaping(asdict(config)), sort_keys=True).encode()).hexdigest()
 
 
+# The fields that say when a run is complete (launch/training/completion.py).
+ENDS = "train.max_steps", "train.time_budget_hours", "evaluation.target", "evaluation.patience"
 # The fields that say on what a run is measured, beside the metric; they may change from start to start.
 MEASURES = "evaluation.samples", "evaluation.masking_rate", "evaluation.sets"
 
@@ -94,15 +98,52 @@ def measures_of(config: RunConfig, facts: Facts) -> dict[str, object]:
     }
 
 
+def ends_of(config: RunConfig) -> Fields:
+    """The fields that say when a run is complete, by dotted names."""
+    values = flatten(asdict(config))
+    return {name: values[name] for name in ENDS}
+
+
 def other_measure(before: Fields, now: Fields) -> str | None:
     """The first name by which two results of `measures_of` differ, or None. What is null is as good as not there, and
     a set's hash is compared where both have one: an earlier version may not know it.
     """
     for name in sorted(before.keys() | now.keys()):
         known = name in before and name in now
-        if before.get(name) != now.get(name) and (known or not name.startswith(SET_HASH)):
+        own_hash = SET_HASH + name.removeprefix("evaluation.sets.")
+        moved = own_hash in before and before.get(own_hash) == now.get(own_hash)  # the same set at another place
+        if before.get(name) != now.get(name) and not moved and (known or not name.startswith(SET_HASH)):
             return name
     return None
+
+
+def measured_otherwise(config: RunConfig, facts: Facts) -> str | None:
+    """One line if the folder of a run holds it as complete, up to the end that it has now, but measured otherwise; else
+    None. It would not be measured again, but its configuration be replaced.
+    """
+    folder = Path(config.output)
+    if read_status(folder).get("state") != "complete" or is_lost(folder / CONFIG):
+        return None
+    made = fields_made(folder, config) | read_fields(folder / DATA)
+    now = {**flatten(asdict(config)), **facts}
+    if any(made.get(name) != now.get(name) for name in ENDS):
+        return None  # it goes on, or `resume` refuses it
+    compared = ["evaluation.metric", *MEASURES, SET_HASH]
+    deciding = ["evaluation.patience", "evaluation.target"]
+    if isinstance(config, FinetuneConfig):  # whose results are those of the best checkpoint
+        compared.append("evaluation.keep_best")
+        deciding.append("evaluation.keep_best")
+    if any(now.get(name) for name in deciding):
+        compared.append("evaluation.every_steps")
+    name = other_measure(
+        *({name: each[name] for name in each if name.startswith(tuple(compared))} for each in (made, now))
+    )
+    if name is None:
+        return None
+    return (
+        f"{folder}: found a complete run with {name} {made.get(name)}, expected {now.get(name)}: it is not measured "
+        "again, and its values would not compare with those of new runs; give it as it was, or another --output"
+    )
 
 
 def saved_facts(config: RunConfig, facts: Facts) -> Fields:
@@ -111,6 +152,7 @@ def saved_facts(config: RunConfig, facts: Facts) -> Fields:
         "config_hash": config_hash(config),
         "shaping": shaping_of(config, facts),
         "measures": measures_of(config, facts),
+        "ends": ends_of(config),
     }
 
 

@@ -56,7 +56,7 @@ class _Pool:
         self._ended: set[str] = set()  # names of those that were run here
         self._reported: list[str] = []  # names of the runs that were said to be waited for
         self._passed_on = self._run_stopped = False
-        self._waiting = self._without_results()
+        self._waiting = self._without_results(planned)
         if done := len(planned) - len(self._waiting):
             console.say(f"{done} of {len(planned)} runs are complete already")
 
@@ -111,12 +111,13 @@ class _Pool:
                     self._console.warn(f"{run.name}: stopped, to be continued: no other run begins")
                 else:
                     _say_end(run, process.returncode, self._passed_on, self._console)
-        self._waiting = [run for run in self._waiting if not run.measured]
+        self._waiting = self._without_results(self._waiting)
         if not self.has_work and not self.is_stopped:  # another command may have begun a complete one again
-            self._waiting = self._without_results()
+            self._waiting = self._without_results(self._planned)
 
-    def _without_results(self) -> list[Run]:
-        return [run for run in self._planned if run.name not in self._ended and not run.measured]
+    def _without_results(self, some: Sequence[Run]) -> list[Run]:
+        """Those to be run, or to be waited for: what was run here is not begun again."""
+        return [run for run in some if not run.measured and (run.name not in self._ended or is_claimed(run))]
 
 
 def _start(run: Run, device: str) -> subprocess.Popen[bytes] | None:

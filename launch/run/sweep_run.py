@@ -3,14 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, TextIO
+from typing import TextIO
 
 from cloze.launch.config import RunConfig
 from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.run import integrity, runs
-from cloze.launch.run.resume_check import MEASURES, check_folder, fields_made
+from cloze.launch.run.resume_check import ENDS, check_folder, ends_of, fields_made, measured_otherwise
 from cloze.launch.run.run_locks import in_use
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system.console import figure
@@ -71,12 +71,6 @@ def file_of(output: Path) -> Path:
     return output.with_name(output.name + ".yaml")
 
 
-# The fields that say when a run is complete (launch/training/completion.py).
-_ENDS = "train.max_steps", "train.time_budget_hours", "evaluation.target", "evaluation.patience"
-_MEASURES = "evaluation.metric", *MEASURES
-_WHEN_MEASURED = "evaluation.every_steps"  # decides the result where the evaluations between do
-
-
 @dataclass(frozen=True)
 class Run:
     """One setting with one seed."""
@@ -95,9 +89,6 @@ class Run:
     """As planned, in which steps are counted; None: a run is not compared with it."""
     configuration: str = ""
     """What its command reads from `file_of` its folder."""
-
-    DECIDING: ClassVar[tuple[str, ...]] = ("evaluation.keep_best", "evaluation.patience", "evaluation.target")
-    """The fields by which evaluations before the end decide the result."""
 
     @property
     def log(self) -> Path:
@@ -121,45 +112,34 @@ class Run:
         return (runs.read_fields(path).get(TEST_HASHES, {}) if path.is_file() else {}) == self.test_hashes
 
     def _has_this_end(self) -> bool:
-        """Whether the run has ended where it is to end now: checkpoint.accept_changes lets it go on from another
-        end.
-        """
+        """Whether the run has ended where it is to end now."""
+        return self._other_end() is None
+
+    def _other_end(self) -> str | None:
+        """One line if the run has ended where it is not to end now; else None."""
         made = self.folder / runs.CONFIG
-        if integrity.is_lost(made):  # `fault_in_runs` says what to do
-            return True
-        if self.config is None:
-            return True
-        found, planned = fields_made(self.folder, self.config), runs.flatten(asdict(self.config))
-        return all(found.get(name) == planned.get(name) for name in _ENDS)
+        if self.config is None or integrity.is_lost(made):  # `fault_in_runs` says what to do
+            return None
+        found, planned = fields_made(self.folder, self.config), ends_of(self.config)
+        for name in ENDS:
+            if found.get(name) != planned[name]:
+                return (
+                    f"{self.folder}: found a run that has ended with {name} {found.get(name)}, expected "
+                    f"{planned[name]}; give it as it was, or another --output"
+                )
+        return None
 
     def check(self) -> None:
         """Compare what lies in the folder with the plan: another command may have made it since.
 
         Raises:
-            UserError: it is no part of this run; or the run is complete, and was measured or ended by other settings.
+            UserError: it is no part of this run; or it is all of it, measured otherwise.
         """
         if self.config is None or integrity.is_lost(self.folder / runs.CONFIG):  # `fault_in_runs` says what to do
             return
         check_folder(self.config, self.facts)
-        if not self.complete:
-            return
-        found = fields_made(self.folder, self.config) | runs.read_fields(self.folder / runs.DATA)
-        planned = {**runs.flatten(asdict(self.config)), **self.facts}
-        deciding = self.DECIDING
-        if any(planned.get(name) for name in deciding):
-            deciding += (_WHEN_MEASURED,)
-        for name in sorted(found.keys() | planned.keys()):
-            is_set = name.startswith(runs.SET_HASH) and name in found and name in planned
-            acceptable = name in deciding  # it goes on from where it has ended, or is measured there
-            if found.get(name) == planned.get(name) or not (name.startswith(_MEASURES) or is_set or acceptable):
-                continue
-            if acceptable and self.config.checkpoint.accept_changes:
-                continue
-            more = ", accept the change with --checkpoint.accept_changes true" if acceptable else ""
-            raise UserError(
-                f"{self.folder}: found a complete run with {name} {found.get(name)}, expected {planned.get(name)}: its "
-                f"values would not compare with those of new runs; give it as it was{more}, or another --output"
-            )
+        if other := measured_otherwise(self.config, self.facts):
+            raise UserError(other)
 
     def lost_model(self) -> Lost | None:
         """What of its model a complete run has lost, by a look at sizes; None: nothing."""
@@ -262,6 +242,8 @@ def fault_in_runs(planned: Sequence[Run]) -> str | None:
             run.check()
         except UserError as error:
             return str(error)
+        if other := run._other_end():
+            return other
     if others := [run for run in ended if not run.measured]:
         return (
             f"{others[0].folder}: found results of other test files than when the runs were planned: one was replaced "

@@ -132,6 +132,11 @@ def _publish(aside: Path, output: Path) -> None:
         os.replace(aside, output)
     except OSError:
         _check_free(output)
+        if output.is_dir():
+            raise UserError(
+                f"output: found {output} there meanwhile, expected a folder that nothing else uses; choose another "
+                "--output"
+            ) from None
         raise
 
 

@@ -15,7 +15,7 @@ from cloze.launch.run.description import describe_again, description_of
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import STOPPING, StopRequest
-from cloze.launch.run.resume_check import check_folder
+from cloze.launch.run.resume_check import check_folder, measured_otherwise
 from cloze.launch.run.run_locks import locked
 from cloze.launch.run.status_file import recording_failure, set_status
 from cloze.launch.run.stored_run import StoredRun
@@ -73,6 +73,8 @@ def joined(
     """
     output = Path(config.output)
     check_folder(config, facts, None if stored is None else str(stored.place))
+    if other := measured_otherwise(config, facts):
+        raise UserError(other)
     check_installed(config.monitor.trackers)
     if environment.world_size > 1 and config.monitor.hang_seconds >= COLLECTIVE_SECONDS:
         console.warn(

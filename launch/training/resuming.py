@@ -13,10 +13,10 @@ from cloze.launch.config import RunConfig
 from cloze.launch.engine.content import OtherContent, described, has_values
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
-from cloze.launch.run.resume_check import check_checkpoint, measures_of, other_measure
+from cloze.launch.run.resume_check import check_checkpoint, ends_of, measures_of, other_measure
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system import distributed
-from cloze.launch.training.completion import completion
+from cloze.launch.training.completion import completion, ending
 from cloze.launch.training.process import Process
 from cloze.launch.training.skipped_steps import TrainProgress
 from cloze.launch.training.weight_average import WeightAverage
@@ -111,12 +111,12 @@ def resume(
     """Go on from a published checkpoint of the run: weights, optimizer states, progress and average. Collective.
 
     Raises:
-        UserError: the run is complete, and was measured on something else than is configured.
+        UserError: the run is at its end, and was measured on something else, or ended by other fields.
     """
     state, rank_states = checkpoints.load(engine, step)
-    before = checkpoints.state(step).get("measures")  # None: an earlier version has written it
-    if before is not None:
-        state = _with_comparable_best(config, state, before, measures_of(config, facts), process)
+    saved = checkpoints.state(step)  # an earlier version has written neither
+    _check_end(config, state, saved.get("ends"))
+    state = _with_comparable_best(config, state, saved.get("measures"), measures_of(config, facts), process)
     with known_content(checkpoints.path(step)):
         progress.resume(state, [_window_in(saved) for saved in rank_states])
         if average:
@@ -125,26 +125,44 @@ def resume(
                 process.console.warn(f"step {step} holds no average of the weights: one begins with them here")
 
 
+def _check_end(config: RunConfig, state: TrainState, before: Fields | None) -> None:
+    """Raise UserError for a run that is complete by other fields than it was: it would neither go on nor be measured
+    again, but its configuration be replaced.
+
+    Args:
+        before: by which fields, as the checkpoint says.
+    """
+    if before is None or state.evaluated_step != state.step or not (end := completion(config, state)):
+        return
+    known = {name.partition(".")[2]: value for name, value in before.items() if name.startswith("evaluation.")}
+    was = replace(config, evaluation=replace(config.evaluation, **known))
+    name = next((name for name, value in ends_of(config).items() if before.get(name) != value), None)
+    if name and completion(was, state):
+        raise UserError(
+            f"{name}: found {ends_of(config)[name]}, expected {before.get(name)}, by which this run has ended: it is "
+            f"complete ({end}) and would not go on; give it as it was"
+        )
+
+
 def _with_comparable_best(
-    config: RunConfig, state: TrainState, before: Fields, now: Fields, process: Process
+    config: RunConfig, state: TrainState, before: Fields | None, now: Fields, process: Process
 ) -> TrainState:
     """The state without its best evaluation where that was measured on something else than those to come.
 
     Args:
-        before: on what, as the checkpoint says.
+        before: on what, as the checkpoint says; None: an earlier version has written it.
         now: on what from now on.
 
     Raises:
-        UserError: there are none to come: the configuration would say what the values are not.
+        UserError: there is nothing to come.
     """
-    name = other_measure(before, now)
-    if name is None:
+    name = None if before is None else other_measure(before, now)
+    if before is None or name is None:
         return state
-    if state.evaluated_step == state.step and (end := completion(config, state)):
+    if state.evaluated_step == state.step and (end := ending(config.train, state)):
         raise UserError(
-            f"{name}: found {now.get(name)}, expected {before.get(name)}, by which this run was measured: it is "
-            f"complete ({end}), and is not measured again; give it as it was, or measure its checkpoints with "
-            "cloze evaluate"
+            f"{name}: found {now.get(name)}, expected {before.get(name)}, by which this run was measured: {end}, and "
+            "nothing is measured again; give it as it was, or measure its checkpoints with cloze evaluate"
         )
     if state.best_metric is None:
         return state

@@ -183,9 +183,8 @@ def _run(
             if isinstance(work, Path):
                 check_disk(expected, work.parents[1])
             progress.note(f"estimate: {expected}")
-        check()
         # Workers read this copy.
-        written = copy_tokenizer(tokenizer, to_place(config.output) / TOKENIZER_FOLDER)
+        written = copy_tokenizer(tokenizer, to_place(config.output) / TOKENIZER_FOLDER, check)
         run = _Run(config, tokenizer, written, files, segments, work, executor, progress, check)
         report, parts = _tokenize(run, hashes)
         if (remark := remark_on_documents(files, report.counts.get("documents_read", 0))) is not None:
@@ -381,7 +380,8 @@ def _publish(run: _Run, sources: list[Fields], report: Report, built: dict[str, 
     config, tokenizer = run.config, run.tokenizer
     folder = length_folder(config, length)
     if folder != to_place(config.output):
-        copy_tokenizer(Tokenizer.from_folder(to_place(config.output) / TOKENIZER_FOLDER), folder / TOKENIZER_FOLDER)
+        own = Tokenizer.from_folder(to_place(config.output) / TOKENIZER_FOLDER)
+        copy_tokenizer(own, folder / TOKENIZER_FOLDER, run.check)
     splits = {split: made.info for split, made in built.items()}
     if not splits["train"].counts["samples"]:
         raise TooLittleText("input: found no sample for the train split, expected some; give more text")

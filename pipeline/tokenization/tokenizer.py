@@ -320,11 +320,14 @@ class Tokenizer:
                 )
         return None
 
-    def save(self, folder: str | Place, config: bytes | None = None) -> dict[str, str]:
+    def save(
+        self, folder: str | Place, config: bytes | None = None, check: Callable[[], object] = lambda: None
+    ) -> dict[str, str]:
         """Write tokenizer.json, tokenizer_config.json and vocab.txt; `AutoTokenizer.from_pretrained` loads it.
 
         Args:
             config: content of tokenizer_config.json; None: what transformers needs to know.
+            check: called before each file gets its name.
 
         Returns:
             The SHA-256 of each file by its name.
@@ -333,6 +336,7 @@ class Tokenizer:
         for name, content in contents.items():
             with publishing(to_place(folder) / name) as aside:
                 aside.write_bytes(content)
+                check()
         return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
     def gives_token_types(self, *, as_saved: bool) -> bool:
@@ -611,13 +615,16 @@ def _copy_of(path: StorePath) -> Path:
     return folder / path.name if alone else folder
 
 
-def copy_tokenizer(source: Tokenizer, folder: Place) -> dict[str, str]:
+def copy_tokenizer(source: Tokenizer, folder: Place, check: Callable[[], object] = lambda: None) -> dict[str, str]:
     """Copy a tokenizer into a prepared folder with its configuration, as `described_in_copy` has it.
+
+    Args:
+        check: called before each file gets its name.
 
     Returns:
         The SHA-256 of each file by its name.
     """
-    return source.save(folder, described_in_copy(source))
+    return source.save(folder, described_in_copy(source), check)
 
 
 def described_in_copy(source: Tokenizer) -> bytes | None:

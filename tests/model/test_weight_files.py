@@ -94,14 +94,18 @@ def test_old_weights_that_are_compressed_are_refused(classifier, tmp_path):
     refused(tmp_path, "pytorch_model.bin: found compressed tensors")
 
 
-@pytest.mark.parametrize("place", [0, 46], ids=["an entry", "a name"])
-def test_old_weights_with_a_damaged_list_of_records_are_refused(classifier, tmp_path, place):
+@pytest.mark.parametrize(
+    ("mark", "place"),
+    [(b"PK\x01\x02", 0), (b"PK\x01\x02", 46), (b"PK\x06\x07", 16)],
+    ids=["an entry", "a name", "the number of disks"],
+)
+def test_old_weights_with_a_damaged_list_of_records_are_refused(classifier, tmp_path, mark, place):
     changed(classifier, tmp_path)
     path, weights = tmp_path / "pytorch_model.bin", load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
     torch.save(weights, path)
     content = bytearray(path.read_bytes())
-    content[content.index(b"PK\x01\x02") + place] = 0xFF
+    content[content.index(mark) + place] = 0xFF
     path.write_bytes(content)
     refused(tmp_path, "pytorch_model.bin: found a damaged list of records")
 

@@ -12,7 +12,10 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
+from cloze.launch.config import FinetuneConfig
+from cloze.launch.config.finetuning import FinetuneEvaluationConfig
 from cloze.launch.run import integrity, runs
+from cloze.launch.run.resume_check import measured_otherwise
 from cloze.launch.run.run_locks import in_use
 from cloze.launch.run.sweep_pool import _start, run_all
 from cloze.launch.run.sweep_run import claim, fault_in_runs
@@ -62,13 +65,15 @@ def test_the_run_at_work_is_named_with_its_step_and_loss(tmp_path, capsys):
     [
         ({"samples": 100}, {}, "evaluation.samples 100, expected"),
         ({}, {"masking_rate": 0.3}, "evaluation.masking_rate None, expected 0.3"),
-        ({"sets": {"news": "folder"}}, {}, "evaluation.sets.news folder, expected None"),
+        ({"sets": {"old": "folder"}}, {}, "evaluation.sets.old folder, expected None"),
+        ({"sets": {"news": "folder"}}, {"sets": {"news": "moved"}}, None),
         ({"metric": "mlm_accuracy"}, {}, "evaluation.metric mlm_accuracy, expected loss"),
         ({"every_steps": 7}, {}, None),
-        ({"every_steps": 7, "keep_best": True}, {"keep_best": True}, "evaluation.every_steps 7, expected"),
-        ({"keep_best": True}, {}, "evaluation.keep_best True, expected False"),
-        ({"patience": 2}, {"patience": 3}, "evaluation.patience 2, expected 3"),
-        ({}, {"target": 1.0}, "evaluation.target None, expected 1.0"),
+        (
+            {"every_steps": 7, "patience": 2},
+            {"patience": 2},
+            "evaluation.every_steps 7, expected",
+        ),
     ],
 )
 def test_runs_that_were_measured_otherwise_are_in_no_table_together(tmp_path, capsys, made, planned, found):
@@ -77,7 +82,8 @@ def test_runs_that_were_measured_otherwise_are_in_no_table_together(tmp_path, ca
     exec(completing(run.folder))  # noqa: S102
     (run.folder / runs.CONFIG).write_text(yaml.safe_dump(asdict(configured({"evaluation": made}))))
     (run.folder / runs.METRICS).write_text("{}\n")
-    run = replace(run, config=configured({"evaluation": planned}, run.folder))
+    (run.folder / runs.DATA).write_text('{"validation_set_hash.news": "1"}')
+    run = replace(run, config=configured({"evaluation": planned}, run.folder), facts={"validation_set_hash.news": "1"})
     if found is None:
         assert not run_all([run], [""], Console())
     else:
@@ -93,8 +99,40 @@ def test_a_run_that_was_measured_on_another_set_of_this_name_is_in_no_table(tmp_
     (run.folder / runs.DATA).write_text('{"validation_set_hash.news": "1", "validation_set_hash.old": "2"}')
     run = replace(run, config=configured({}, run.folder), facts={"validation_set_hash.news": "1"})
     run.check()
-    with pytest.raises(UserError, match="with validation_set_hash.news 1, expected 3: its values would not compare"):
+    with pytest.raises(UserError, match="with validation_set_hash.news 1, expected 3: it is not measured again"):
         replace(run, facts={"validation_set_hash.news": "3"}).check()
+
+
+@pytest.mark.parametrize(
+    ("made", "planned", "found"),
+    [
+        ({"keep_best": False}, {}, "evaluation.keep_best False, expected True"),
+        ({"every_steps": 7}, {"every_steps": 5}, "evaluation.every_steps 7, expected 5"),
+        ({"every_steps": 7, "keep_best": False}, {"every_steps": 5, "keep_best": False}, None),
+    ],
+)
+def test_the_best_of_other_evaluations_is_another_result(tmp_path, made, planned, found):
+    """Of a fine-tuning, which is measured at its best checkpoint."""
+    folder = tmp_path / "a"
+    exec(completing(folder))  # noqa: S102
+    config = FinetuneConfig(task="sst2", model="m", train_file="t", validation="v", output=str(folder))
+    (folder / runs.CONFIG).write_text(
+        yaml.safe_dump(asdict(replace(config, evaluation=FinetuneEvaluationConfig(**made))))
+    )
+    said = measured_otherwise(replace(config, evaluation=FinetuneEvaluationConfig(**planned)), {})
+    assert said is None if found is None else said.startswith(f"{folder}: found a complete run with {found}")
+
+
+@pytest.mark.parametrize("made", [{"patience": 2}, {"target": 0.5}])
+def test_a_run_that_has_another_end_at_the_end_is_in_no_table(tmp_path, made):
+    """It was begun again, and could not go on."""
+    run = scripted(tmp_path, "a")
+    exec(completing(run.folder))  # noqa: S102
+    (run.folder / runs.METRICS).write_text("{}\n")
+    (run.folder / runs.CONFIG).write_text(yaml.safe_dump(asdict(configured({"evaluation": made}))))
+    run = replace(run, config=configured({}, run.folder))
+    run.check()
+    assert "a: found a run that has ended with evaluation." in fault_in_runs([run])
 
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "config.json"])
@@ -161,10 +199,16 @@ def test_a_run_that_another_command_has_begun_otherwise_is_not_taken_for_ones_ow
         run_all([own], [""], console)  # made between this one's plan and its lock
 
 
-def test_a_complete_run_that_is_begun_again_meanwhile_counts(tmp_path):
-    """As an element of an array that is queued again: for some seconds it was no complete one."""
+@pytest.mark.parametrize("here", [True, False])
+def test_a_complete_run_that_is_begun_again_meanwhile_counts(tmp_path, here):
+    """As an element of an array that is queued again: for some seconds it was no complete one. here: whether the sweep
+    has run it before.
+    """
     again, other = scripted(tmp_path, "a", tmp_path / "waiting"), scripted(tmp_path, "b")
-    exec(completing(again.folder, tmp_path))  # noqa: S102
+    if here:
+        again = replace(again, command=[sys.executable, "-c", completing(again.folder, tmp_path)])
+    else:
+        exec(completing(again.folder, tmp_path))  # noqa: S102
     console, said, begun = Console(), [], []
 
     def say(line: str) -> None:
@@ -172,7 +216,8 @@ def test_a_complete_run_that_is_begun_again_meanwhile_counts(tmp_path):
         if "b begins" in line:
             with claim(again) as log:
                 (again.folder / runs.STATUS).write_text('{"state": "running"}')
-                begun.append(subprocess.Popen(again.command, stdout=log))
+                waits = [sys.executable, "-c", completing(again.folder, tmp_path / "waiting")]
+                begun.append(subprocess.Popen(waits, stdout=log))
         if "waiting for a" in line:
             (tmp_path / "waiting").touch()
 
