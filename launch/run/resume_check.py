@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -117,9 +117,22 @@ def other_measure(before: Fields, now: Fields) -> str | None:
     return None
 
 
-def measured_otherwise(config: RunConfig, facts: Facts) -> str | None:
+SETS = "evaluation.sets"
+
+
+def without_sets(measures: Fields) -> Fields:
+    """What says by what the values of a run were reached that is at its end: those of a set hold without another one,
+    so that sets may come and go.
+    """
+    return {name: value for name, value in measures.items() if not name.startswith(SETS)}
+
+
+def measured_otherwise(config: RunConfig, facts: Facts, also: Collection[str] = ()) -> str | None:
     """One line if the folder of a run holds it as complete, up to the end that it has now, but measured otherwise; else
     None. It would not be measured again, but its configuration be replaced.
+
+    Args:
+        also: fields that are compared besides, whose other value replaces none of the run's.
     """
     folder = Path(config.output)
     if read_status(folder).get("state") != "complete" or is_lost(folder / CONFIG):
@@ -128,7 +141,7 @@ def measured_otherwise(config: RunConfig, facts: Facts) -> str | None:
     now = {**flatten(asdict(config)), **facts}
     if any(made.get(name) != now.get(name) for name in ENDS):
         return None  # it goes on, or `resume` refuses it
-    compared = ["evaluation.metric", *MEASURES, SET_HASH]
+    compared = [*without_sets(dict.fromkeys(MEASURES)), SET_HASH, *also]
     deciding = ["evaluation.patience", "evaluation.target"]
     if isinstance(config, FinetuneConfig):  # whose results are those of the best checkpoint
         compared.append("evaluation.keep_best")

@@ -10,7 +10,7 @@ from typing import TextIO
 from cloze.launch.config import RunConfig
 from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.run import integrity, runs
-from cloze.launch.run.resume_check import ENDS, check_folder, ends_of, fields_made, measured_otherwise
+from cloze.launch.run.resume_check import ENDS, SETS, check_folder, ends_of, fields_made, measured_otherwise
 from cloze.launch.run.run_locks import in_use
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system.console import figure
@@ -138,7 +138,7 @@ class Run:
         if self.config is None or integrity.is_lost(self.folder / runs.CONFIG):  # `fault_in_runs` says what to do
             return
         check_folder(self.config, self.facts)
-        if other := measured_otherwise(self.config, self.facts):
+        if other := measured_otherwise(self.config, self.facts, also=("evaluation.metric", SETS)):
             raise UserError(other)
 
     def lost_model(self) -> Lost | None:

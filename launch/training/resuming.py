@@ -13,7 +13,7 @@ from cloze.launch.config import RunConfig
 from cloze.launch.engine.content import OtherContent, described, has_values
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
-from cloze.launch.run.resume_check import check_checkpoint, ends_of, measures_of, other_measure
+from cloze.launch.run.resume_check import check_checkpoint, ends_of, measures_of, other_measure, without_sets
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system import distributed
 from cloze.launch.training.completion import completion, ending
@@ -156,15 +156,17 @@ def _with_comparable_best(
     Raises:
         UserError: there is nothing to come.
     """
-    name = None if before is None else other_measure(before, now)
-    if before is None or name is None:
+    if before is None:
         return state
     if state.evaluated_step == state.step and (end := ending(config.train, state)):
-        raise UserError(
-            f"{name}: found {now.get(name)}, expected {before.get(name)}, by which this run was measured: {end}, and "
-            "nothing is measured again; give it as it was, or measure its checkpoints with cloze evaluate"
-        )
-    if state.best_metric is None:
+        if name := other_measure(without_sets(before), without_sets(now)):
+            raise UserError(
+                f"{name}: found {now.get(name)}, expected {before.get(name)}, by which this run was measured: {end}, "
+                "and nothing is measured again; give it as it was, or measure its checkpoints with cloze evaluate"
+            )
+        return state
+    name = other_measure(before, now)
+    if name is None or state.best_metric is None:
         return state
     process.console.warn(
         f"{name}: found {now.get(name)}, {before.get(name)} until now: the best {state.best_metric} of step "
