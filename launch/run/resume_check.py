@@ -87,7 +87,8 @@ def config_hash(config: RunConfig) -> str:
 # The fields that say when a run is complete (launch/training/completion.py).
 ENDS = "train.max_steps", "train.time_budget_hours", "evaluation.target", "evaluation.patience"
 # The fields that say on what a run is measured, beside the metric; they may change from start to start.
-MEASURES = "evaluation.samples", "evaluation.masking_rate", "evaluation.sets"
+SETS = "evaluation.sets"
+MEASURES = "evaluation.samples", "evaluation.masking_rate", SETS
 
 
 def measures_of(config: RunConfig, facts: Facts) -> dict[str, object]:
@@ -115,9 +116,6 @@ def other_measure(before: Fields, now: Fields) -> str | None:
         if before.get(name) != now.get(name) and not moved and (known or not name.startswith(SET_HASH)):
             return name
     return None
-
-
-SETS = "evaluation.sets"
 
 
 def without_sets(measures: Fields) -> Fields:

@@ -13,7 +13,7 @@ from cloze.launch.config import RunConfig
 from cloze.launch.engine.content import OtherContent, described, has_values
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
-from cloze.launch.run.resume_check import check_checkpoint, ends_of, measures_of, other_measure, without_sets
+from cloze.launch.run.resume_check import ENDS, check_checkpoint, ends_of, measures_of, other_measure, without_sets
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system import distributed
 from cloze.launch.training.completion import completion, ending
@@ -22,6 +22,7 @@ from cloze.launch.training.skipped_steps import TrainProgress
 from cloze.launch.training.weight_average import WeightAverage
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
+from cloze.pipeline.untrusted import is_number
 
 
 def open_checkpoints(
@@ -115,7 +116,7 @@ def resume(
     """
     state, rank_states = checkpoints.load(engine, step)
     saved = checkpoints.state(step)  # an earlier version has written neither
-    _check_end(config, state, saved.get("ends"))
+    _check_end(config, state, saved["ends"] if isinstance(saved.get("ends"), dict) else None)
     state = _with_comparable_best(config, state, saved.get("measures"), measures_of(config, facts), process)
     with known_content(checkpoints.path(step)):
         progress.resume(state, [_window_in(saved) for saved in rank_states])
@@ -134,13 +135,19 @@ def _check_end(config: RunConfig, state: TrainState, before: Fields | None) -> N
     """
     if before is None or state.evaluated_step != state.step or not (end := completion(config, state)):
         return
-    known = {name.partition(".")[2]: value for name, value in before.items() if name.startswith("evaluation.")}
-    was = replace(config, evaluation=replace(config.evaluation, **known))
-    name = next((name for name, value in ends_of(config).items() if before.get(name) != value), None)
-    if name and completion(was, state):
+    if not all(before.get(name) is None or is_number(before[name]) for name in ENDS) or not before.get(ENDS[0]):
+        raise UserError(f"ends: found {before!s:.200} in the checkpoint's state.json, expected numbers; remove it")
+    known: dict[str, Fields] = {"train": {}, "evaluation": {}}
+    for name in ENDS:
+        section, _, field = name.partition(".")
+        known[section][field] = before.get(name)
+    train, evaluation = replace(config.train, **known["train"]), replace(config.evaluation, **known["evaluation"])
+    was = replace(config, train=train, evaluation=evaluation)
+    other = next((name for name, value in ends_of(config).items() if before.get(name) != value), None)
+    if other and completion(was, state):
         raise UserError(
-            f"{name}: found {ends_of(config)[name]}, expected {before.get(name)}, by which this run has ended: it is "
-            f"complete ({end}) and would not go on; give it as it was"
+            f"{other}: found {ends_of(config)[other]}, expected {before.get(other)}, by which this run has ended: it "
+            f"is complete ({end}) and would not go on; give it as it was"
         )
 
 

@@ -1,6 +1,7 @@
 """What a resumed run takes over of its evaluations."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -87,3 +88,13 @@ def test_a_run_that_has_ended_by_another_patience_goes_on_or_is_refused(before, 
             resuming._check_end(config, state, ends)
     else:
         resuming._check_end(config, state, ends)
+    config = replace(config, train=replace(config.train, max_steps=9))
+    with pytest.raises(UserError, match="ends: found .* expected numbers"):
+        resuming._check_end(config, state, ends | {"train.max_steps": "9"})
+
+
+def test_a_run_that_was_stopped_ends_by_a_shorter_budget():
+    """It had not ended by the longer one."""
+    state = TrainState(step=9, evaluated_step=9, seconds=2000.0)
+    ends = ends_of(configured({"train": {"time_budget_hours": 1.0}}))
+    resuming._check_end(configured({"train": {"time_budget_hours": 0.5}}), state, ends)
