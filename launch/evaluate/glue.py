@@ -10,6 +10,7 @@ from cloze.launch.evaluate.config import EvaluateConfig
 from cloze.launch.finetune.sweep import checked_runs, configured, steps_begun
 from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.run import integrity, runs
+from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.run_locks import locked
 from cloze.launch.run.sweep_planning import with_configurations
 from cloze.launch.run.sweep_pool import run_all
@@ -108,8 +109,9 @@ def fine_tune(
             console.say(f"{folder}: fine-tuned from its checkpoint of step {', '.join(steps)}")
         by_seed = [run for of_seed in zip(*planned.values(), strict=True) for run in of_seed]
         shown = [replace(run, name=str(run.folder.relative_to(output))) for run in by_seed]
-        if run_all(shown, visible_gpus() or [""], console):
-            return None
+        with StopRequest() as stop:
+            if run_all(shown, visible_gpus() or [""], stop, console):
+                return None
         if fault := fault_in_runs(shown):
             raise UserError(fault)
         found: dict[str, Fields] = {}

@@ -3,6 +3,7 @@
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
 from cloze.launch.run.metrics_file import newest_metrics
 from cloze.launch.run.preemption import StopRequest
@@ -14,11 +15,12 @@ from cloze.launch.system.exit_status import EXIT_REQUEUE
 _POLL_SECONDS = 0.2
 
 
-def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> bool:
+def run_all(planned: Sequence[Run], devices: list[str], stop: StopRequest, console: Console) -> bool:
     """Run the incomplete runs, one process at a time on each device.
 
     Args:
         devices: values of CUDA_VISIBLE_DEVICES; an empty one selects no device.
+        stop: entered by the caller, which has the end of its work to do without being ended either.
 
     Returns:
         Whether it was stopped: by a signal, or since a run was.
@@ -26,8 +28,9 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
     Raises:
         UserError: a folder holds what was made by other settings than are planned.
 
-    Stop signals are forwarded, so that each run leaves a checkpoint. A run still active from a sweep that was killed is
-    waited for, and so is one that another command has begun.
+    Stop signals are forwarded, so that each run leaves a checkpoint. When a run can't be started, those at work are
+    stopped. A run still active from a sweep that was killed is waited for, and so is one that another command has
+    begun.
     """
     for run in planned:
         if lost := run.lost_model():
@@ -35,8 +38,8 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
             console.warn(f"{lost.what}; {advice}")
     for run in planned:
         run.check()  # again: the sweep's folder may not have been held when they were planned
-    with StopRequest() as stop, doing() as tell:
-        pool = _Pool(planned, devices, stop, console)
+    pool = _Pool(planned, devices, stop, console)
+    with doing() as tell, closing(pool):
         while pool.has_work:
             pool.start_waiting()
             time.sleep(_POLL_SECONDS)
@@ -44,7 +47,7 @@ def run_all(planned: Sequence[Run], devices: list[str], console: Console) -> boo
                 tell(pool.progress)
             pool.forward_stop()
             pool.collect_ended()
-        return pool.is_stopped and not all(run.measured for run in planned)
+    return pool.is_stopped and not all(run.measured for run in planned)
 
 
 class _Pool:
@@ -94,8 +97,13 @@ class _Pool:
         return "; ".join(_at(run, self._planned) for run, _ in self._running.values())
 
     def forward_stop(self) -> None:
-        """Pass a signal on to the runs, once only: a second one would end them without a checkpoint."""
-        if self._stop.wanted and not self._passed_on:
+        """Pass a signal on to the runs."""
+        if self._stop.wanted:
+            self._stop_running()
+
+    def _stop_running(self) -> None:
+        """Once only: a second signal would end the runs without a checkpoint."""
+        if not self._passed_on:
             self._passed_on = True
             for _, process in self._running.values():
                 process.terminate()
@@ -114,6 +122,12 @@ class _Pool:
         self._waiting = self._without_results(self._waiting)
         if not self.has_work and not self.is_stopped:  # another command may have begun a complete one again
             self._waiting = self._without_results(self._planned)
+
+    def close(self) -> None:
+        """Stop the runs that are still at work, which they are only after an error."""
+        self._stop_running()
+        for _, process in self._running.values():
+            process.wait()
 
     def _without_results(self, some: Sequence[Run]) -> list[Run]:
         """Those to be run, or to be waited for: what was run here is not begun again."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.run import runs
+from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.run_locks import locked
 from cloze.launch.run.status_file import recording_failure, set_status
 from cloze.launch.run.sweep_pictures import DrawnSetting, draw_sweep
@@ -41,16 +42,16 @@ class Sweep:
             devices: as of `run_all`.
 
         Returns:
-            False if a signal stopped it.
+            False if a signal stopped it. One that comes behind the last run stops nothing.
 
         Raises:
             UserError: no run has a result, a run has read other inputs than were planned, or another job holds the
                 folder.
         """
-        with locked(self.folder), recording_failure(self.folder):
+        with locked(self.folder), recording_failure(self.folder), StopRequest() as stop:
             set_status(self.folder, "running", self._num_complete())
             known = [run.lost_model() for run in self.runs]
-            if run_all(self.runs, devices, console):
+            if run_all(self.runs, devices, stop, console):
                 set_status(self.folder, "requeue", self._num_complete())
                 console.say(
                     f"stopped with {self._num_complete()} of {len(self.runs)} runs complete; the same command continues"

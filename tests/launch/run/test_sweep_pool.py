@@ -15,10 +15,11 @@ from safetensors.numpy import save_file
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.finetuning import FinetuneEvaluationConfig
 from cloze.launch.run import integrity, runs
+from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.resume_check import measured_otherwise
 from cloze.launch.run.run_locks import in_use
 from cloze.launch.run.sweep_pool import _start, run_all
-from cloze.launch.run.sweep_run import claim, fault_in_runs
+from cloze.launch.run.sweep_run import claim, fault_in_runs, is_claimed
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from tests.launch.run.scripted_runs import completing, configured, scripted
@@ -28,7 +29,7 @@ from tests.launch.run.scripted_runs import completing, configured, scripted
 def test_one_run_at_a_time_on_each_device(tmp_path, devices):
     partners = dict(zip("abcd", "badc", strict=True)) if len(devices) > 1 else {}  # neither ends before both began
     planned = [scripted(tmp_path, name, partners and tmp_path / partners[name] / "began") for name in "abcd"]
-    assert not run_all(planned, devices, Console(False))
+    assert not run_all(planned, devices, StopRequest(), Console(False))
     times = [json.loads((run.folder / "when").read_text()) for run in planned]
     assert {device for device, _, _ in times} == set(devices)
     for device in devices:
@@ -44,7 +45,7 @@ def test_a_pipe_in_the_place_of_a_log_is_refused(tmp_path):
     run = scripted(tmp_path, "a")
     os.mkfifo(run.log)
     with pytest.raises(UserError, match="a.log: found no regular file, expected one; remove it"):
-        run_all([run], [""], Console(False))
+        run_all([run], [""], StopRequest(), Console(False))
 
 
 def test_the_run_at_work_is_named_with_its_step_and_loss(tmp_path, capsys):
@@ -54,7 +55,7 @@ def test_the_run_at_work_is_named_with_its_step_and_loss(tmp_path, capsys):
     (run.folder / runs.METRICS).write_text("x" * 70000 + "\n" + lines + '{"step": 8, "tr')
     done = scripted(tmp_path, "a")
     exec(completing(done.folder))  # noqa: S102
-    assert not run_all([done, run], [""], Console())
+    assert not run_all([done, run], [""], StopRequest(), Console())
     printed = capsys.readouterr()
     assert f"run 2 of 2, b begins; its output: {run.log}" in printed.out
     assert printed.err == "run 2 of 2, b: step 7, loss 2.5000\n"
@@ -85,12 +86,12 @@ def test_runs_that_were_measured_otherwise_are_in_no_table_together(tmp_path, ca
     (run.folder / runs.DATA).write_text('{"validation_set_hash.news": "1"}')
     run = replace(run, config=configured({"evaluation": planned}, run.folder), facts={"validation_set_hash.news": "1"})
     if found is None:
-        assert not run_all([run], [""], Console())
+        assert not run_all([run], [""], StopRequest(), Console())
     else:
         assert fault_in_runs([run]).startswith(f"{run.folder}: found a complete run with {found}")
         (run.folder / "model/config.json").unlink()
         with pytest.raises(UserError, match=f"a: found a complete run with {found}"):
-            run_all([run], [""], Console())
+            run_all([run], [""], StopRequest(), Console())
 
 
 def test_a_run_that_was_measured_on_another_set_of_this_name_is_in_no_table(tmp_path):
@@ -149,7 +150,7 @@ def test_a_run_whose_model_was_cut_is_run_again(tmp_path, capsys, lost):
     os.truncate(path, path.stat().st_size - 1)
     what = f"{path}: found another file, expected it as the run has written it"
     assert fault_in_runs([run]) == f"{what}: something was removed meanwhile; the same command writes it again"
-    assert not run_all([run, other], [""], Console()) and (run.folder / "when").stat().st_size
+    assert not run_all([run, other], [""], StopRequest(), Console()) and (run.folder / "when").stat().st_size
     printed = capsys.readouterr()
     assert f"warning: {what}; the run is started again" in printed.err
     assert "1 of 2 runs are complete already" in printed.out and "run 1 of 2, a begins" in printed.out
@@ -171,7 +172,7 @@ def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path, begu
     while begun and not in_use(tmp_path / "a"):
         assert orphan.poll() is None
         time.sleep(0.01)
-    assert not run_all(planned, [""], console)
+    assert not run_all(planned, [""], StopRequest(), console)
     assert orphan.wait() == 0 and "waiting for a, still at work" in said[0]
     assert planned[0].log.exists() != begun and planned[1].results()
     ended = json.loads((tmp_path / "a" / "when").read_text())[2]
@@ -190,13 +191,13 @@ def test_a_run_that_another_command_has_begun_otherwise_is_not_taken_for_ones_ow
     with claim(replace(own, configuration="of the other")) as log:
         other = subprocess.Popen(own.command, stdout=log)
         assert claim(own) is None
-    assert not run_all([own], [""], console)
+    assert not run_all([own], [""], StopRequest(), console)
     (own.folder / runs.METRICS).write_text("{}\n")
     assert other.wait() == 0 and "waiting for a, still at work" in said[0]
     assert (tmp_path / "a.yaml").read_text() == "of the other"
     assert "with another run, whose optimizer.weight_decay is 0.01, expected 0.7" in fault_in_runs([own])
     with pytest.raises(UserError, match=r"whose optimizer.weight_decay is 0.01, expected 0.7"):
-        run_all([own], [""], console)  # made between this one's plan and its lock
+        run_all([own], [""], StopRequest(), console)  # made between this one's plan and its lock
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -222,7 +223,7 @@ def test_a_complete_run_that_is_begun_again_meanwhile_counts(tmp_path, here):
             (tmp_path / "waiting").touch()
 
     console.say = say
-    assert not run_all([again, other], [""], console)
+    assert not run_all([again, other], [""], StopRequest(), console)
     assert (
         begun[0].wait() == 0 and again.results() and other.results() and any("waiting for a" in line for line in said)
     )
@@ -231,5 +232,18 @@ def test_a_complete_run_that_is_begun_again_meanwhile_counts(tmp_path, here):
 def test_a_run_that_is_stopped_alone_stops_the_sweep(tmp_path, capsys):
     """By the end of the job's time, which the sweep does not know: the job has to be queued again."""
     planned = [replace(scripted(tmp_path, "a"), command=[sys.executable, "-c", "exit(75)"]), scripted(tmp_path, "b")]
-    assert run_all(planned, [""], Console())
+    assert run_all(planned, [""], StopRequest(), Console())
     assert "a: stopped, to be continued" in capsys.readouterr().err and not planned[1].log.exists()
+
+
+def test_runs_at_work_are_stopped_when_another_can_not_be_started(tmp_path):
+    """They were left behind, unwatched."""
+    at_work = replace(scripted(tmp_path, "a"), command=["sleep", "600"])
+    with pytest.raises(FileNotFoundError):
+        run_all(
+            [at_work, replace(at_work, folder=tmp_path / "b", command=["/no/such"])],
+            ["0", "1"],
+            StopRequest(),
+            Console(),
+        )
+    assert at_work.log.exists() and not is_claimed(at_work)

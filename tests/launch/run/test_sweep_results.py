@@ -3,6 +3,8 @@
 import json
 import math
 import statistics
+import subprocess
+import sys
 
 import pytest
 
@@ -142,3 +144,29 @@ def test_of_fine_tuning_runs_the_higher_accuracy_is_best_and_the_majority_answer
     assert values["values"] == {"1-1": 0.5, "1-2": 0.75} and values["median"] == values["mean"] == 0.625
     assert math.isclose(values["deviation"], statistics.stdev([0.5, 0.75])) and values["n"] == 2
     assert summary["best"]["run"] == {"value": 0.875, "name": "2-1"} and summary["task"] == "rte"
+
+
+BEHIND_THE_LAST = """
+import signal, sys
+from pathlib import Path
+from cloze.launch.run.sweep_results import Sweep
+from cloze.launch.system.console import Console
+from tests.launch.run.scripted_runs import scripted
+
+def draw(sweep, summary):
+    signal.raise_signal(signal.SIGTERM)
+    print("drawn")
+
+Sweep.draw = draw
+folder = Path(sys.argv[1])
+assert Sweep(folder, [scripted(folder, "a")], "at the end").reach_end([""], Console())
+"""
+
+
+def test_a_signal_behind_the_last_run_stops_nothing(tmp_path):
+    """It ended the sweep before its table, without a line."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1, "train/loss": 1.0}\n')
+    done = subprocess.run([sys.executable, "-c", BEHIND_THE_LAST, tmp_path], capture_output=True, text=True, check=True)
+    assert "drawn" in done.stdout and "best run: a, 0.5000" in done.stdout
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "complete"
