@@ -32,7 +32,7 @@ from cloze.pipeline.records import (
 )
 from cloze.pipeline.shards.checks import block_fault
 from cloze.pipeline.shards.manifest import FILE_NAME, REPAIR, Manifest, ShardTable
-from cloze.pipeline.shards.shard_file import BAD, Shard, Shard1, is_intact, samples_per_block
+from cloze.pipeline.shards.shard_file import BAD, Shard, is_intact, samples_per_block
 from cloze.pipeline.storage import readable_errors
 from cloze.pipeline.stores.cache import Cache, CachedFile
 from cloze.pipeline.stores.places import Place, StorePath, to_place
@@ -118,8 +118,8 @@ class ShardReader:
         self._pair_set_starts = ragged.to_offsets(in_blocks)
         self._columns = BASE_COLUMNS if version > 1 else BASE_COLUMNS[:-1]
         schema = shard_schema(self.manifest.vocab_size, self.manifest.mask_sets)
-        self._head = np.frombuffer(schema.serialize(), np.uint8)
-        self._open: OrderedDict[int, Shard | Shard1] = OrderedDict()
+        self._schema = schema if version > 1 else schema.remove(schema.get_field_index(SOURCE))
+        self._open: OrderedDict[int, Shard] = OrderedDict()
         self._window: tuple[tuple[object, ...], ShardWindow] | None = None
 
     @property
@@ -159,7 +159,7 @@ class ShardReader:
             by_shard.setdefault(shard, []).append(row)
         batches: list[pa.RecordBatch | None] = [None] * len(blocks)
 
-        def decode(shard: int, opened: Shard | Shard1) -> None:
+        def decode(shard: int, opened: Shard) -> None:
             for row in by_shard[shard]:
                 batches[row] = self._decode(int(blocks[row]), opened, mask_set)
 
@@ -200,7 +200,7 @@ class ShardReader:
             future.cancel()
         self._ahead.clear()
 
-    def _decode(self, block: int, opened: Shard | Shard1, mask_set: int | None) -> pa.RecordBatch:
+    def _decode(self, block: int, opened: Shard, mask_set: int | None) -> pa.RecordBatch:
         """A decoded block. Damaged data in the cache is fetched again.
 
         Raises:
@@ -214,7 +214,7 @@ class ShardReader:
                 opened = self._open_shard(int(self._shard_of[block]))
         return self._decode_once(block, opened, mask_set)
 
-    def _decode_once(self, block: int, opened: Shard | Shard1, mask_set: int | None) -> pa.RecordBatch:
+    def _decode_once(self, block: int, opened: Shard, mask_set: int | None) -> pa.RecordBatch:
         shard, number = int(self._shard_of[block]), int(self._number_of[block])
         fields = list(range(len(self._columns)))
         if mask_set is not None:
@@ -270,7 +270,7 @@ class ShardReader:
         if intact and masked != (counted := split.counts.get("masked", 0)):
             yield f"{path}: {self.split}: found {counted} masked tokens in counts, expected {masked}, as in its shards"
 
-    def _opened(self, shard: int) -> Shard | Shard1:
+    def _opened(self, shard: int) -> Shard:
         if shard in self._open and self._open[shard].removed:
             del self._open[shard]
         if shard not in self._open:
@@ -280,7 +280,7 @@ class ShardReader:
         self._open.move_to_end(shard)
         return self._open[shard]
 
-    def _open_shard(self, shard: int) -> Shard | Shard1:
+    def _open_shard(self, shard: int) -> Shard:
         """Open a shard; a damaged copy in the cache is fetched again.
 
         Raises:
@@ -294,9 +294,7 @@ class ShardReader:
                 if not self._cache and hasattr(os, "posix_fadvise"):
                     # No read-ahead, which would read unused columns.
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-                if self.manifest.format_version == 1:
-                    return Shard1(file)
-                return Shard(file, self._head, self.manifest.mask_sets)
+                return Shard(file, self._schema, self.manifest.mask_sets, self.manifest.format_version)
             except UserError:
                 raise
             except BAD as error:

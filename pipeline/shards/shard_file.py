@@ -1,13 +1,12 @@
 """One shard: an Arrow IPC file of samples; written atomically, read by blocks, and only the columns in use."""
 
 import base64
-import mmap
 import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +40,17 @@ _FOOTER_GUESS = 1 << 14  # bytes at the end of a stored shard that usually conta
 _AROUND_FOOTER = 32  # more than the size of Arrow's magic at both ends and the footer's length
 _SIZE = struct.Struct("<q")  # that a compressed buffer begins with
 # Errors of reading a damaged shard.
-BAD = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError, struct.error, MemoryError)
+BAD = (
+    pa.ArrowException,
+    OSError,
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    struct.error,
+    OverflowError,
+    MemoryError,
+)
 
 
 def samples_per_block(samples: np.ndarray, tokens: np.ndarray, version: int = FORMAT_VERSION) -> np.ndarray:
@@ -131,15 +140,24 @@ def _column_ends(file: IO[bytes], start: int, end: int) -> list[int]:
     """The index row of the block at [start, end)."""
     file.seek(start)
     _, length = struct.unpack("<II", file.read(8))  # marker of a non-legacy message
-    places = _buffers(file.read(length))[0][:, 0] + start + 8 + length
+    places = _buffers(file.read(length)).table[:, 0] + start + 8 + length
     base = _BUFFERS_OF_LIST + _BUFFERS_OF_NUMBER * (len(BASE_COLUMNS) - 1)
     return [start, *places[base :: 2 * _BUFFERS_OF_LIST].tolist(), end]
 
 
-def _buffers(content: bytes | memoryview) -> tuple[np.ndarray, bool]:
-    """Place behind the metadata and size of each buffer of a block, (N, 2), and whether they are compressed; from its
-    metadata: a flatbuffer (Arrow's Message.fbs and Schema.fbs).
-    """
+class _Buffers(NamedTuple):
+    """Where the buffers of a block are, by its metadata: a flatbuffer (Arrow's Message.fbs and Schema.fbs)."""
+
+    table: np.ndarray
+    """(N, 2) place behind the metadata, and size."""
+    packed: bool
+    """Whether they are compressed."""
+    size: int
+    """Bytes behind the metadata."""
+
+
+def _buffers(content: bytes | memoryview) -> _Buffers:
+    """Raises struct.error or ValueError for what is no metadata of a block."""
 
     def read(form: str, place: int) -> int:
         return struct.unpack_from("<" + form, content, place)[0]
@@ -156,21 +174,47 @@ def _buffers(content: bytes | memoryview) -> tuple[np.ndarray, bool]:
     count = read("I", buffers)
     vtable = record_batch - read("i", record_batch)  # short, or with 0, where the last field is not there
     packed = 4 + 2 * 3 < read("H", vtable) and field(record_batch, 3) != record_batch
-    return np.frombuffer(content, "<i8", 2 * count, buffers + 4).reshape(-1, 2), packed
+    table = np.frombuffer(content, "<i8", 2 * count, buffers + 4).reshape(-1, 2)
+    return _Buffers(table, packed, read("q", field(message, 3)))
 
 
-def _check_unpacked(block: np.ndarray, mask_set: int | None, most: int) -> None:
+def _blocks_of_format_1(file: pa.OSFile | CachedFile, size: int, mask_sets: int) -> np.ndarray:
+    """The index of a shard of format 1, which has none, from the metadata of its blocks; all columns of a block are
+    read together.
+
+    Args:
+        size: bytes of the file.
+    """
+    rows: list[list[int]] = []
+    place = 8  # behind Arrow's magic, padded
+    place += 8 + struct.unpack("<II", os.pread(file.fileno(), 8, place))[1]  # and the schema
+    while True:
+        _, length = struct.unpack("<II", os.pread(file.fileno(), 8, place))
+        if length == 0:  # the end of the blocks
+            return np.array(rows, np.int64).reshape(-1, mask_sets + 2)
+        if length > size:
+            raise ValueError("its metadata are longer than the file")
+        body = _buffers(os.pread(file.fileno(), length, place + 8)).size
+        end = place + 8 + length + body
+        if body < 0 or end > size:
+            raise ValueError("the file ends before it")
+        rows.append([place, *[end] * (mask_sets + 1)])
+        place = end
+
+
+def _check_unpacked(block: np.ndarray, columns: int, mask_set: int | None, most: int) -> None:
     """Raise ValueError for a block whose buffers are larger than its samples can be, before they are unpacked: each
     compressed one begins with its size.
 
     Args:
         block: (N,) uint8, from its marker on.
+        columns: number of base columns.
     """
-    base = _BUFFERS_OF_LIST + _BUFFERS_OF_NUMBER * (len(BASE_COLUMNS) - 1)
+    base = _BUFFERS_OF_LIST + _BUFFERS_OF_NUMBER * (columns - 1)
     of_masks = 0 if mask_set is None else 2 * _BUFFERS_OF_LIST
     first, unpacked, data = base + of_masks * (mask_set or 0), 0, block.data
     (length,) = struct.unpack_from("<I", data, 4)
-    buffers, packed = _buffers(data[8 : 8 + length])
+    buffers, packed, _ = _buffers(data[8 : 8 + length])
     read = [*buffers[:base].tolist(), *buffers[first : first + of_masks].tolist()] if packed else []
     for place, size in read:
         if size >= _SIZE.size:
@@ -242,22 +286,31 @@ def _nulls(column: pa.Array) -> int:
 
 
 class Shard:
-    """An open shard of format 2. Of a block two ranges are read: its base columns with the metadata before them, and
-    those of the mask set; of a shard in a store only these are fetched.
+    """An open shard. Of a block two ranges are read: its base columns with the metadata before them, and those of the
+    mask set; of a shard in a store only these are fetched. In format 1 a block is read, and a shard fetched, as a
+    whole.
 
     Args:
-        head: the schema as the message that comes first in a stream of record batches.
+        schema: as the manifest says: that of the file isn't believed.
     """
 
-    def __init__(self, file: pa.OSFile | CachedFile, head: np.ndarray, mask_sets: int):
+    def __init__(self, file: pa.OSFile | CachedFile, schema: pa.Schema, mask_sets: int, version: int):
         self._file = file
-        self._head = head
+        self._columns = len(schema) - 2 * mask_sets
+        # the message that comes first in a stream of record batches
+        self._head = np.frombuffer(schema.serialize(), np.uint8)
         self._stored = isinstance(file, CachedFile)
-        encoded = pa.ipc.open_file(_footer(file) if isinstance(file, CachedFile) else file).metadata[_INDEX.encode()]
-        self._bounds = np.frombuffer(base64.b64decode(encoded, validate=True), "<i8").reshape(-1, mask_sets + 2)
-        steps = np.diff(
-            self._bounds.ravel(), prepend=0, append=file.size if isinstance(file, CachedFile) else file.size()
-        )
+        size = file.size if isinstance(file, CachedFile) else file.size()
+        if version == 1:
+            if isinstance(file, CachedFile):
+                file.need([(0, size)])
+            self._bounds = _blocks_of_format_1(file, size, mask_sets)
+        else:
+            encoded = pa.ipc.open_file(_footer(file) if isinstance(file, CachedFile) else file).metadata[
+                _INDEX.encode()
+            ]
+            self._bounds = np.frombuffer(base64.b64decode(encoded, validate=True), "<i8").reshape(-1, mask_sets + 2)
+        steps = np.diff(self._bounds.ravel(), prepend=0, append=size)
         if (steps < 0).any():
             raise ValueError("its index of byte ranges isn't ascending")
 
@@ -302,43 +355,13 @@ class Shard:
                 if not count:
                     raise ValueError("the file ends before it")
                 view = view[count:]
-        _check_unpacked(content[head:], mask_set, most)
+        _check_unpacked(content[head:], self._columns, mask_set, most)
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         stream = pa.ipc.open_stream(pa.py_buffer(content), options=options, memory_pool=ragged.POOL)
         try:
             return stream.read_next_batch_with_custom_metadata()
         except StopIteration:  # zeros are the end of a stream
             raise ValueError("it has no rows") from None
-
-
-class Shard1:
-    """An open shard of format 1, which has no index: Arrow locates the columns, with more and smaller reads."""
-
-    def __init__(self, file: pa.OSFile | CachedFile):
-        self._file = self._copy = file
-        if isinstance(file, CachedFile):
-            file.need([(0, file.size)])
-            self._file = pa.py_buffer(mmap.mmap(file.fileno(), file.size, access=mmap.ACCESS_READ))
-
-    @property
-    def removed(self) -> bool:
-        """As that of `Shard`."""
-        return isinstance(self._copy, CachedFile) and self._copy.removed
-
-    def fetch(self, numbers: list[int], mask_set: int | None) -> None:
-        """Does nothing: the whole shard was fetched."""
-
-    def forget(self, number: int, mask_set: int | None) -> None:
-        """As that of `Shard`, of the whole shard."""
-        self._copy.forget([(0, self._copy.size)])
-
-    def read(
-        self, number: int, fields: list[int], mask_set: int | None, most: int
-    ) -> tuple[pa.RecordBatch, pa.KeyValueMetadata]:
-        """A block with the columns of these numbers, and its metadata."""
-        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-        file = pa.ipc.open_file(self._file, options=options, memory_pool=ragged.POOL)
-        return file.get_batch_with_custom_metadata(number)
 
 
 def _footer(file: CachedFile) -> pa.Buffer:

@@ -16,7 +16,7 @@ from cloze.launch.cli import main
 from cloze.launch.texts import tables
 from cloze.launch.texts.tables import open_table, read_table, read_text
 from cloze.pipeline.errors import UserError
-from tests.hostile_tables import readings, write_numbers
+from tests.hostile_tables import flipped_page_heads, readings, write_numbers
 from tests.launch.finetune.examples.test_classification import GLUE, read
 from tests.launch.finetune.running import finetune
 from tests.launch.finetune.small import make_model, write_tsv
@@ -202,6 +202,16 @@ def test_a_flipped_byte_of_a_parquet_page_with_a_checksum_is_an_error(tmp_path):
     path.write_bytes(content.replace(b"words", b"wordz"))
     with pytest.raises(UserError, match="a.parquet: can't be read as Parquet: .*CRC checksum"):
         read_table(path)
+
+
+def test_a_flipped_bit_in_the_head_of_a_parquet_page_loses_no_row(tmp_path):
+    refused = 0
+    for whole in flipped_page_heads(tmp_path / "a.parquet"):
+        try:
+            assert [row.values["text"] for row in read_table(tmp_path / "a.parquet").rows] == whole
+        except UserError as error:
+            refused += "rows fewer than its footer says" in str(error)
+    assert refused > 4
 
 
 @pytest.mark.parametrize("number", [-1, -2, 2**31 - 1])

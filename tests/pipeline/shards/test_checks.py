@@ -12,6 +12,8 @@ from cloze.pipeline.jobs import verifying
 from cloze.pipeline.jobs.verifying import verify
 from cloze.pipeline.shards import checks, shard_file
 from cloze.pipeline.shards.reader import ShardReader
+from cloze.pipeline.storage import sha256_of
+from tests.pipeline import corpus
 from tests.synthetic import make_shards
 
 
@@ -127,9 +129,11 @@ def test_lengths_of_buffers_that_no_file_has_are_one_line(tmp_path):
     block = 16 + int.from_bytes(content[12:16], "little")  # behind the magic and the message of the schema
     size = int.from_bytes(content[block + 4 : block + 8], "little")
     refused = 0
-    for sign in range(block + 15, block + 8 + size, 8):  # the last byte of each number of 64 bits in its metadata
+    ends = range(block + 15, block + 8 + size, 8)  # the last byte of each number of 64 bits in its metadata
+    for end, changes in ((end, changes) for end in ends for changes in ({0: 128}, {0: 127, -1: 255})):
         changed = bytearray(content)
-        changed[sign] |= 128
+        for place, bits in changes.items():
+            changed[end + place] |= bits
         path.write_bytes(changed)
         try:
             assert np.array_equal(ShardReader(folder, "train").take(np.arange(20), 0)[0].input_ids, whole)
@@ -137,6 +141,75 @@ def test_lengths_of_buffers_that_no_file_has_are_one_line(tmp_path):
             assert "shard-00000.arrow" in str(error) and "\n" not in str(error)
             refused += 1
     assert refused > 5
+
+
+def of_type(column: pa.Array, kind: pa.DataType, value: object) -> pa.Array:
+    """A column of other items, the first of which is `value`."""
+    if not pa.types.is_list(column.type):
+        return pa.array([value, *column.to_pylist()[1:]], kind)
+    return pa.ListArray.from_arrays(column.offsets, pa.array([value, *column.values.to_pylist()[1:]], kind))
+
+
+OF_OTHER_TYPES = {
+    "a negative id": ("input_ids", pa.int16(), -5),
+    "ids that are no numbers": ("input_ids", pa.float64(), float("nan")),
+    "a negative position": ("masked_positions_0", pa.int16(), -3),
+    "a negative masked id": ("masked_ids_0", pa.int16(), -5),
+    "a negative second segment": ("segment_b_start", pa.int16(), -7),
+    "half a label": ("next_sentence_label", pa.float64(), 0.5),
+    "second segments that are lists": ("segment_b_start", pa.list_(pa.int16()), [1]),
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHER_TYPES)
+def test_columns_of_other_types_are_refused_in_format_1(tmp_path, name):
+    """Its files were read by the schema that they say they have."""
+    folder = make_shards(tmp_path / "data")
+    content = corpus.as_format_1(folder)
+    shard = content["splits"]["train"]["shards"][0]
+    path, (column, kind, value) = folder / shard["file"], OF_OTHER_TYPES[name]
+    (batch,) = pa.ipc.open_file(path.read_bytes()).read_all().to_batches()
+    columns = {each: batch.column(each) for each in batch.schema.names}
+    if pa.types.is_list(kind):
+        columns[column] = pa.array([value] * len(batch), kind)
+    else:
+        columns[column] = of_type(columns[column], kind, value)
+    made = pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
+    groups = {"base": shard_file.BASE_COLUMNS[:-1]}
+    groups |= {str(number): shard_file.mask_columns(number) for number in range(content["mask_sets"])}
+    sums = {
+        f"{shard_file._CHECKSUM}.{group}": str(shard_file._checksum(map(made.column, names)))
+        for group, names in groups.items()
+        if not pa.types.is_list(kind) or column not in names
+    }
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, made.schema) as writer:
+        writer.write_batch(made, custom_metadata={f"{shard_file._CHECKSUM}.base": "0"} | sums)
+    shard |= {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    del content["sha256"]  # which manifests of format 1 had not
+    (folder / "manifest.json").write_text(corpus.manifest_text(content))
+    (line,) = ShardReader(folder, "train").faults()
+    assert "shard-00000.arrow: damaged shard" in line and "\n" not in line
+
+
+def test_what_a_block_of_format_1_unpacks_to_is_bounded(tmp_path):
+    """A file of some KB took gigabytes before it was refused."""
+    folder = make_shards(tmp_path / "data", mask_sets=0)
+    content = corpus.as_format_1(folder)
+    shard = content["splits"]["train"]["shards"][0]
+    path = folder / shard["file"]
+    (batch,) = pa.ipc.open_file(path.read_bytes()).read_all().to_batches()
+    many = pa.array(np.zeros(50_000_000, np.uint16))
+    offsets = np.full(len(batch) + 1, len(many), np.int32) * (np.arange(len(batch) + 1) > 0)
+    columns = [pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), many), *batch.columns[1:]]
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema, options=options) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
+    shard |= {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    del content["sha256"]  # which manifests of format 1 had not
+    (folder / "manifest.json").write_text(corpus.manifest_text(content))
+    del many, columns
+    (line,) = ShardReader(folder, "train").faults()
+    assert path.stat().st_size < 100_000 and "it would have 100,0" in line
 
 
 def test_good_blocks_of_every_kind_pass(tmp_path):

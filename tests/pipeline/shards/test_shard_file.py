@@ -107,11 +107,10 @@ def test_what_a_block_unpacks_to_is_bounded_by_its_samples(tmp_path, masks):
     (tmp_path / "train").mkdir()
     info = shard_file.write_shard(tmp_path / "train/x.arrow", samples, drawn, 100, 0, "zstd")
     assert info.bytes < 50_000
-    head = np.frombuffer(shard_schema(100, masks).serialize(), np.uint8)
     fields = [*range(len(BASE_COLUMNS))]
 
     def read(mask_set: int | None, most: int) -> pa.RecordBatch:
-        shard = shard_file.Shard(pa.OSFile(str(tmp_path / info.file)), head, masks)
+        shard = shard_file.Shard(pa.OSFile(str(tmp_path / info.file)), shard_schema(100, masks), masks, 2)
         added = [] if mask_set is None else [len(fields) + 2 * mask_set, len(fields) + 2 * mask_set + 1]
         return shard.read(0, fields + added, mask_set, most)[0]
 
