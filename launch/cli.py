@@ -64,10 +64,12 @@ def called(arguments: list[str], during: ExitStack) -> Callable[[], int | None]:
     command = COMMANDS[name]
     if command.trains:
         during.enter_context(Starting(_say))
-    hear_stops()
+    if command.trains or not command.resumes:
+        hear_stops()
     config = parse(name, rest)  # before the command's module, which may import for seconds
-    if command.resumes(config):
+    if command.resumes and command.resumes(config):
         during.enter_context(Starting(_say))
+    hear_stops()
     if command.checks:
         load(command.checks)(config)
     if command.trains and config.processes != 1 and _starts_ranks(config.processes):

@@ -14,10 +14,6 @@ from cloze.pipeline.errors import UserError, did_you_mean
 from cloze.pipeline.references import load
 
 
-def _never(config: object) -> bool:
-    return False
-
-
 @dataclass(frozen=True, kw_only=True)
 class Command(Page):
     """A row of the table of commands; what it names is imported when the command is run."""
@@ -28,7 +24,7 @@ class Command(Page):
     """Whether the process is prepared, as DeepSpeed wants it, before the function's module is imported."""
     trains: bool = False
     """Whether the configuration's `processes` are started, each with the same command."""
-    resumes: Callable[[Any], bool] = _never
+    resumes: Callable[[Any], bool] | None = None
     """Whether a command of this configuration, which does not train itself, is continued by the same command: a stop
     signal before its work then ends it as it ends a training."""
     completes: str = ""

@@ -57,9 +57,17 @@ def serve(config: ServeConfig) -> int:
             app.state.stopping = True
             super().handle_exit(number, frame)
 
-    # After a graceful stop uvicorn raises the signal again to end the process; ours has finished and exits with 0.
+        async def main_loop(self) -> None:
+            for number in heard.copy():
+                self.handle_exit(number, None)
+            await super().main_loop()
+
+    # A signal that comes before uvicorn takes them over, when who waits for the line below may send one, is answered
+    # once it serves. After a graceful stop it raises the signal again to end the process; ours has finished and exits
+    # with 0.
+    heard: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, lambda number, _: heard.append(number))
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     Console().say(f"serving {config.model} at {address} (a page to try it; /docs explains every operation)")

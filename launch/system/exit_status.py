@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from types import ModuleType, TracebackType
 from typing import TextIO
 
@@ -78,7 +79,7 @@ class Ending:
                 "`ulimit -v` or the container's limit of processes or memory"
             )
         if isinstance(error, RuntimeError) and (line := _line_of_loss(error)) is not None:
-            time.sleep(SAID_SECONDS)  # launchers usually end this process first: one line is enough
+            _let_others_speak()  # launchers usually end this process first: one line is enough
             _print_error(f"error: {line}")
             return EXIT_FAILURE
         return None
@@ -108,11 +109,17 @@ def _end_with_line(line: str) -> int:
     except UserError:  # the environment may be what is wrong
         environment = Environment()
     if not have_met and not environment.is_main:
-        time.sleep(SAID_SECONDS)
+        _let_others_speak()
     _print_error(f"error: {line}")
     if have_met and environment.world_size > 1:
-        time.sleep(SAID_SECONDS)
+        _let_others_speak()
     return EXIT_USER_ERROR
+
+
+def _let_others_speak() -> None:
+    """Wait; who presses Ctrl-C has seen enough."""
+    with suppress(KeyboardInterrupt):
+        time.sleep(SAID_SECONDS)
 
 
 def _print_error(line: str) -> None:

@@ -351,6 +351,15 @@ def test_sigterm_answers_what_was_accepted(folder):
         assert process.returncode == 0 and "every accepted request was answered" in output, errors
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_right_behind_the_line_with_the_address_stops_the_server(folder, number):
+    """It was lost where it came before the server listened to signals."""
+    with server(folder) as (_, process):
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0 and "every accepted request was answered" in output, errors
+
+
 def test_a_second_ctrl_c_drops_requests_and_says_so(folder):
     with server(folder) as (address, process):
 

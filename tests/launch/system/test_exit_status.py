@@ -33,6 +33,22 @@ def test_a_rank_that_ends_does_not_cut_off_what_another_says(monkeypatch, capsys
     assert heard == before
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_while_the_others_say_their_errors_leaves_the_status(rank, monkeypatch, capsys):
+    """It was a traceback and 130."""
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setattr(distributed, "have_met", lambda: True)
+    monkeypatch.setattr(time, "sleep", interrupted)
+    assert main(["pretrain", "--train.max_steps", "-1"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
 def test_ctrl_c_ends_a_command_with_a_line():
     """A real signal in the middle of a command that does not train: no traceback."""
     program = (
@@ -108,6 +124,12 @@ def test_too_little_memory_and_too_few_threads_are_a_line(capsys, error, said):
         (
             ["sweep", "--data", "nowhere", "--output", "out", "--grid", "seed=1,2"],
             "pretrain.sweep",
+            "SIGINT: stopped before the first step of this start",
+            75,
+        ),
+        (
+            ["sweep", "--data", "nowhere", "--output", "out", "--grid", "seed=1,2"],
+            "config",  # while the words are read
             "SIGINT: stopped before the first step of this start",
             75,
         ),
