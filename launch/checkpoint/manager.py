@@ -34,6 +34,7 @@ from cloze.launch.checkpoint.state import (
     damage,
     read_state,
     sharding_stage,
+    train_state,
     write_state,
 )
 from cloze.launch.checkpoint.writing import BackgroundWriter
@@ -386,7 +387,7 @@ class CheckpointManager(CheckpointFolder):
                 f"{folder}: found a checkpoint of zero.stage {stage}, expected "
                 f"{engine.stage}; continue with --zero.stage {stage}"
             )
-        restored = TrainState(**{name: state[name] for name in TrainState.__dataclass_fields__})
+        restored = train_state(state)
         source = self._universal(step) if self.is_elastic(step) else folder
         # Of converted files, which hold whole tensors, each process reads its part alone.
         with (

@@ -66,6 +66,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "data_streams": (int, type(None)),
     "shaping": (dict,),
     "measures": (dict,),
+    "ends": (dict,),
     "trackers": (dict,),
     RUN: (str, type(None)),
 }
@@ -147,6 +148,9 @@ def fault_of_state(state: Fields) -> str | None:
         wrong = wrong or (isinstance(value, int | float) and not is_number(value))
         if wrong or (least is not None and value is not None and not least <= value <= most):
             return f"{name} is {str(value)[:60]!r}"
+    ends = state.get("ends", {})
+    if not all(value is None or isinstance(value, str) or is_number(value) for value in ends.values()):
+        return f"ends is {str(ends)[:200]!r}"
     return None
 
 
@@ -167,14 +171,24 @@ def hash_of_files(checksums: dict[str, tuple[int, str]]) -> str:
 
 def read_state(folder: Path) -> Fields:
     """state.json of a checkpoint: the fields of TrainState (one that an earlier version lacks has its default),
-    `world_size`, `zero_stage`, `sharding_stage`, `config_hash`, `files_hash`, `measures` (on what it is measured)
-    and `shaping` (what shapes the result, by dotted name: fields, and hashes of what was read), `run` (the
-    configuration's hash at the run's beginning), `metrics_lines` (lines of metrics.jsonl up to the state) and
-    `trackers`, if there are any; of a pretraining `manifest_hash`, `tokenizer_fingerprint` and `data_streams` as
+    `world_size`, `zero_stage`, `sharding_stage`, `config_hash`, `files_hash`, `measures` (how it is measured), `ends`
+    (when it is complete) and `shaping` (what shapes the result, by dotted name: fields, and hashes of what was read),
+    `run` (the configuration's hash at the run's beginning), `metrics_lines` (lines of metrics.jsonl up to the state)
+    and `trackers`, if there are any; of a pretraining `manifest_hash`, `tokenizer_fingerprint` and `data_streams` as
     well.
     """
     state: Fields = vars(TrainState()) | read_json(folder / STATE)
     return state
+
+
+def train_state(saved: Fields) -> TrainState:
+    """The progress of a run that the content of a state.json says."""
+    return TrainState(**{field.name: saved[field.name] for field in fields(TrainState)})
+
+
+def state_path(run: Path, step: int) -> Path:
+    """The folder of a run's published checkpoint."""
+    return run / CHECKPOINTS / step_name(step)
 
 
 def saved_alike(state: Fields, world_size: int, stage: int | None) -> bool:

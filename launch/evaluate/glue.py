@@ -12,10 +12,10 @@ from cloze.launch.finetune.tasks import TASKS
 from cloze.launch.run import integrity, runs
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.run_locks import locked
-from cloze.launch.run.sweep_planning import with_configurations
-from cloze.launch.run.sweep_pool import run_all
-from cloze.launch.run.sweep_results import statistics_of
-from cloze.launch.run.sweep_run import Run, fault_in_runs
+from cloze.launch.sweeps.planning import with_configurations
+from cloze.launch.sweeps.pool import run_all
+from cloze.launch.sweeps.results import statistics_of
+from cloze.launch.sweeps.run import Run, fault_in_runs
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment.gpus import visible_gpus
 from cloze.model.huggingface import load_pretrained

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cloze.launch.run.sweep_run import no_better
+from cloze.launch.sweeps.run import no_better
 from cloze.launch.system.console import Console
 from cloze.launch.system.pictures import new_figure, save
 from cloze.pipeline.fields import Fields

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloze.launch.checkpoint.completion import with_metric
 from cloze.launch.config import EmbeddingConfig, FinetuneConfig
 from cloze.launch.config.tasks import Task
 from cloze.launch.finetune.examples.base import Examples
@@ -13,7 +14,6 @@ from cloze.launch.finetune.kind import Kind
 from cloze.launch.finetune.tasks import KINDS, find_task
 from cloze.launch.pretrained.source import Source, find_source
 from cloze.launch.run import runs
-from cloze.launch.training.completion import with_metric
 from cloze.launch.training.start_table import origin_of_rate
 from cloze.model.bert import BertPreTrained
 from cloze.model.flops import encoder_weights

@@ -31,7 +31,7 @@ from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.store_retries import Patience
 from cloze.launch.run.stored_run import StoredRun
-from cloze.launch.run.sweep_run import TEST_HASHES, no_better
+from cloze.launch.sweeps.run import TEST_HASHES, no_better
 from cloze.launch.system import distributed
 from cloze.launch.system.console import Console, figure
 from cloze.launch.system.environment.launchers import Environment

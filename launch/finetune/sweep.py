@@ -9,9 +9,9 @@ from cloze.launch.finetune.job import read_job
 from cloze.launch.parsing import parse
 from cloze.launch.run import runs
 from cloze.launch.run.resume_check import check_folder
-from cloze.launch.run.sweep_planning import arguments_of, combinations, command_of, part_of_name, with_configurations
-from cloze.launch.run.sweep_results import Sweep
-from cloze.launch.run.sweep_run import Run, file_of
+from cloze.launch.sweeps.planning import arguments_of, combinations, command_of, part_of_name, with_configurations
+from cloze.launch.sweeps.results import Sweep
+from cloze.launch.sweeps.run import Run, file_of
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment.gpus import visible_gpus
 from cloze.launch.system.exit_status import EXIT_COMPLETE, EXIT_REQUEUE

@@ -100,7 +100,7 @@ class TrainingData:
         )
         return {
             **{
-                f"manifest_hash.{name}": manifest.hash
+                f"{runs.MANIFEST_HASH}.{name}": manifest.hash
                 for name, manifest in zip(self.names, self.manifests, strict=True)
             },
             "tokenizer_fingerprint": self.manifest.tokenizer_fingerprint,

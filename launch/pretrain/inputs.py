@@ -46,7 +46,8 @@ def open_inputs(config: PretrainConfig, world_size: int) -> RunInputs:
     config = resolve_metric(config, data, held_out)
     objective = make_objective(config)
     sets = {f"{runs.SET_HASH}{each.name}": each.manifest.hash for each in held_out if not each.own}
-    facts = {**data.facts, **objective_facts(objective), **sets}
+    pooled = "" if any(each.own for each in held_out) else ", ".join(str(each.name) for each in held_out)
+    facts = {**data.facts, **objective_facts(objective), **sets, runs.POOLED_SETS: pooled}
     return RunInputs(config, data, held_out, objective, make_callbacks(config), facts)
 
 

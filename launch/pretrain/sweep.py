@@ -20,9 +20,9 @@ from cloze.launch.run.metrics_file import is_evaluation, iterate_metrics
 from cloze.launch.run.resume_check import check_folder
 from cloze.launch.run.runs import CHECKPOINTS, FIRST_WEIGHTS, METRICS, SOFTWARE, TOKENIZER
 from cloze.launch.run.status_file import read_status
-from cloze.launch.run.sweep_planning import arguments_of, combinations, command_of, part_of_name, with_configurations
-from cloze.launch.run.sweep_results import Sweep
-from cloze.launch.run.sweep_run import Lost, Results, Run, claim
+from cloze.launch.sweeps.planning import arguments_of, combinations, command_of, part_of_name, with_configurations
+from cloze.launch.sweeps.results import Sweep
+from cloze.launch.sweeps.run import Lost, Results, Run, claim
 from cloze.launch.system.console import Console
 from cloze.launch.system.environment.gpus import visible_gpus
 from cloze.launch.system.environment.launchers import Environment

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from cloze.launch.checkpoint.completion import with_metric
 from cloze.launch.config import PretrainConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.pretrain.data import TrainingData, check_alike, check_manifest
@@ -14,7 +15,6 @@ from cloze.launch.run import runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.system.plugins import own_class
 from cloze.launch.training.callbacks import Callback
-from cloze.launch.training.completion import with_metric
 from cloze.launch.training.evaluation import ValidationSet
 from cloze.launch.training.process import Process
 from cloze.pipeline.errors import UserError

@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from cloze.launch.config import FinetuneConfig, PretrainConfig, RunConfig
 from cloze.launch.config.changes_at_resume import FIXED, FREE, marked
-from cloze.launch.run.integrity import is_lost
 from cloze.launch.run.runs import (
     CHECKPOINTS,
     CONFIG,
@@ -19,6 +18,7 @@ from cloze.launch.run.runs import (
     HEARTBEATS,
     LOCK,
     MODEL_HASH,
+    POOLED_SETS,
     SET_HASH,
     SOFTWARE,
     STATUS,
@@ -32,7 +32,6 @@ from cloze.launch.run.runs import (
     has_checkpoints,
     read_fields,
 )
-from cloze.launch.run.status_file import read_status
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import ASIDE
@@ -82,89 +81,6 @@ def fields_made(folder: Path, kind: RunConfig) -> dict[str, object]:
 def config_hash(config: RunConfig) -> str:
     """SHA-256 of the fields that shape the result: the same for all starts of a run, wherever its folder is."""
     return hashlib.sha256(json.dumps(_shaping(asdict(config)), sort_keys=True).encode()).hexdigest()
-
-
-# The fields that say when a run is complete (launch/training/completion.py).
-ENDS = "train.max_steps", "train.time_budget_hours", "evaluation.target", "evaluation.patience"
-# The fields that say on what a run is measured, beside the metric; they may change from start to start.
-SETS = "evaluation.sets"
-MEASURES = "evaluation.samples", "evaluation.masking_rate", SETS
-
-
-def measures_of(config: RunConfig, facts: Facts) -> dict[str, object]:
-    """The fields and the facts that say on what a run is measured, by dotted names."""
-    return {
-        **{name: value for name, value in flatten(asdict(config)).items() if name.startswith(MEASURES)},
-        **{name: value for name, value in facts.items() if name.startswith(SET_HASH)},
-    }
-
-
-def ends_of(config: RunConfig) -> Fields:
-    """The fields that say when a run is complete, by dotted names."""
-    values = flatten(asdict(config))
-    return {name: values[name] for name in ENDS}
-
-
-def other_measure(before: Fields, now: Fields) -> str | None:
-    """The first name by which two results of `measures_of` differ, or None. What is null is as good as not there, and
-    a set's hash is compared where both have one: an earlier version may not know it.
-    """
-    for name in sorted(before.keys() | now.keys()):
-        known = name in before and name in now
-        own_hash = SET_HASH + name.removeprefix("evaluation.sets.")
-        moved = own_hash in before and before.get(own_hash) == now.get(own_hash)  # the same set at another place
-        if before.get(name) != now.get(name) and not moved and (known or not name.startswith(SET_HASH)):
-            return name
-    return None
-
-
-def without_sets(measures: Fields) -> Fields:
-    """What says by what the values of a run were reached that is at its end: those of a set hold without another one,
-    so that sets may come and go.
-    """
-    return {name: value for name, value in measures.items() if not name.startswith(SETS)}
-
-
-def measured_otherwise(config: RunConfig, facts: Facts, also: Collection[str] = ()) -> str | None:
-    """One line if the folder of a run holds it as complete, up to the end that it has now, but measured otherwise; else
-    None. It would not be measured again, but its configuration be replaced.
-
-    Args:
-        also: fields that are compared besides, whose other value replaces none of the run's.
-    """
-    folder = Path(config.output)
-    if read_status(folder).get("state") != "complete" or is_lost(folder / CONFIG):
-        return None
-    made = fields_made(folder, config) | read_fields(folder / DATA)
-    now = {**flatten(asdict(config)), **facts}
-    if any(made.get(name) != now.get(name) for name in ENDS):
-        return None  # it goes on, or `resume` refuses it
-    compared = [*without_sets(dict.fromkeys(MEASURES)), SET_HASH, *also]
-    deciding = ["evaluation.patience", "evaluation.target"]
-    if isinstance(config, FinetuneConfig):  # whose results are those of the best checkpoint
-        compared.append("evaluation.keep_best")
-        deciding.append("evaluation.keep_best")
-    if any(now.get(name) for name in deciding):
-        compared.append("evaluation.every_steps")
-    name = other_measure(
-        *({name: each[name] for name in each if name.startswith(tuple(compared))} for each in (made, now))
-    )
-    if name is None:
-        return None
-    return (
-        f"{folder}: found a complete run with {name} {made.get(name)}, expected {now.get(name)}: it is not measured "
-        "again, and its values would not compare with those of new runs; give it as it was, or another --output"
-    )
-
-
-def saved_facts(config: RunConfig, facts: Facts) -> Fields:
-    """What a checkpoint's state.json says of the configuration of its run."""
-    return {
-        "config_hash": config_hash(config),
-        "shaping": shaping_of(config, facts),
-        "measures": measures_of(config, facts),
-        "ends": ends_of(config),
-    }
 
 
 def run_hash(config: RunConfig, first_weights: str) -> str:
@@ -244,7 +160,7 @@ def shaping_of(config: RunConfig, facts: Facts) -> dict[str, object]:
 
 def _of_training(facts: Mapping[str, Any]) -> Fields:
     """Without those of the sets on which the run is only measured."""
-    return {name: value for name, value in facts.items() if not name.startswith(SET_HASH)}
+    return {name: value for name, value in facts.items() if not name.startswith((SET_HASH, POOLED_SETS))}
 
 
 def _refuse_another(

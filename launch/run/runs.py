@@ -51,7 +51,9 @@ FIRST_WEIGHTS = "first_weights"
 TRAINED_LENGTH = "max_length"  # in data.json
 VALIDATION_HASH = "validation_hash"
 SET_HASH = "validation_set_hash."  # and the name of a set that the run is measured on besides; it may change
+POOLED_SETS = "validation_sets_pooled"  # of which its loss is the mean, since the data has no held-out samples
 MODEL_HASH = "model_hash"
+MANIFEST_HASH = "manifest_hash"  # of the data; in a mixture with a dot and the name of a source
 
 Facts = Mapping[str, str | int]  # facts of the inputs of a run, by name: hashes, fingerprints, lengths
 
@@ -80,7 +82,7 @@ def heartbeat_name(rank: int) -> str:
 def data_facts(manifest: Manifest) -> dict[str, str | int]:
     """Facts of the prepared data of a run: two hashes, and the maximum length."""
     return {
-        "manifest_hash": manifest.hash,
+        MANIFEST_HASH: manifest.hash,
         "tokenizer_fingerprint": manifest.tokenizer_fingerprint,
         TRAINED_LENGTH: manifest.max_length,
     }

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cloze.launch.run.runs import STATUS
+from cloze.launch.run.runs import STATUS, num_starts
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
@@ -29,15 +29,18 @@ def set_status(folder: Path, state: str, step: int | None) -> None:
 @contextmanager
 def recording_failure(folder: Path) -> Iterator[None]:
     """Set the status `running` at once, so that a start that fails or is killed does not leave an earlier status; and
-    `failed` if an error ends the start before it has set another status.
+    `failed` if an error ends the start before it has set another status. What is complete stays so if the start has
+    written nothing of it.
     """
-    set_status(folder, "running", read_status(folder).get("step", 0))
+    earlier, starts = read_status(folder), num_starts(folder)
+    set_status(folder, "running", earlier.get("step", 0))
     try:
         yield
     except BaseException:
         with suppress(UserError):  # the disk may be full, which is then the error being raised
             if (status := read_status(folder)).get("state") == "running":
-                set_status(folder, "failed", status.get("step", 0))
+                kept = earlier.get("state") == "complete" and num_starts(folder) == starts
+                set_status(folder, "complete" if kept else "failed", status.get("step", 0))
         raise
 
 

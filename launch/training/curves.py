@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from cloze.launch.checkpoint.completion import ending
 from cloze.launch.checkpoint.state import TrainState
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Outcome
@@ -12,7 +13,6 @@ from cloze.launch.run.progress_line import ProgressLine
 from cloze.launch.run.status_file import set_status
 from cloze.launch.system.console import Console
 from cloze.launch.training.callbacks import Callback, RunView, with_more
-from cloze.launch.training.completion import ending
 from cloze.launch.training.metric_sums import WindowSums
 from cloze.launch.training.objective import SourceSums, TrainingObjective
 from cloze.launch.training.skipped_steps import TrainProgress

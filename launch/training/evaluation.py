@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 
+from cloze.launch.checkpoint.completion import ending, evaluated
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.system import distributed
 from cloze.launch.system.devices import to_device
 from cloze.launch.training.callbacks import Callback, RunView, with_more
-from cloze.launch.training.completion import ending, evaluated
 from cloze.launch.training.curves import Curves
 from cloze.launch.training.objective import MeasuredObjective
 from cloze.launch.training.skipped_steps import TrainProgress

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from cloze.launch.checkpoint.completion import completion
 from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.engine import Engine, Outcome
@@ -15,7 +16,6 @@ from cloze.launch.system.devices import to_device
 from cloze.launch.system.distributed import NumbersOnHost
 from cloze.launch.system.environment.launchers import Environment
 from cloze.launch.training.callbacks import Callback, RunView
-from cloze.launch.training.completion import completion
 from cloze.launch.training.objective import ModelOutput, SourceSums, TrainingObjective, WholeBatchObjective
 from cloze.launch.training.schedules import multiplier
 from cloze.launch.training.skipped_steps import SkippedTooOften, TrainProgress

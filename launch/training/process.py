@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from cloze.launch.checkpoint.completion import completion
 from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.config import RunConfig
 from cloze.launch.run import integrity, runs
@@ -15,7 +16,7 @@ from cloze.launch.run.description import describe_again, description_of
 from cloze.launch.run.heartbeat import Heartbeat
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import STOPPING, StopRequest
-from cloze.launch.run.resume_check import check_folder, measured_otherwise
+from cloze.launch.run.resume_check import check_folder
 from cloze.launch.run.run_locks import locked
 from cloze.launch.run.status_file import recording_failure, set_status
 from cloze.launch.run.stored_run import StoredRun
@@ -28,7 +29,6 @@ from cloze.launch.system.environment.gpus import device_type
 from cloze.launch.system.environment.launchers import Environment, job_end_time
 from cloze.launch.system.environment.process import keep_products_deterministic, record_collectives
 from cloze.launch.system.software import software
-from cloze.launch.training.completion import completion
 from cloze.launch.training.skipped_steps import TrainProgress
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
@@ -72,9 +72,8 @@ def joined(
         UserError: the folder holds another run, or another job uses it.
     """
     output = Path(config.output)
-    check_folder(config, facts, None if stored is None else str(stored.place))
-    if other := measured_otherwise(config, facts):
-        raise UserError(other)
+    shown = None if stored is None else str(stored.place)
+    check_folder(config, facts, shown)  # before anything is written to a folder that is no run's
     check_installed(config.monitor.trackers)
     if environment.world_size > 1 and config.monitor.hang_seconds >= COLLECTIVE_SECONDS:
         console.warn(
@@ -84,6 +83,8 @@ def joined(
     deadline = None if config.train.stop_before_seconds is None else job_end_time() - config.train.stop_before_seconds
     main = environment.is_main
     with locked(output) if main else nullcontext(), recording_failure(output) if main else nullcontext():
+        if main:
+            check_folder(config, facts, shown)  # another command may have held it until now
         fetch = stored.fetch_heartbeats if stored else None
         # reports a rank that doesn't join
         with Heartbeat(output, environment, config.monitor, fetch=fetch) as heartbeat:

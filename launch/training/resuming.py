@@ -1,10 +1,12 @@
 """Which checkpoint a run goes on from, and what it takes from there."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from cloze.launch.checkpoint.complete_check import check_begun_again, measures_of, other_measure
 from cloze.launch.checkpoint.deepspeed_files import known_content
 from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.checkpoint.state import TrainState, saved_alike
@@ -13,16 +15,14 @@ from cloze.launch.config import RunConfig
 from cloze.launch.engine.content import OtherContent, described, has_values
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
-from cloze.launch.run.resume_check import ENDS, check_checkpoint, ends_of, measures_of, other_measure, without_sets
+from cloze.launch.run.resume_check import check_checkpoint
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system import distributed
-from cloze.launch.training.completion import completion, ending
 from cloze.launch.training.process import Process
 from cloze.launch.training.skipped_steps import TrainProgress
 from cloze.launch.training.weight_average import WeightAverage
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.untrusted import is_number
 
 
 def open_checkpoints(
@@ -35,7 +35,7 @@ def open_checkpoints(
 
     Raises:
         UserError: checkpoint.resume requires or forbids a checkpoint, all are damaged, or the newest good one belongs
-        to another run.
+        to another run, or to this one at its end, and it would neither go on nor be measured again.
     """
     folder, keep_last = Path(config.output) / runs.CHECKPOINTS, config.checkpoint.keep_last
     if process.stored:
@@ -57,6 +57,7 @@ def open_checkpoints(
     if step is None:
         return checkpoints, None, False
     check_checkpoint(checkpoints.path(step), checkpoints.state(step), config, facts)
+    check_begun_again(config, facts, checkpoints.state(step))
     elastic = checkpoints.is_elastic(step)
     if elastic:
         process.console.say(f"step {step} was saved by another number of processes: converting it")
@@ -109,15 +110,10 @@ def resume(
     config: RunConfig,
     facts: runs.Facts,
 ) -> None:
-    """Go on from a published checkpoint of the run: weights, optimizer states, progress and average. Collective.
-
-    Raises:
-        UserError: the run is at its end, and was measured on something else, or ended by other fields.
-    """
+    """Go on from a published checkpoint of the run: weights, optimizer states, progress and average. Collective."""
     state, rank_states = checkpoints.load(engine, step)
-    saved = checkpoints.state(step)  # an earlier version has written neither
-    _check_end(config, state, saved["ends"] if isinstance(saved.get("ends"), dict) else None)
-    state = _with_comparable_best(config, state, saved.get("measures"), measures_of(config, facts), process)
+    before = checkpoints.state(step).get("measures", {})  # an earlier version has written none
+    state = _with_comparable_best(state, before, measures_of(config, facts), process.console.warn)
     with known_content(checkpoints.path(step)):
         progress.resume(state, [_window_in(saved) for saved in rank_states])
         if average:
@@ -126,56 +122,17 @@ def resume(
                 process.console.warn(f"step {step} holds no average of the weights: one begins with them here")
 
 
-def _check_end(config: RunConfig, state: TrainState, before: Fields | None) -> None:
-    """Raise UserError for a run that is complete by other fields than it was: it would neither go on nor be measured
-    again, but its configuration be replaced.
-
-    Args:
-        before: by which fields, as the checkpoint says.
-    """
-    if before is None or state.evaluated_step != state.step or not (end := completion(config, state)):
-        return
-    if not all(before.get(name) is None or is_number(before[name]) for name in ENDS) or not before.get(ENDS[0]):
-        raise UserError(f"ends: found {before!s:.200} in the checkpoint's state.json, expected numbers; remove it")
-    known: dict[str, Fields] = {"train": {}, "evaluation": {}}
-    for name in ENDS:
-        section, _, field = name.partition(".")
-        known[section][field] = before.get(name)
-    train, evaluation = replace(config.train, **known["train"]), replace(config.evaluation, **known["evaluation"])
-    was = replace(config, train=train, evaluation=evaluation)
-    other = next((name for name, value in ends_of(config).items() if before.get(name) != value), None)
-    if other and completion(was, state):
-        raise UserError(
-            f"{other}: found {ends_of(config)[other]}, expected {before.get(other)}, by which this run has ended: it "
-            f"is complete ({end}) and would not go on; give it as it was"
-        )
-
-
-def _with_comparable_best(
-    config: RunConfig, state: TrainState, before: Fields | None, now: Fields, process: Process
-) -> TrainState:
+def _with_comparable_best(state: TrainState, before: Fields, now: Fields, warn: Callable[[str], None]) -> TrainState:
     """The state without its best evaluation where that was measured on something else than those to come.
 
     Args:
-        before: on what, as the checkpoint says; None: an earlier version has written it.
-        now: on what from now on.
-
-    Raises:
-        UserError: there is nothing to come.
+        before: how it was measured, as the checkpoint says; empty: an earlier version has written it.
+        now: how it is measured from now on.
     """
-    if before is None:
-        return state
-    if state.evaluated_step == state.step and (end := ending(config.train, state)):
-        if name := other_measure(without_sets(before), without_sets(now)):
-            raise UserError(
-                f"{name}: found {now.get(name)}, expected {before.get(name)}, by which this run was measured: {end}, "
-                "and nothing is measured again; give it as it was, or measure its checkpoints with cloze evaluate"
-            )
-        return state
-    name = other_measure(before, now)
+    name = other_measure(before, now) if before else None
     if name is None or state.best_metric is None:
         return state
-    process.console.warn(
+    warn(
         f"{name}: found {now.get(name)}, {before.get(name)} until now: the best {state.best_metric} of step "
         f"{state.best_step} does not compare with what comes and no longer counts"
     )

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from cloze.launch.checkpoint.complete_check import saved_facts
 from cloze.launch.config import RunConfig
 from cloze.launch.engine.config import deepspeed_config
 from cloze.launch.engine.engine import Engine
@@ -15,7 +16,7 @@ from cloze.launch.run import runs
 from cloze.launch.run.description import write_description
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.run.resume_check import run_hash, saved_facts
+from cloze.launch.run.resume_check import run_hash
 from cloze.launch.run.stored_run import open_stored_run
 from cloze.launch.system.console import Console
 from cloze.launch.system.devices import peak_flops

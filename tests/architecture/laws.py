@@ -19,7 +19,7 @@ LEVELS = (
     ("texts", "run"),
     ("engine",),
     ("checkpoint",),
-    ("training", "pretrained"),
+    ("training", "pretrained", "sweeps"),
     ("pretrain", "finetune", "predict"),
     ("evaluate", "serve", "tools"),
     ("cli",),

@@ -12,7 +12,7 @@ from cloze.launch.finetune import job
 from cloze.launch.finetune.job import read_job
 from cloze.launch.finetune.sweep import plan
 from cloze.launch.pretrained.source import find_source
-from cloze.launch.run.sweep_run import claim
+from cloze.launch.sweeps.run import claim
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
 from tests.forked import ForkedRun

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 from cloze.launch.cli import main
-from cloze.launch.run import runs, sweep_pool
+from cloze.launch.run import runs
 from cloze.launch.run.run_locks import locked
 from cloze.launch.run.runs import LOCK
 from cloze.launch.run.status_file import read_status
-from cloze.launch.run.sweep_run import Run, claim
+from cloze.launch.sweeps import pool as sweep_pool
+from cloze.launch.sweeps.run import Run, claim
 from tests.commands import forked_cloze, main_of_python
 from tests.forked import ForkedRun
 from tests.launch.finetune.running import arguments

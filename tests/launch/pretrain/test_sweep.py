@@ -16,12 +16,13 @@ from cloze.launch.cli import main
 from cloze.launch.commands import parse
 from cloze.launch.config import PretrainConfig
 from cloze.launch.pretrain.sweep import PretrainingRun, plan, warn_of_other_weights
-from cloze.launch.run import runs, sweep_results
+from cloze.launch.run import runs
 from cloze.launch.run.description import write_description
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.status_file import read_status, set_status
-from cloze.launch.run.sweep_results import Sweep
-from cloze.launch.run.sweep_run import claim, file_of, is_claimed
+from cloze.launch.sweeps import results as sweep_results
+from cloze.launch.sweeps.results import Sweep
+from cloze.launch.sweeps.run import claim, file_of, is_claimed
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from tests.commands import forked_cloze, main_of_python

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from cloze.launch.pretrain.sweep import PretrainingRun
-from cloze.launch.run.sweep_results import Sweep
-from cloze.launch.run.sweep_run import Run
+from cloze.launch.sweeps.results import Sweep
+from cloze.launch.sweeps.run import Run
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 
@@ -149,9 +149,9 @@ def test_of_fine_tuning_runs_the_higher_accuracy_is_best_and_the_majority_answer
 BEHIND_THE_LAST = """
 import signal, sys
 from pathlib import Path
-from cloze.launch.run.sweep_results import Sweep
+from cloze.launch.sweeps.results import Sweep
 from cloze.launch.system.console import Console
-from tests.launch.run.scripted_runs import scripted
+from tests.launch.sweeps.scripted_runs import scripted
 
 def draw(sweep, summary):
     signal.raise_signal(signal.SIGTERM)

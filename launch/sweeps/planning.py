@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from cloze.launch.config import RunConfig, TrainConfig
 from cloze.launch.run import runs
-from cloze.launch.run.sweep_run import Run, file_of
+from cloze.launch.sweeps.run import Run, file_of
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.untrusted import dump_yaml
 

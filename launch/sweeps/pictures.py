@@ -12,7 +12,7 @@ from typing import Any
 from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import iterate_metrics
-from cloze.launch.run.sweep_run import Run, shown
+from cloze.launch.sweeps.run import Run, shown
 from cloze.launch.system.pictures import colours, new_figure, save
 from cloze.pipeline.fields import Fields
 
@@ -29,7 +29,7 @@ class DrawnSetting:
     settings: dict[str, str]
     runs: Sequence[Run]
     measured: Fields | None
-    """The statistics of the runs that have a result (run/sweep_run.py); None: none has one."""
+    """The statistics of the runs that have a result (sweeps/run.py); None: none has one."""
 
     @property
     def values(self) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from cloze.launch.finetune.sweep import _NO_SETTINGS
-from cloze.launch.run.sweep_planning import combinations
+from cloze.launch.sweeps.planning import combinations
 from cloze.pipeline.errors import UserError
 
 

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from cloze.launch.checkpoint.completion import completion, evaluated
 from cloze.launch.checkpoint.folder import CheckpointFolder
 from cloze.launch.checkpoint.state import TrainState, read_state
 from cloze.launch.checkpoint.weights import read_weights
 from cloze.launch.config import EvaluationConfig, TrainConfig
-from cloze.launch.training.completion import completion, evaluated
 from cloze.pipeline.errors import UserError
 from tests.launching import curve, train
 from tests.synthetic import make_shards

@@ -10,10 +10,10 @@ from cloze.launch.run import runs
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.run_locks import locked
 from cloze.launch.run.status_file import recording_failure, set_status
-from cloze.launch.run.sweep_pictures import DrawnSetting, draw_sweep
-from cloze.launch.run.sweep_planning import named
-from cloze.launch.run.sweep_pool import run_all
-from cloze.launch.run.sweep_run import Results, Run, fault_in_runs, last_line, no_better, shown
+from cloze.launch.sweeps.pictures import DrawnSetting, draw_sweep
+from cloze.launch.sweeps.planning import named
+from cloze.launch.sweeps.pool import run_all
+from cloze.launch.sweeps.run import Results, Run, fault_in_runs, last_line, no_better, shown
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields

@@ -6,8 +6,14 @@ from typing import TypeVar
 
 from cloze.launch.checkpoint.state import TrainState
 from cloze.launch.config import EvaluationConfig, RunConfig, TrainConfig
+from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.config.training import AUTO
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.fields import Fields
+
+# The fields that say when a run is complete, and the one by which its best evaluation is chosen.
+ENDS = "train.max_steps", "train.time_budget_hours", "evaluation.target", "evaluation.patience"
+METRIC = "evaluation.metric"
 
 Kind = TypeVar("Kind", bound=RunConfig)
 
@@ -44,21 +50,37 @@ def completion(config: RunConfig, state: TrainState) -> str | None:
     Args:
         config: configuration of the run; its sections train and evaluation are read.
     """
-    evaluation, best = config.evaluation, state.best_value
-    if state.best_metric == evaluation.metric and best is not None:
-        shown = f"{evaluation.metric} is {best:.4f} at step {state.best_step}"
-        target = evaluation.target
-        if target is not None and (best == target or evaluation.is_better(best, target)):
+    return reached(ends_of(config), state)
+
+
+def ends_of(config: RunConfig) -> Fields:
+    """The fields that say when a run is complete, by dotted names."""
+    train, evaluation = config.train, config.evaluation
+    values = train.max_steps, train.time_budget_hours, evaluation.target, evaluation.patience, evaluation.metric
+    return dict(zip((*ENDS, METRIC), values, strict=True))
+
+
+def reached(ends: Fields, state: TrainState) -> str | None:
+    """`completion` by the result of `ends_of`, which may be an earlier configuration's."""
+    max_steps, hours, target, patience = (ends[name] for name in ENDS)
+    metric, best = ends[METRIC], state.best_value
+    if state.best_metric == metric and best is not None:
+        shown = f"{metric} is {best:.4f} at step {state.best_step}"
+        if target is not None and (best <= target if lower_is_better(metric) else best >= target):
             return f"{shown}: the target of {target} is reached"
-        if evaluation.patience is not None and state.evaluations_since_best >= evaluation.patience:
+        if patience is not None and state.evaluations_since_best >= patience:
             return f"{shown}, and not better in {state.evaluations_since_best} evaluations since"
-    return ending(config.train, state)
+    return _length_reached(max_steps, hours, state)
 
 
 def ending(train: TrainConfig, state: TrainState) -> str | None:
     """Why a run has reached its length (steps or time budget), or None."""
-    if train.budget_seconds is not None and state.seconds >= train.budget_seconds:
-        return f"the time budget of {train.time_budget_hours:g} hours is used up"
-    if state.step >= train.max_steps:
-        return f"all {train.max_steps} steps are done"
+    return _length_reached(train.max_steps, train.time_budget_hours, state)
+
+
+def _length_reached(max_steps: int, hours: float | None, state: TrainState) -> str | None:
+    if hours is not None and state.seconds >= hours * 3600:
+        return f"the time budget of {hours:g} hours is used up"
+    if state.step >= max_steps:
+        return f"all {max_steps} steps are done"
     return None

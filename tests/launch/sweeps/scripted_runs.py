@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloze.launch.config import PretrainConfig
-from cloze.launch.run.sweep_run import Run
+from cloze.launch.sweeps.run import Run
 
 
 def scripted(folder: Path, name: str, awaited: Path | None = None) -> Run:

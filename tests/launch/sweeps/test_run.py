@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from cloze.launch.run import runs
-from cloze.launch.run.sweep_run import fault_in_runs, no_better
-from tests.launch.run.scripted_runs import completing, configured, scripted
+from cloze.launch.sweeps.run import fault_in_runs, no_better
+from tests.launch.sweeps.scripted_runs import completing, configured, scripted
 
 
 def test_a_value_is_compared_with_that_of_the_most_frequent_answer():

@@ -5,10 +5,10 @@ import statistics
 
 import pytest
 
-from cloze.launch.run import sweep_pictures
-from cloze.launch.run.sweep_pictures import DrawnSetting, draw_sweep
-from cloze.launch.run.sweep_results import statistics_of
-from cloze.launch.run.sweep_run import Run
+from cloze.launch.sweeps import pictures
+from cloze.launch.sweeps.pictures import DrawnSetting, draw_sweep
+from cloze.launch.sweeps.results import statistics_of
+from cloze.launch.sweeps.run import Run
 
 STEPS = range(0, 1001, 100)
 
@@ -35,7 +35,7 @@ def drawn(monkeypatch, tmp_path):
 
     def draw(*settings: DrawnSetting, best: float, metric: str = "validation/loss"):
         saved = []
-        monkeypatch.setattr(sweep_pictures, "save", lambda figure, path: saved.append(figure))
+        monkeypatch.setattr(pictures, "save", lambda figure, path: saved.append(figure))
         draw_sweep(tmp_path / "curves.png", metric, "at the end", best, settings)
         return saved[0].axes
 

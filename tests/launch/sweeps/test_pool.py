@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -12,17 +13,17 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
+from cloze.launch.checkpoint.complete_check import check_folder_begun_again
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.finetuning import FinetuneEvaluationConfig
 from cloze.launch.run import integrity, runs
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.run.resume_check import measured_otherwise
 from cloze.launch.run.run_locks import in_use
-from cloze.launch.run.sweep_pool import _start, run_all
-from cloze.launch.run.sweep_run import claim, fault_in_runs, is_claimed
+from cloze.launch.sweeps.pool import _start, run_all
+from cloze.launch.sweeps.run import claim, fault_in_runs, is_claimed
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
-from tests.launch.run.scripted_runs import completing, configured, scripted
+from tests.launch.sweeps.scripted_runs import completing, configured, scripted
 
 
 @pytest.mark.parametrize("devices", [["0", "1"], ["3"]])
@@ -120,8 +121,9 @@ def test_the_best_of_other_evaluations_is_another_result(tmp_path, made, planned
     (folder / runs.CONFIG).write_text(
         yaml.safe_dump(asdict(replace(config, evaluation=FinetuneEvaluationConfig(**made))))
     )
-    said = measured_otherwise(replace(config, evaluation=FinetuneEvaluationConfig(**planned)), {})
-    assert said is None if found is None else said.startswith(f"{folder}: found a complete run with {found}")
+    again = replace(config, evaluation=FinetuneEvaluationConfig(**planned))
+    with pytest.raises(UserError, match=f"{folder}: found a complete run with {found}") if found else nullcontext():
+        check_folder_begun_again(again, {})
 
 
 @pytest.mark.parametrize("made", [{"patience": 2}, {"target": 0.5}])
@@ -227,6 +229,20 @@ def test_a_complete_run_that_is_begun_again_meanwhile_counts(tmp_path, here):
     assert (
         begun[0].wait() == 0 and again.results() and other.results() and any("waiting for a" in line for line in said)
     )
+
+
+def test_a_complete_run_whose_next_start_was_killed_meanwhile_is_begun_again(tmp_path):
+    """It was missing from the table, though the sweep had completed it."""
+    planned, console, said = [scripted(tmp_path, "a"), scripted(tmp_path, "b")], Console(), []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "b begins" in line:
+            (planned[0].folder / runs.STATUS).write_text('{"state": "running"}')
+
+    console.say = say
+    assert not run_all(planned, [""], StopRequest(), console)
+    assert planned[0].results() and planned[1].results() and sum("a begins" in line for line in said) == 2
 
 
 def test_a_run_that_is_stopped_alone_stops_the_sweep(tmp_path, capsys):

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from cloze.launch.checkpoint.complete_check import check_folder_begun_again, other_end
 from cloze.launch.config import RunConfig
 from cloze.launch.config.metrics import lower_is_better
 from cloze.launch.run import integrity, runs
-from cloze.launch.run.resume_check import ENDS, SETS, check_folder, ends_of, fields_made, measured_otherwise
+from cloze.launch.run.resume_check import check_folder
 from cloze.launch.run.run_locks import in_use
 from cloze.launch.run.status_file import read_status
 from cloze.launch.system.console import figure
@@ -113,21 +114,13 @@ class Run:
 
     def _has_this_end(self) -> bool:
         """Whether the run has ended where it is to end now."""
-        return self._other_end() is None
+        return self.other_end() is None
 
-    def _other_end(self) -> str | None:
+    def other_end(self) -> str | None:
         """One line if the run has ended where it is not to end now; else None."""
-        made = self.folder / runs.CONFIG
-        if self.config is None or integrity.is_lost(made):  # `fault_in_runs` says what to do
+        if self.config is None or integrity.is_lost(self.folder / runs.CONFIG):  # `fault_in_runs` says what to do
             return None
-        found, planned = fields_made(self.folder, self.config), ends_of(self.config)
-        for name in ENDS:
-            if found.get(name) != planned[name]:
-                return (
-                    f"{self.folder}: found a run that has ended with {name} {found.get(name)}, expected "
-                    f"{planned[name]}; give it as it was, or another --output"
-                )
-        return None
+        return other_end(self.config)
 
     def check(self) -> None:
         """Compare what lies in the folder with the plan: another command may have made it since.
@@ -138,8 +131,7 @@ class Run:
         if self.config is None or integrity.is_lost(self.folder / runs.CONFIG):  # `fault_in_runs` says what to do
             return
         check_folder(self.config, self.facts)
-        if other := measured_otherwise(self.config, self.facts, also=("evaluation.metric", SETS)):
-            raise UserError(other)
+        check_folder_begun_again(self.config, self.facts)
 
     def lost_model(self) -> Lost | None:
         """What of its model a complete run has lost, by a look at sizes; None: nothing."""
@@ -242,7 +234,7 @@ def fault_in_runs(planned: Sequence[Run]) -> str | None:
             run.check()
         except UserError as error:
             return str(error)
-        if other := run._other_end():
+        if other := run.other_end():
             return other
     if others := [run for run in ended if not run.measured]:
         return (

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from cloze.launch.run.metrics_file import newest_metrics
 from cloze.launch.run.preemption import StopRequest
-from cloze.launch.run.sweep_run import Run, claim, is_claimed, last_line, shown
+from cloze.launch.sweeps.run import Run, claim, is_claimed, last_line, shown
 from cloze.launch.system.console import Console, doing, figure
 from cloze.launch.system.environment.launchers import child_variables
 from cloze.launch.system.exit_status import EXIT_REQUEUE
@@ -56,7 +56,7 @@ class _Pool:
     def __init__(self, planned: Sequence[Run], devices: list[str], stop: StopRequest, console: Console) -> None:
         self._planned, self._devices, self._stop, self._console = planned, devices, stop, console
         self._running: dict[str, tuple[Run, subprocess.Popen[bytes]]] = {}  # by device
-        self._ended: set[str] = set()  # names of those that were run here
+        self._failed: set[str] = set()  # names of those that were run here and have no results
         self._reported: list[str] = []  # names of the runs that were said to be waited for
         self._passed_on = self._run_stopped = False
         self._waiting = self._without_results(planned)
@@ -113,7 +113,8 @@ class _Pool:
         for device, (run, process) in list(self._running.items()):
             if process.poll() is not None:
                 del self._running[device]
-                self._ended.add(run.name)
+                if not run.measured:
+                    self._failed.add(run.name)
                 if process.returncode == EXIT_REQUEUE and not self._stop.wanted:
                     self._run_stopped = True
                     self._console.warn(f"{run.name}: stopped, to be continued: no other run begins")
@@ -130,8 +131,8 @@ class _Pool:
             process.wait()
 
     def _without_results(self, some: Sequence[Run]) -> list[Run]:
-        """Those to be run, or to be waited for: what was run here is not begun again."""
-        return [run for run in some if not run.measured and (run.name not in self._ended or is_claimed(run))]
+        """Those to be run, or to be waited for: what has failed here is not begun again."""
+        return [run for run in some if not run.measured and (run.name not in self._failed or is_claimed(run))]
 
 
 def _start(run: Run, device: str) -> subprocess.Popen[bytes] | None:
