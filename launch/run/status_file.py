@@ -29,7 +29,7 @@ def set_status(folder: Path, state: str, step: int | None) -> None:
 @contextmanager
 def recording_failure(folder: Path) -> Iterator[None]:
     """Set the status `running` at once, so that a start that fails or is killed does not leave an earlier status; and
-    `failed` if an error ends the start before it has set another status. What is complete stays so if the start has
+    `failed` if an error ends the start before it has set another status. A complete run stays so if the start has
     written nothing of it.
     """
     earlier, starts = read_status(folder), num_starts(folder)
@@ -39,7 +39,8 @@ def recording_failure(folder: Path) -> Iterator[None]:
     except BaseException:
         with suppress(UserError):  # the disk may be full, which is then the error being raised
             if (status := read_status(folder)).get("state") == "running":
-                kept = earlier.get("state") == "complete" and num_starts(folder) == starts
+                untouched = starts > 0 and num_starts(folder) == starts  # 0 for a sweep, which counts none
+                kept = untouched and earlier.get("state") == "complete"
                 set_status(folder, "complete" if kept else "failed", status.get("step", 0))
         raise
 

@@ -19,6 +19,7 @@ from tests.launch.finetune.examples.test_classification import read
 from tests.launch.finetune.running import arguments, cells, finetune, lines
 from tests.launch.finetune.small import sst2, write_tsv
 from tests.launching import finish, weights
+from tests.pipeline.corpus import contents
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,12 @@ def test_a_run_is_complete_once_its_results_are_written(model, files, tmp_path):
         assert json.loads((tmp_path / "run" / runs.STATUS).read_text())["state"] == "failed"
     said = finish(ForkedRun(words, main=partial(damaged_at_the_end, runs.CONFIG)))
     assert "complete at step 15" in said and "config.yaml was removed or emptied while" in said
+    before = contents(tmp_path / "run")
+    said = finish(ForkedRun([*words, "--evaluation.keep_best", "false"]), 2)
+    assert "found a complete run with evaluation.keep_best True, expected False" in said
+    after = contents(tmp_path / "run")
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    assert changed <= {"heartbeats/rank-00000.json"}
     said = " ".join(finish(ForkedRun([*words, "--evaluation.metric", "loss"])).split())
     assert "evaluation.metric: found loss, and the best checkpoint was chosen by accuracy when the run was made" in said
     assert "step 15 of 15, the last one" in said
