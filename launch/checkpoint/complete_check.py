@@ -24,6 +24,7 @@ from cloze.launch.run.resume_check import config_hash, fields_made, shaping_of
 from cloze.launch.run.status_file import read_status
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
+from cloze.pipeline.untrusted import is_number
 
 # The fields that say on what a run is measured; the sets are told by the hashes of their content.
 _ON_WHAT = "evaluation.samples", "evaluation.masking_rate"
@@ -167,7 +168,10 @@ def _ended(folder: Path, before: Fields, state: TrainState | None) -> str | None
     """Why a run has ended, or None."""
     if state is None:
         return "it is complete" if read_status(folder).get("state") == "complete" else None
-    return reached(before, state) if _is_measured(state) and {*ENDS, METRIC} <= before.keys() else None
+    steps, *others = (before.get(name) for name in ENDS)
+    if not is_number(steps) or not all(value is None or is_number(value) for value in others):
+        return None  # its configuration is lost or was changed by hand
+    return reached(dict.fromkeys((*ENDS, METRIC)) | before, state) if _is_measured(state) else None
 
 
 def _newest(folder: Path) -> Fields:

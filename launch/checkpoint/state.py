@@ -148,9 +148,6 @@ def fault_of_state(state: Fields) -> str | None:
         wrong = wrong or (isinstance(value, int | float) and not is_number(value))
         if wrong or (least is not None and value is not None and not least <= value <= most):
             return f"{name} is {str(value)[:60]!r}"
-    ends = state.get("ends", {})
-    if not all(value is None or isinstance(value, str) or is_number(value) for value in ends.values()):
-        return f"ends is {str(ends)[:200]!r}"
     return None
 
 
