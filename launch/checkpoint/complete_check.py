@@ -28,7 +28,8 @@ from cloze.pipeline.untrusted import is_number
 
 # The fields that say on what a run is measured; the sets are told by the hashes of their content.
 _ON_WHAT = "evaluation.samples", "evaluation.masking_rate"
-_HASHES = runs.SET_HASH, runs.POOLED_SETS, runs.VALIDATION_HASH, runs.MANIFEST_HASH
+_DATA = runs.MANIFEST_HASH, runs.POOLED_SETS  # of which none may come or go: their losses are one
+_HASHES = runs.SET_HASH, runs.VALIDATION_HASH
 _SETS = "evaluation.sets."
 
 
@@ -46,8 +47,18 @@ def measures_of(config: RunConfig, facts: runs.Facts) -> dict[str, object]:
     """The fields and the facts that say how a run is measured, by dotted names."""
     return {
         **{f"evaluation.{name}": value for name, value in runs.flatten(asdict(config.evaluation)).items()},
-        **{name: value for name, value in facts.items() if name.startswith(_HASHES)},
+        **{name: value for name, value in facts.items() if name.startswith((*_HASHES, *_DATA))},
     }
+
+
+def said_otherwise(saved: Fields, config: RunConfig, facts: runs.Facts) -> bool:
+    """Whether a checkpoint's state.json says otherwise how its run is measured, or when it ends, than its configuration
+    does now; what an earlier version has not written does not count.
+    """
+    now = saved_facts(config, facts)
+    return any(
+        now[part].get(name) != value for part in ("measures", "ends") for name, value in saved.get(part, {}).items()
+    )
 
 
 def other_measure(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
@@ -57,8 +68,10 @@ def other_measure(before: Mapping[str, object], now: Mapping[str, object]) -> st
     What is null is as good as not there, and hashes are compared where both have them: an earlier version may not
     know them, and sets that the metric does not count may come and go.
     """
-    hashes = (name for name in sorted(before.keys() & now.keys()) if name.startswith(_HASHES))
-    return next((name for name in (*_ON_WHAT, *hashes) if before.get(name) != now.get(name)), None)
+    hashes = (name for name in before.keys() & now.keys() if name.startswith(_HASHES))
+    known = tuple(kind for kind in _DATA if any(name.startswith(kind) for name in before))
+    data = (name for name in before.keys() | now.keys() if name.startswith(known))
+    return next((name for name in (*_ON_WHAT, *sorted({*hashes, *data})) if before.get(name) != now.get(name)), None)
 
 
 def check_begun_again(config: RunConfig, facts: runs.Facts, saved: Fields, in_a_table: bool = False) -> None:
@@ -75,7 +88,7 @@ def check_begun_again(config: RunConfig, facts: runs.Facts, saved: Fields, in_a_
     folder = Path(config.output)
     before, now = _before(config, saved), {**_now(config, facts), **ends_of(config)}
     state = train_state(saved) if saved else None
-    ended = _ended(folder, before, state)
+    ended = _ended(folder, before, now, state)
     other = other_measure(before, now)
     longer = [name for name in ENDS if before.get(name) != now[name]]
     if ended and not longer:
@@ -86,7 +99,7 @@ def check_begun_again(config: RunConfig, facts: runs.Facts, saved: Fields, in_a_
                 "measured again, and its values would not compare with those of new runs; give it as it was, or "
                 "another --output"
             )
-    elif state is not None and _is_measured(state) and (end := completion(config, state)):
+    elif state is not None and _is_measured(state, now) and (end := completion(config, state)):
         if ended:
             raise UserError(
                 f"{folder}: found a run that has ended ({ended}), expected one that goes on with {longer[0]} "
@@ -128,7 +141,8 @@ def _others(config: RunConfig, before: Fields, now: Fields, by_length: bool, in_
     fine_tunes = isinstance(config, FinetuneConfig)
     compared = [METRIC] if in_a_table or not fine_tunes or not by_length else []
     compared += ["evaluation.keep_best"] if fine_tunes else []
-    decides = fine_tunes and now["evaluation.keep_best"] or now["evaluation.target"] or now["evaluation.patience"]
+    ends = now["evaluation.target"] is not None or now["evaluation.patience"] is not None
+    decides = ends or fine_tunes and now["evaluation.keep_best"]
     compared += ["evaluation.every_steps"] if decides else []
     if in_a_table:
         compared += sorted(name for name in before.keys() | now.keys() if _is_other_set(name, before, now))
@@ -159,28 +173,28 @@ def _before(config: RunConfig, saved: Fields) -> Fields:
     return known
 
 
-def _is_measured(state: TrainState) -> bool:
+def _is_measured(state: TrainState, now: Fields) -> bool:
     """Whether its evaluation is done; a run without held-out samples has none."""
-    return state.evaluated_step in (-1, state.step)
+    return state.evaluated_step == state.step or state.evaluated_step == -1 and runs.POOLED_SETS not in now
 
 
-def _ended(folder: Path, before: Fields, state: TrainState | None) -> str | None:
+def _ended(folder: Path, before: Fields, now: Fields, state: TrainState | None) -> str | None:
     """Why a run has ended, or None."""
     if state is None:
         return "it is complete" if read_status(folder).get("state") == "complete" else None
     steps, *others = (before.get(name) for name in ENDS)
     if not is_number(steps) or not all(value is None or is_number(value) for value in others):
         return None  # its configuration is lost or was changed by hand
-    return reached(dict.fromkeys((*ENDS, METRIC)) | before, state) if _is_measured(state) else None
+    return reached(dict.fromkeys((*ENDS, METRIC)) | before, state) if _is_measured(state, now) else None
 
 
 def _newest(folder: Path) -> Fields:
-    """The content of state.json of the newest checkpoint whose own can be read; empty: there is none."""
-    for step in reversed(checkpoint_steps(folder)):
-        try:
-            saved = read_state(state_path(folder, step))
-        except (OSError, ValueError):
-            continue
-        if fault_of_state(saved) is None:
-            return saved
-    return {}
+    """The content of state.json of a run's newest checkpoint, of a complete one that of its end; empty: it is lost."""
+    status, steps = read_status(folder), checkpoint_steps(folder)
+    if not steps or status.get("state") == "complete" and steps[-1] != status["step"]:
+        return {}
+    try:
+        saved = read_state(state_path(folder, steps[-1]))
+    except (OSError, ValueError, TypeError):
+        return {}
+    return saved if fault_of_state(saved) is None and saved["step"] == steps[-1] else {}

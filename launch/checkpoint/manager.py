@@ -278,6 +278,7 @@ class CheckpointManager(CheckpointFolder):
                 f"{aside.with_suffix('')}: found {free:,} bytes free, expected at least "
                 f"{count * _BYTES_PER_PARAMETER:,} for a checkpoint; free space and run again"
             )
+        aside.mkdir(exist_ok=True)  # DeepSpeed, which would make it, says nothing of a right that is missing
 
     def _publish(self, aside: Path, final: Path, parts: list[str], state: Fields) -> None:
         checksums: dict[str, tuple[int, str]] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from cloze.launch.run.runs import CHECKPOINTS, RUN, step_name
 from cloze.pipeline.bounds import MOST_COUNT, whole_number
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.storage import publish_json, sha256_of
+from cloze.pipeline.storage import publish_json, readable_errors, sha256_of
 from cloze.pipeline.untrusted import is_number, read_json
 
 CHECKSUMS = "checksums.json"
@@ -90,7 +90,9 @@ def steps_in(checkpoints: Path) -> list[int]:
     """Steps of the published checkpoints in a folder, ascending, damaged ones included; empty if there is no folder."""
     if not checkpoints.is_dir():
         return []
-    names = (path.name.removeprefix("step-") for path in checkpoints.glob("step-*") if path.is_dir())
+    with readable_errors(checkpoints):  # of which `glob` says nothing
+        paths = [path for path in checkpoints.iterdir() if path.name.startswith("step-")]
+    names = (path.name.removeprefix("step-") for path in paths if path.is_dir())
     return sorted(step for name in names if (step := whole_number(name)) is not None)
 
 
@@ -133,6 +135,8 @@ def damage(folder: Path, *, sizes_only: bool = False) -> str | None:
             return f"{STATE}: {fault}"
         if state["step"] != int(folder.name.removeprefix("step-").partition(".")[0]):
             return f"{STATE} is that of step {state['step']}"
+    except PermissionError as error:
+        return f"{Path(error.filename or folder).name}: permission denied"
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return f"{CHECKSUMS} or {STATE} is missing or damaged ({type(error).__name__})"
     return None

@@ -17,7 +17,7 @@ from cloze.launch.finetune.examples.base import ExampleStream
 from cloze.launch.finetune.features import encode_once
 from cloze.launch.finetune.job import Job, read_job
 from cloze.launch.finetune.models import freeze, share_of_backward, start_model, unfreezing
-from cloze.launch.finetune.reporting import Evaluation, report, where
+from cloze.launch.finetune.reporting import Evaluation, check_metric, report, where
 from cloze.launch.pretrained.origin import keep_origin
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.preemption import StopRequest
@@ -80,7 +80,9 @@ class Finetuning(Recipe):
         self._model_step = job.source.step
 
     def open(self, process: Process, checkpoints: CheckpointManager, step: int | None) -> None:
-        """Nothing: model and examples have been read."""
+        """Nothing, but for a check: model and examples have been read."""
+        if step is not None:
+            check_metric(self.config, checkpoints.state(step)["best_metric"], process)
 
     def build_model(self, process: Process, checkpoints: CheckpointManager, step: int | None) -> BertPreTrained:
         """The pretrained model with a head for the task; what is frozen is so from here on."""

@@ -93,21 +93,30 @@ def _why_no_best(metric: str, best: int) -> str:
     return f"no evaluation had a better {metric} than the one at step {best}, which no checkpoint holds"
 
 
-def _best_step(config: FinetuneConfig, loop: Loop, process: Process) -> int | None:
-    """The step of the best checkpoint; None, with a warning: there is none, and the last one is taken. Collective.
+def check_metric(config: FinetuneConfig, best_metric: str | None, process: Process) -> None:
+    """Refuse a deciding metric that an earlier start of a run has not measured, before anything is written. Collective.
+
+    Args:
+        best_metric: the one that has decided until now; None: there was none.
 
     Raises:
-        UserError: a complete run was started again with a deciding metric that it has not measured.
+        UserError: names those that it has measured.
     """
-    state, metric, environment = loop.progress.state, config.evaluation.metric, process.environment
+    metric = config.evaluation.metric
+    if best_metric in (None, metric):
+        return
+    lines = read_metrics(Path(config.output)) if process.environment.is_main else []
+    known = {name.removeprefix("validation/") for line in lines for name in line if name.startswith("validation/")}
+    if not distributed.from_main(metric in known, process.device):
+        raise UserError(
+            f"evaluation.metric: found {metric!r}, expected one of what is measured here: {', '.join(sorted(known))}"
+        )
+
+
+def _best_step(config: FinetuneConfig, loop: Loop, process: Process) -> int | None:
+    """The step of the best checkpoint; None, with a warning: there is none, and the last one is taken. Collective."""
+    state, metric = loop.progress.state, config.evaluation.metric
     if state.best_metric not in (None, metric):
-        lines = read_metrics(Path(config.output)) if environment.is_main else []
-        known = {name.removeprefix("validation/") for line in lines for name in line if name.startswith("validation/")}
-        if not distributed.from_main(metric in known, process.device):
-            raise UserError(
-                f"evaluation.metric: found {metric!r}, expected one of what is measured here: "
-                f"{', '.join(sorted(known))}"
-            )
         why = f"evaluation.metric: found {metric}, and the best checkpoint was chosen by {state.best_metric} when the "
         why += "run was made"
     # Checked by rank 0 only: others may see an outdated shared folder. The evaluation before step 1 is never saved.

@@ -46,8 +46,9 @@ def open_inputs(config: PretrainConfig, world_size: int) -> RunInputs:
     config = resolve_metric(config, data, held_out)
     objective = make_objective(config)
     sets = {f"{runs.SET_HASH}{each.name}": each.manifest.hash for each in held_out if not each.own}
-    pooled = "" if any(each.own for each in held_out) else ", ".join(str(each.name) for each in held_out)
-    facts = {**data.facts, **objective_facts(objective), **sets, runs.POOLED_SETS: pooled}
+    pooled = "" if any(each.own for each in held_out) else ", ".join(sorted(str(each.name) for each in held_out))
+    measured = {**sets, runs.POOLED_SETS: pooled} if held_out else {}
+    facts = {**data.facts, **objective_facts(objective), **measured}
     return RunInputs(config, data, held_out, objective, make_callbacks(config), facts)
 
 

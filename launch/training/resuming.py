@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from cloze.launch.checkpoint.complete_check import check_begun_again, measures_of, other_measure
+from cloze.launch.checkpoint.complete_check import check_begun_again, measures_of, other_measure, said_otherwise
 from cloze.launch.checkpoint.deepspeed_files import known_content
 from cloze.launch.checkpoint.manager import CheckpointManager
 from cloze.launch.checkpoint.state import TrainState, saved_alike
@@ -116,6 +116,8 @@ def resume(
     state = _with_comparable_best(state, before, measures_of(config, facts), process.console.warn)
     with known_content(checkpoints.path(step)):
         progress.resume(state, [_window_in(saved) for saved in rank_states])
+        if said_otherwise(checkpoints.state(step), config, facts):
+            progress.saved = None  # if it ends here, it is saved again with what it has ended by
         if average:
             alike = saved_alike(checkpoints.state(step), process.environment.world_size, engine.stage)
             if not average.load(checkpoints.path(step), alike):

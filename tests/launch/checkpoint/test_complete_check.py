@@ -5,8 +5,14 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 
 import pytest
+import yaml
 
-from cloze.launch.checkpoint.complete_check import check_begun_again, saved_facts
+from cloze.launch.checkpoint.complete_check import (
+    check_begun_again,
+    check_folder_begun_again,
+    said_otherwise,
+    saved_facts,
+)
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.finetuning import FinetuneEvaluationConfig
 from cloze.launch.training.resuming import TrainState
@@ -150,6 +156,73 @@ def test_a_fine_tuning_that_made_its_steps_may_report_its_last_checkpoint_by_ano
         saved = saved_by(replace(longer, evaluation=by["loss"]), {}, ENDED)
         with pytest.raises(UserError, match=f"{COMPLETE}evaluation.metric loss, expected accuracy"):
             check_begun_again(replace(longer, evaluation=by["accuracy"]), {}, saved, in_a_table)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "refused"),
+    [
+        (
+            {"manifest_hash.a": "1"},
+            {"manifest_hash.a": "1", "manifest_hash.b": "2"},
+            "manifest_hash.b None, expected 2",
+        ),
+        (
+            {"manifest_hash.a": "1", "manifest_hash.b": "2"},
+            {"manifest_hash.a": "1"},
+            "manifest_hash.b 2, expected None",
+        ),
+        ({"validation_sets_pooled": "a"}, {}, "validation_sets_pooled a, expected None"),
+    ],
+)
+def test_sources_and_pooled_sets_may_not_come_and_go(before, now, refused):
+    """The loss is one over all of them."""
+    with pytest.raises(UserError, match=COMPLETE + refused):
+        check_begun_again(both(STEPS), now, saved_by(both(STEPS), before, ENDED))
+
+
+def test_a_run_that_was_never_measured_is_measured_when_there_is_something_to_measure_it_on():
+    state = replace(ENDED, evaluated_step=-1, best_metric=None, best_value=None, best_step=-1)
+    saved = saved_by(both(STEPS), {}, state)
+    check_begun_again(both(STEPS), {"validation_sets_pooled": "a", "validation_set_hash.a": "1"}, saved)
+    with pytest.raises(UserError, match=f"{COMPLETE}train.learning_rate"):
+        check_begun_again(both(STEPS, of_train(learning_rate=0.5)), {}, saved)
+
+
+def test_other_evaluations_count_for_a_target_of_zero():
+    """Of a coefficient of correlation."""
+    ended = replace(ENDED, best_value=-0.5)
+    saved = saved_by(both(of_evaluation(target=0.0)), {}, ended)
+    with pytest.raises(UserError, match=f"{COMPLETE}evaluation.every_steps"):
+        check_begun_again(both(of_evaluation(target=0.0, every_steps=2)), {}, saved)
+
+
+def test_an_older_checkpoint_says_nothing_of_a_complete_run(tmp_path):
+    """Whose newest one is lost: its configuration counts."""
+    config = both(STEPS, of_evaluation(samples=8))
+    config = replace(config, output=str(tmp_path))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(config)))
+    (tmp_path / "status.json").write_text('{"state": "complete", "step": 9}')
+    older = saved_by(config, {}, replace(ENDED, step=6, evaluated_step=6)) | {"world_size": 1, "zero_stage": 0}
+    (tmp_path / "checkpoints/step-00000006").mkdir(parents=True)
+    (tmp_path / "checkpoints/step-00000006/state.json").write_text(json.dumps(older))
+    check_folder_begun_again(config, {})
+    again = replace(config, evaluation=replace(config.evaluation, samples=24))
+    for state in (None, "[]", json.dumps(older)):
+        if state is not None:
+            (tmp_path / "checkpoints/step-00000009").mkdir(exist_ok=True)
+            (tmp_path / "checkpoints/step-00000009/state.json").write_text(state)
+        with pytest.raises(UserError, match=f"{COMPLETE}evaluation.samples 8, expected 24"):
+            check_folder_begun_again(again, {})
+
+
+def test_what_a_checkpoint_says_of_its_run_is_compared_with_the_configuration_now():
+    """A run that ends at once, by a patience that it was begun again with, has no other state."""
+    config = both(STEPS)
+    saved = saved_by(config, {"validation_set_hash.a": "1"}, ENDED)
+    assert not said_otherwise(saved, config, {"validation_set_hash.a": "1", "validation_set_hash.b": "2"})
+    assert not said_otherwise({"measures": {}}, both(of_evaluation(patience=3)), {})
+    assert said_otherwise(saved, both(STEPS, of_evaluation(patience=3)), {"validation_set_hash.a": "1"})
+    assert said_otherwise(saved, config, {"validation_set_hash.a": "2"})
 
 
 @pytest.mark.parametrize("steps", [None, "9", [9], True])

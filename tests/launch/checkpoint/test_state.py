@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from cloze.launch.checkpoint.state import CHECKSUMS
+from cloze.launch.checkpoint.state import CHECKSUMS, steps_in
+from cloze.pipeline.errors import UserError
 from cloze.pipeline.storage import sha256_of
 from tests.launch.checkpoint.small_checkpoints import manager, publish
 
@@ -67,6 +69,18 @@ def test_a_state_of_another_kind_is_damage(tmp_path, name, value):
     assert manager(tmp_path, warnings).latest() == 1
     (warning,) = warnings
     assert f"damaged (state.json: {name} is '{str(value)[:60]}')" in warning
+
+
+def test_a_folder_that_may_not_be_listed_is_not_an_empty_one(tmp_path, monkeypatch):
+    """A run began anew, and cut its curve, until its first save was refused."""
+
+    def denied(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    (tmp_path / "step-00000001").mkdir()
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(UserError, match="permission denied"):
+        steps_in(tmp_path)
 
 
 def test_what_finds_and_fetches_checkpoints_imports_no_torch():

@@ -64,7 +64,10 @@ def test_a_run_is_complete_once_its_results_are_written(model, files, tmp_path):
     said = " ".join(finish(ForkedRun([*words, "--evaluation.metric", "loss"])).split())
     assert "evaluation.metric: found loss, and the best checkpoint was chosen by accuracy when the run was made" in said
     assert "step 15 of 15, the last one" in said
+    before = contents(tmp_path / "run")
     said = finish(ForkedRun([*words, "--evaluation.metric", "f1"]), 2)
+    after = contents(tmp_path / "run")
+    assert {name for name in before if before[name] != after[name]} <= {"heartbeats/rank-00000.json"}
     assert "evaluation.metric: found 'f1', expected one of what is measured here: accuracy, loss" in said
 
 
