@@ -56,7 +56,7 @@ class _Pool:
     def __init__(self, planned: Sequence[Run], devices: list[str], stop: StopRequest, console: Console) -> None:
         self._planned, self._devices, self._stop, self._console = planned, devices, stop, console
         self._running: dict[str, tuple[Run, subprocess.Popen[bytes]]] = {}  # by device
-        self._failed: set[str] = set()  # names of those that were run here and have no results
+        self._ended: dict[str, bool] = {}  # names of those that were run here, and whether they had results then
         self._reported: list[str] = []  # names of the runs that were said to be waited for
         self._passed_on = self._run_stopped = False
         self._waiting = self._without_results(planned)
@@ -113,8 +113,7 @@ class _Pool:
         for device, (run, process) in list(self._running.items()):
             if process.poll() is not None:
                 del self._running[device]
-                if not run.measured:
-                    self._failed.add(run.name)
+                self._ended[run.name] = run.measured
                 if process.returncode == EXIT_REQUEUE and not self._stop.wanted:
                     self._run_stopped = True
                     self._console.warn(f"{run.name}: stopped, to be continued: no other run begins")
@@ -131,8 +130,12 @@ class _Pool:
             process.wait()
 
     def _without_results(self, some: Sequence[Run]) -> list[Run]:
-        """Those to be run, or to be waited for: what has failed here is not begun again."""
-        return [run for run in some if not run.measured and (run.name not in self._failed or is_claimed(run))]
+        """Those to be run, or to be waited for."""
+        return [run for run in some if not run.measured and (self._may_begin(run) or is_claimed(run))]
+
+    def _may_begin(self, run: Run) -> bool:
+        """Not what has failed here, but what another command has begun again behind its end, and has not ended."""
+        return self._ended[run.name] and run.results() is None if run.name in self._ended else True
 
 
 def _start(run: Run, device: str) -> subprocess.Popen[bytes] | None:
