@@ -88,7 +88,8 @@ def check_begun_again(config: RunConfig, facts: runs.Facts, saved: Fields, in_a_
     folder = Path(config.output)
     before, now = _before(config, saved), {**_now(config, facts), **ends_of(config)}
     state = train_state(saved) if saved else None
-    ended = _ended(folder, before, now, state)
+    measured = state is not None and _is_measured(state, now, in_a_table)
+    ended = _ended(folder, before, state, measured)
     other = other_measure(before, now)
     longer = [name for name in ENDS if before.get(name) != now[name]]
     if ended and not longer:
@@ -99,7 +100,7 @@ def check_begun_again(config: RunConfig, facts: runs.Facts, saved: Fields, in_a_
                 "measured again, and its values would not compare with those of new runs; give it as it was, or "
                 "another --output"
             )
-    elif state is not None and _is_measured(state, now) and (end := completion(config, state)):
+    elif state is not None and measured and (end := completion(config, state)):
         if ended:
             raise UserError(
                 f"{folder}: found a run that has ended ({ended}), expected one that goes on with {longer[0]} "
@@ -173,19 +174,22 @@ def _before(config: RunConfig, saved: Fields) -> Fields:
     return known
 
 
-def _is_measured(state: TrainState, now: Fields) -> bool:
-    """Whether its evaluation is done; a run without held-out samples has none."""
-    return state.evaluated_step == state.step or state.evaluated_step == -1 and runs.POOLED_SETS not in now
+def _is_measured(state: TrainState, now: Fields, in_a_table: bool) -> bool:
+    """Whether its evaluation is done. A run without held-out samples has none, and may get one; in a table it is as it
+    is.
+    """
+    has_none = state.evaluated_step == -1 and (in_a_table or runs.POOLED_SETS not in now)
+    return has_none or state.evaluated_step == state.step
 
 
-def _ended(folder: Path, before: Fields, now: Fields, state: TrainState | None) -> str | None:
+def _ended(folder: Path, before: Fields, state: TrainState | None, measured: bool) -> str | None:
     """Why a run has ended, or None."""
     if state is None:
         return "it is complete" if read_status(folder).get("state") == "complete" else None
     steps, *others = (before.get(name) for name in ENDS)
     if not is_number(steps) or not all(value is None or is_number(value) for value in others):
         return None  # its configuration is lost or was changed by hand
-    return reached(dict.fromkeys((*ENDS, METRIC)) | before, state) if _is_measured(state, now) else None
+    return reached(dict.fromkeys((*ENDS, METRIC)) | before, state) if measured else None
 
 
 def _newest(folder: Path) -> Fields:

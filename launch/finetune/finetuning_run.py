@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from cloze.launch.checkpoint.manager import CheckpointManager
-from cloze.launch.checkpoint.state import TrainState
+from cloze.launch.checkpoint.state import TrainState, train_state
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.engine.engine import Engine
 from cloze.launch.finetune.examples.base import ExampleStream
@@ -82,7 +82,7 @@ class Finetuning(Recipe):
     def open(self, process: Process, checkpoints: CheckpointManager, step: int | None) -> None:
         """Nothing, but for a check: model and examples have been read."""
         if step is not None:
-            check_metric(self.config, checkpoints.state(step)["best_metric"], process)
+            check_metric(self.config, train_state(checkpoints.state(step)), process)
 
     def build_model(self, process: Process, checkpoints: CheckpointManager, step: int | None) -> BertPreTrained:
         """The pretrained model with a head for the task; what is frozen is so from here on."""

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from cloze.launch.checkpoint.completion import ending
+from cloze.launch.checkpoint.state import TrainState
 from cloze.launch.checkpoint.weights import read_weights
 from cloze.launch.config import FinetuneConfig
 from cloze.launch.config.tasks import Task
@@ -93,24 +95,23 @@ def _why_no_best(metric: str, best: int) -> str:
     return f"no evaluation had a better {metric} than the one at step {best}, which no checkpoint holds"
 
 
-def check_metric(config: FinetuneConfig, best_metric: str | None, process: Process) -> None:
-    """Refuse a deciding metric that an earlier start of a run has not measured, before anything is written. Collective.
-
-    Args:
-        best_metric: the one that has decided until now; None: there was none.
+def check_metric(config: FinetuneConfig, state: TrainState, process: Process) -> None:
+    """Refuse a deciding metric that a run at its end has not measured, before anything is written; one that goes on
+    measures it, or its next evaluation says what there is. Collective.
 
     Raises:
-        UserError: names those that it has measured.
+        UserError: names what it has measured.
     """
-    metric = config.evaluation.metric
-    if best_metric in (None, metric):
+    metric, folder = config.evaluation.metric, Path(config.output)
+    at_its_end = state.evaluated_step == state.step and ending(config.train, state) is not None
+    if state.best_metric in (None, metric) or not at_its_end:
         return
-    lines = read_metrics(Path(config.output)) if process.environment.is_main else []
-    known = {name.removeprefix("validation/") for line in lines for name in line if name.startswith("validation/")}
-    if not distributed.from_main(metric in known, process.device):
-        raise UserError(
-            f"evaluation.metric: found {metric!r}, expected one of what is measured here: {', '.join(sorted(known))}"
-        )
+    with distributed.together("compare evaluation.metric", folder / runs.METRICS, process.device):
+        lines = read_metrics(folder) if process.environment.is_main else []
+        names = {name.removeprefix("validation/") for line in lines for name in line if name.startswith("validation/")}
+        if process.environment.is_main and metric not in names:
+            known = ", ".join(sorted(names)) or f"what {folder / runs.METRICS} says, which is empty"
+            raise UserError(f"evaluation.metric: found {metric!r}, expected one of what is measured here: {known}")
 
 
 def _best_step(config: FinetuneConfig, loop: Loop, process: Process) -> int | None:

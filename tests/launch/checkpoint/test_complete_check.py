@@ -183,7 +183,11 @@ def test_sources_and_pooled_sets_may_not_come_and_go(before, now, refused):
 def test_a_run_that_was_never_measured_is_measured_when_there_is_something_to_measure_it_on():
     state = replace(ENDED, evaluated_step=-1, best_metric=None, best_value=None, best_step=-1)
     saved = saved_by(both(STEPS), {}, state)
-    check_begun_again(both(STEPS), {"validation_sets_pooled": "a", "validation_set_hash.a": "1"}, saved)
+    facts = {"validation_sets_pooled": "a", "validation_set_hash.a": "1"}
+    with_a_set = both(STEPS, of_evaluation(sets={"a": "folder"}))
+    check_begun_again(with_a_set, facts, saved)
+    with pytest.raises(UserError, match=f"{COMPLETE}evaluation.sets.a None, expected folder"):
+        check_begun_again(with_a_set, facts, saved, in_a_table=True)  # where it is not begun again
     with pytest.raises(UserError, match=f"{COMPLETE}train.learning_rate"):
         check_begun_again(both(STEPS, of_train(learning_rate=0.5)), {}, saved)
 
