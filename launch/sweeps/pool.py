@@ -135,7 +135,7 @@ class _Pool:
 
     def _may_begin(self, run: Run) -> bool:
         """Not what has failed here, but what another command has begun again behind its end, and has not ended."""
-        return self._ended[run.name] and run.results() is None if run.name in self._ended else True
+        return run.name not in self._ended or (self._ended[run.name] and run.results() is None)
 
 
 def _start(run: Run, device: str) -> subprocess.Popen[bytes] | None:
