@@ -21,8 +21,7 @@ from cloze.launch.config import FinetuneConfig, RunConfig
 from cloze.launch.run import runs
 from cloze.launch.run.integrity import is_lost
 from cloze.launch.run.resume_check import config_hash, fields_made, shaping_of
-from cloze.launch.run.status_file import read_status
-from cloze.pipeline.errors import UserError
+from cloze.launch.run.status_file import RefusedStartError, read_status
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.untrusted import is_number
 
@@ -83,7 +82,7 @@ def check_begun_again(config: RunConfig, facts: runs.Facts, saved: Fields, in_a_
         in_a_table: whether its values are shown beside those of others, of the same sets.
 
     Raises:
-        UserError: names the first field that differs, with both values.
+        RefusedStartError: names the first field that differs, with both values.
     """
     folder = Path(config.output)
     before, now = _before(config, saved), {**_now(config, facts), **ends_of(config)}
@@ -95,19 +94,19 @@ def check_begun_again(config: RunConfig, facts: runs.Facts, saved: Fields, in_a_
     if ended and not longer:
         by_length = state is not None and ending(config.train, state) is not None
         if name := other or next(_others(config, before, now, by_length, in_a_table), None):
-            raise UserError(
+            raise RefusedStartError(
                 f"{folder}: found a complete run with {name} {before.get(name)}, expected {now.get(name)}: it is not "
                 "measured again, and its values would not compare with those of new runs; give it as it was, or "
                 "another --output"
             )
     elif state is not None and measured and (end := completion(config, state)):
         if ended:
-            raise UserError(
+            raise RefusedStartError(
                 f"{folder}: found a run that has ended ({ended}), expected one that goes on with {longer[0]} "
                 f"{now[longer[0]]} instead of {before.get(longer[0])}: {end}; give it as it was, or so that it goes on"
             )
         if other and ending(config.train, state):  # otherwise it goes on, and its best value is forgotten
-            raise UserError(
+            raise RefusedStartError(
                 f"{folder}: found a run that was measured with {other} {before.get(other)}, expected {now.get(other)}: "
                 f"{end}, and nothing is measured again; give it as it was, or measure its checkpoints with cloze "
                 "evaluate"

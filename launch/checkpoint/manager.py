@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -264,6 +265,8 @@ class CheckpointManager(CheckpointFolder):
 
     def _make_room(self, engine: Engine, aside: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(self.folder, os.W_OK | os.X_OK):  # DeepSpeed says nothing of it
+            raise PermissionError(errno.EACCES, "permission denied", str(self.folder))
         for stale in self.folder.glob("step-*.tmp"):
             try:
                 clear(stale)
@@ -278,7 +281,6 @@ class CheckpointManager(CheckpointFolder):
                 f"{aside.with_suffix('')}: found {free:,} bytes free, expected at least "
                 f"{count * _BYTES_PER_PARAMETER:,} for a checkpoint; free space and run again"
             )
-        aside.mkdir(exist_ok=True)  # DeepSpeed, which would make it, says nothing of a right that is missing
 
     def _publish(self, aside: Path, final: Path, parts: list[str], state: Fields) -> None:
         checksums: dict[str, tuple[int, str]] = {}

@@ -31,6 +31,7 @@ from cloze.launch.run import integrity, runs
 from cloze.launch.run.metrics import MetricsWriter
 from cloze.launch.run.metrics_file import read_metrics
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.status_file import RefusedStartError
 from cloze.launch.run.store_retries import Patience
 from cloze.launch.run.stored_run import StoredRun
 from cloze.launch.sweeps.run import TEST_HASHES, no_better
@@ -43,7 +44,6 @@ from cloze.launch.training.process import Process
 from cloze.model.bert import BertPreTrained
 from cloze.model.config_files import FINGERPRINT
 from cloze.model.huggingface import save_pretrained
-from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import clear, publish_json, publish_text, readable_errors
 
@@ -100,7 +100,7 @@ def check_metric(config: FinetuneConfig, state: TrainState, process: Process) ->
     measures it, or its next evaluation says what there is. Collective.
 
     Raises:
-        UserError: names what it has measured.
+        RefusedStartError: names what it has measured.
     """
     metric, folder = config.evaluation.metric, Path(config.output)
     at_its_end = state.evaluated_step == state.step and ending(config.train, state) is not None
@@ -111,7 +111,9 @@ def check_metric(config: FinetuneConfig, state: TrainState, process: Process) ->
         names = {name.removeprefix("validation/") for line in lines for name in line if name.startswith("validation/")}
         if process.environment.is_main and metric not in names:
             known = ", ".join(sorted(names)) or f"what {folder / runs.METRICS} says, which is empty"
-            raise UserError(f"evaluation.metric: found {metric!r}, expected one of what is measured here: {known}")
+            raise RefusedStartError(
+                f"evaluation.metric: found {metric!r}, expected one of what is measured here: {known}"
+            )
 
 
 def _best_step(config: FinetuneConfig, loop: Loop, process: Process) -> int | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cloze.launch.run.runs import STATUS, num_starts
+from cloze.launch.run.runs import STATUS
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_text
@@ -15,6 +15,10 @@ from cloze.pipeline.untrusted import fields_if_readable
 # every monitor.heartbeat_seconds (10 by default); clocks of hosts differ by seconds, and shared folders show changes
 # late.
 SILENT_SECONDS = 120.0
+
+
+class RefusedStartError(UserError):
+    """A run is not started as it was asked for. Nothing of it is wrong, and nothing of it was changed."""
 
 
 def set_status(folder: Path, state: str, step: int | None) -> None:
@@ -29,18 +33,17 @@ def set_status(folder: Path, state: str, step: int | None) -> None:
 @contextmanager
 def recording_failure(folder: Path) -> Iterator[None]:
     """Set the status `running` at once, so that a start that fails or is killed does not leave an earlier status; and
-    `failed` if an error ends the start before it has set another status. A complete run stays so if the start has
-    written nothing of it.
+    `failed` if an error ends the start before it has set another status. A complete run stays so if the start is
+    refused (RefusedStartError).
     """
-    earlier, starts = read_status(folder), num_starts(folder)
+    earlier = read_status(folder)
     set_status(folder, "running", earlier.get("step", 0))
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         with suppress(UserError):  # the disk may be full, which is then the error being raised
             if (status := read_status(folder)).get("state") == "running":
-                untouched = starts > 0 and num_starts(folder) == starts  # 0 for a sweep, which counts none
-                kept = untouched and earlier.get("state") == "complete"
+                kept = isinstance(error, RefusedStartError) and earlier.get("state") == "complete"
                 set_status(folder, "complete" if kept else "failed", status.get("step", 0))
         raise
 

@@ -16,7 +16,7 @@ from cloze.launch.engine.content import OtherContent, described, has_values
 from cloze.launch.engine.engine import Engine
 from cloze.launch.run import runs
 from cloze.launch.run.resume_check import check_checkpoint
-from cloze.launch.run.status_file import read_status
+from cloze.launch.run.status_file import RefusedStartError, read_status
 from cloze.launch.system import distributed
 from cloze.launch.training.process import Process
 from cloze.launch.training.skipped_steps import TrainProgress
@@ -77,7 +77,7 @@ def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | Non
             "is `required`; use `auto` to start from scratch"
         )
     if policy == "never" and some:
-        raise UserError(
+        raise RefusedStartError(
             f"checkpoint.resume: found checkpoints in {checkpoints.folder}, expected none since it is "
             "`never`; choose another --output or use `auto`"
         )
@@ -93,7 +93,7 @@ def _find_resume(config: RunConfig, checkpoints: CheckpointManager) -> int | Non
             "so does its curve; if its checkpoints lie on a disk that isn't mounted, end this start and mount it"
         )
     if step is not None and step > config.train.max_steps:
-        raise UserError(
+        raise RefusedStartError(
             f"train.max_steps: found {config.train.max_steps}, expected at least {step}, the step of the "
             f"newest checkpoint in {checkpoints.folder}"
         )
