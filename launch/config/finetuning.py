@@ -67,8 +67,8 @@ class FinetuneTrainConfig(TrainConfig):
     """Maximum examples in one forward and backward pass of one process: the largest such divisor of its share of a
     batch is used, which does not change the gradient."""
     learning_rate: float | Literal["auto"] = field(default=AUTO, metadata=bounds(above=0))
-    """Peak learning rate; the schedule multiplies it. auto: by the number of parameters in the model's layers: 3e-4
-    below 20 million (BERT-mini, BERT-small), 1e-4 below 60 million (BERT-medium), else 3e-5."""
+    """Peak learning rate; the schedule multiplies it. auto: by the number of parameters in the model's layers: 6e-4
+    below 10 million (BERT-mini), 3e-4 below 20 million (BERT-small), 1e-4 below 60 million (BERT-medium), else 3e-5."""
 
 
 @dataclass(frozen=True)
