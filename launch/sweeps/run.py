@@ -107,14 +107,10 @@ class Run:
         of its model that its command writes again.
         """
         lost = self.lost_model()
-        if self.results() is None or (lost and lost.advice is None) or not self._has_this_end():
+        if self.results() is None or (lost and lost.advice is None) or self.other_end():
             return False
         path = self.folder / runs.RESULTS
         return (runs.read_fields(path).get(TEST_HASHES, {}) if path.is_file() else {}) == self.test_hashes
-
-    def _has_this_end(self) -> bool:
-        """Whether the run has ended where it is to end now."""
-        return self.other_end() is None
 
     def other_end(self) -> str | None:
         """One line if the run has ended where it is not to end now; else None."""

@@ -306,9 +306,8 @@ class Shard:
                 file.need([(0, size)])
             self._bounds = _blocks_of_format_1(file, size, mask_sets)
         else:
-            encoded = pa.ipc.open_file(_footer(file) if isinstance(file, CachedFile) else file).metadata[
-                _INDEX.encode()
-            ]
+            end = _footer(file) if isinstance(file, CachedFile) else file
+            encoded = pa.ipc.open_file(end).metadata[_INDEX.encode()]
             self._bounds = np.frombuffer(base64.b64decode(encoded, validate=True), "<i8").reshape(-1, mask_sets + 2)
         steps = np.diff(self._bounds.ravel(), prepend=0, append=size)
         if (steps < 0).any():

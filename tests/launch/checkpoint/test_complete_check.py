@@ -125,6 +125,7 @@ def test_sets_come_and_go_where_the_metric_does_not_count_them(before, now, refu
         check_begun_again(both(STEPS), before | now, saved)
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["by its checkpoint", "whose checkpoint is lost"])
 @pytest.mark.parametrize(
     ("made", "now", "refused"),
     [
@@ -133,13 +134,17 @@ def test_sets_come_and_go_where_the_metric_does_not_count_them(before, now, refu
         ({"every_steps": 7, "keep_best": False}, {"every_steps": 5, "keep_best": False}, None),
     ],
 )
-def test_a_fine_tuning_is_as_its_checkpoint_says_whatever_its_status(tmp_path, made, now, refused):
-    """A start that was killed leaves `running`, and the configuration of another start may lie there."""
+def test_a_fine_tuning_is_as_its_checkpoint_says_whatever_its_status(tmp_path, made, now, refused, lost):
+    """A start that was killed leaves `running`, and the configuration of another start may lie there. Without the
+    checkpoint both count.
+    """
     config = FinetuneConfig(task="sst2", model="m", train_file="t", validation="v", output=str(tmp_path))
     config = replace(config, train=replace(config.train, max_steps=9))
-    saved = saved_by(replace(config, evaluation=FinetuneEvaluationConfig(metric="loss", **made)), {}, ENDED)
-    (tmp_path / "config.yaml").write_text("evaluation: {every_steps: 5}")
-    (tmp_path / "status.json").write_text('{"state": "running", "step": 9}')
+    before = replace(config, evaluation=FinetuneEvaluationConfig(metric="loss", **made))
+    saved = {} if lost else saved_by(before, {}, ENDED)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(before)) if lost else "evaluation: {every_steps: 5}")
+    state = "complete" if lost else "running"
+    (tmp_path / "status.json").write_text(json.dumps({"state": state, "step": 9}))
     with pytest.raises(UserError, match=COMPLETE + refused) if refused else nullcontext():
         check_begun_again(replace(config, evaluation=FinetuneEvaluationConfig(metric="loss", **now)), {}, saved)
 

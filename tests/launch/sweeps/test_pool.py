@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -13,9 +12,6 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from cloze.launch.checkpoint.complete_check import check_folder_begun_again
-from cloze.launch.config import FinetuneConfig
-from cloze.launch.config.finetuning import FinetuneEvaluationConfig
 from cloze.launch.run import integrity, runs
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.run_locks import in_use
@@ -103,27 +99,6 @@ def test_a_run_that_was_measured_on_another_set_of_this_name_is_in_no_table(tmp_
     run.check()
     with pytest.raises(UserError, match="with validation_set_hash.news 1, expected 3: it is not measured again"):
         replace(run, facts={"validation_set_hash.news": "3"}).check()
-
-
-@pytest.mark.parametrize(
-    ("made", "planned", "found"),
-    [
-        ({"keep_best": False}, {}, "evaluation.keep_best False, expected True"),
-        ({"every_steps": 7}, {"every_steps": 5}, "evaluation.every_steps 7, expected 5"),
-        ({"every_steps": 7, "keep_best": False}, {"every_steps": 5, "keep_best": False}, None),
-    ],
-)
-def test_the_best_of_other_evaluations_is_another_result(tmp_path, made, planned, found):
-    """Of a fine-tuning, which is measured at its best checkpoint."""
-    folder = tmp_path / "a"
-    exec(completing(folder))  # noqa: S102
-    config = FinetuneConfig(task="sst2", model="m", train_file="t", validation="v", output=str(folder))
-    (folder / runs.CONFIG).write_text(
-        yaml.safe_dump(asdict(replace(config, evaluation=FinetuneEvaluationConfig(**made))))
-    )
-    again = replace(config, evaluation=FinetuneEvaluationConfig(**planned))
-    with pytest.raises(UserError, match=f"{folder}: found a complete run with {found}") if found else nullcontext():
-        check_folder_begun_again(again, {})
 
 
 @pytest.mark.parametrize("made", [{"patience": 2}, {"target": 0.5}])
