@@ -29,8 +29,11 @@ hypothesis.settings.load_profile("any machine")
 
 
 def pytest_collection_finish():
-    """What was imported stays: no collection of garbage has to look at its 760,000 objects."""
+    """What was imported stays: no collection of garbage has to look at its 760,000 objects. The rest is small, and
+    looked at less often than by Python's own threshold of 700 objects, which takes 3% of the time.
+    """
     gc.freeze()
+    gc.set_threshold(20_000)
     gc.enable()
 
 

@@ -184,7 +184,7 @@ HOSTILE = (
     (request("POST", "embed", json.dumps({"inputs": ["cat " * 10_000]}).encode()), {422}),
     (request("POST", "embed", json.dumps({"inputs": [""]}).encode()), {422}),
     (request("POST", "embed", b" " * (5 << 20)), {413}),
-    (request("POST", "embed", gzip.compress(b" " * 10**8), "Content-Encoding: gzip"), {415}),
+    (request("POST", "embed", gzip.compress(b" " * 10**6) * 100, "Content-Encoding: gzip"), {415}),
     (request("POST", "embed", b'{"inputs": ["cat"]}', "Content-Encoding: br"), {415}),
     (request("POST", "embed", b'{"inputs": ["cat"]}', "Transfer-Encoding: chunked"), {400}),
     (request("POST", "embed", b'{"inputs": ["cat"]}', "Transfer-Encoding: xchunked"), {400}),
