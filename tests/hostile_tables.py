@@ -106,6 +106,27 @@ def flipped_page_heads(path: Path) -> Iterator[list[str]]:
         yield made
 
 
+def flipped_footers(path: Path) -> Iterator[list[str]]:
+    """A Parquet file again and again, each time with another bit flipped in its footer, of those for which Arrow reads
+    another number of rows for it or for one of its row groups. Yields its texts.
+    """
+    made = [f"text {number}" for number in range(12)]
+    parquet.write_table(pa.table({"text": made}), path, row_group_size=4)
+    whole = path.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for bit in range(8 * (len(whole) - 8 - footer)):
+        changed = bytearray(whole)
+        changed[footer + bit // 8] ^= 1 << bit % 8
+        try:
+            metadata = parquet.read_metadata(io.BytesIO(changed))
+            rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+        except (pa.ArrowException, OSError, UnicodeError):
+            continue
+        if (metadata.num_rows, rows) != (12, [4, 4, 4]):
+            path.write_bytes(changed)
+            yield made
+
+
 def write_numbers(path: Path, values: list[str], number: int, nested: bool = False) -> None:
     """Write a Parquet file whose column `text` is a dictionary's values, 60 of them, by a number each: all of them this
     one, which no value has. The page has no checksum, as none has that is not asked for.

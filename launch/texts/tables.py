@@ -21,7 +21,7 @@ from cloze.pipeline.config import SourceConfig
 from cloze.pipeline.errors import UserError, on_one_line
 from cloze.pipeline.extras import how_to_install
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.readers.files import ROWS_AT_ONCE
+from cloze.pipeline.readers.files import ROWS_AT_ONCE, check_parquet_rows
 from cloze.pipeline.readers.hub import saved_file, saved_rows
 from cloze.pipeline.storage import at_rest, readable_errors
 from cloze.pipeline.untrusted import MOST_BYTES, load_json, unique_fields
@@ -400,8 +400,7 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[TableR
 
     def values() -> Iterator[Fields]:
         with readable(), file, open(path, "rb") as whole, at_rest(whole, path):
-            for group in range(file.num_row_groups):  # pyarrow joins no nested columns of dictionaries of two
-                left = file.metadata.row_group(group).num_rows
+            for group, left in enumerate(rows):  # pyarrow joins no nested columns of dictionaries of two
                 for batch in file.iter_batches(ROWS_AT_ONCE, [group]):  # many may share one long text, stored once
                     batch.validate(full=True)  # a number of no dictionary's value would end the process
                     yield from batch.to_pylist()
@@ -411,7 +410,8 @@ def _read_parquet(path: Path, labels: tuple[str, ...] | None) -> Iterator[TableR
 
     with readable():
         file = parquet.ParquetFile(path, page_checksum_verification=True)
-        names = file.schema_arrow.names
+        names, rows = file.schema_arrow.names, [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+    check_parquet_rows(str(path), rows, file.metadata.num_rows)
     if len(set(names)) < len(names):
         raise UserError(f"{path}: found the columns {_on_a_line(names)}, expected names that differ; rename one")
     return _rows(path, file.schema_arrow, values(), labels)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.readers import hub
-from cloze.pipeline.readers.files import BYTES_AT_ONCE, ROWS_AT_ONCE, InputFile, Segment
+from cloze.pipeline.readers.files import BYTES_AT_ONCE, ROWS_AT_ONCE, InputFile, Segment, check_parquet_rows
 from cloze.pipeline.readers.json_lines import check_fields, document_id
 from cloze.pipeline.readers.lines import MOST_PLACES, in_pieces, order, valid
 from cloze.pipeline.records import Document
@@ -59,14 +59,16 @@ def _row_groups(file: InputFile, target_bytes: int) -> list[Segment]:
 
     try:
         metadata = parquet.read_metadata(_source(file.path))
+        groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     except _BAD as error:
         raise _unreadable(file.path, error) from error
+    check_parquet_rows(file.path, [group.num_rows for group in groups], metadata.num_rows)
     segments, start, weight = [], 0, 0
-    for group in range(metadata.num_row_groups):
-        weight += metadata.row_group(group).total_byte_size
-        if weight >= target_bytes or group == metadata.num_row_groups - 1:
-            segments.append(Segment(file, start, group + 1, weight))
-            start, weight = group + 1, 0
+    for number, group in enumerate(groups):
+        weight += group.total_byte_size
+        if weight >= target_bytes or number == len(groups) - 1:
+            segments.append(Segment(file, start, number + 1, weight))
+            start, weight = number + 1, 0
     return segments
 
 

@@ -24,6 +24,17 @@ _NO_STOP = sys.maxsize  # of a file that is not cut into segments
 LONGEST_LINE = 16 << 20  # of pairs, which must be held in memory; its arrays take some thirty times as much
 
 
+def check_parquet_rows(path: str, groups: list[int], whole: int) -> None:
+    """Raise UserError unless the row groups of a Parquet file have as many rows as the whole file, all by its footer,
+    which no checksum covers.
+    """
+    if min(groups, default=0) < 0 or sum(groups) != whole:
+        raise UserError(
+            f"{path}: can't be read as Parquet: found {sum(groups)} rows in its {len(groups)} row groups by its "
+            f"footer, expected {whole}, as it says of the file; write it again"
+        )
+
+
 @dataclass(frozen=True)
 class InputFile:
     """One input.

@@ -16,7 +16,7 @@ from cloze.launch.cli import main
 from cloze.launch.texts import tables
 from cloze.launch.texts.tables import open_table, read_table, read_text
 from cloze.pipeline.errors import UserError
-from tests.hostile_tables import flipped_page_heads, readings, write_numbers
+from tests.hostile_tables import flipped_footers, flipped_page_heads, readings, write_numbers
 from tests.launch.finetune.examples.test_classification import GLUE, read
 from tests.launch.finetune.running import finetune
 from tests.launch.finetune.small import make_model, write_tsv
@@ -204,13 +204,17 @@ def test_a_flipped_byte_of_a_parquet_page_with_a_checksum_is_an_error(tmp_path):
         read_table(path)
 
 
-def test_a_flipped_bit_in_the_head_of_a_parquet_page_loses_no_row(tmp_path):
+@pytest.mark.parametrize(
+    ("flipped", "said"),
+    [(flipped_page_heads, "rows fewer than its footer says"), (flipped_footers, "row groups by its footer")],
+)
+def test_a_flipped_bit_of_parquet_that_no_checksum_covers_loses_no_row(tmp_path, flipped, said):
     refused = 0
-    for whole in flipped_page_heads(tmp_path / "a.parquet"):
+    for whole in flipped(tmp_path / "a.parquet"):
         try:
             assert [row.values["text"] for row in read_table(tmp_path / "a.parquet").rows] == whole
         except UserError as error:
-            refused += "rows fewer than its footer says" in str(error)
+            refused += said in str(error)
     assert refused > 4
 
 

@@ -22,7 +22,7 @@ from cloze.pipeline.formats import FORMATS
 from cloze.pipeline.jobs.prepare import prepare
 from cloze.pipeline.progress import Progress
 from cloze.pipeline.readers import columns, files, lines
-from tests.hostile_tables import flipped_page_heads, write_numbers
+from tests.hostile_tables import flipped_footers, flipped_page_heads, write_numbers
 from tests.pipeline import corpus
 from tests.pipeline.readers.inputs import compress, read, texts
 from tests.tables import assert_same_names
@@ -269,13 +269,17 @@ def test_parquet_fields_and_row_groups(tmp_path):
         read([tmp_path])
 
 
-def test_a_flipped_bit_in_the_head_of_a_parquet_page_loses_no_document(tmp_path):
+@pytest.mark.parametrize(
+    ("flipped", "said"),
+    [(flipped_page_heads, "rows, expected 12, as its footer says"), (flipped_footers, "row groups by its footer")],
+)
+def test_a_flipped_bit_of_parquet_that_no_checksum_covers_loses_no_document(tmp_path, flipped, said):
     refused = 0
-    for whole in flipped_page_heads(tmp_path / "a.parquet"):
+    for whole in flipped(tmp_path / "a.parquet"):
         try:
             assert [d.text.decode() for d in read([tmp_path])] == whole
         except UserError as error:
-            refused += "rows, expected 12, as its footer says" in str(error)
+            refused += said in str(error)
     assert refused > 4
 
 
