@@ -19,8 +19,13 @@ def main() -> int:
     from cloze.launch.cli import main as run
 
     status = run()
+    # While the interpreter ends, which takes a second with torch: what is complete is not stopped, and Ctrl-C is no
+    # traceback.
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.SIG_IGN)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # another one, while the interpreter ends
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     return status
 
 

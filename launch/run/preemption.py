@@ -66,8 +66,8 @@ class _SignalThread:
 
 
 class Starting:
-    """Context manager for the time before a run's first step: a signal ends the process with a line and the exit status
-    of a stop. A StopRequest replaces it.
+    """Context manager around a command that may be stopped. Before its first step a signal ends the process with a line
+    and the exit status of a stop; a StopRequest replaces that, and leaves signals ignored when its part is done.
 
     Args:
         say: called with the line, by a thread.
@@ -79,6 +79,8 @@ class Starting:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._signals: _SignalThread | None = None
+        self.done: StopRequest | None = None
+        """The one that has replaced this and is left."""
 
     def __enter__(self) -> Starting:
         Starting._current = self
@@ -87,14 +89,17 @@ class Starting:
 
     def __exit__(self, *exception: object) -> None:
         self.leave()
+        if self.done is not None:
+            self.done.close()
 
     @classmethod
-    def leave(cls) -> None:
-        """Stop handling signals, which something else handles from now on."""
+    def leave(cls) -> Starting | None:
+        """Stop handling signals, which something else handles from now on; returns who has handled them."""
         current, cls._current = cls._current, None
         cls._releases.clear()
         if current is not None and current._signals is not None:
             current._signals.close()
+        return current
 
     @classmethod
     def before_end(cls, release: Callable[[], object]) -> None:
@@ -124,7 +129,8 @@ class StopRequest:
     """Context manager that records stop signals instead of ending the process; a second signal ends it at once.
 
     After a signal the handler stays in place until the process has ended: a late copy of the signal must not change the
-    exit status of the rank that stopped first.
+    exit status of the rank that stopped first. Nor must one that comes when a command has said that it is complete:
+    the handler stays until the command's Starting is left.
 
     Args:
         deadline: time.time() at which a stop is requested as well, by the clock as it is now; None: never.
@@ -137,17 +143,26 @@ class StopRequest:
         self._deadline = None if deadline is None else time.monotonic() + deadline - time.time()
         self._say = say
         self._signals: _SignalThread | None = None
-        self._ignored_until: float | None = None  # set by the first signal
+        self._ignored_until: float | None = None  # set by the first signal, and by the end
+        self._command: Starting | None = None
 
     def __enter__(self) -> StopRequest:
-        Starting.leave()
+        self._command = Starting.leave()
         self._signals = _SignalThread(self._end_at_the_second, self._note)
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         if self.received is not None:
             self._ignored_until = time.monotonic() + ENDING_SECONDS
-        elif self._signals is not None:
+        elif self._command is not None and kind is None:
+            self._ignored_until = time.monotonic() + ENDING_SECONDS
+            self._command.done = self
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Restore the previous signal handlers."""
+        if self._signals is not None:
             self._signals.close()
 
     @property

@@ -1,6 +1,7 @@
 """`cloze serve`: starts the HTTP server of a model and stops it gracefully."""
 
 import gc
+import logging
 import math
 import os
 import signal
@@ -56,6 +57,8 @@ def serve(config: ServeConfig) -> int:
                 last.start()
             app.state.stopping = True
             super().handle_exit(number, frame)
+            if self.force_exit:  # what it cancels then is logged as an error, with a traceback
+                logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
         async def main_loop(self) -> None:
             for number in heard.copy():

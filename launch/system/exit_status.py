@@ -61,7 +61,9 @@ class Ending:
                 return None
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it
             return 128 + signal.SIGPIPE  # the shell's convention for what dies of it
-        if isinstance(error, KeyboardInterrupt):  # of a command that has nothing to save; others have a StopRequest
+        # Of a command that has nothing to save; others have a StopRequest. While a class is made, at imports, Python
+        # before 3.12 makes it the cause of a RuntimeError.
+        if isinstance(error, KeyboardInterrupt) or error and isinstance(error.__cause__, KeyboardInterrupt):
             _print_error("stopped by Ctrl-C")
             return 128 + signal.SIGINT
         if isinstance(error, OSError) and error.errno in (_NO_SPACE if error.filename is None else _USERS_TO_FIX):

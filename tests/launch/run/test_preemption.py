@@ -90,6 +90,20 @@ def test_signals_are_the_runs_own_from_its_first_step_on():
     assert ended.returncode == -signal.SIGTERM
 
 
+def test_what_is_complete_is_not_stopped():
+    """Between a run's last step and the end of its command's process, which takes a second with torch."""
+    script = (
+        "import signal, sys\nimport cloze.launch.cli as cli\nfrom cloze.__main__ import main\n"
+        "from cloze.launch.run.preemption import Starting, StopRequest\n"
+        "def run():\n    cli.hear_stops()\n    with Starting(print):\n        with StopRequest():\n            pass\n"
+        "        signal.raise_signal(signal.SIGTERM)\n        signal.raise_signal(signal.SIGINT)\n    return 3\n"
+        "cli.main = run\nstatus = main()\nsignal.raise_signal(signal.SIGTERM)\n"
+        "signal.raise_signal(signal.SIGUSR1)\nsys.exit(status)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
 def test_a_late_copy_of_the_signal_does_not_take_the_exit_status():
     """Where each process gets its own signal, as from srun, the quickest has stopped already when its own signal
     comes."""

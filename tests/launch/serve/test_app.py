@@ -384,6 +384,7 @@ def test_a_second_ctrl_c_drops_requests_and_says_so(folder):
             output, errors = process.communicate(timeout=60)
             assert any(status != 200 for status in asked)
         assert process.returncode == 130 and "stopped by a second Ctrl-C" in output, errors
+        assert "Traceback" not in errors
         assert "every accepted request was answered" not in output
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from cloze.launch import cli
 from cloze.launch.cli import main
 from cloze.launch.system import distributed
 from cloze.launch.system.exit_status import Ending
@@ -47,6 +48,18 @@ def test_ctrl_c_while_the_others_say_their_errors_leaves_the_status(rank, monkey
     monkeypatch.setattr(time, "sleep", interrupted)
     assert main(["pretrain", "--train.max_steps", "-1"]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_ctrl_c_while_a_class_is_made_ends_with_a_line(monkeypatch, capsys):
+    """As at imports: Python before 3.12 makes it the cause of a RuntimeError."""
+
+    class Interrupted:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "called", lambda *_: lambda: type("Made", (), {"field": Interrupted()}) and None)
+    assert main(["x"]) == 130
+    assert capsys.readouterr().err == "stopped by Ctrl-C\n"
 
 
 def test_ctrl_c_ends_a_command_with_a_line():
