@@ -68,7 +68,7 @@ class FinetuneTrainConfig(TrainConfig):
     batch is used, which does not change the gradient."""
     learning_rate: float | Literal["auto"] = field(default=AUTO, metadata=bounds(above=0))
     """Peak learning rate; the schedule multiplies it. auto: by the number of parameters in the model's layers: 6e-4
-    below 10 million (BERT-mini), 3e-4 below 20 million (BERT-small), 1e-4 below 60 million (BERT-medium), else 3e-5."""
+    below 8 million (BERT-mini), 3e-4 below 20 million (BERT-small), 1e-4 below 60 million (BERT-medium), else 3e-5."""
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,15 @@ def test_the_rate_of_pretraining_goes_by_the_size_of_the_model(shape, rate):
 
 @pytest.mark.parametrize(
     ("shape", "rate"),
-    [("tiny", 6e-4), ("mini", 6e-4), ("small", 3e-4), ("medium", 1e-4), ("base", 3e-5), ("large", 3e-5)],
+    [
+        ("tiny", 6e-4),
+        ("mini", 6e-4),
+        ("electra-small", 3e-4),
+        ("small", 3e-4),
+        ("medium", 1e-4),
+        ("base", 3e-5),
+        ("large", 3e-5),
+    ],
 )
 def test_the_rate_of_fine_tuning_goes_by_the_size_of_the_model(shape, rate):
     size = encoder_weights(BertConfig.preset(shape))
