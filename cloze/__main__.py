@@ -19,13 +19,12 @@ def main() -> int:
     from cloze.launch.cli import main as run
 
     status = run()
-    # While the interpreter ends, which takes a second with torch: what is complete is not stopped, and Ctrl-C is no
-    # traceback.
+    # While the interpreter ends, which takes a second with torch, what has ended is not stopped: Python takes its own
+    # handlers away first. A first Ctrl-C ends it, without a traceback.
+    unheard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, signal.SIG_DFL if unheard else signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.SIG_IGN)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(number, signal.SIG_IGN)
     return status
 
 

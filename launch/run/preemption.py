@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ClassVar
 
 from cloze.launch.system.environment.parents import has_lost_launcher
@@ -30,6 +31,12 @@ def _cause(number: int) -> str:
     if number == signal.SIGTERM and has_lost_launcher():
         return "the launcher has ended (torchrun, deepspeed, or the `cloze` with --processes)"
     return signal.Signals(number).name
+
+
+def _try_to_say(say: Callable[[str], None], line: str) -> None:
+    """Say a line to a reader who may be gone."""
+    with suppress(OSError):
+        say(line)
 
 
 class _SignalThread:
@@ -115,7 +122,7 @@ class Starting:
             f"{_cause(number)}: stopped before the first step of this start, with nothing to save; "
             "the same command starts it again"
         )
-        lasts = [threading.Thread(target=self._say, args=(line,), daemon=True)]  # the reader of the output may be gone
+        lasts = [threading.Thread(target=_try_to_say, args=(self._say, line), daemon=True)]
         lasts += [threading.Thread(target=release, daemon=True) for release in self._releases]
         end = time.monotonic() + SAYING_SECONDS
         for last in lasts:
@@ -192,4 +199,4 @@ class StopRequest:
             os._exit(128 + number)  # the shell's convention for death by signal
 
     def _acknowledge(self, number: int) -> None:
-        self._say(f"{_cause(number)}: {STOPPING}; a second signal ends the run at once, without")
+        _try_to_say(self._say, f"{_cause(number)}: {STOPPING}; a second signal ends the run at once, without")

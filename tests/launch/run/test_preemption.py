@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from cloze.launch.run import preemption
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system.environment import parents
@@ -90,18 +92,36 @@ def test_signals_are_the_runs_own_from_its_first_step_on():
     assert ended.returncode == -signal.SIGTERM
 
 
-def test_what_is_complete_is_not_stopped():
-    """Between a run's last step and the end of its command's process, which takes a second with torch."""
-    script = (
-        "import signal, sys\nimport cloze.launch.cli as cli\nfrom cloze.__main__ import main\n"
-        "from cloze.launch.run.preemption import Starting, StopRequest\n"
-        "def run():\n    cli.hear_stops()\n    with Starting(print):\n        with StopRequest():\n            pass\n"
-        "        signal.raise_signal(signal.SIGTERM)\n        signal.raise_signal(signal.SIGINT)\n    return 3\n"
-        "cli.main = run\nstatus = main()\nsignal.raise_signal(signal.SIGTERM)\n"
-        "signal.raise_signal(signal.SIGUSR1)\nsys.exit(status)\n"
+# Of a pipe whose reader is gone.
+GONE = (
+    "import gc, os, signal, sys, time\nfrom cloze.launch.run.preemption import Starting, StopRequest\n"
+    "NUMBERS = signal.SIGTERM, signal.SIGUSR1\ndef gone(line):\n    raise BrokenPipeError\n"
+)
+
+
+@pytest.mark.parametrize("during", ["pass", "signal.raise_signal(signal.SIGTERM)"])
+def test_what_has_ended_is_not_stopped(during):
+    """Between a run's last step and the end of its process, which takes a second with torch; also by another copy of
+    the signal that has stopped it, when Python has taken its handlers away.
+    """
+    script = GONE + (
+        "import cloze.launch.cli as cli\nfrom cloze.__main__ import main\n"
+        "def run():\n    cli.hear_stops()\n    with Starting(gone):\n        with StopRequest(say=gone):\n"
+        f"            {during}\n        signal.raise_signal(signal.SIGTERM)\n"
+        "        signal.raise_signal(signal.SIGINT)\n    return 3\n"
+        "class Last:\n    def __del__(self, kill=os.kill, process=os.getpid(), numbers=NUMBERS):\n"
+        "        for number in numbers:\n            kill(process, number)\n"
+        # A cycle is collected when Python has taken its handlers away.
+        "gc.disable()\nlast = Last()\nlast.itself, last = last, None\ncli.main = run\nsys.exit(main())\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
+def test_a_start_that_is_stopped_ends_though_nobody_reads_its_line():
+    script = GONE + "with Starting(gone):\n    signal.raise_signal(signal.SIGTERM)\n    time.sleep(60)\n"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (75, "", "")
 
 
 def test_a_late_copy_of_the_signal_does_not_take_the_exit_status():
