@@ -300,6 +300,7 @@ class Shard:
         # the message that comes first in a stream of record batches
         self._head = np.frombuffer(schema.serialize(), np.uint8)
         self._stored = isinstance(file, CachedFile)
+        self._is_format_1 = version == 1
         size = file.size if isinstance(file, CachedFile) else file.size()
         if version == 1:
             if isinstance(file, CachedFile):
@@ -319,7 +320,9 @@ class Shard:
         return self._stored and self._file.removed
 
     def _ranges(self, number: int, mask_set: int | None) -> list[tuple[int, int]]:
-        """The byte ranges [start, stop) of a block that are read."""
+        """The byte ranges [start, stop) of a block that are read; none of one that a damaged index does not have."""
+        if number >= len(self._bounds):
+            return []
         bounds = self._bounds[number].tolist()
         return [(bounds[each], bounds[each + 1]) for each in ([0] if mask_set is None else [0, mask_set + 1])]
 
@@ -328,9 +331,11 @@ class Shard:
         self._file.need([each for number in numbers for each in self._ranges(number, mask_set)])
 
     def forget(self, number: int, mask_set: int | None) -> None:
-        """Mark a block and the footer with its offsets as missing, so that they are fetched again."""
-        known = self._ranges(number, mask_set) if number < len(self._bounds) else []  # a damaged index may have fewer
-        self._file.forget([(max(0, self._file.size - _FOOTER_GUESS), self._file.size), *known])
+        """Mark a block, and what its place was read from, as missing, so that they are fetched again: the footer, or in
+        format 1 the heads of all blocks.
+        """
+        start = 0 if self._is_format_1 else max(0, self._file.size - _FOOTER_GUESS)
+        self._file.forget([(start, self._file.size), *self._ranges(number, mask_set)])
 
     def read(
         self, number: int, fields: list[int], mask_set: int | None, most: int

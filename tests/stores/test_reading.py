@@ -122,7 +122,7 @@ def test_damage_in_the_store_is_an_error(local, bucket, tmp_path):
 
 
 def test_shards_of_format_1(local, bucket, tmp_path):
-    """Which have no index: they are fetched as a whole."""
+    """Which have no index: they are fetched as a whole, and so again where the head of a block is lost."""
     folder = tmp_path / "data"
     shutil.copytree(local, folder)
     content = corpus.as_format_1(folder)
@@ -136,6 +136,13 @@ def test_shards_of_format_1(local, bucket, tmp_path):
         damaged = copy.read_bytes()
         copy.write_bytes(damaged[:3000] + bytes(byte ^ 1 for byte in damaged[3000:3100]) + damaged[3100:])
     assert_same(stream(f"{bucket}/data", cache, batches=30), expected)
+    for copy in cache.folder.glob("?" * 40):
+        copy.write_bytes(bytes(3000) + copy.read_bytes()[3000:])
+    assert_same(stream(f"{bucket}/data", cache, batches=30), expected)
+    for shard in (folder / "train").iterdir():
+        shard.write_bytes(bytes(3000) + shard.read_bytes()[3000:])
+    with pytest.raises(UserError, match="shard-00000.arrow: damaged shard: block 0 can't be read"):
+        list(stream(uploaded(folder, bucket), Cache(tmp_path / "empty", 1 << 30, "x"), batches=30))
 
 
 def test_inspect_shows_the_same(small_corpus, bucket, capsys, monkeypatch):
