@@ -126,6 +126,11 @@ class ForkedRun:
             self._text += os.read(self._printed.fileno(), 1 << 16)
         return self._text.decode(errors="replace")
 
+    def lose_reader(self) -> None:
+        """Read no further; then wait for the end."""
+        self._printed.close()
+        self._process.join()
+
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         """What was printed, when all processes have ended: the last one closes the pipe.
 

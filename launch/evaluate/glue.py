@@ -110,6 +110,7 @@ def fine_tune(
         by_seed = [run for of_seed in zip(*planned.values(), strict=True) for run in of_seed]
         shown = [replace(run, name=str(run.folder.relative_to(output))) for run in by_seed]
         with StopRequest() as stop:
+            console.on_lost_reader(stop.lose_reader)
             if run_all(shown, visible_gpus() or [""], stop, console):
                 return None
         if fault := fault_in_runs(shown):

@@ -146,6 +146,7 @@ class StopRequest:
 
     def __init__(self, deadline: float | None = None, say: Callable[[str], None] = lambda line: None) -> None:
         self.received: signal.Signals | None = None
+        self._lost_reader = False
         # in a time that a correction of the clock does not move
         self._deadline = None if deadline is None else time.monotonic() + deadline - time.time()
         self._say = say
@@ -172,16 +173,23 @@ class StopRequest:
         if self._signals is not None:
             self._signals.close()
 
+    def lose_reader(self) -> None:
+        """Stop, since nobody reads what is printed any more."""
+        self._lost_reader = True
+
     @property
     def wanted(self) -> bool:
-        """Whether a signal has come or the deadline has passed."""
-        return self.received is not None or (self._deadline is not None and time.monotonic() >= self._deadline)
+        """Whether a signal has come, the deadline has passed or the output has lost its reader."""
+        late = self._deadline is not None and time.monotonic() >= self._deadline
+        return self.received is not None or self._lost_reader or late
 
     @property
     def cause(self) -> str:
         """What the stop of this process is due to, for a message; empty if nothing has asked it to stop."""
         if self.received is not None:
             return _cause(self.received)
+        if self._lost_reader:
+            return "the reader of the output is gone"
         return "the job's time is nearly over (train.stop_before_seconds)" if self.wanted else ""
 
     def _note(self, number: int, frame: object) -> None:

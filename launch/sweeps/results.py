@@ -49,6 +49,7 @@ class Sweep:
                 folder.
         """
         with locked(self.folder), recording_failure(self.folder), StopRequest() as stop:
+            console.on_lost_reader(stop.lose_reader)
             set_status(self.folder, "running", self._num_complete())
             known = [run.lost_model() for run in self.runs]
             if run_all(self.runs, devices, stop, console):

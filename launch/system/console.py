@@ -1,10 +1,12 @@
 """Output for people: messages, tables, progress; on rank 0 only."""
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
@@ -101,15 +103,24 @@ class Console:
     def __init__(self, is_main: bool = True) -> None:
         self.is_main = is_main
         self._rich = Output()
+        self._reader_lost: Callable[[], None] | None = None
+
+    def on_lost_reader(self, call: Callable[[], None]) -> None:
+        """Call `call` when the reader of the output is gone (`| tee log`, which the same Ctrl-C ends), and drop what is
+        printed from then on. Without this it ends the command.
+        """
+        self._reader_lost = call
 
     def say(self, line: str) -> None:
         if self.is_main:
-            # One write call: other processes write to the same terminal.
-            print(f"{in_users_terms(line)}\n", end="", flush=True)
+            with self._printing(sys.stdout):
+                # One write call: other processes write to the same terminal.
+                print(f"{in_users_terms(line)}\n", end="", flush=True)
 
     def warn(self, line: str) -> None:
         if self.is_main:
-            print(f"warning: {in_users_terms(line)}\n", end="", file=sys.stderr, flush=True)
+            with self._printing(sys.stderr):
+                print(f"warning: {in_users_terms(line)}\n", end="", file=sys.stderr, flush=True)
 
     def facts(self, title: str, rows: Sequence[tuple[str, ...]]) -> None:
         """A table of names and values."""
@@ -123,4 +134,15 @@ class Console:
         if self.is_main:
             for row in rows:
                 table.add_row(*map(escape, row))  # a path may have brackets, which rich would read as a style
-            self._rich.print(table)
+            with self._printing(sys.stdout):
+                self._rich.print(table)
+
+    @contextmanager
+    def _printing(self, stream: TextIO) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            if self._reader_lost is None:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for what is left in its buffer, too
+            self._reader_lost()

@@ -150,6 +150,7 @@ def recorded(
     record = Record(metrics, partial(describe_again, output, description, warn))
     try:
         with stop:
+            process.console.on_lost_reader(stop.lose_reader)
             step = progress.state.step
             if metrics:
                 set_status(output, "running", step)

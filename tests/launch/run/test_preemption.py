@@ -10,8 +10,11 @@ import pytest
 
 from cloze.launch.run import preemption
 from cloze.launch.run.preemption import StopRequest
+from cloze.launch.run.status_file import read_status
 from cloze.launch.system.environment import parents
-from tests.launching import ROOT
+from tests.forked import ForkedRun
+from tests.launching import ROOT, pretrain_arguments, saved, step_of
+from tests.synthetic import make_shards
 
 # Locks a mutex twice: what a collective that never ends is to Python, C code that no signal interrupts.
 HANGS = """
@@ -122,6 +125,20 @@ def test_a_start_that_is_stopped_ends_though_nobody_reads_its_line():
     script = GONE + "with Starting(gone):\n    signal.raise_signal(signal.SIGTERM)\n    time.sleep(60)\n"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (75, "", "")
+
+
+def test_a_run_whose_output_nobody_reads_any_more_stops_with_a_checkpoint(tmp_path):
+    """As with `| tee log`, which the same Ctrl-C ends: the next line was an error, and the steps were lost."""
+    words = ("--train.max_steps", "5000", "--train.log_every_steps", "1", "--checkpoint.every_steps", "0")
+    run = ForkedRun(pretrain_arguments(make_shards(tmp_path / "data"), tmp_path / "run", *words), processes=2)
+    until = time.monotonic() + 60
+    while "step 3/" not in run.printed():
+        assert time.monotonic() < until
+    run.lose_reader()
+    status = read_status(tmp_path / "run")
+    assert run.returncode == 75 and status["state"] == "requeue"
+    assert 3 <= status["step"] == step_of(tmp_path / "run") < 5000
+    assert [checkpoint.name for checkpoint in saved(tmp_path / "run")] == [f"step-{status['step']:08}"]
 
 
 def test_a_late_copy_of_the_signal_does_not_take_the_exit_status():
