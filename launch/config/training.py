@@ -24,9 +24,9 @@ Rates: TypeAlias = tuple[tuple[float, float], ...]
 # and 2e-3: those of configs/pretrain/small.yaml and tiny.yaml; 2e-4: ELECTRA-Base's, for the sizes between them.
 PRETRAINING: Rates = ((1_000_000, 2e-3), (5_000_000, 1e-3), (20_000_000, 5e-4), (60_000_000, 2e-4), (math.inf, 1e-4))
 # With BERT's own 2e-5 to 5e-5 (Devlin et al. 2019, A.3) small models hardly change. 6e-4: two points above 3e-4 on
-# STS-B with 3.5 million parameters, and as good on other tasks (docs/experiments.md). 3e-4: that of ELECTRA-Small with
-# its 9.4 million (Clark et al. 2020, arXiv 2003.10555, appendix B), and the largest that Turc et al. 2019 (arXiv
-# 1908.08962) tried for theirs; 1e-4: the next of these.
+# STS-B and one on SICK with 3.5 million parameters, and as good on CoLA (docs/experiments.md). 3e-4: that of
+# ELECTRA-Small with its 9.4 million (Clark et al. 2020, arXiv 2003.10555, appendix B), and the largest that Turc et al.
+# 2019 (arXiv 1908.08962) tried for theirs; 1e-4: the next of these.
 FINETUNING: Rates = ((8_000_000, 6e-4), (20_000_000, 3e-4), (60_000_000, 1e-4), (math.inf, 3e-5))
 
 
