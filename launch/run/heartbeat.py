@@ -15,6 +15,7 @@ from pathlib import Path
 from cloze.launch.config import MonitorConfig
 from cloze.launch.run.runs import HEARTBEATS, heartbeat_name
 from cloze.launch.system.environment.launchers import Environment
+from cloze.launch.system.streams import print_aside
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import readable_errors
@@ -45,7 +46,7 @@ class Heartbeat:
         run: Path,
         environment: Environment,
         config: MonitorConfig,
-        say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+        say: Callable[[str], object] = print_aside,
         fetch: Callable[[], None] | None = None,
     ) -> None:
         self._folder = run / HEARTBEATS

@@ -1,18 +1,17 @@
 """Output for people: messages, tables, progress; on rank 0 only."""
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
 from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cloze.launch.system.streams import drop, print_aside
 from cloze.pipeline.stores.temporary_folders import in_users_terms
 
 _CENTURY = 100 * 365 * 86400.0  # seconds
@@ -64,7 +63,7 @@ def doing() -> Iterator[Tell]:
             if terminal:
                 shown.update(task, description=line())
             elif time.monotonic() - last >= _LINE_SECONDS:
-                print(f"{line()}\n", end="", file=sys.stderr, flush=True)
+                print_aside(line())
                 last = time.monotonic()
 
         yield tell
@@ -113,14 +112,14 @@ class Console:
 
     def say(self, line: str) -> None:
         if self.is_main:
-            with self._printing(sys.stdout):
+            with self._printing():
                 # One write call: other processes write to the same terminal.
                 print(f"{in_users_terms(line)}\n", end="", flush=True)
 
     def warn(self, line: str) -> None:
         if self.is_main:
-            with self._printing(sys.stderr):
-                print(f"warning: {in_users_terms(line)}\n", end="", file=sys.stderr, flush=True)
+            if not print_aside(f"warning: {in_users_terms(line)}") and self._reader_lost is not None:
+                self._reader_lost()
 
     def facts(self, title: str, rows: Sequence[tuple[str, ...]]) -> None:
         """A table of names and values."""
@@ -134,15 +133,15 @@ class Console:
         if self.is_main:
             for row in rows:
                 table.add_row(*map(escape, row))  # a path may have brackets, which rich would read as a style
-            with self._printing(sys.stdout):
+            with self._printing():
                 self._rich.print(table)
 
     @contextmanager
-    def _printing(self, stream: TextIO) -> Iterator[None]:
+    def _printing(self) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError:
             if self._reader_lost is None:
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for what is left in its buffer, too
+            drop(sys.stdout)
             self._reader_lost()

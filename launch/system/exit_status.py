@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import select
 import signal
 import sys
@@ -13,6 +12,7 @@ from types import ModuleType, TracebackType
 from typing import TextIO
 
 from cloze.launch.system.environment.launchers import Environment, read_environment
+from cloze.launch.system.streams import drop, print_aside
 from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError, lacks_threads, reason_of
 from cloze.pipeline.storage import describe
@@ -59,7 +59,7 @@ class Ending:
         if isinstance(error, BrokenPipeError):
             if not _reader_is_gone(sys.stdout):
                 return None
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it
+            drop(sys.stdout)
             return 128 + signal.SIGPIPE  # the shell's convention for what dies of it
         # Of a command that has nothing to save; others have a StopRequest. While a class is made, at imports, Python
         # before 3.12 makes it the cause of a RuntimeError.
@@ -125,8 +125,7 @@ def _let_others_speak() -> None:
 
 
 def _print_error(line: str) -> None:
-    # In one piece: other processes write to the same terminal, and print() may write the line's end by itself.
-    print(f"{_on_one_line(in_users_terms(line))}\n", end="", file=sys.stderr, flush=True)
+    print_aside(_on_one_line(in_users_terms(line)))
 
 
 def _on_one_line(text: str) -> str:

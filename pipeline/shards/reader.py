@@ -161,7 +161,8 @@ class ShardReader:
 
         def decode(shard: int, opened: Shard) -> None:
             for row in by_shard[shard]:
-                batches[row] = self._decode(int(blocks[row]), opened, mask_set)
+                batches[row], opened = self._decode(int(blocks[row]), opened, mask_set)
+            self._open[shard] = opened
 
         shards = list(by_shard)
         if len(shards) == 1:
@@ -200,19 +201,19 @@ class ShardReader:
             future.cancel()
         self._ahead.clear()
 
-    def _decode(self, block: int, opened: Shard, mask_set: int | None) -> pa.RecordBatch:
-        """A decoded block. Damaged data in the cache is fetched again.
+    def _decode(self, block: int, opened: Shard, mask_set: int | None) -> tuple[pa.RecordBatch, Shard]:
+        """A decoded block, and its open shard. Damaged data in the cache is fetched again, and the shard opened anew.
 
         Raises:
             UserError: it stays damaged.
         """
         for _ in range(_FETCHES if self._cache else 0):
             try:
-                return self._decode_once(block, opened, mask_set)
+                return self._decode_once(block, opened, mask_set), opened
             except _Damaged:
                 opened.forget(int(self._number_of[block]), mask_set)
                 opened = self._open_shard(int(self._shard_of[block]))
-        return self._decode_once(block, opened, mask_set)
+        return self._decode_once(block, opened, mask_set), opened
 
     def _decode_once(self, block: int, opened: Shard, mask_set: int | None) -> pa.RecordBatch:
         shard, number = int(self._shard_of[block]), int(self._number_of[block])

@@ -63,11 +63,10 @@ IMPORTERS = {
 PRINTERS = {
     "launch/cli.py": "help and version",
     "launch/commands.py": "a script of completion",
-    "launch/system/exit_status.py": "the one line of an error",
+    "launch/system/streams.py": "the one line of an error, and warnings of a thread, on every rank",
     "launch/predict/command.py": "the vectors of a word, one JSON line each",
     "launch/predict/output.py": "results, one JSON line each or as a table",
     "launch/pretrain/command.py": "the configuration of DeepSpeed as JSON",
-    "launch/run/heartbeat.py": "warnings of a thread, on every rank",
     "launch/system/console.py": "what every other file prints with",
     "launch/system/local_launcher.py": "the parent of several processes, before any of them has a console",
     "launch/tools/data.py": "what was prepared, inspected and verified",

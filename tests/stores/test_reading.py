@@ -121,7 +121,7 @@ def test_damage_in_the_store_is_an_error(local, bucket, tmp_path):
         ShardReader(stored)
 
 
-def test_shards_of_format_1(local, bucket, tmp_path):
+def test_shards_of_format_1(local, bucket, tmp_path, monkeypatch):
     """Which have no index: they are fetched as a whole, and so again where the head of a block is lost."""
     folder = tmp_path / "data"
     shutil.copytree(local, folder)
@@ -138,7 +138,10 @@ def test_shards_of_format_1(local, bucket, tmp_path):
     assert_same(stream(f"{bucket}/data", cache, batches=30), expected)
     for copy in cache.folder.glob("?" * 40):
         copy.write_bytes(bytes(3000) + copy.read_bytes()[3000:])
+    forgotten, forget = [], shard_file.Shard.forget
+    monkeypatch.setattr(shard_file.Shard, "forget", lambda *of: forgotten.append(of) or forget(*of))
     assert_same(stream(f"{bucket}/data", cache, batches=30), expected)
+    assert len(forgotten) == len([*cache.folder.glob("?" * 40)]), "each is fetched once more, not for each block"
     for shard in (folder / "train").iterdir():
         shard.write_bytes(bytes(3000) + shard.read_bytes()[3000:])
     with pytest.raises(UserError, match="shard-00000.arrow: damaged shard: block 0 can't be read"):
