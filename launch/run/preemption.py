@@ -1,4 +1,5 @@
-"""Requests to stop a run, by a signal or the job's time limit: recorded at once, acted on at a step boundary.
+"""Requests to stop a run, by a signal, the job's time limit or the end of who reads its output: recorded at once, acted
+on at a step boundary.
 
 All ranks act on a request at the same step. Before its first step a run has nothing to save, and a signal ends it at
 once.

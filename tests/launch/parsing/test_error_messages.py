@@ -41,47 +41,45 @@ VALUES = (
 )
 
 
-def refusals():
-    """What is said of wrong values for one field of each kind that any command has, and of each one's wrong words."""
-    tried = set()
-    for name, given in GIVEN.items():
-        for field in describe(config_of(name)).values():
-            kind = field.kind if not field.is_section else field.name
-            if kind in tried:
-                continue
-            tried.add(kind)
-            flag = f"--{field.name}"
-            attempts = [[flag], [f"{flag}.x", "1"], [f"{flag}+", "x"], *([f"{flag}={value}"] for value in VALUES)]
-            for attempt in attempts:
-                yield name, given + attempt
-        for words in (
-            ["extra", "words"],
-            ["-x"],
-            ["--=3"],
-            ["--print_config=zz"],
-            ["--print_shtab=bash"],
-            ["--config"],
-            ["--nonsense", "3"],
-        ):
-            yield name, given + words
-        yield name, given[2:]
-        yield name, []
+def refusals(name):
+    """What is said of wrong values for one field of each kind, and of wrong words."""
+    kinds = {}
+    for field in describe(config_of(name)).values():
+        kinds.setdefault(field.kind if not field.is_section else field.name, field)
+    for field in kinds.values():
+        flag = f"--{field.name}"
+        attempts = [[flag], [f"{flag}.x", "1"], [f"{flag}+", "x"], *([f"{flag}={value}"] for value in VALUES)]
+        for attempt in attempts:
+            yield GIVEN[name] + attempt
+    for words in (
+        ["extra", "words"],
+        ["-x"],
+        ["--=3"],
+        ["--print_config=zz"],
+        ["--print_shtab=bash"],
+        ["--config"],
+        ["--nonsense", "3"],
+    ):
+        yield GIVEN[name] + words
+    yield GIVEN[name][2:]
+    yield []
 
 
-def test_wrong_words_are_named_in_plain_words(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("name", GIVEN)
+def test_wrong_words_are_named_in_plain_words(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     said = []
-    for name, words in refusals():
+    for words in refusals(name):
         try:
             parse(name, words)
         except UserError as error:
-            assert not LIBRARY.search(str(error)), (name, words, str(error))
-            assert "\n" not in str(error) and "its field does not take" not in str(error), (name, words)
-            assert re.search("found|expected", str(error)), (name, words, str(error))
+            assert not LIBRARY.search(str(error)), (words, str(error))
+            assert "\n" not in str(error) and "its field does not take" not in str(error), words
+            assert re.search("found|expected", str(error)), (words, str(error))
             said.append(str(error))
         except (ModelError, SystemExit):  # a shape that cannot be; --print_config
             pass
-    assert len(said) > 30 * len(GIVEN)
+    assert len(said) > 30
 
 
 def test_fields_may_be_given_as_yaml_itself():
