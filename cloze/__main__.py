@@ -11,7 +11,7 @@ def main() -> int:
     Returns:
         The exit status.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP})
     from cloze.launch.system.environment.process import open_standard_streams, read_and_write_utf8
 
     open_standard_streams()
@@ -23,7 +23,7 @@ def main() -> int:
     # handlers away first. A first Ctrl-C ends it, without a traceback.
     unheard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     signal.signal(signal.SIGINT, signal.SIG_DFL if unheard else signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     return status
 

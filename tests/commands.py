@@ -28,7 +28,7 @@ words = sys.argv[3:] if sys.argv[1:3] == ["-m", "cloze"] else sys.argv[1:]
 said = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
 socket.send_fds(server, [len(said).to_bytes(4, "big")], [0, 1, 2])
 server.sendall(said)
-for number in (stops := (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)):
+for number in (stops := (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)):
     signal.signal(number, lambda number, frame: server.send(bytes([number])))
 signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)  # launchers block them for their children
 sys.exit(int.from_bytes(server.recv(1) or b"\\1", "big"))

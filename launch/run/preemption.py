@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import ClassVar
 
 from cloze.launch.system.environment.parents import has_lost_launcher
-from cloze.launch.system.exit_status import EXIT_REQUEUE, STOP_SIGNALS
+from cloze.launch.system.exit_status import EXIT_REQUEUE, STOP_SIGNALS, heard_signals
+from cloze.launch.system.streams import drop_terminals
 
 # Ctrl-C reaches a worker twice, from the terminal and from torchrun: signals within this time are one request.
 ONE_REQUEST_SECONDS = 2.0
@@ -57,7 +58,7 @@ class _SignalThread:
         os.set_blocking(self._pipe, False)
         self._previous_pipe = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
         threading.Thread(target=self._read, args=(reading,), daemon=True).start()
-        self._previous = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
+        self._previous = {number: signal.signal(number, handle) for number in heard_signals()}
 
     def close(self) -> None:
         """Restore the previous signal handlers."""
@@ -70,6 +71,8 @@ class _SignalThread:
         with os.fdopen(reading, "rb", buffering=0) as pipe:
             while number := pipe.read(1):
                 if number[0] in STOP_SIGNALS:
+                    if number[0] == signal.SIGHUP:
+                        drop_terminals()
                     self._on_signal(number[0])
 
 

@@ -5,13 +5,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TextIO, cast
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
 from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cloze.launch.system.streams import drop, print_aside
+from cloze.launch.system.streams import Aside, drop, is_closed_terminal, print_aside
 from cloze.pipeline.stores.temporary_folders import in_users_terms
 
 _CENTURY = 100 * 365 * 86400.0  # seconds
@@ -73,16 +74,20 @@ def doing() -> Iterator[Tell]:
 def _shown(column: TextColumn) -> Iterator[tuple[Progress, TaskID]]:
     """A line of progress on standard error, with the time elapsed, if that is a terminal; it does not stay."""
     terminal = sys.stderr.isatty()
-    console = RichConsole(file=sys.stderr)
     with Progress(
         column,
         TimeElapsedColumn(),
-        console=console,
+        console=aside_console(),
         disable=not terminal,
         transient=True,
         redirect_stdout=sys.stdout.isatty(),  # a file gets its lines
     ) as shown:
         yield shown, shown.add_task("", total=None)
+
+
+def aside_console() -> RichConsole:
+    """Standard error for bars and lines, which goes on without a reader."""
+    return RichConsole(file=cast(TextIO, Aside()), highlight=False)  # it uses no more than an Aside has
 
 
 class Output(RichConsole):
@@ -140,8 +145,11 @@ class Console:
     def _printing(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
-            if self._reader_lost is None:
+        except OSError as error:
+            if is_closed_terminal(error):
+                drop(sys.stdout)
+            elif isinstance(error, BrokenPipeError) and self._reader_lost is not None:
+                drop(sys.stdout)
+                self._reader_lost()
+            else:
                 raise
-            drop(sys.stdout)
-            self._reader_lost()

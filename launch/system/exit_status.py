@@ -22,8 +22,8 @@ EXIT_COMPLETE = 0
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped early, start again to continue
-# TERM: torchrun, Kubernetes, scancel. USR1: `sbatch --signal=USR1@120`. INT: Ctrl-C.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# TERM: torchrun, Kubernetes, scancel. USR1: `sbatch --signal=USR1@120`. INT: Ctrl-C. HUP: a terminal that is closed.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 # torchrun looks at its workers every 0.1 s (--monitor-interval), but a busy machine takes seconds to end a process.
 SAID_SECONDS = 10.0
 _LONGEST_LINE = 4000  # characters of a message; messages that list a user's names have some hundred
@@ -35,6 +35,12 @@ _USERS_TO_FIX = _NO_SPACE | {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EISDIR, errno.ENOTDIR),
     *(errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE),
 }
+
+
+def heard_signals() -> tuple[signal.Signals, ...]:
+    """STOP_SIGNALS, without SIGHUP where `nohup` has started this process."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(number for number in STOP_SIGNALS if not (ignored and number == signal.SIGHUP))
 
 
 class Ending:

@@ -15,7 +15,7 @@ from typing import Literal
 from cloze.launch.system.environment.gpus import visible_gpus
 from cloze.launch.system.environment.launchers import child_variables
 from cloze.launch.system.environment.parents import end_with
-from cloze.launch.system.exit_status import EXIT_REQUEUE, STOP_SIGNALS
+from cloze.launch.system.exit_status import EXIT_REQUEUE, STOP_SIGNALS, heard_signals
 
 # Seconds between two checks whether a process has ended, as in torchrun.
 _LOOK_SECONDS = 0.1
@@ -67,8 +67,7 @@ class Children:
         self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> Children:
-        heard = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-        self._before = {number: signal.signal(number, self._forward) for number in heard}
+        self._before = {number: signal.signal(number, self._forward) for number in heard_signals()}
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -93,8 +92,8 @@ class Children:
         return process
 
     def _forward(self, number: int, frame: object) -> None:
-        self.heard = signal.SIGTERM if number == signal.SIGHUP else number
-        _send(self.processes, self.heard)
+        self.heard = number
+        _send(self.processes, number)
 
 
 def hear_stops() -> None:

@@ -8,12 +8,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from cloze.launch.run.tensorboard_files import board_in
-from cloze.launch.system.console import Console, Output, markdown
+from cloze.launch.system.console import Console, Output, aside_console, markdown
 from cloze.pipeline.config import InspectConfig, PrepareConfig, VerifyConfig
 from cloze.pipeline.errors import UserError
 from cloze.pipeline.jobs.extending import ADDED, Extension
@@ -34,7 +33,7 @@ class Bars(Listener):
     """Progress on stderr: a bar for each stage on a terminal, else a line every half minute; and remarks."""
 
     def __init__(self) -> None:
-        self._console = RichConsole(stderr=True, highlight=False)
+        self._console = aside_console()
         self._bars: Progress | None = None
         self._task: TaskID | None = None
         self._total = self._done = self._documents = self._tokens = 0

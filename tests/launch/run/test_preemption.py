@@ -141,6 +141,39 @@ def test_a_run_whose_output_nobody_reads_any_more_stops_with_a_checkpoint(tmp_pa
     assert [checkpoint.name for checkpoint in saved(tmp_path / "run")] == [f"step-{status['step']:08}"]
 
 
+# In a terminal of its own, which is closed at the word "ready".
+CLOSED = """
+import os, pty, signal, sys, time
+from cloze.launch.run.preemption import StopRequest
+from cloze.launch.system.console import Console, counting
+child, terminal = pty.fork()
+if not child:
+    signal.signal(signal.SIGHUP, signal.{answer})
+    console = Console()
+    with StopRequest(say=console.say) as stop, counting("steps") as count:
+        console.say("ready")
+        for _ in range({tenths}):
+            time.sleep(0.1)
+            count()
+            if stop.wanted:
+                break
+    console.say("line")
+    os._exit(75 if stop.cause == "SIGHUP" else 3)
+while b"ready" not in os.read(terminal, 1000):
+    pass
+os.close(terminal)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(("answer", "tenths", "status"), [("SIG_DFL", 600, 75), ("SIG_IGN", 10, 3)])
+def test_a_run_whose_terminal_is_closed_stops_unless_nohup_has_started_it(answer, tenths, status):
+    """With lines and bars that can't be written any more."""
+    script = CLOSED.format(answer=answer, tenths=tenths)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (status, b"")
+
+
 def test_a_late_copy_of_the_signal_does_not_take_the_exit_status():
     """Where each process gets its own signal, as from srun, the quickest has stopped already when its own signal
     comes."""

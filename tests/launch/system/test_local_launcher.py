@@ -189,8 +189,9 @@ def stop(number, frame):
     pathlib.Path("stopped").touch()
     sys.exit(75)
 
-signal.signal(signal.SIGTERM, stop)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+for number in (stops := (signal.SIGTERM, signal.SIGHUP)):
+    signal.signal(number, stop)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
 if os.environ.get("CLOZE_PARENT"):  # as the command line does at its start
     import ctypes
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -203,6 +204,18 @@ def in_folder(folder: Path, command: list[str]) -> int:
     """The command, where `-m cloze` finds the other one first."""
     os.chdir(folder)
     return main(command)
+
+
+def test_nohup_holds_for_what_is_started():
+    """A terminal that is closed sends SIGHUP to all that run in it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with local_launcher.Children() as children_of_this:
+            signal.raise_signal(signal.SIGHUP)
+        assert children_of_this.heard is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGKILL, 137)])
