@@ -128,7 +128,7 @@ def facts(manifest: Manifest) -> list[tuple[str, str]]:
         rows.append(
             (
                 "masked",
-                f"{masked / total(manifest, 'tokens'):.2%} of the tokens ({masking['strategy']}), of these "
+                f"{masked / max(1, total(manifest, 'tokens')):.2%} of the tokens ({masking['strategy']}), of these "
                 f"{shares[0]:.1%} mask, {shares[1]:.1%} random, {shares[2]:.1%} kept; {manifest.mask_sets} mask sets",
             )
         )

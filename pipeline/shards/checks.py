@@ -35,6 +35,10 @@ def block_fault(batch: pa.RecordBatch, mask_set: int | None, vocab_size: int, ma
         row = int(np.argmax(second > lengths))
         return f"{SEGMENT_B_START}: found {second[row]} in a sample of {lengths[row]} tokens, expected at most that"
     labels = batch.column(NEXT_SENTENCE_LABEL)
+    # Without a number the library counts by the bits, which are what the nulls are read by.
+    counted = pa.Array.from_buffers(labels.type, len(labels), labels.buffers(), offset=labels.offset)
+    if labels.null_count != counted.null_count:
+        return f"{NEXT_SENTENCE_LABEL}: found {labels.null_count} nulls, expected {counted.null_count}, as its bits say"
     if labels.null_count < len(labels):
         known = ragged.from_arrow(labels, null=0)
         if known.min() < 0 or known.max() > 1:

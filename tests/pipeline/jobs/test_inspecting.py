@@ -3,6 +3,7 @@
 import json
 import re
 from contextlib import redirect_stdout
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +34,13 @@ def test_decoded_samples_are_the_shards(data):
         for piece in sample.pieces:
             assert (piece.kind == "masked") == (piece.text == "[MASK]")
             assert (piece.kind == "kept") == (piece.original == piece.text)
+
+
+def test_data_without_samples_has_its_table(data):
+    manifest = Manifest.load(data)
+    for name, split in manifest.splits.items():
+        manifest.splits[name] = replace(split, counts={}, shards=replace(split.shards, samples=[]))
+    assert "0.00% of the tokens" in dict(inspecting.facts(manifest))["masked"]
 
 
 def test_the_table_says_what_counts(data, tmp_path, monkeypatch):

@@ -55,6 +55,14 @@ def with_values(column: pa.Array, place: int, value: int) -> pa.Array:
     )
 
 
+def without_nulls(column: pa.Array, value: int) -> pa.Array:
+    """All bits say that there is a value, and the number says that there is none."""
+    values = np.full(len(column), value, np.int8)
+    bits = np.full(len(column) // 8 + 1, 255, np.uint8)
+    buffers = [pa.py_buffer(bits), pa.py_buffer(values)]
+    return pa.Array.from_buffers(column.type, len(column), buffers, null_count=len(column))
+
+
 def put(offsets: np.ndarray, place: int, value: int) -> None:
     offsets[place] = value
 
@@ -75,6 +83,10 @@ CRAFTED = {
     "masked ids beyond the vocabulary": (
         lambda c: {"masked_ids_0": with_values(c["masked_ids_0"], 1, 65_535)},
         "masked_ids_0: found the id 65535, expected ids below",
+    ),
+    "labels by another number of nulls than their bits": (
+        lambda c: {"next_sentence_label": without_nulls(c["next_sentence_label"], 77)},
+        "next_sentence_label: found",
     ),
     "other numbers of ids": (
         lambda c: {"masked_ids_0": with_offsets(c["masked_ids_0"], lambda o: put(o, 1, o[1] + 1))},
