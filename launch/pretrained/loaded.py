@@ -67,10 +67,11 @@ class LoadedModel:
         names = tokenizer.names
         self._around = f"{names['classification']} TEXT {names['separator']}"
         self.encoder = TextEncoder(tokenizer, positions, pieces, truncation, answering, self._other_pairs())
-        if self._is_joined and not stand_around_texts(tokenizer.backend, names, pairs=False):
+        typed = self.config.type_vocab_size > 1 and tokenizer.gives_token_types(as_saved=True)
+        if self._is_joined and not stand_around_texts(tokenizer.backend, names, pairs=False, segments=typed):
             Console().warn(
                 f"{source}: its tokenizer puts other special tokens around a text than {self._around}, which Cloze "
-                "puts: answers differ from those of other libraries"
+                "puts, or gives it another segment than 0: answers differ from those of other libraries"
             )
 
     @property

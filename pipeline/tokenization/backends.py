@@ -507,14 +507,15 @@ def _special(name: str, segment: int) -> Fields:
 def stand_around_texts(
     backend: tokenizers.Tokenizer, names: dict[str, str], pairs: bool = True, segments: bool = True
 ) -> bool:
-    """Whether the post-processor already does that: for single texts and `pairs`, whose `segments` it numbers."""
+    """Whether the post-processor already does that: for single texts and `pairs`, with the numbers of `segments`."""
     first, last = (backend.token_to_id(names[role]) for role in ("classification", "separator"))
     try:
         a, b = (backend.encode(text, add_special_tokens=False) for text in "ab")
     except Exception:  # a plain Exception: the model has neither the word nor an unknown token
         return False
     one, pair = backend.post_process(a), backend.post_process(a, b)
-    if one.ids != [first, *a.ids, last] or not pairs:
-        return one.ids == [first, *a.ids, last]
+    alone = one.ids == [first, *a.ids, last] and not (segments and any(one.type_ids))
+    if not (alone and pairs):
+        return alone
     numbered = pair.type_ids == [0] * (len(a) + 2) + [1] * (len(b) + 1)
     return pair.ids == [first, *a.ids, last, *b.ids, last] and (numbered or not segments)

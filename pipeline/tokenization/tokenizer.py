@@ -202,6 +202,12 @@ class Tokenizer:
                 f"{self.special_tokens.unknown}, the id of {names['unknown']!r}, for characters that it does not know; "
                 "write it there in tokenizer.json"
             )
+        given = model["vocab"][model["unk_id"]][0] if model["type"] == "Unigram" else unknown
+        if not knows_all and given in set(names.values()) - {names["unknown"]}:
+            raise UserError(
+                f"{folder or 'tokenizer'}: found {given!r}, which has another role, for what its model does not know, "
+                f"expected {names['unknown']!r}, as its configuration has it; correct one of them"
+            )
         if model.get("dropout"):
             raise UserError(
                 f"{folder or 'tokenizer'}: found dropout {model['dropout']}, by which a text has other tokens each "

@@ -60,6 +60,7 @@ def test_a_pair_for_a_model_whose_tokenizer_joins_pairs_in_another_way_is_refuse
         theirs.encode("the cat", "the mat")
     for single, pair, warned in (
         ("$A", "$A $B", True),
+        (f"{first} $A:1 {last}", f"{first} $A {last} $B:1 {last}:1", True),  # with the vector of the second text
         (f"{first} $A", f"{first} $A {last} $B:1 {last}:1", True),
         (f"{first} $A {last}", f"{first} $A {last} $B {last}", False),  # of one type
         (f"{first} $A {last}", f"{first} $B {last} $A:1 {last}:1", False),

@@ -526,6 +526,19 @@ def test_a_model_of_bytes_needs_none_for_the_unknown_if_it_has_all_of_utf8(kind,
             made(listed[1:])
 
 
+@pytest.mark.parametrize("kind", ["WordPiece", "Unigram"])
+def test_another_roles_token_for_unknown_words_is_refused(kind):
+    """Which other libraries would put for them."""
+    words = [*corpus.NAMES.values(), "the"]
+    if kind == "Unigram":
+        make = lambda unknown: models.Unigram([(word, -1.0) for word in words], words.index(unknown))  # noqa: E731
+    else:
+        make = lambda unknown: models.WordPiece(dict(zip(words, range(6), strict=True)), unk_token=unknown)  # noqa: E731
+    assert Tokenizer(Backend(make("[UNK]")), corpus.NAMES).vocab_size == 6
+    with pytest.raises(UserError, match=r"found '\[MASK\]', which has another role, .* expected '\[UNK\]'"):
+        Tokenizer(Backend(make("[MASK]")), corpus.NAMES)
+
+
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(UserError, match="cloze vocab"):
         Tokenizer.from_folder(tmp_path / "none")
