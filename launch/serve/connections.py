@@ -38,8 +38,13 @@ _AHEAD_BYTES = 1 << 17
 # The share of the connections that are accepted at a time: one that has sent its request is read from before so many
 # others have come that it is the longest waiting.
 _ACCEPTED_SHARE = 1 / 16
-# How much longer than a slice the lane waits after it: connections in the lane get a tenth of the time together.
+# How much longer than a turn took the lane waits after it: connections in the lane get a tenth of the time together.
+# And how long it waits at most for what others took before they joined it: without that it waited ever longer, and an
+# ordinary request in it with them.
 _REST = 9
+_LONGEST_REST_SECONDS = 0.1
+# Lines of a head, or of what follows a chunked body: twice Apache's limit. h11 parses them at once, 3,000 in 20 ms.
+_MOST_HEADERS = 200
 # So many turns for each connection in the lane, and the one that has waited longest is next, whatever it has had: not
 # measured; it bounds what a request of a few slices waits for newcomers, which come first.
 _ROUNDS = 4
@@ -101,15 +106,18 @@ class _Lane:
         self._turns: dict[_Bounded, int] = {}  # with the number of turns before it came, in the order of coming
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._free_at = 0.0
+        self._free_at = self._since = 0.0
 
     def __contains__(self, connection: _Bounded) -> bool:
         return connection in self._turns
 
     def join(self, connection: _Bounded, excess: float) -> None:
         """Add a connection that took `excess` seconds more than it may; the lane rests for them too."""
+        now = connection.loop.time()
+        if not self._turns:
+            self._since = max(self._since, now)
         self._turns[connection] = self._count
-        self._free_at = max(self._free_at, connection.loop.time()) + _REST * excess
+        self._free_at = min(max(self._free_at, now) + _REST * excess, self._since + _LONGEST_REST_SECONDS)
         self._plan(connection.loop)
 
     def leave(self, connection: _Bounded) -> None:
@@ -130,8 +138,8 @@ class _Lane:
             connection = min(self._turns, key=lambda each: each.slices) if waits else first
             self.leave(connection)
             self._count += 1
-            self._free_at = loop.time() + _REST * _SLICE_SECONDS
-            connection.take_turn()
+            self._since = loop.time()
+            self._free_at = self._since + _REST * connection.take_turn()
             self._plan(loop)
 
 
@@ -160,6 +168,8 @@ class _Bounded(H11Protocol):
         self._charged = 0.0  # until when, on this thread's clock
         self._cut = False
         self.slices = 0  # that the lane gave its request
+        lines = self.conn._receive_buffer
+        lines.maybe_extract_lines = _bounded(lines.maybe_extract_lines)  # type: ignore[method-assign]
         self._next_event: Callable[[], Any] = self.conn.next_event
         self.conn.next_event = self._next_if_paid  # type: ignore[method-assign]
 
@@ -217,13 +227,14 @@ class _Bounded(H11Protocol):
         self._credit -= now - self._charged
         self._charged = now
 
-    def take_turn(self) -> None:
-        """Parse for one slice, as the first in the lane."""
+    def take_turn(self) -> float:
+        """Parse for one slice, as the first in the lane; returns the seconds that it took."""
         self.slices += 1
         self._credit = _SLICE_SECONDS
         self.handle_events()
         if self not in self.lane and not self.flow.read_paused:
             self.transport.resume_reading()
+        return _SLICE_SECONDS - self._credit
 
     def handle_events(self) -> None:
         if self in self.lane or self.transport.is_closing():
@@ -309,6 +320,19 @@ class _Bounded(H11Protocol):
         self._end()
         if self.flow is not None:  # otherwise the connection was refused
             super().connection_lost(error)
+
+
+def _bounded(extract: Callable[[], list[bytearray] | None]) -> Callable[[], list[bytearray] | None]:
+    """h11's reading of header lines, which has no limit of their number."""
+    import h11
+
+    def lines() -> list[bytearray] | None:
+        found = extract()
+        if found is not None and len(found) > _MOST_HEADERS:
+            raise h11.RemoteProtocolError(f"found {len(found)} lines, expected at most {_MOST_HEADERS}", 431)
+        return found
+
+    return lines
 
 
 def protocol(config: ServeConfig) -> type[asyncio.Protocol]:

@@ -93,11 +93,12 @@ class Waiting:
         self.slices, self.loop = 0, asyncio.get_running_loop()
         lane.join(self, 0)
 
-    def take_turn(self) -> None:
+    def take_turn(self) -> float:
         self.slices += 1
         if self.slices < self.needs:
             self.lane.join(self, 0)
         self.after(self.name)
+        return 0.001
 
 
 def test_an_ordinary_request_in_the_lane_waits_for_one_turn(monkeypatch):
@@ -119,6 +120,20 @@ def test_an_ordinary_request_in_the_lane_waits_for_one_turn(monkeypatch):
     asyncio.run(asyncio.wait_for(run(), 10))
     assert order.index("ordinary") == 45
     assert order[:40] == [f"long {number}" for number in range(40)] and len(set(order)) == 41
+
+
+def test_the_lane_has_turns_however_long_those_took_that_joined_it():
+    """50 heads of 3,000 lines a second made it wait for half a minute, and an ordinary request in it with them."""
+    order, lane = [], connections._Lane()
+
+    async def run() -> None:
+        Waiting(lane, "ordinary", 1, order.append)
+        while not order:
+            lane.join(Waiting(lane, "long", 1, order.append), 60)
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert order[0] == "ordinary"
 
 
 def test_a_request_of_several_turns_does_not_wait_for_all_newcomers(monkeypatch):
