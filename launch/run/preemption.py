@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from cloze.launch.system.environment.parents import has_lost_launcher
 from cloze.launch.system.exit_status import EXIT_REQUEUE, STOP_SIGNALS, heard_signals
-from cloze.launch.system.streams import drop_terminals
+from cloze.launch.system.streams import drop_closed_terminals
 
 # Ctrl-C reaches a worker twice, from the terminal and from torchrun: signals within this time are one request.
 ONE_REQUEST_SECONDS = 2.0
@@ -72,7 +72,7 @@ class _SignalThread:
             while number := pipe.read(1):
                 if number[0] in STOP_SIGNALS:
                     if number[0] == signal.SIGHUP:
-                        drop_terminals()
+                        drop_closed_terminals()
                     self._on_signal(number[0])
 
 

@@ -50,10 +50,10 @@ def is_closed_terminal(error: OSError) -> bool:
     return error.errno == errno.EIO and error.filename is None
 
 
-def drop_terminals() -> None:
-    """Let what is printed on terminals go nowhere, since they are closed."""
+def drop_closed_terminals() -> None:
+    """Let what is printed on closed terminals go nowhere: bars too, which print by threads."""
     for number in (1, 2):
-        if stat.S_ISCHR(os.fstat(number).st_mode):  # to isatty() a closed terminal is none
+        if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):  # which a closed one is not any more
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
