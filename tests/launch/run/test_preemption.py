@@ -15,6 +15,7 @@ from cloze.launch.system.environment import parents
 from tests.forked import ForkedRun
 from tests.launching import ROOT, pretrain_arguments, saved, step_of
 from tests.synthetic import make_shards
+from tests.terminal import terminal
 
 # Locks a mutex twice: what a collective that never ends is to Python, C code that no signal interrupts.
 HANGS = """
@@ -172,6 +173,16 @@ def test_a_run_whose_terminal_is_closed_stops_unless_nohup_has_started_it(answer
     script = CLOSED.format(answer=answer, tenths=tenths)
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (status, b"")
+
+
+def test_a_run_says_that_it_stops_where_the_terminal_is_still_open():
+    script = (
+        "import signal, time\nfrom cloze.launch.run.preemption import StopRequest\n"
+        "with StopRequest(say=print):\n    signal.raise_signal(signal.SIGHUP)\n    time.sleep(1)\nprint('saved')\n"
+    )
+    with terminal() as (stream, shown):
+        subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=stream, check=True)
+    assert shown.startswith(b"SIGHUP: stopping after this step") and shown.endswith(b"saved\r\n")
 
 
 def test_a_late_copy_of_the_signal_does_not_take_the_exit_status():
