@@ -423,6 +423,10 @@ def _from_list(config: PrepareConfig, counts: dict[str, int], names: dict[str, s
     return {token: number for number, token in enumerate([*names.values(), *kept][: config.vocab_size])}
 
 
+# The score of a special token, below that of any other pieces for its characters: a text that has its name is text.
+_NEVER = -1e6
+
+
 def _train_unigram(config: PrepareConfig, counts: dict[str, int], names: dict[str, str]) -> tokenizers.Tokenizer:
     """A Unigram model with `▁` before each word, as XLM-R's: pieces with scores (Kudo 2018)."""
     vocabulary = config.vocabulary
@@ -452,7 +456,8 @@ def _train_unigram(config: PrepareConfig, counts: dict[str, int], names: dict[st
     )
     learner.train_from_iterator(_fed(kept), trainer)
     learned = json.loads(learner.to_str())["model"]["vocab"][len(names) :]
-    pieces = [(name, 0.0) for name in names.values()] + _in_order(learned)
+    learned = [piece for piece in learned if piece[0] not in names.values()]  # which a text may be full of
+    pieces = [(name, _NEVER) for name in names.values()] + _in_order(learned)
     backend = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=list(names).index("unknown")))
     _set_rules(backend, vocabulary)
     backend.pre_tokenizer = learner.pre_tokenizer

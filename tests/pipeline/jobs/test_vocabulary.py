@@ -1,6 +1,7 @@
 """Vocabularies: of every kind, the same for any number of workers, as good as the library's."""
 
 import fcntl
+import json
 import re
 import shutil
 
@@ -85,6 +86,19 @@ def test_unigram_pieces_have_scores_and_their_words_a_table(folder):
     assert tokenizer.word_table and ids.tolist() == plain[0].tolist() and offsets.tolist() == plain[1].tolist()
     assert len(ids) < 0.5 * sum(map(len, texts))
     assert tokenizer.decode(tokenizer.encode("kalo ren")) == "kalo ren"
+
+
+def test_a_text_full_of_a_special_tokens_name_is_text(tmp_path):
+    """As of HTML's <s>: the pieces had the name twice, and the token of that role another id."""
+    names = {"pad_token": "<pad>", "unknown_token": "<unk>", "mask_token": "<mask>"}
+    names |= {"classification_token": "<s>", "separator_token": "</s>"}
+    words = [f"{first}{second}<s>{second} <s>{first}" for first in "abcdefg" for second in "hijklmn"]
+    (tmp_path / "in").write_text("\n".join([" ".join(words)] * 40))
+    unigram = VocabularyConfig(model="unigram", lowercase=False, **names)
+    tokenizer = train_vocabulary(config(tmp_path, vocab_size=60, vocabulary=unigram))
+    pieces = [piece for piece, _ in json.loads(tokenizer.backend.to_str())["model"]["vocab"]]
+    assert pieces[:5] == list(tokenizer.names.values()) and len(set(pieces)) == len(pieces)
+    assert tokenizer.decode(tokenizer.encode("ah<s>h <s>a")) == "ah<s>h <s>a"
 
 
 def test_a_vocabulary_of_pieces_holds_all_characters(folder):
