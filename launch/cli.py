@@ -13,6 +13,7 @@ from cloze.launch.system.environment.parents import end_with_parent
 from cloze.launch.system.environment.process import fewer_imports, prepare_process, protect_process
 from cloze.launch.system.exit_status import Ending
 from cloze.launch.system.local_launcher import hear_stops, run_ranks
+from cloze.launch.system.streams import print_aside, print_line
 from cloze.pipeline.errors import UserError
 from cloze.version import __version__
 
@@ -80,7 +81,7 @@ def called(arguments: list[str], during: ExitStack) -> Callable[[], int | None]:
     if command.trains:
         _say(f"cloze {name}: loading PyTorch and DeepSpeed")
     elif read_environment().is_main and sys.stderr.isatty():
-        print(f"cloze {name}: loading PyTorch", file=sys.stderr, flush=True)
+        print_aside(f"cloze {name}: loading PyTorch")
     environment = prepare_process()
     with fewer_imports():
         function = load(command.function)
@@ -107,4 +108,4 @@ def _starts_ranks(processes: int | str) -> bool:
 def _say(line: str) -> None:
     """Print a line if this is the main rank."""
     if read_environment().is_main:
-        print(f"{line}\n", end="", flush=True)
+        print_line(line)

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cloze.launch.system.streams import Aside, drop, is_closed_terminal, print_aside
+from cloze.launch.system.streams import Aside, drop, is_closed_terminal, print_aside, print_line
 from cloze.pipeline.stores.temporary_folders import in_users_terms
 
 _CENTURY = 100 * 365 * 86400.0  # seconds
@@ -118,8 +118,7 @@ class Console:
     def say(self, line: str) -> None:
         if self.is_main:
             with self._printing():
-                # One write call: other processes write to the same terminal.
-                print(f"{in_users_terms(line)}\n", end="", flush=True)
+                print_line(in_users_terms(line))
 
     def warn(self, line: str) -> None:
         if self.is_main:

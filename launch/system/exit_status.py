@@ -12,7 +12,7 @@ from types import ModuleType, TracebackType
 from typing import TextIO
 
 from cloze.launch.system.environment.launchers import Environment, read_environment
-from cloze.launch.system.streams import drop, print_aside
+from cloze.launch.system.streams import drop, is_closed_terminal, print_aside
 from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError, lacks_threads, reason_of
 from cloze.pipeline.storage import describe
@@ -62,7 +62,7 @@ class Ending:
 
     def _status_of(self, error: BaseException | None) -> int | None:
         """Exit status for an error that was reported here; None: there is no error, or one that needs a traceback."""
-        if isinstance(error, BrokenPipeError):
+        if isinstance(error, BrokenPipeError) or isinstance(error, OSError) and is_closed_terminal(error):
             if not _reader_is_gone(sys.stdout):
                 return None
             drop(sys.stdout)

@@ -16,6 +16,7 @@ from cloze.launch.system.environment.gpus import visible_gpus
 from cloze.launch.system.environment.launchers import child_variables
 from cloze.launch.system.environment.parents import end_with
 from cloze.launch.system.exit_status import EXIT_REQUEUE, STOP_SIGNALS, heard_signals
+from cloze.launch.system.streams import print_line
 
 # Seconds between two checks whether a process has ended, as in torchrun.
 _LOOK_SECONDS = 0.1
@@ -33,9 +34,8 @@ def run_ranks(name: str, arguments: list[str], wished: int | Literal["auto"]) ->
         The status of the first process that failed; 75 if they were stopped; else 0.
     """
     count = max(1, len(visible_gpus())) if wished == "auto" else wished
-    print(
-        f"cloze {name}: starting {count} process{'es' * (count > 1)} on this machine; Ctrl-C stops with a checkpoint",
-        flush=True,
+    print_line(
+        f"cloze {name}: starting {count} process{'es' * (count > 1)} on this machine; Ctrl-C stops with a checkpoint"
     )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -43,6 +43,21 @@ def print_aside(line: str) -> bool:
     return aside.has_reader
 
 
+def print_line(line: str) -> None:
+    """Print a line on standard output; at a closed terminal it goes nowhere.
+
+    Raises:
+        BrokenPipeError: the reader is gone.
+    """
+    try:
+        # One write call: other processes write to the same terminal, and print() may write the line's end by itself.
+        print(f"{line}\n", end="", flush=True)
+    except OSError as error:
+        if not is_closed_terminal(error):
+            raise
+        drop(sys.stdout)
+
+
 def is_closed_terminal(error: OSError) -> bool:
     """Whether a line could not be printed since the terminal is closed. That alone stops no command: a shell sends
     SIGHUP to those that are to stop, and not to those that were told to go on without it (`disown`).

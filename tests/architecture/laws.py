@@ -68,7 +68,6 @@ PRINTERS = {
     "launch/predict/output.py": "results, one JSON line each or as a table",
     "launch/pretrain/command.py": "the configuration of DeepSpeed as JSON",
     "launch/system/console.py": "what every other file prints with",
-    "launch/system/local_launcher.py": "the parent of several processes, before any of them has a console",
     "launch/tools/data.py": "what was prepared, inspected and verified",
 }
 # Exceptions that say nothing of field, value and remedy, which a user would see as a traceback.

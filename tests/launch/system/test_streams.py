@@ -28,21 +28,43 @@ def test_lines_on_standard_error_that_nobody_reads_change_no_status(first, heard
     assert (done.returncode, done.stdout) == (2, f"{heard}\n")
 
 
-def test_a_terminal_that_is_closed_ends_no_command():
-    """One that goes on without it: told so (`disown`), it gets no signal, and writing is an error."""
-    script = (
-        "import os, sys\nfrom cloze.launch.system.console import Console, doing\n"
-        "from cloze.launch.system.streams import print_aside\n"
-        "lost = []\nconsole = Console()\nconsole.on_lost_reader(lambda: lost.append(1))\n"
-        "sys.stdin.readline()\nassert print_aside('aside')\n"
-        "for _ in range(2):\n    console.say('line')\n    console.warn('careful')\n"
-        "console.facts('title', [('name', 'value')])\nsys.exit(len(lost))\n"
-    )
+# In a terminal that is closed before the second line.
+CLOSED = """
+import sys
+from cloze.launch.system.console import Console, doing
+from cloze.launch.system.environment.process import open_standard_streams
+from cloze.launch.system.exit_status import Ending
+from cloze.launch.system.streams import print_aside
+sys.stdin.readline()
+lost, console = [], Console()
+console.on_lost_reader(lambda: lost.append(1))
+with Ending() as ending:
+    {first}
+    assert print_aside("aside")
+    for _ in range(2):
+        console.say("line")
+        console.warn("careful")
+    console.facts("title", [("name", "value")])
+sys.exit(len(lost) or ending.status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "status"),
+    [
+        ("pass", 0),
+        ("open_standard_streams(); print('by anything', flush=True)", 0),
+        ("print('result', flush=True)", 141),
+    ],
+)
+def test_a_terminal_that_is_closed_ends_no_command_but_one_whose_results_it_shows(first, status):
+    """One that goes on without it: told so (`disown`), it gets no signal, and writing is an error. What begins then
+    has no terminal.
+    """
     ours, theirs = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], cwd=ROOT, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs
-    )
+    command = [sys.executable, "-c", CLOSED.format(first=first)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs)
     os.close(theirs)
     os.close(ours)
     process.communicate(b"\n", timeout=60)
-    assert process.returncode == 0
+    assert process.returncode == status
