@@ -187,7 +187,6 @@ class Tokenizer:
         model = model_of(backend)
         self._whole_words = model["vocab"] if model["type"] == "WordLevel" else None
         unknown = model.get("unk_token")
-        self._unknown_word: int = (self._whole_words or {}).get(unknown, self.special_tokens.unknown)
         # BPE may have none, and needs none where each byte is a token. Tokens that were added are none of the model's.
         knows_all = model["type"] == "BPE" and has_all_bytes(backend)
         self.leaves_out = model["type"] == "BPE" and unknown is None and not knows_all
@@ -203,10 +202,12 @@ class Tokenizer:
                 "write it there in tokenizer.json"
             )
         given = model["vocab"][model["unk_id"]][0] if model["type"] == "Unigram" else unknown
-        if not knows_all and given in set(names.values()) - {names["unknown"]}:
+        if (
+            not (knows_all or self.leaves_out) and given != names["unknown"]
+        ):  # which one it is would hang on the library
             raise UserError(
-                f"{folder or 'tokenizer'}: found {given!r}, which has another role, for what its model does not know, "
-                f"expected {names['unknown']!r}, as its configuration has it; correct one of them"
+                f"{folder or 'tokenizer'}: found {given!r} in tokenizer.json for what its model does not know, expected "
+                f"{names['unknown']!r}, its unk_token; name one of them in both, also in tokenizer_config.json"
             )
         if model.get("dropout"):
             raise UserError(
@@ -573,8 +574,8 @@ class Tokenizer:
             return self.backend.encode(word, add_special_tokens=False).ids
         if self.lowercase:
             word = word.lower()
-        if self._whole_words is not None:  # such a model may lack an unknown token
-            return [self._whole_words.get(word, self._unknown_word)]
+        if self._whole_words is not None:
+            return [self._whole_words.get(word, self.special_tokens.unknown)]
         return [piece.id for piece in model.tokenize(self._splitter.prefix + word)]
 
     def _forget_words(self) -> None:

@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -226,15 +227,6 @@ def test_word_level_models_do_not_know_specials_in_text():
     assert tokenizer.word_table
     assert tokenizer.encode("a <mask> <eos> a") == [5, 1, 1, 5]
     assert tokenizer.encode_plainly(["a <mask> <eos> a"])[0].tolist() == [5, 1, 1, 5]
-
-
-def test_unknown_words_have_the_id_that_the_model_gives_them():
-    """Which may be another than that of the role, and is the same for words of every script."""
-    backend = Backend(models.WordLevel({n: i for i, n in enumerate([*corpus.NAMES.values(), "<oov>", "the"])}, "<oov>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = Tokenizer(backend, corpus.NAMES)
-    assert tokenizer.word_table and tokenizer.encode("the zzz öö") == [6, 5, 5]
-    assert tokenizer.encode_plainly(["the zzz öö"])[0].tolist() == [6, 5, 5]
 
 
 def test_a_full_table_starts_anew(monkeypatch):
@@ -526,17 +518,20 @@ def test_a_model_of_bytes_needs_none_for_the_unknown_if_it_has_all_of_utf8(kind,
             made(listed[1:])
 
 
-@pytest.mark.parametrize("kind", ["WordPiece", "Unigram"])
-def test_another_roles_token_for_unknown_words_is_refused(kind):
-    """Which other libraries would put for them."""
-    words = [*corpus.NAMES.values(), "the"]
+@pytest.mark.parametrize("kind", ["WordPiece", "Unigram", "WordLevel"])
+def test_another_token_for_unknown_words_than_the_configuration_names_is_refused(kind):
+    """Some libraries put the one for them, some the other."""
+    words = [*corpus.NAMES.values(), "<unk>"]
     if kind == "Unigram":
         make = lambda unknown: models.Unigram([(word, -1.0) for word in words], words.index(unknown))  # noqa: E731
     else:
-        make = lambda unknown: models.WordPiece(dict(zip(words, range(6), strict=True)), unk_token=unknown)  # noqa: E731
+        make = lambda unknown: getattr(models, kind)(  # noqa: E731
+            {word: number for number, word in enumerate(words)}, unk_token=unknown
+        )
     assert Tokenizer(Backend(make("[UNK]")), corpus.NAMES).vocab_size == 6
-    with pytest.raises(UserError, match=r"found '\[MASK\]', which has another role, .* expected '\[UNK\]'"):
-        Tokenizer(Backend(make("[MASK]")), corpus.NAMES)
+    for other in ("[MASK]", "<unk>"):
+        with pytest.raises(UserError, match=rf"found '{re.escape(other)}' in tokenizer.json .* expected '\[UNK\]'"):
+            Tokenizer(Backend(make(other)), corpus.NAMES)
 
 
 def test_a_missing_folder_is_named(tmp_path):
