@@ -202,12 +202,10 @@ class Tokenizer:
                 "write it there in tokenizer.json"
             )
         given = model["vocab"][model["unk_id"]][0] if model["type"] == "Unigram" else unknown
-        if (
-            not (knows_all or self.leaves_out) and given != names["unknown"]
-        ):  # which one it is would hang on the library
+        if given != names["unknown"] and not (knows_all or self.leaves_out):  # libraries differ in which one they put
             raise UserError(
-                f"{folder or 'tokenizer'}: found {given!r} in tokenizer.json for what its model does not know, expected "
-                f"{names['unknown']!r}, its unk_token; name one of them in both, also in tokenizer_config.json"
+                f"{folder or 'tokenizer'}: found {given!r} in tokenizer.json for what its model does not know, "
+                f"expected {names['unknown']!r}, its unk_token; name one of them in both, also in tokenizer_config.json"
             )
         if model.get("dropout"):
             raise UserError(
