@@ -3,8 +3,8 @@
 import errno
 import io
 import os
-import stat
 import sys
+import termios
 from typing import TextIO
 
 
@@ -68,8 +68,11 @@ def is_closed_terminal(error: OSError) -> bool:
 def drop_closed_terminals() -> None:
     """Let what is printed on closed terminals go nowhere: bars too, which print by threads."""
     for number in (1, 2):
-        if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):  # which a closed one is not any more
-            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        try:
+            termios.tcgetattr(number)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:  # what is no terminal has another one
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def drop(stream: TextIO) -> None:

@@ -119,7 +119,10 @@ def _show_extension(extension: Extension, config: PrepareConfig) -> None:
         [(added.token, f"{added.saved:,}", f"{added.count:,}", " ".join(added.pieces)) for added in shown],
     )
     before, after = (tokens / extension.words for tokens in (extension.tokens_before, extension.tokens_after))
-    print(f"tokens per word of the text: {before:.3f} before, {after:.3f} after; all tokens: {config.output}/{ADDED}")
+    print(
+        f"tokens per word of the text, but for words that stay unknown: {before:.3f} before, {after:.3f} after; "
+        f"all tokens: {config.output}/{ADDED}"
+    )
 
 
 def prepare(config: PrepareConfig) -> None:

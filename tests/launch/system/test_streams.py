@@ -68,3 +68,11 @@ def test_a_terminal_that_is_closed_ends_no_command_but_one_whose_results_it_show
     os.close(ours)
     process.communicate(b"\n", timeout=60)
     assert process.returncode == status
+
+
+def test_a_device_that_is_no_terminal_keeps_its_errors():
+    """What can't be written there is lost."""
+    command = [sys.executable, "-c", CLOSED.format(first="open_standard_streams(); print('result', flush=True)")]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, input=b"\n", stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 2 and b"the disk is full" in done.stderr
