@@ -177,8 +177,10 @@ def test_a_run_whose_terminal_is_closed_stops_unless_nohup_has_started_it(answer
 
 def test_a_run_says_that_it_stops_where_the_terminal_is_still_open():
     script = (
-        "import signal, time\nfrom cloze.launch.run.preemption import StopRequest\n"
-        "with StopRequest(say=print):\n    signal.raise_signal(signal.SIGHUP)\n    time.sleep(1)\nprint('saved')\n"
+        "import signal, threading\nfrom cloze.launch.run.preemption import StopRequest\n"
+        "said = threading.Event()\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests\n"
+        "with StopRequest(say=lambda line: (print(line), said.set())):\n    signal.raise_signal(signal.SIGHUP)\n"
+        "    said.wait(60)\nprint('saved')\n"
     )
     with terminal() as (stream, shown):
         subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=stream, check=True)

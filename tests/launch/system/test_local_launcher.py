@@ -201,7 +201,8 @@ time.sleep(600)
 
 
 def in_folder(folder: Path, command: list[str]) -> int:
-    """The command, where `-m cloze` finds the other one first."""
+    """The command, where `-m cloze` finds the other one first; the tests may have been started by nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(folder)
     return main(command)
 

@@ -1,6 +1,7 @@
 """ONNX graphs in onnxruntime against torch: every head, unequal lengths, padding, sizes that the export never saw."""
 
 import contextlib
+import copy
 import functools
 import io
 import json
@@ -121,6 +122,7 @@ def exported(tmp_path_factory):
 def test_outputs_are_torch_s(case, exported):
     name = CASES[case][0]
     model, folder, _ = exported(case)
+    model = copy.deepcopy(model).double()  # processors round a sum otherwise; all are near what is exact
     session = ort.InferenceSession(folder / "model.onnx")
     described = json.loads((folder / "onnx.json").read_text())
     assert list(described["inputs"]) == [each.name for each in session.get_inputs()]
