@@ -84,8 +84,11 @@ class _Pool:
         if left_behind not in ([], self._reported):
             self._console.say(f"waiting for {', '.join(left_behind)}, still at work since an earlier start")
             self._reported = left_behind
+        if left_behind:
+            return
+        self._waiting = self._without_results(self._waiting)  # again: who has let go of a run may have completed it
         for device in self._devices:
-            if device not in self._running and self._waiting and not left_behind and not self.is_stopped:
+            if device not in self._running and self._waiting and not self.is_stopped:
                 run = self._waiting[0]
                 if (process := _start(run, device)) is None:
                     return

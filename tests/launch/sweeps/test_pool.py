@@ -15,8 +15,9 @@ from safetensors.numpy import save_file
 from cloze.launch.run import integrity, runs
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.run.run_locks import in_use
+from cloze.launch.sweeps import pool
 from cloze.launch.sweeps.pool import _start, run_all
-from cloze.launch.sweeps.run import claim, fault_in_runs, is_claimed
+from cloze.launch.sweeps.run import Run, claim, fault_in_runs, is_claimed
 from cloze.launch.system.console import Console
 from cloze.pipeline.errors import UserError
 from tests.launch.sweeps.scripted_runs import completing, configured, scripted
@@ -156,21 +157,31 @@ def test_a_run_that_a_killed_sweep_has_left_at_work_is_waited_for(tmp_path, begu
     assert json.loads((tmp_path / "b" / "when").read_text())[1] >= ended
 
 
-def test_a_run_that_another_command_has_begun_otherwise_is_not_taken_for_ones_own(tmp_path):
+def test_a_run_that_another_command_has_begun_otherwise_is_not_taken_for_ones_own(tmp_path, monkeypatch):
     """As `cloze sweep --run` with other settings: what it has begun is neither begun again nor given its settings, and
-    the sweep does not count it.
+    the sweep does not count it; also where it ends between two looks at it.
     """
     waiting, run = tmp_path / "waiting", scripted(tmp_path, "a", tmp_path / "waiting")
     config = configured({"optimizer": {"weight_decay": 0.7}}, run.folder)
     own = replace(run, configuration="of this command", config=config)
     console, said = Console(), []
-    console.say = lambda line: (said.append(line), waiting.touch())
+    console.say = said.append
+    looks = []
+
+    def claimed(run: Run) -> bool:
+        looks.append(run)
+        if len(looks) == 2:
+            waiting.touch()
+            assert other.wait() == 0
+        return is_claimed(run)
+
+    monkeypatch.setattr(pool, "is_claimed", claimed)
     with claim(replace(own, configuration="of the other")) as log:
         other = subprocess.Popen(own.command, stdout=log)
         assert claim(own) is None
     assert not run_all([own], [""], StopRequest(), console)
     (own.folder / runs.METRICS).write_text("{}\n")
-    assert other.wait() == 0 and "waiting for a, still at work" in said[0]
+    assert len(looks) >= 2 and "waiting for a, still at work" in said[0]
     assert (tmp_path / "a.yaml").read_text() == "of the other"
     assert "with another run, whose optimizer.weight_decay is 0.01, expected 0.7" in fault_in_runs([own])
     with pytest.raises(UserError, match=r"whose optimizer.weight_decay is 0.01, expected 0.7"):
