@@ -44,7 +44,7 @@ _ACCEPTED_SHARE = 1 / 16
 _REST = 9
 _LONGEST_REST_SECONDS = 0.1
 # Lines of a head, or of what follows a chunked body: twice Apache's limit. h11 parses them at once, 3,000 in 20 ms.
-_MOST_HEADERS = 200
+_MOST_LINES = 200
 # So many turns for each connection in the lane, and the one that has waited longest is next, whatever it has had: not
 # measured; it bounds what a request of a few slices waits for newcomers, which come first.
 _ROUNDS = 4
@@ -169,7 +169,7 @@ class _Bounded(H11Protocol):
         self._cut = False
         self.slices = 0  # that the lane gave its request
         lines = self.conn._receive_buffer
-        lines.maybe_extract_lines = _bounded(lines.maybe_extract_lines)  # type: ignore[method-assign]
+        lines.maybe_extract_lines = _of_few_lines(lines.maybe_extract_lines)  # type: ignore[method-assign]
         self._next_event: Callable[[], Any] = self.conn.next_event
         self.conn.next_event = self._next_if_paid  # type: ignore[method-assign]
 
@@ -322,14 +322,14 @@ class _Bounded(H11Protocol):
             super().connection_lost(error)
 
 
-def _bounded(extract: Callable[[], list[bytearray] | None]) -> Callable[[], list[bytearray] | None]:
-    """h11's reading of header lines, which has no limit of their number."""
+def _of_few_lines(extract: Callable[[], list[bytearray] | None]) -> Callable[[], list[bytearray] | None]:
+    """h11's reading of header lines with a limit of their number, which it has not: beyond it the answer is 400."""
     import h11
 
     def lines() -> list[bytearray] | None:
         found = extract()
-        if found is not None and len(found) > _MOST_HEADERS:
-            raise h11.RemoteProtocolError(f"found {len(found)} lines, expected at most {_MOST_HEADERS}", 431)
+        if found is not None and len(found) > _MOST_LINES:
+            raise h11.RemoteProtocolError(f"found {len(found)} lines, expected at most {_MOST_LINES}", 431)
         return found
 
     return lines

@@ -86,7 +86,7 @@ CRAFTED = {
     ),
     "labels by another number of nulls than their bits": (
         lambda c: {"next_sentence_label": without_nulls(c["next_sentence_label"], 77)},
-        "next_sentence_label: found",
+        "nulls, expected 0, as its bits say",
     ),
     "other numbers of ids": (
         lambda c: {"masked_ids_0": with_offsets(c["masked_ids_0"], lambda o: put(o, 1, o[1] + 1))},
