@@ -572,9 +572,10 @@ class Tokenizer:
             return self.backend.encode(word, add_special_tokens=False).ids
         if self.lowercase:
             word = word.lower()
+        word = self._splitter.prefix + word
         if self._whole_words is not None:
             return [self._whole_words.get(word, self.special_tokens.unknown)]
-        return [piece.id for piece in model.tokenize(self._splitter.prefix + word)]
+        return [piece.id for piece in model.tokenize(word)]
 
     def _forget_words(self) -> None:
         self._words: dict[int | str, int] = {}

@@ -129,11 +129,16 @@ def test_every_code_point(kind):
     assert_same_ids(TOKENIZERS[kind], [f"a{chr(code)}b {chr(code)}" for code in codes])
 
 
-def whole_words(normalizer=None) -> Tokenizer:
-    """Whole words, split at white space alone: marks don't end them, so that 。 stands inside."""
-    listed = {name: number for number, name in enumerate([*corpus.NAMES.values(), "ka", "中", "文", "中。", "ren."])}
-    backend = Backend(models.WordLevel(listed, corpus.NAMES["unknown"]))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+def whole_words(normalizer=None, mark="") -> Tokenizer:
+    """Whole words, split at white space alone: marks don't end them, so that 。 stands inside.
+
+    mark: `▁`, which the pre-tokenizer puts before each word; the words without it are in the vocabulary too.
+    """
+    words = ["ka", "a", "b", "中", "文", "中。", "ren."]
+    names = dict.fromkeys([*corpus.NAMES.values(), *words, *(mark + word for word in words)])
+    backend = Backend(models.WordLevel({name: number for number, name in enumerate(names)}, corpus.NAMES["unknown"]))
+    rules = [pre_tokenizers.WhitespaceSplit(), *([pre_tokenizers.Metaspace(prepend_scheme="always")] if mark else [])]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(rules) if mark else rules[0]
     if normalizer:
         backend.normalizer = normalizer
     return Tokenizer(backend, corpus.NAMES)
@@ -144,6 +149,7 @@ SENTENCE_TOKENIZERS = {
     "words": whole_words(),
     "words, lowercase": whole_words(normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase()])),
     "words without control characters": whole_words(normalizers.BertNormalizer()),
+    "words behind ▁": whole_words(mark="▁"),
 }
 
 
