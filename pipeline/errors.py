@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
+# By file descriptor: the names of what could not be printed to, as `filename` of the error.
+STANDARD_STREAMS = {1: "standard output", 2: "standard error"}
+
 
 class UserError(ValueError):
     """A one-line message: what and where, what was found, what was expected and what to do.

@@ -15,7 +15,7 @@ from io import UnsupportedOperation
 from pathlib import Path
 from typing import IO, Any
 
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import STANDARD_STREAMS, UserError
 from cloze.pipeline.stores.leases import leased
 from cloze.pipeline.stores.places import Place, StorePath
 from cloze.pipeline.stores.temporary_folders import SCRATCH, temporary_folder
@@ -286,6 +286,8 @@ def describe(error: OSError, path: Place | str) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) and error.filename2:  # of a copy: where it goes
         where = error.filename2
     other = "TMPDIR" if f"/{SCRATCH}" in str(where) else "--output"
+    if where in STANDARD_STREAMS.values():
+        other = "file for it"
     advice = {
         errno.ENOSPC: f"the disk is full; free space or choose another {other}, then run the same command again",
         errno.EDQUOT: "the disk quota is used up; free space, then run the same command again",

@@ -23,7 +23,7 @@ import yaml
 from cloze.launch.parsing.error_messages import check_file, explain
 from cloze.launch.parsing.fields import Described, describe, nulls
 from cloze.launch.parsing.value_origins import Complete, Given, chunks, names_in_file, value_of
-from cloze.pipeline.errors import UserError
+from cloze.pipeline.errors import STANDARD_STREAMS, UserError
 from cloze.pipeline.storage import describe as cannot_be_read
 from cloze.pipeline.untrusted import check_readable, dump_yaml, load_yaml
 from cloze.version import PACKAGE
@@ -243,6 +243,8 @@ def parse(
     except PermissionError as error:  # the library looks whether a value is the path of a file of fields
         raise UserError(f"cloze {name}: {cannot_be_read(error, '--config')}") from error
     except (ArgumentError, jsonargparse.ArgumentError, OSError, UnicodeError) as error:
+        if isinstance(error, OSError) and error.filename in STANDARD_STREAMS.values():  # of --print_config
+            raise
         flags = {action.dest: f"--{action.dest}" for action in parser._actions if action.option_strings}
         flags |= {long[2:]: brief for brief, long in short}
         raise UserError(

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cloze.launch.system.streams import Aside, drop, is_closed_terminal, print_aside, print_line
+from cloze.launch.system.streams import Aside, drop, print_aside, print_line
 from cloze.pipeline.stores.temporary_folders import in_users_terms
 
 _CENTURY = 100 * 365 * 86400.0  # seconds
@@ -144,11 +144,8 @@ class Console:
     def _printing(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
-            if is_closed_terminal(error):
-                drop(sys.stdout)
-            elif isinstance(error, BrokenPipeError) and self._reader_lost is not None:
-                drop(sys.stdout)
-                self._reader_lost()
-            else:
+        except BrokenPipeError:
+            if self._reader_lost is None:
                 raise
+            drop(sys.stdout)
+            self._reader_lost()

@@ -12,7 +12,7 @@ from types import ModuleType, TracebackType
 from typing import TextIO
 
 from cloze.launch.system.environment.launchers import Environment, read_environment
-from cloze.launch.system.streams import drop, is_closed_terminal, print_aside
+from cloze.launch.system.streams import drop, print_aside
 from cloze.model.config import ModelError
 from cloze.pipeline.errors import UserError, lacks_threads, reason_of
 from cloze.pipeline.storage import describe
@@ -29,11 +29,11 @@ SAID_SECONDS = 10.0
 _LONGEST_LINE = 4000  # characters of a message; messages that list a user's names have some hundred
 # Errors of the file system that a user can fix: no space, no permission, a file that was removed meanwhile, a folder in
 # the place of a file or a file in the place of a folder, a link to itself, a name that is too long, a disk or a server
-# of files that fails. One of a full disk names no file.
+# of files that fails, standard output that is open for reading alone. One of a full disk names no file.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _USERS_TO_FIX = _NO_SPACE | {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EISDIR, errno.ENOTDIR),
-    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE),
+    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE, errno.EBADF),
 }
 
 
@@ -62,7 +62,7 @@ class Ending:
 
     def _status_of(self, error: BaseException | None) -> int | None:
         """Exit status for an error that was reported here; None: there is no error, or one that needs a traceback."""
-        if isinstance(error, BrokenPipeError) or isinstance(error, OSError) and is_closed_terminal(error):
+        if isinstance(error, BrokenPipeError):
             if not _reader_is_gone(sys.stdout):
                 return None
             drop(sys.stdout)

@@ -5,7 +5,32 @@ import io
 import os
 import sys
 import termios
-from typing import TextIO
+from typing import Any, TextIO
+
+from cloze.pipeline.errors import STANDARD_STREAMS
+
+
+class _Writer(io.FileIO):
+    """Writes to a file descriptor of standard output or error.
+
+    Where that is a terminal and it is closed, what is written goes nowhere from then on. That alone stops no command: a
+    shell sends SIGHUP to those that are to stop, and not to those that were told to go on without it (`disown`). Any
+    other error names the stream, except BrokenPipeError.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, "w", closefd=False)
+
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            if error.errno == errno.EIO and _is_closed_terminal(self.fileno()):
+                _drop(self.fileno())
+                return memoryview(content).nbytes
+            if not isinstance(error, BrokenPipeError):
+                error.filename = STANDARD_STREAMS[self.fileno()]
+            raise
 
 
 class Aside(io.TextIOBase):
@@ -16,7 +41,7 @@ class Aside(io.TextIOBase):
     def __init__(self) -> None:
         self._stream = sys.stderr  # which rich replaces while a bar is shown
         self.has_reader = True
-        """Whether there may be a reader. One who has closed the terminal counts as one (`is_closed_terminal`)."""
+        """Whether there may be a reader. One who has closed the terminal counts as one (`_Writer`)."""
 
     def isatty(self) -> bool:
         return self._stream.isatty()
@@ -28,11 +53,9 @@ class Aside(io.TextIOBase):
         """Write all of the text by one call: other processes write to the same terminal."""
         try:
             print(text, end="", file=self._stream, flush=True)
-        except OSError as error:
-            if not (is_closed_terminal(error) or isinstance(error, BrokenPipeError)):
-                raise
+        except BrokenPipeError:
             drop(self._stream)
-            self.has_reader = is_closed_terminal(error)
+            self.has_reader = False
         return len(text)
 
 
@@ -44,39 +67,61 @@ def print_aside(line: str) -> bool:
 
 
 def print_line(line: str) -> None:
-    """Print a line on standard output; at a closed terminal it goes nowhere.
+    """Print a line on standard output.
 
     Raises:
         BrokenPipeError: the reader is gone.
     """
-    try:
-        # One write call: other processes write to the same terminal, and print() may write the line's end by itself.
-        print(f"{line}\n", end="", flush=True)
-    except OSError as error:
-        if not is_closed_terminal(error):
-            raise
-        drop(sys.stdout)
+    # One write call: other processes write to the same terminal, and print() may write the line's end by itself.
+    print(f"{line}\n", end="", flush=True)
 
 
-def is_closed_terminal(error: OSError) -> bool:
-    """Whether a line could not be printed since the terminal is closed. That alone stops no command: a shell sends
-    SIGHUP to those that are to stop, and not to those that were told to go on without it (`disown`).
-    """
-    return error.errno == errno.EIO and error.filename is None
+def outlive_terminals() -> None:
+    """Make what is printed on terminals that are closed, or that will be, go nowhere (see `_Writer`)."""
+    drop_closed_terminals()
+    sys.stdout, sys.stderr = (_outliving(stream, number) for number, stream in ((1, sys.stdout), (2, sys.stderr)))
+
+
+def _outliving(stream: TextIO, number: int) -> TextIO:
+    """The stream with a `_Writer`; itself, if it is none of Python's own on this descriptor (that of a notebook)."""
+    buffer = getattr(stream, "buffer", None)
+    raw = getattr(buffer, "raw", buffer)  # with `python -u` there is no buffer
+    if type(raw) is not io.FileIO or raw.fileno() != number or not isinstance(stream, io.TextIOWrapper):
+        return stream
+    writer = _Writer(number)
+    return io.TextIOWrapper(
+        writer if raw is buffer else io.BufferedWriter(writer),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def drop_closed_terminals() -> None:
-    """Let what is printed on closed terminals go nowhere: bars too, which print by threads."""
-    for number in (1, 2):
-        try:
-            termios.tcgetattr(number)
-        except termios.error as error:
-            if error.args[0] == errno.EIO:  # what is no terminal has another one
-                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    """Let what is printed on closed terminals go nowhere: also by libraries of other languages."""
+    for number in STANDARD_STREAMS:
+        if _is_closed_terminal(number):
+            _drop(number)
 
 
 def drop(stream: TextIO) -> None:
     """Let what is printed to a stream from now on go nowhere, and what is left in its buffer, whose flush at the end of
     the process would change the exit status.
     """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    _drop(stream.fileno())
+
+
+def _drop(number: int) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, number)
+    os.close(null)
+
+
+def _is_closed_terminal(number: int) -> bool:
+    """Whether a file descriptor is of a terminal that is closed."""
+    try:
+        termios.tcgetattr(number)
+    except termios.error as error:
+        return error.args[0] == errno.EIO  # what is no terminal has another one
+    return False

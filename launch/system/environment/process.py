@@ -12,14 +12,14 @@ from cloze.launch.system.cores import usable_cores
 from cloze.launch.system.environment.compilers import bound_compile_workers
 from cloze.launch.system.environment.gpus import device_type
 from cloze.launch.system.environment.launchers import Environment, processes_on_this_machine, read_environment
-from cloze.launch.system.streams import drop_closed_terminals
+from cloze.launch.system.streams import outlive_terminals
 from cloze.pipeline import allocator
 from cloze.pipeline.bounds import whole_number
 
 
 def open_standard_streams() -> None:
     """Open what a wrapper or a daemon has closed (`>&-`) as the null device: the next file that is opened would take
-    its place, and what is printed would be written into it; and a terminal that was closed before this process began.
+    its place, and what is printed would be written into it. What is printed on a terminal that is closed goes nowhere.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
@@ -28,7 +28,7 @@ def open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
-    drop_closed_terminals()
+    outlive_terminals()
 
 
 def read_and_write_utf8() -> None:

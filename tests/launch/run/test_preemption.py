@@ -147,9 +147,11 @@ CLOSED = """
 import os, pty, signal, sys, time
 from cloze.launch.run.preemption import StopRequest
 from cloze.launch.system.console import Console, counting
+from cloze.launch.system.environment.process import open_standard_streams
 child, terminal = pty.fork()
 if not child:
     signal.signal(signal.SIGHUP, signal.{answer})
+    open_standard_streams()
     console = Console()
     with StopRequest(say=console.say) as stop, counting("steps") as count:
         console.say("ready")
