@@ -29,11 +29,12 @@ SAID_SECONDS = 10.0
 _LONGEST_LINE = 4000  # characters of a message; messages that list a user's names have some hundred
 # Errors of the file system that a user can fix: no space, no permission, a file that was removed meanwhile, a folder in
 # the place of a file or a file in the place of a folder, a link to itself, a name that is too long, a disk or a server
-# of files that fails, standard output that is open for reading alone. One of a full disk names no file.
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_USERS_TO_FIX = _NO_SPACE | {
+# of files that fails, standard output that is open for reading alone. One of a full disk or of a read names no file.
+_FAILING = {errno.EIO, errno.ESTALE}
+_OF_NO_NAME = _FAILING | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_USERS_TO_FIX = _OF_NO_NAME | {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EISDIR, errno.ENOTDIR),
-    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE, errno.EBADF),
+    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EBADF),
 }
 
 
@@ -56,9 +57,14 @@ class Ending:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         status = self._status_of(error)
-        if status is not None:
-            self.status = status
-        return status is not None
+        if status is None:
+            return False
+        self.status = status
+        try:
+            sys.stdout.flush()
+        except OSError:  # it may be what has failed, and the flush at the exit would change the status
+            drop(sys.stdout)
+        return True
 
     def _status_of(self, error: BaseException | None) -> int | None:
         """Exit status for an error that was reported here; None: there is no error, or one that needs a traceback."""
@@ -72,8 +78,10 @@ class Ending:
         if isinstance(error, KeyboardInterrupt) or error and isinstance(error.__cause__, KeyboardInterrupt):
             _print_error("stopped by Ctrl-C")
             return 128 + signal.SIGINT
-        if isinstance(error, OSError) and error.errno in (_NO_SPACE if error.filename is None else _USERS_TO_FIX):
-            return _end_with_line(describe(error, "a file that was written below --output or TMPDIR"))
+        if isinstance(error, OSError) and error.errno in (_OF_NO_NAME if error.filename is None else _USERS_TO_FIX):
+            read = error.errno in _FAILING
+            where = "a file that was read" if read else "a file that was written below --output or TMPDIR"
+            return _end_with_line(describe(error, where))
         if isinstance(error, (UserError, ModelError)):
             return _end_with_line(str(error))
         if isinstance(error, (RuntimeError, MemoryError)) and out_of_memory(error):
@@ -131,7 +139,10 @@ def _let_others_speak() -> None:
 
 
 def _print_error(line: str) -> None:
-    print_aside(_on_one_line(in_users_terms(line)))
+    try:
+        print_aside(_on_one_line(in_users_terms(line)))
+    except OSError:  # standard error is a file on a full disk: the status is all that is left to say
+        drop(sys.stderr)
 
 
 def _on_one_line(text: str) -> str:

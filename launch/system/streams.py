@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import select
 import sys
 import termios
 from typing import Any, TextIO
@@ -16,21 +17,31 @@ class _Writer(io.FileIO):
     Where that is a terminal and it is closed, what is written goes nowhere from then on. That alone stops no command: a
     shell sends SIGHUP to those that are to stop, and not to those that were told to go on without it (`disown`). Any
     other error names the stream, except BrokenPipeError.
+
+    All is written, or there is an error: with `python -u` nobody else writes what a disk that fills has left over, and
+    another process may have made a pipe or a terminal non-blocking.
     """
 
     def __init__(self, number: int) -> None:
         super().__init__(number, "w", closefd=False)
 
     def write(self, content: Any, /) -> int:
+        left = memoryview(content).cast("B")
+        size = len(left)
         try:
-            return super().write(content)
+            while left:
+                written = super().write(left)
+                if written is None:  # there is no room now
+                    select.select([], [self], [])
+                left = left[written or 0 :]
         except OSError as error:
             if error.errno == errno.EIO and _is_closed_terminal(self.fileno()):
                 _drop(self.fileno())
-                return memoryview(content).nbytes
-            if not isinstance(error, BrokenPipeError):
-                error.filename = STANDARD_STREAMS[self.fileno()]
-            raise
+            else:
+                if not isinstance(error, BrokenPipeError):
+                    error.filename = STANDARD_STREAMS[self.fileno()]
+                raise
+        return size
 
 
 class Aside(io.TextIOBase):

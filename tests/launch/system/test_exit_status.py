@@ -86,10 +86,11 @@ def test_ctrl_c_ends_a_command_with_a_line():
             "error: a file that was written below --output or TMPDIR: the disk is full; free space or choose another",
         ),
         (errno.EFBIG, "error: a file that was written below --output or TMPDIR: File too large; fix this"),
+        (errno.EIO, "error: a file that was read: Input/output error; fix this"),
     ],
 )
-def test_a_write_that_finds_no_space_is_a_line(capsys, number, said):
-    """The system's error of a write, unlike that of an open, names no file."""
+def test_a_read_or_write_that_fails_is_a_line(capsys, number, said):
+    """The system's error of either, unlike that of an open, names no file."""
     with Ending() as ending:
         raise OSError(number, os.strerror(number))
     assert ending.status == 2 and capsys.readouterr().err.startswith(said)
