@@ -19,7 +19,7 @@ from cloze.pipeline.errors import STANDARD_STREAMS, UserError
 from cloze.pipeline.stores.leases import leased
 from cloze.pipeline.stores.places import Place, StorePath
 from cloze.pipeline.stores.temporary_folders import SCRATCH, temporary_folder
-from cloze.pipeline.untrusted import check_regular
+from cloze.pipeline.untrusted import check_regular, naming
 
 ASIDE = ".tmp-"  # prefix of temporary files; those of interrupted writes are never read, and removed by a rerun
 OF_FILE_SYSTEM = "lost+found"  # what the root folder of a new ext4 has
@@ -316,7 +316,7 @@ def sha256_of(*paths: Place | str) -> str:
                 digest.update(path.read_range(start, min(start + _STORED_PIECE, size)))
             continue
         check_regular(Path(path))
-        with open(path, "rb", buffering=0) as file:
+        with naming(path), open(path, "rb", buffering=0) as file:
             while piece := file.read(1 << 20):
                 digest.update(piece)
     return digest.hexdigest()

@@ -4,7 +4,8 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -158,6 +159,18 @@ def check_characters(text: str | bytes, content: object) -> None:
             raise ValueError("a text has half of a character (a lone surrogate)") from None
 
 
+@contextmanager
+def naming(path: object) -> Iterator[None]:
+    """Name the file in the error of the system that a read from it ends with, as on a disk that fails: Python names it
+    where it can't be opened alone.
+    """
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def read_json(path: Path) -> Any:
     """The content of a JSON file.
 
@@ -167,7 +180,8 @@ def read_json(path: Path) -> Any:
         ValueError: as `load_json` and `check_characters`.
     """
     check_readable(path)
-    text = path.read_bytes()
+    with naming(path):
+        text = path.read_bytes()
     content = load_json(text)
     check_characters(text, content)
     return content

@@ -2,6 +2,7 @@
 what it began with, and of a fine-tuned model.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def check_sealed(path: Path, sealed: Mapping[str, object] | None = None) -> None
     expected, recorded = AS_WRITTEN[path.name], seal_of(path) if sealed is None else sealed.get(path.name)
     seal = _hash_of(path / HASHES)
     if recorded not in (None, seal):
-        what = "no such" if seal is None else "another"
+        what = "another" if os.path.lexists(path / HASHES) else "no such"
         raise UserError(f"{path / HASHES}: found {what} file, expected it {expected}")
     if seal is None:  # earlier versions wrote none
         return

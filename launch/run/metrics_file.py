@@ -8,7 +8,7 @@ from typing import BinaryIO
 from cloze.launch.run.runs import METRICS
 from cloze.pipeline.bounds import MOST
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.untrusted import check_regular, is_number, load_json
+from cloze.pipeline.untrusted import check_regular, is_number, load_json, naming
 
 _NEWEST_BYTES = 1 << 16  # at the end of metrics.jsonl: some hundred lines
 # Of a line, which has some hundred figures, and with 3,000 sources several of each: half a megabyte.
@@ -21,7 +21,7 @@ def iterate_metrics(folder: Path) -> Iterator[Fields]:
     a time, however large the file is.
     """
     check_regular(folder / METRICS)
-    with open(folder / METRICS, "rb", buffering=BUFFER_BYTES) as file:
+    with naming(folder / METRICS), open(folder / METRICS, "rb", buffering=BUFFER_BYTES) as file:
         yield from good_lines(file)
 
 
@@ -34,7 +34,7 @@ def newest_metrics(folder: Path) -> Fields | None:
     """The newest line of a run's metrics.jsonl that has its loss; None: there is none yet."""
     check_regular(folder / METRICS)
     try:
-        with open(folder / METRICS, "rb") as file:
+        with naming(folder / METRICS), open(folder / METRICS, "rb") as file:
             file.seek(max(0, file.seek(0, io.SEEK_END) - _NEWEST_BYTES))
             lines = lines_of(file.read())
     except FileNotFoundError:

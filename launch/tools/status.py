@@ -24,7 +24,7 @@ from cloze.pipeline.fields import Fields
 from cloze.pipeline.storage import publish_json, readable_errors
 from cloze.pipeline.stores.places import StorePath, is_url, to_local, to_place
 from cloze.pipeline.stores.temporary_folders import temporary_folder
-from cloze.pipeline.untrusted import check_regular, is_number, read_json
+from cloze.pipeline.untrusted import check_regular, is_number, naming, read_json
 
 _NEWEST_PIECES = 64  # of metrics.jsonl in a store: half an hour of them
 _TAIL_BYTES = 1 << 16  # of metrics.jsonl: hundreds of its lines
@@ -252,7 +252,7 @@ class _Tail:
         """New lines; none where there is no file yet. An incomplete last line is left for later."""
         check_regular(self._path)
         try:
-            with open(self._path, "rb") as file:
+            with naming(self._path), open(self._path, "rb") as file:
                 state = os.fstat(file.fileno())
                 replaced = state.st_ino != self._file and not (self._made_anew and self._seen)
                 new = replaced or not 0 <= state.st_size - self._seen <= _MOST_NEW_BYTES

@@ -55,7 +55,7 @@ from cloze.pipeline.tokenization.backends import (
 )
 from cloze.pipeline.tokenization.growth import Growth
 from cloze.pipeline.tokenization.words import WordSplitter, begins_word, word_of
-from cloze.pipeline.untrusted import fields_if_readable, load_json
+from cloze.pipeline.untrusted import fields_if_readable, load_json, naming
 
 _TABLE_WORDS = 1 << 20  # maximum words in the table, which is then cleared: some 200 MB with their strings
 _TABLE_LETTERS = 1 << 25  # the same for their characters, since noise has words of thousands
@@ -644,7 +644,8 @@ def described_in_copy(source: Tokenizer) -> bytes | None:
     )
     if source.folder is None or not (path := source.folder / "tokenizer_config.json").is_file():
         return None
-    described = path.read_bytes()
+    with naming(path):
+        described = path.read_bytes()
     config = load_json(described)
     names = special_names(source.backend.get_vocab(), config, byte_level(source.backend))
     changed |= rules_to_describe(source.backend, config)

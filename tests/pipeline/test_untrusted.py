@@ -15,9 +15,13 @@ from cloze.launch.commands import parse
 from cloze.launch.run import runs
 from cloze.launch.run.metrics_file import metrics_of, read_metrics
 from cloze.launch.run.status_file import read_status
+from cloze.launch.system.exit_status import Ending
 from cloze.pipeline.errors import UserError
+from cloze.pipeline.storage import sha256_of
 from cloze.pipeline.stores.places import StorePath
+from cloze.pipeline.tokenization.tokenizer import Tokenizer
 from cloze.pipeline.untrusted import check_readable, dump_yaml, is_number, load_json, load_yaml, read_json
+from tests.pipeline import corpus
 
 
 def test_yaml_is_written_with_quotes_by_our_dumper_alone():
@@ -151,6 +155,33 @@ def test_only_regular_files_are_read(tmp_path, capsys):
     assert cli.main(["runs", str(tmp_path)]) in (0, 2)
     assert cli.main(["pretrain", "--config", str(tmp_path / "metrics.jsonl")]) == 2
     assert "found no regular file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("results.json", lambda path: runs.read_fields(path)),
+        ("shard.arrow", lambda path: sha256_of(path)),
+        ("metrics.jsonl", lambda path: read_metrics(path.parent)),
+        ("metrics.jsonl", lambda path: cli.main(["status", str(path.parent)])),
+        ("tokenizer_config.json", lambda path: Tokenizer.from_folder(path.parent)),
+    ],
+)
+def test_a_read_that_fails_names_its_file(tmp_path, capsys, name, read):
+    """As on a disk that fails; the first address of a process's memory is never mapped, and reads as one."""
+    folder = tmp_path / "run"
+    corpus.tokenizer().save(folder)
+    (folder / "config.yaml").write_text("output: run\ntrain: {max_steps: 1}\n")
+    (folder / "status.json").write_text("{}")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("/proc/self/mem")
+    with Ending() as ending:
+        ending.status = read(folder / name)
+    assert ending.status == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: {folder / name}: Input/output error; fix this, then run the same command again\n"
+    )
 
 
 def test_true_is_no_number():
