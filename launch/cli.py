@@ -31,8 +31,6 @@ def main(arguments: list[str] | None = None) -> int:
         call = called(arguments, during)
         hear_stops()  # help, for which `called` has returned early
         ending.status = call() or 0
-        if sys.stdout:
-            sys.stdout.flush()  # what the exit would write could not be caught here
     return ending.status
 
 

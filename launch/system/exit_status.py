@@ -56,13 +56,13 @@ class Ending:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if error is None or isinstance(error, SystemExit):
+            error = _flushed() or error
         status = self._status_of(error)
         if status is None:
             return False
         self.status = status
-        try:
-            sys.stdout.flush()
-        except OSError:  # it may be what has failed, and the flush at the exit would change the status
+        if _flushed():
             drop(sys.stdout)
         return True
 
@@ -99,6 +99,16 @@ class Ending:
             _print_error(f"error: {line}")
             return EXIT_FAILURE
         return None
+
+
+def _flushed() -> OSError | None:
+    """Flush standard output; returns the error if that fails: at the exit it would change the status."""
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except OSError as error:
+        return error
+    return None
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -50,7 +50,6 @@ with Ending() as ending:
         console.warn("careful")
     console.facts("title", [("name", "value")])
     print("at the end")
-    sys.stdout.flush()
 sys.exit(len(lost) or ending.status)
 """
 OPEN = "open_standard_streams()"
@@ -96,7 +95,9 @@ def test_a_terminal_that_is_closed_ends_no_command(start, before, after):
     ],
     ids=["full", "failing", "for reading"],
 )
-@pytest.mark.parametrize("first", [PRINT, "console.say('result')", "console.facts('a', [('b', 'c')])", "print(1)"])
+@pytest.mark.parametrize(
+    "first", [PRINT, "console.say('result')", "console.facts('a', [('b', 'c')])", "sys.exit(print(1))"]
+)
 def test_what_cannot_be_printed_is_an_error(start, path, mode, line, first):
     file = os.open(path, mode)
     process = start(first, stdout=file, stderr=subprocess.PIPE)
