@@ -64,9 +64,12 @@ class Aside(io.TextIOBase):
         """Write all of the text by one call: other processes write to the same terminal."""
         try:
             print(text, end="", file=self._stream, flush=True)
-        except BrokenPipeError:
+        except OSError as error:
+            closed = _is_closed_terminal(self._stream.fileno())  # in a program of the user's, which has no `_Writer`
+            if not (closed or isinstance(error, BrokenPipeError)):
+                raise
             drop(self._stream)
-            self.has_reader = False
+            self.has_reader = closed
         return len(text)
 
 

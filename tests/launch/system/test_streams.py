@@ -84,6 +84,16 @@ def test_a_terminal_that_is_closed_ends_no_command(start, before, after):
     assert process.returncode == 0
 
 
+def test_a_warning_for_a_terminal_that_is_closed_ends_no_program_of_a_users(start):
+    """A server, say, that has imported `cloze` and outlives its terminal."""
+    ours, theirs = os.openpty()
+    process = start("console.warn('careful'); os._exit(len(lost))", before="", stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.close(ours)
+    process.communicate(b"\n", timeout=60)
+    assert process.returncode == 0
+
+
 # The first address of a process's memory is never mapped: to write there is the error of a disk that fails, and of a
 # terminal that is closed.
 @pytest.mark.parametrize(
