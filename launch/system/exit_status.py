@@ -62,7 +62,8 @@ class Ending:
         if status is None:
             return False
         self.status = status
-        if _flushed():
+        # Not at Ctrl-C: a reader that stands still would keep the process, and the next one would be a traceback.
+        if not isinstance(error, KeyboardInterrupt) and isinstance(_flushed(), OSError):
             drop(sys.stdout)
         return True
 
@@ -101,12 +102,12 @@ class Ending:
         return None
 
 
-def _flushed() -> OSError | None:
-    """Flush standard output; returns the error if that fails: at the exit it would change the status."""
+def _flushed() -> OSError | KeyboardInterrupt | None:
+    """Flush standard output; returns what has kept it from that: at the exit an error would change the status."""
     try:
         if sys.stdout:
             sys.stdout.flush()
-    except OSError as error:
+    except (OSError, KeyboardInterrupt) as error:
         return error
     return None
 

@@ -6,6 +6,7 @@ import os
 import select
 import sys
 import termios
+from contextlib import suppress
 from typing import Any, TextIO
 
 from cloze.pipeline.errors import STANDARD_STREAMS
@@ -121,9 +122,10 @@ def drop_closed_terminals() -> None:
 
 def drop(stream: TextIO) -> None:
     """Let what is printed to a stream from now on go nowhere, and what is left in its buffer, whose flush at the end of
-    the process would change the exit status.
+    the process would change the exit status. An object of a program's own, without a descriptor, is left as it is.
     """
-    _drop(stream.fileno())
+    with suppress(io.UnsupportedOperation, AttributeError):
+        _drop(stream.fileno())
 
 
 def _drop(number: int) -> None:

@@ -1,10 +1,13 @@
 """How a command ends."""
 
 import errno
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import pyarrow as pa
@@ -76,6 +79,39 @@ def test_ctrl_c_ends_a_command_with_a_line():
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=30)[1]
     assert (said, process.returncode) == ("stopped by Ctrl-C\n", 130)
+
+
+@pytest.mark.parametrize("lines", [1_000_000, 14_000], ids=["at work", "in the last flush"])
+def test_ctrl_c_ends_a_command_whose_reader_stands_still(lines):
+    """As `less` does. What it has not read keeps the process until the next Ctrl-C, which is no traceback."""
+    program = (
+        "import signal, sys; from cloze import __main__; from cloze.launch import cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
+        f"cli.called = lambda *_: lambda: [print('line') for _ in range({lines})] and None\nsys.exit(__main__.main())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "x"],
+        cwd=ROOT,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    deadline = time.monotonic() + 60
+    while unread(process.stdout) < 60_000 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.2)  # the pipe is full now, or what is left of its room is smaller than Python's buffer
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline() == "stopped by Ctrl-C\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) in (-signal.SIGINT, 130) and process.stderr.read() == ""
+
+
+def unread(pipe) -> int:
+    """Bytes in a pipe."""
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0\0\0\0"))[0]
 
 
 @pytest.mark.parametrize(
