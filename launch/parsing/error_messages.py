@@ -13,7 +13,7 @@ from cloze.launch.parsing.fields import Described, describe, shown
 from cloze.launch.parsing.value_origins import chunks, value_of
 from cloze.pipeline.errors import UserError, did_you_mean
 from cloze.pipeline.fields import Fields
-from cloze.pipeline.untrusted import check_readable, load_yaml
+from cloze.pipeline.untrusted import check_readable, load_yaml, naming
 
 _LONGEST = 80  # characters of a value that are quoted
 # Further messages of the library as patterns, each with ours, in which the groups of its pattern are filled.
@@ -70,7 +70,8 @@ def check_file(flag: str, value: str, known: Mapping[str, Described]) -> None:
     expected = "expected a YAML file of NAME: VALUE lines"
     if is_file and path.is_file():
         check_readable(path)
-        name, text = value, path.read_bytes()
+        with naming(path):
+            name, text = value, path.read_bytes()
     elif not is_file and ("\n" in value or value.lstrip().startswith("{")):  # YAML itself, as a sweep gives it
         name, text = quoted(value), value.encode()
     else:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import difflib
+import errno
 import functools
 import json
 import math
@@ -243,7 +244,8 @@ def parse(
     except PermissionError as error:  # the library looks whether a value is the path of a file of fields
         raise UserError(f"cloze {name}: {cannot_be_read(error, '--config')}") from error
     except (ArgumentError, jsonargparse.ArgumentError, OSError, UnicodeError) as error:
-        if isinstance(error, OSError) and error.filename in STANDARD_STREAMS.values():  # of --print_config
+        # Of --print_config, and of a file on a disk that fails: no field is wrong.
+        if isinstance(error, OSError) and (error.filename in STANDARD_STREAMS.values() or error.errno == errno.EIO):
             raise
         flags = {action.dest: f"--{action.dest}" for action in parser._actions if action.option_strings}
         flags |= {long[2:]: brief for brief, long in short}

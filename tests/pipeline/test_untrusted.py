@@ -164,6 +164,7 @@ def test_only_regular_files_are_read(tmp_path, capsys):
         ("shard.arrow", lambda path: sha256_of(path)),
         ("metrics.jsonl", lambda path: read_metrics(path.parent)),
         ("metrics.jsonl", lambda path: cli.main(["status", str(path.parent)])),
+        ("given.yaml", lambda path: cli.main(["plan", "--config", str(path)])),
         ("tokenizer_config.json", lambda path: Tokenizer.from_folder(path.parent)),
     ],
 )

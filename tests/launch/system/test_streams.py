@@ -29,7 +29,7 @@ def test_lines_on_standard_error_that_nobody_reads_change_no_status(first, heard
     assert (done.returncode, done.stdout) == (2, f"{heard}\n")
 
 
-# What prints in all ways, after a line of standard input. `cloze` reads its own end in the same way.
+# Prints in all ways, after a line of standard input.
 PRINTING = """
 import os, sys
 from cloze.launch.system.console import Console, doing
